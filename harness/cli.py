@@ -11,16 +11,20 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import __version__
 from harness.core.allocator import keep_freed_memory
+from harness.core.arguments import Parser
 from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.installation import PART_OF, as_typed, how_to_install, program
 from harness.core.terminal_text import plain_lines, silence_output
 
 if TYPE_CHECKING:
     from harness.run.commands.arguments import RunScenario
+    from harness.scenario import Variant
 
 COMMANDS = {
     "run": (
@@ -40,7 +44,7 @@ COMMANDS = {
     ),
     "list": ("harness.run.commands.list", "show the scenarios there are", "list"),
     "schema": ("harness.run.commands.schema", "print the JSON schema for editors", "schema > scenario.schema.json"),
-    "compare": ("harness.report.compare_command", "compare results (as python -m harness.compare)", "compare results/"),
+    "compare": ("harness.report.compare_command", "compare results", "compare results/"),
     "baseline": (
         "harness.run.commands.baseline",
         "record on several occasions what later runs are set against",
@@ -62,7 +66,7 @@ COMMANDS = {
     "dataset": (
         "harness.evaluate.dataset_command",
         "have a model write a data set",
-        "dataset keywords --model DIR -o data/keywords",
+        "dataset keywords --model DIR --out data/keywords",
     ),
     "calibrate": (
         "harness.simulate.calibrate.command",
@@ -82,17 +86,10 @@ COMMANDS = {
     "import": (
         "harness.results.import_command",
         "read the metric log of another trainer",
-        "import trl LOG -o results/",
+        "import trl LOG",
     ),
 }
 """Module, purpose and example of each command."""
-PART_OF = {
-    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "google"), "train"),
-    "ray": "ray",
-    "nixl": "nixl",
-    "vllm": "vllm",
-}
-"""The extra of pyproject.toml that brings a package without which a command cannot go on."""
 
 
 def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = None) -> int:
@@ -127,46 +124,93 @@ def carry_out(command: Callable[[], int]) -> int:
     except Exception as error:
         package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
         if package in PART_OF:
-            fix = f"pip install 'grpo-harness[{PART_OF[package]}]', or in a checkout: make install"
+            fix = how_to_install(PART_OF[package])
             return _say(f"error: {UserError(f'this needs {package}, which is not installed', sys.executable, fix)}", 2)
         traceback.print_exc()
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
 
 
 def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
-    if not arguments or arguments[0] not in COMMANDS:
-        parser = _overview()
-        if not arguments:
-            parser.print_help(sys.stderr)
-            return 2
-        parser.parse_args(arguments)  # --help, or an unknown command
+    if not arguments:
+        _overview().print_help(sys.stderr)
+        return 2
+    if arguments[0] not in COMMANDS:
+        if not arguments[0].startswith("-"):
+            raise _no_command(arguments[0])
+        _overview().parse_args(arguments)  # --help, --version
         return 2
     name, typed = arguments[0], arguments[1:]
     where, purpose, example = COMMANDS[name]
     module: Any = importlib.import_module(where)
-    parser = argparse.ArgumentParser(
-        prog=f"{_program()} {name}",
-        description=getattr(module, "DESCRIPTION", purpose[0].upper() + purpose[1:] + "."),
-        epilog=getattr(module, "EXAMPLES", f"example:\n  python -m harness {example}"),
+    parser = Parser(
+        prog=f"{program()} {name}",
+        description=as_typed(getattr(module, "DESCRIPTION", purpose[0].upper() + purpose[1:] + ".")),
+        epilog=as_typed(getattr(module, "EXAMPLES", f"example:\n  python -m harness {example}")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    code: int = module.run(parser.parse_args(typed, argparse.Namespace(typed=typed, run_scenario=run_scenario)))
+    options, unknown = parser.parse_known_args(typed, argparse.Namespace(typed=typed, run_scenario=run_scenario))
+    if unknown:
+        raise _unknown_argument(parser, typed, unknown)
+    if getattr(options, "dry_run", False):
+        from harness.simulate.dry_run import dry_run
+
+        options.run_scenario = partial(dry_run, as_json=options.json, check=_check_before_start)
+    code: int = module.run(options)
     return code
 
 
-def _program() -> str:
-    """Return what was typed: the installed command, or the module."""
-    return "grpo-harness" if Path(sys.argv[0]).name == "grpo-harness" else "python -m harness"
+def _check_before_start(variants: Sequence[Variant]) -> None:
+    from harness.run.interleaving import points_of
+    from harness.run.preflight import check_before_start
+
+    check_before_start(points_of(variants))
+
+
+def _no_command(name: str) -> UserError:
+    close = get_close_matches(name, COMMANDS, 1)
+    guess = f"did you mean {close[0]}? " if close else ""
+    return UserError(f"there is no command {name!r}", None, f"{guess}the commands are {', '.join(COMMANDS)}")
+
+
+def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unknown: Sequence[str]) -> UserError:
+    """Return the error for arguments that a command does not have: with the setting or the option that is meant."""
+    first = unknown[0]
+    option, _, value = first.partition("=")
+    takes_settings = "--set" in parser._option_string_actions
+    fix = f"{parser.prog} --help shows what there is"
+    if first.startswith("-"):
+        close = get_close_matches(option, [name for name in parser.format_help().split() if name.startswith("-")], 1)
+        value = value or next((word for word in unknown[1:2] if not word.startswith("-")), "VALUE")
+        word = option.lstrip("-") if takes_settings else ""
+        if setting := _setting(word) or (None if close else _setting(word, similar=True)):
+            fix = f"a setting is changed with --set {setting}={value}"
+        elif close:
+            fix = f"did you mean {close[0]}?"
+    elif takes_settings:
+        before = typed[typed.index(first) - 1] if first in typed[1:] else ""
+        if "=" in first:
+            fix = f"a setting is changed with --set {first}"
+        elif "--set" in typed and before and "=" not in before and typed[typed.index(before) - 1] == "--set":
+            fix = f"write it as one: --set {before}={first}"
+    return UserError(f"{parser.prog} takes no {first!r}", None, fix)
+
+
+def _setting(word: str, similar: bool = False) -> str | None:
+    from harness.scenario import Scenario
+    from harness.scenario.check import dotted_keys
+    from harness.scenario.meanings import setting_called
+
+    return setting_called(word, dotted_keys(Scenario), similar) if word else None
 
 
 def _overview() -> argparse.ArgumentParser:
     """Return the parser that lists the commands, without importing any."""
-    parser = argparse.ArgumentParser(
-        prog=_program(),
+    parser = Parser(
+        prog=program(),
         description="Benchmark and simulate GRPO post-training: run a scenario, look at what it cost and gained.",
-        epilog="example:\n  python -m harness run quickstart\n  python -m harness compare results/",
+        epilog=as_typed("example:\n  python -m harness run quickstart\n  python -m harness compare results/"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -178,5 +222,5 @@ def _overview() -> argparse.ArgumentParser:
 
 
 def _say(message: str, code: int) -> int:
-    print(plain_lines(message), file=sys.stderr, flush=True)
+    print(plain_lines(as_typed(message)), file=sys.stderr, flush=True)
     return code

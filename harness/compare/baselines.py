@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import exp, inf, log, log1p, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from harness.compare.block_values import log_step_seconds
 from harness.compare.comparability import why_not_comparable
@@ -310,6 +311,24 @@ def baselines_table(results: Path) -> Table:
         rows.append((name, entry.arm, *_row(found)))
         notes += [f"{name}: {caution}" for caution in baseline_cautions(found)]
     return Table("Stored baselines", header, tuple(rows), tuple(notes))
+
+
+def baseline_figures(results: Path) -> dict[str, Any]:
+    """Return the stored baselines by name as plain values; one whose runs cannot be read has a ``problem``.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    figures = dict[str, Any]()
+    for name, entry in read_baselines(results).items():
+        figures[name] = {"arm": entry.arm, "occasions": list(entry.occasions)}
+        try:
+            found = occasions_of(load_baseline(results, name))
+        except UserError as error:
+            figures[name]["problem"] = error.what
+        else:
+            figures[name] |= asdict(found) | {"mean_s": found.mean_s, "spread": found.spread}
+    return figures
 
 
 def _row(found: Occasions) -> tuple[str, ...]:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.core.errors import UserError
 
 
 def from_1(text: str) -> int:
@@ -29,12 +34,61 @@ def _whole(text: str, least: int) -> int:
     return int(text)
 
 
-def set_argument(parser: argparse.ArgumentParser) -> None:
-    """Add changes to settings."""
+def set_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add changes to settings; ``more`` is added to what is said of them."""
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting: dotted key, YAML value; may be repeated",
+        help=f"change a setting: dotted key, YAML value; may be repeated{more}",
     )
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses wrong usage with an error that names the fix, in place of argparse's lines on usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """See ``argparse``.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(message, None, f"{self.prog} --help shows what it takes")
+
+
+def out_argument(parser: argparse._ActionsContainer, default: Path | None, help: str, old: Sequence[str] = ()) -> None:
+    """Add ``--out DIR``: every command's way to name a folder.
+
+    Args:
+        default: None where the command has one of its own.
+        old: spellings that are still taken, and not shown.
+    """
+    parser.add_argument("--out", type=Path, default=default, metavar="DIR", help=help)
+    also_as(parser, "out", *old, type=Path)
+
+
+def file_argument(parser: argparse._ActionsContainer, default: Path | None, help: str, old: Sequence[str] = ()) -> None:
+    """Add ``-o FILE``, ``--output FILE``: every command's way to name a file; see ``out_argument``."""
+    parser.add_argument("-o", "--output", type=Path, default=default, metavar="FILE", help=help)
+    also_as(parser, "output", *old, type=Path)
+
+
+def also_as(parser: argparse._ActionsContainer, dest: str, *old: str, **how: Any) -> None:
+    """Take an argument by older spellings too, without showing them."""
+    if old:
+        parser.add_argument(*old, dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
+
+
+def json_argument(parser: argparse._ActionsContainer) -> None:
+    """Add ``--json``: every command's way to print its figures for programs."""
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def quiet_argument(parser: argparse._ActionsContainer, result: str) -> None:
+    """Add ``--quiet``.
+
+    Args:
+        result: what the one line at the end says.
+    """
+    parser.add_argument("--quiet", action="store_true", help=f"no progress; at the end one line, {result}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.core.arguments import from_1
+from harness.core.arguments import also_as, from_1, json_argument, out_argument, quiet_argument
 from harness.evaluate.questions import TASKS
 
 DESCRIPTION = "Sample a data set once with a model, grade the responses, and sort them into categories."
@@ -15,12 +15,14 @@ examples:
   python -m harness evaluate --model DIR --data test.jsonl --prompt r1_zero --engine vllm
 killed or interrupted, the same command goes on after the last whole batch"""
 
+MODEL = "preset:NAME (trained on examples first, once), a model folder, or a hub name"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     _what(parser.add_argument_group("what is evaluated"))
     _how(parser.add_argument_group("how it is sampled"))
-    _where(parser.add_argument_group("where the results go"))
+    _where(parser, parser.add_argument_group("where the results go"))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _what(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", required=True, metavar="MODEL", help="preset:NAME, a model folder, or a hub name")
+    group.add_argument("--model", required=True, metavar="MODEL", help=MODEL)
     group.add_argument(
         "--data", type=Path, metavar="FILE", help="JSONL: rows as in GSM8K or MATH, or prompt and answer"
     )
@@ -71,17 +73,13 @@ def _how(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch", type=from_1, default=64, metavar="N", help="prompts sampled together (default: 64)")
 
 
-def _where(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="default: results/evaluations/DATA-MODEL-HASH, with a hash of the settings",
-    )
+def _where(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
+    out_argument(group, None, "default: results/evaluations/DATA-MODEL-HASH, with a hash of the settings", ["-o"])
     group.add_argument("--examples", type=int, default=3, metavar="N", help="of each category (default: 3)")
-    group.add_argument("--format", choices=("text", "json"), default="text", help="of what is printed (default: text)")
-    group.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+    shown = parser.add_mutually_exclusive_group()
+    quiet_argument(shown, "with the rewards")
+    json_argument(shown)
+    also_as(parser, "json", "--format", type=lambda text: text == "json")
 
 
 def engine_arguments(group: argparse._ActionsContainer) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from harness.core.arguments import from_1
-from harness.evaluate.command import engine_arguments
+from harness.core.arguments import from_1, out_argument, quiet_argument
+from harness.core.errors import UserError
+from harness.evaluate.command import MODEL, engine_arguments
 
 DESCRIPTION = "Have a model write a data set."
-EXAMPLES = "example:\n  python -m harness dataset keywords --engine vllm --model DIR -n 1000 -o data/keywords"
+EXAMPLES = "example:\n  python -m harness dataset keywords --engine vllm --model DIR -n 1000 --out data/keywords"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,14 +32,16 @@ def run(options: argparse.Namespace) -> int:
 
     from harness.evaluate.keyword_dataset import make_keyword_dataset
 
+    if options.out is None:
+        raise UserError("the new folder is not named", "--out", "for example --out data/keywords")
     make_keyword_dataset(options, Console(stderr=True))
     return 0
 
 
 def _keywords_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="MODEL", help="preset:NAME, a model folder, or a hub name")
+    parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL)
     parser.add_argument("-n", "--rows", type=from_1, required=True, metavar="N", help="rows of both files together")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="new folder for the two files")
+    out_argument(parser, None, "new folder for the two files (has to be given)", ["-o"])
     parser.add_argument("--keywords", type=int, default=2, metavar="N", help="words to include, 2 to 8 (default: 2)")
     engine_arguments(parser)
     parser.add_argument("--chat", action="store_true", help="ask through the model's chat template")
@@ -49,4 +51,4 @@ def _keywords_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=from_1, default=48, metavar="N", help="longest answer (default: 48)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--batch", type=from_1, default=64, metavar="N", help="prompts asked together (default: 64)")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+    quiet_argument(parser, "with the rows kept")

@@ -169,12 +169,15 @@ def run_evaluation(options: argparse.Namespace, errors: Console) -> None:
             evaluation, folder = _evaluate(options, errors)
         except KeyboardInterrupt:
             raise Interrupted("nothing was being sampled; the same command starts again, or goes on") from None
-    if options.format == "json":
+    if options.json:
         print(json.dumps(evaluation, indent=2, allow_nan=False))
         return
-    from harness.evaluate.results import print_evaluation
+    from harness.evaluate.results import line_of, print_evaluation
     from harness.report.console import Output
 
+    if options.quiet:
+        print(plain(f"{line_of(evaluation)} results: {folder}"))
+        return
     print_evaluation(Output(), evaluation, options.examples)
     print(f"\nresults: {plain(str(folder))}")
 

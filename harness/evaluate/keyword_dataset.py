@@ -311,6 +311,10 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
         except KeyboardInterrupt:
             raise Interrupted("nothing was written") from None
         write_dataset(options.out, {split: each.rows for split, each in found.items()}, _facts(options, sampler, found))
+    if options.quiet:
+        kept = ", ".join(f"{len(each.rows):,} rows in {split}" for split, each in found.items())
+        print(plain(f"{kept}: {options.out}"))
+        return
     output = Output()
     print_table(output, yield_table(found))
     for split, each in found.items():

@@ -205,6 +205,15 @@ def print_evaluation(console: Console, evaluation: Mapping[str, Any], examples: 
             _print_example(console, example)
 
 
+def line_of(evaluation: Mapping[str, Any]) -> str:
+    """Say in one line what came of an evaluation."""
+    settings, found = evaluation["settings"], evaluation["results"]
+    right = found["categories"][Category.RIGHT]
+    share = f"{_percent(right['share'])} right ({_range(right['low'], right['high'])})"
+    said = f"{settings['model']} on {settings['data']}: {_counted(found)}, {share}"
+    return f"{said}, mean reward {found['metrics']['reward']:.4f}."
+
+
 def category_table(settings: Mapping[str, Any], results: Mapping[str, Any]) -> Table:
     """Return counts and shares of the categories; two that seldom occur are shown where they do."""
     kinds = results["categories"]

@@ -36,7 +36,7 @@ from harness.core.terminal_text import plain, plain_lines, silence_output
 from harness.report.console import Output
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
-from harness.results.reader import flat_settings
+from harness.results.reader import flat_settings, references_left_out
 
 DESCRIPTION = "Compare runs from their folders."
 EXAMPLES = (
@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="results folder, experiment or run folder; or JSON files of pytest-benchmark",
     )
     parser.add_argument("--all", action="store_true", help="show every experiment in detail, not the newest only")
-    parser.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
+    forms.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
     parser.add_argument(
         "--baseline",
         metavar="NAME",
@@ -109,6 +111,8 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     for item in damaged:
         message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
+    for line in references_left_out(options.paths):
+        errors.print(Text(plain(line)), soft_wrap=True)
     _check_allowed(options.allow_difference, experiments)
     judge = Judge(
         options.paths[0],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from harness.core.arguments import file_argument
+
 DESCRIPTION = "Make one HTML file of the newest experiment: sentences, verdicts, times, timeline, curves, rollouts."
 EXAMPLES = "example: python -m harness report results/reference/sync_k -o report.html"
 
@@ -12,9 +14,7 @@ EXAMPLES = "example: python -m harness report results/reference/sync_k -o report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="results folder, experiment or run folder")
-    parser.add_argument(
-        "-o", "--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html; is replaced"
-    )
+    file_argument(parser, Path("report.html"), "default: report.html; an earlier report there is replaced", ["--out"])
     parser.add_argument("--all", action="store_true", help="show every experiment in full, not the newest only")
 
 
@@ -25,9 +25,14 @@ def run(options: argparse.Namespace) -> int:
 
     from harness.core.terminal_text import plain
     from harness.report.html.page import make_report
+    from harness.results.reader import references_left_out
 
-    errors = Console(stderr=True)
-    for warning in make_report(options.paths, options.out, everything=options.all or len(options.paths) > 1).left_out:
+    errors, replaced = Console(stderr=True), options.output.exists()
+    made = make_report(options.paths, options.output, everything=options.all or len(options.paths) > 1)
+    for warning in made.left_out:
         errors.print(Text(plain(f"warning: {warning}"), style="yellow"), soft_wrap=True)
-    print(plain(f"report: {options.out} ({options.out.stat().st_size / 1e3:,.0f} kB)"))
+    for line in references_left_out(options.paths):
+        errors.print(Text(plain(line)), soft_wrap=True)
+    size = f"{options.output.stat().st_size / 1e3:,.0f} kB"
+    print(plain(f"report: {options.output} ({size}{', in place of an earlier one' if replaced else ''})"))
     return 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+
+from harness.core.arguments import file_argument, json_argument
 
 DESCRIPTION = "Write a run, or all runs of an experiment side by side, as a trace for ui.perfetto.dev."
 EXAMPLES = """examples:
@@ -17,9 +20,9 @@ Open the file at https://ui.perfetto.dev (Open trace file). It is read in the br
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("folder", metavar="RUN_OR_EXPERIMENT", type=Path, help="folder of a run or of an experiment")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="default: trace.json.gz in that folder; .json: not compressed"
-    )
+    said = "default: trace.json.gz in that folder, of a reference run here; .json: not compressed"
+    file_argument(parser, None, said)
+    json_argument(parser)
     told = "sqlite export of a report by Nsight Systems on this run, to be shown with it; may be given several times"
     parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=told)
 
@@ -30,6 +33,11 @@ def run(options: argparse.Namespace) -> int:
     from harness.report.trace.export import write_trace
 
     written = write_trace(options.folder, options.output, options.nsys)
+    if options.json:
+        facts = {"path": str(written.path), "bytes": written.num_bytes, "runs": written.runs, "steps": written.steps}
+        facts |= {"slices": written.slices, "arrows": written.arrows, "samples": written.samples}
+        print(json.dumps(facts, indent=2))
+        return 0
     for item in written.left_out:
         print(plain(f"warning: left out {str(item.folder)!r}: {item.error.what}"), file=sys.stderr)
     print(plain(f"trace: {written.path}"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.core.arguments import from_1
+from harness.core.arguments import from_1, out_argument
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
 from harness.results import Manifest, RunFolder, experiment_name
@@ -28,7 +28,7 @@ from harness.results.writer import timestamp, utc_now
 
 DESCRIPTION = "Read the metric log of another trainer into a run folder, for compare and report."
 EXAMPLES = """example:
-  python -m harness import verl logs/gsm8k.jsonl -o results/ --name gsm8k_verl
+  python -m harness import verl logs/gsm8k.jsonl --out results/ --name gsm8k_verl
   python -m harness.compare results/
 
 docs/importing.md says what becomes of every name and unit.
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", type=Path, help="JSON lines, trainer_state.json, event file, or a folder with one run"
     )
-    parser.add_argument("-o", "--out", metavar="DIR", type=Path, default=Path("results"), help="default: results")
+    out_argument(parser, Path("results"), "results folder (default: results)", ["-o"])
     parser.add_argument("--name", type=_name, help="scenario to file it under; default: the trainer's name")
     parser.add_argument("--devices", metavar="N", type=from_1, help="devices of the run, where the log cannot tell")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the run; default: 0")
@@ -240,4 +240,4 @@ def _write_folder(
 
 def _cannot_write(out: Path, error: OSError) -> UserError:
     what = f"cannot write to the results folder {str(out)!r}: {error.strerror or error}"
-    return UserError(what, where=str(out), fix="choose a folder you can write to with -o DIR")
+    return UserError(what, where=str(out), fix="choose a folder you can write to with --out DIR")

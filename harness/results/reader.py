@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -60,6 +60,8 @@ from harness.results.writer import (
 if TYPE_CHECKING:
     from harness.loop.arrivals import Arrival
 
+RESULTS, REFERENCE = "results", "reference"
+"""Where runs are, and the folder in it of those that come with the project."""
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
 """Objects and lists within each other in a manifest or a resolved scenario; ours have under 10."""
@@ -259,7 +261,7 @@ def _flagged(rows: list[StepRow], warm_up: WarmUp, starts: Sequence[int]) -> tup
 
 
 def find_run_folders(path: Path) -> list[Path]:
-    """Return the run folders at or below ``path``, sorted.
+    """Return the run folders at or below ``path``, sorted; reference runs below it only where there are no others.
 
     Raises:
         UserError: there is no such folder, or no run in it.
@@ -267,7 +269,7 @@ def find_run_folders(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # Path's raises where a name is too long
         problem = "is not a folder" if os.path.exists(path) else "does not exist"
         raise UserError(f"{str(path)!r} {problem}", where=str(path), fix="name a results folder or a run folder in it")
-    found = []
+    found = list[Path]()
     for folder, subfolders, files in os.walk(path):
         left_out = {POLICY, POLICIES, PICTURES}
         if MANIFEST in files or STEPS in files:
@@ -278,9 +280,23 @@ def find_run_folders(path: Path) -> list[Path]:
         raise UserError(
             f"no runs in {str(path)!r}",
             where=str(path),
-            fix="make one with: make bench SCENARIO=quickstart",
+            fix="make one with: python -m harness run quickstart",
         )
-    return sorted(found)
+    own = [folder for folder in found if path / REFERENCE not in folder.parents]
+    return sorted(own or found)
+
+
+def references_left_out(paths: Iterable[Path]) -> list[str]:
+    """Return a line for each path of whose runs ``find_run_folders`` left out those of reference."""
+    folders = [path / REFERENCE for path in paths if (path / REFERENCE).is_dir()]
+    left_out = [folder for folder in folders if folder not in find_run_folders(folder.parent)[0].parents]
+    return [f"the reference runs are left out: name {folder} for them" for folder in left_out]
+
+
+def is_reference(folder: Path) -> bool:
+    """Whether a folder is, or is below, a folder of reference runs, to which nothing is added."""
+    whole = folder.resolve()
+    return any(each.name == REFERENCE and each.parent.name == RESULTS for each in (whole, *whole.parents))
 
 
 def find_runs(path: Path) -> tuple[list[Run], list[DamagedRun]]:

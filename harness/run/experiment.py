@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
+from harness.compare.as_json import comparison
+from harness.compare.experiments import gather
 from harness.core.checkpoints import LATEST
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain
@@ -31,15 +35,18 @@ from harness.run.resume import Continuation, find_continuation, find_resume, is_
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, expand
 
+Amount = Literal["line", "brief", "everything", "json"]
+"""How much of an experiment is shown at its end: one line, a screen, all tables and sentences, or figures as JSON."""
 
-def show_results(folder: Path, full: bool = False) -> None:
-    """Draw the pictures of an experiment, write its page, and print its headline and one table.
+
+def show_results(folder: Path, amount: Amount = "brief") -> None:
+    """Draw the pictures of an experiment, write its page, and print what it says.
 
     Args:
         folder: the experiment's folder.
-        full: print all tables and sentences.
+        amount: how much is printed.
     """
-    from harness.report.brief import print_brief
+    from harness.report.brief import line_of, print_brief
     from harness.report.html.page import make_report
     from harness.report.pictures import make_pictures
     from harness.report.text import print_run_summary
@@ -47,12 +54,19 @@ def show_results(folder: Path, full: bool = False) -> None:
     page = folder / REPORT
     made = make_report([folder], page)
     pictures = make_pictures(folder, folder / PICTURES)
-    if full:
+    if amount == "everything":
         print_run_summary(folder, files=[page, *pictures])
+        return
+    if amount == "json":
+        experiments, damaged = gather([folder])
+        print(json.dumps(comparison(experiments, damaged), indent=2, allow_nan=False))
         return
     output = Output()
     for material, judged in made.shown:
-        print_brief(output, material, judged, page)
+        if amount == "line":
+            print(plain(line_of(material, judged, page)))
+        else:
+            print_brief(output, material, judged, page)
     for sentence in made.left_out:
         output.print(plain(sentence), style="yellow", markup=False)
 
@@ -63,7 +77,7 @@ def run_scenario(
     quiet: bool,
     build: Build | None = None,
     show: Callable[[Path], object] | None = None,
-    verbose: bool = False,
+    amount: Amount = "brief",
     going: Continuation | None = None,
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
@@ -76,7 +90,7 @@ def run_scenario(
         quiet: show no progress.
         build: makes the parts of one run; None takes a ``PartsFactory``.
         show: called with the experiment's folder at the end; None takes ``show_results``.
-        verbose: print the log of each run as it is written, in place of progress, and all tables at the end.
+        amount: how much is shown; with ``everything`` also the log of each run as it is written, in place of progress.
         going: what of it there is already, and where it goes on; None begins it.
 
     Returns:
@@ -92,6 +106,7 @@ def run_scenario(
     if scenario.transport_sweep is None:
         check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
     console, planned = Console(stderr=True), [variant for variants in points for variant in variants]
+    verbose = amount == "everything"
     echo = _printed(console, named=len(planned) > 1) if verbose else None
     several = len(planned) > 1 and scenario.transport_sweep is None
     experiment = Experiment(
@@ -126,7 +141,7 @@ def run_scenario(
             raise Interrupted(kept if experiment.folder else "nothing had been measured yet") from None
     if experiment.folder is not None:
         try:
-            (show or partial(show_results, full=verbose))(experiment.folder)
+            (show or partial(show_results, amount=amount))(experiment.folder)
             if verbose:
                 print_list(Output(), "Verdict", headlines)
         except UserError as error:
@@ -141,7 +156,7 @@ def go_on_with(
     quiet: bool,
     build: Build | None = None,
     show: Callable[[Path], object] | None = None,
-    verbose: bool = False,
+    amount: Amount = "brief",
 ) -> int:
     """Go on with a run from its checkpoint, or with an experiment of several runs; see ``run_scenario``.
 
@@ -165,7 +180,7 @@ def go_on_with(
             print(f"warning: {warning}", file=sys.stderr)
         if warnings or not quiet:
             print(going.line, file=sys.stderr)
-        return run_scenario(scenario, folder.parent.parent, quiet, build, show, verbose, going)
+        return run_scenario(scenario, folder.parent.parent, quiet, build, show, amount, going)
 
 
 def how_to_go_on(folder: Path | None) -> str:

@@ -5,7 +5,7 @@ Start with ``schema``: the scenario, and the rules that bind it. Its sections st
 what the loop is told. ``yaml_files`` and ``check`` are for every YAML that people write.
 """
 
-from harness.scenario.axes import Variant, expand
+from harness.scenario.axes import Variant, changes_of, expand
 from harness.scenario.distributed import (
     PartSettings,
     PlacementSettings,
@@ -42,6 +42,7 @@ __all__ = [
     "Variant",
     "VllmEngineSettings",
     "broken_rules",
+    "changes_of",
     "expand",
     "json_schema",
     "load_scenario",

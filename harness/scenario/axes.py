@@ -15,7 +15,7 @@ from harness.core.experiment import FEWEST_TO_STOP
 from harness.scenario.check import check_variant
 from harness.scenario.problems import MOST_TOLD, Path, Problem, as_user_error, broken, dotted, shown
 from harness.scenario.schema import Scenario
-from harness.scenario.yaml_files import Tree, paths_in, tree_of_key
+from harness.scenario.yaml_files import Tree, paths_in, tree_of_key, value_at
 
 MAX_VARIANTS = 10_000
 _FIXED_KEYS = ("name", "arms", "sweep", "extends", "endpoint", "blocks", "interleaving", "stop_at_half_width")
@@ -92,6 +92,23 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     variants = _with_folder_names(_in_blocks(variants, scenario.blocks))
     object.__setattr__(scenario, "_variants", tuple(variants))
     return variants
+
+
+def changes_of(scenario: Scenario, variant: Variant) -> dict[str, Any]:
+    """Return the settings in which a run differs from its scenario, by dotted key; those of blocks are left out."""
+    of_blocks = {"arms", "sweep", "blocks", "stop_at_half_width"} | ({"seed"} if variant.block is not None else set())
+    before, after = (each.model_dump(mode="json", exclude=of_blocks) for each in (scenario, variant.scenario))
+    return {key: value_at(after, tuple(key.split("."))) for key in differing(before, after)}
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the dotted keys whose values differ."""
+    for key in sorted({*before, *after}):
+        old, new, name = before.get(key), after.get(key), f"{path}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differing(old, new, f"{name}.")
+        elif old != new:
+            yield name
 
 
 def _changed(base: Tree, tree: Tree, path: Path, changes: Mapping[str, Any]) -> Tree:

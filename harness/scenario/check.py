@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from harness.scenario.meanings import NOT_OFFERED, SETTING_OF
 from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, nearest, odd_letter, shown
 from harness.scenario.schema import Scenario, broken_rules
 from harness.scenario.sections import FORMS
@@ -116,6 +117,9 @@ class _Translation:
         word, section = str(self.name), dotted(self.path[:-1])
         known = [name for owner in self.owners for name in owner.model_fields]
         close = nearest(word, known, 2)
+        leaf = word.rpartition(".")[2].lower().replace("-", "_")
+        if self.root is Scenario and not (section and close) and leaf in NOT_OFFERED | SETTING_OF:
+            return NOT_OFFERED.get(leaf) or f"did you mean `{SETTING_OF[leaf]}`?"
         keys = list(dotted_keys(self.root))
         by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
         if close and "." not in word and (section or word not in by_leaf):
@@ -170,7 +174,28 @@ class _Translation:
             return f"put it in brackets: {self.name}: [{value}]"
         if expected == "text" and not isinstance(value, list | dict) and value is not None:
             return f"put it in quotes: {self.name}: '{shown(value)}'"
+        if expected.startswith("a mapping"):
+            return self._below_it(value)
         return None
+
+    def _below_it(self, value: object) -> str | None:
+        """Return how to write what was given for a whole section: its type, or the one key that it may have meant."""
+        section = _below(self.owners, self.name)
+        if not section or self.root is not Scenario:
+            return None
+        types = [name for model in section if "type" in model.model_fields for name in _names(model)]
+        if isinstance(value, str) and (close := nearest(value, types)):
+            return f"write `{self.key}.type={close[0]}` with --set, or `{self.name}: {{type: {close[0]}}}` in a file"
+        if self.key == "model" and isinstance(value, str):
+            named = f"{{type: folder, path: {value}}}"
+            return f"for a Hugging Face model write `model={named}`, for one of the project's own `model.preset=small`"
+        keys = list(dict.fromkeys(name for model in section for name in model.model_fields))
+        return f"it has keys of its own: {', '.join(keys)}; write for example `{self.key}.{keys[0]}=VALUE`"
+
+
+def _names(section: SectionClass) -> tuple[str, ...]:
+    """Return the names that the ``type`` of a section may have."""
+    return get_args(section.model_fields["type"].annotation)
 
 
 def _is_number(text: str) -> bool:

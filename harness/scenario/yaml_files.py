@@ -46,6 +46,8 @@ MOST_DIGITS = 64
 """Characters of a number; the longest float has 24."""
 MOST_REPEATED = 10_000
 """Values that the aliases of a text may repeat. Aliases of aliases multiply: nine levels of ten make 10^9."""
+MOST_NAMED = 8
+"""Files that an error names where none resembles what was typed."""
 NUMBER_PATTERNS = {
     "int": r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$",
     "float": r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
@@ -77,10 +79,15 @@ class NamedFiles:
 
     def folders(self) -> tuple[Path, ...]:
         """Return the folders in which names are looked up: the current one's, then the shipped one."""
-        package, here = Path(__file__).resolve().parents[1], Path(self.folder)
-        shipped = package / "shipped"  # in a wheel; in a checkout they stand at the top
-        own = (shipped if shipped.is_dir() else package.parent) / self.folder
-        return (here,) if here.resolve() == own else (here, own)
+        here = Path(self.folder)
+        return (here,) if here.resolve() == self.shipped else (here, self.shipped)
+
+    @property
+    def shipped(self) -> Path:
+        """The folder of those that come with the project."""
+        package = Path(__file__).resolve().parents[1]
+        packed = package / "shipped"  # in a wheel; in a checkout they stand at the top
+        return (packed if packed.is_dir() else package.parent) / self.folder
 
     def files(self) -> list[Path]:
         """Return every file by name; the current folder's hide shipped ones of the same name."""
@@ -98,21 +105,30 @@ class NamedFiles:
             UserError: there is none; the message lists the nearest names.
         """
         path = Path(path_or_name)
+        if not str(path_or_name).strip():
+            raise self._not_found(f"the name of the {self.kind} is empty", "", None)
         if path.suffix in SUFFIXES or len(path.parts) > 1:
             if os.path.isfile(path):  # Path's raises where a name is too long
                 return path
+            self._refuse_folder(path)
             folder = "no such folder" if not os.path.isdir(path.parent) else "no such file"
             raise self._not_found(f"no {self.kind} file {path} ({folder})", path.stem, display(path.parent))
         for file in self.files():
             if file.stem == str(path_or_name):
                 return file
+        self._refuse_folder(path)
         folders = " and ".join(display(folder) for folder in self.folders())
         raise self._not_found(f"no {self.kind} called {str(path_or_name)!r}", str(path_or_name), folders)
 
-    def _not_found(self, what: str, name: str, where: str) -> UserError:
+    def _refuse_folder(self, path: Path) -> None:
+        if os.path.isdir(path):
+            raise self._not_found(f"{display(path)} is a folder, not a {self.kind} file", path.stem, None)
+
+    def _not_found(self, what: str, name: str, where: str | None) -> UserError:
         names = [file.stem for file in self.files()]
         close = nearest(name, names, 3)
-        guess = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names) or 'none'}"
+        shown = names[:MOST_NAMED] + ["..."] * (len(names) > MOST_NAMED)
+        guess = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(shown) or 'none'}"
         return UserError(what, where, f"{guess} {self.hint}".rstrip())
 
     def read(self, path: Path) -> Tree:
@@ -194,7 +210,7 @@ class Tree:
         return Tree(data, {**self.origins, **top.origins, **kept}, self.problems + top.problems)
 
     def _merges(self, top: Tree, path: KeyPath) -> bool:
-        return isinstance(_value_at(self.data, path), dict) and isinstance(_value_at(top.data, path), dict)
+        return isinstance(value_at(self.data, path), dict) and isinstance(value_at(top.data, path), dict)
 
     def without(self, *keys: str) -> Tree:
         """Return this tree without some of its top-level keys."""
@@ -226,7 +242,8 @@ def paths_in(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
         yield from paths_in(item, (*path, key))
 
 
-def _value_at(value: Any, path: KeyPath) -> Any:
+def value_at(value: Any, path: KeyPath) -> Any:
+    """Return what stands at a path of nested mappings, or None."""
     for part in path:
         value = value.get(part) if isinstance(value, dict) else None
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.core.arguments import from_1, set_argument
+from harness.core.arguments import from_1, json_argument, out_argument, quiet_argument, set_argument
 
 DESCRIPTION = "Predict what a run would take on a machine: step time, throughput, idle lanes, lag and waste."
 EXAMPLES = """\
@@ -24,7 +24,7 @@ ALLOWED = ("engine", "precision", "task", "threads", "transport", "device")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
+    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name that `list` shows")
     parser.add_argument(
         "--machine", required=True, metavar="PROFILE", help="a YAML file, or the name of one in profiles/machines"
     )
@@ -94,8 +94,8 @@ def _sweeps(parser: argparse.ArgumentParser) -> None:
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/simulated"), metavar="DIR", help="default: results/simulated"
-    )
+    out_argument(parser, Path("results/simulated"), "default: results/simulated")
     parser.add_argument("--no-run", action="store_true", help="write no runs, only print")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only tables and errors")
+    shown = parser.add_mutually_exclusive_group()
+    quiet_argument(shown, "with the seconds of a step of each run")
+    json_argument(shown)

@@ -7,16 +7,18 @@ losses and gradients. ``Manifest.simulated`` names the profile, and machine and 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.text import Text
 
 from harness.compare.checkpoints import checkpoint_sentence
+from harness.compare.numbers import number
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
@@ -29,6 +31,7 @@ from harness.report.text import print_list, print_table
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
 from harness.results.recorder import RunRecorder
+from harness.results.rows import with_nulls
 from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.scenario import Scenario, Variant, resolved_yaml
 from harness.simulate.clock import run_virtual
@@ -42,6 +45,7 @@ from harness.simulate.forecast import (
     forecast,
     forecast_table,
     warnings,
+    written,
 )
 from harness.simulate.machine import MachineProfile, check_versions, load_machine
 from harness.simulate.points import (
@@ -197,13 +201,28 @@ def simulate(options: argparse.Namespace) -> None:
         settings = steady(base, options.steps)
         question = Question(settings, machine, draws, options.seed, tuple(options.allow))
         sweep = Sweep(scenario.name, question, axes, f"python -m harness simulate {shlex.join(options.typed)}")
-        run_sweep(sweep, options.out, options.processes, options.quiet, output, errors)
+        amount: Literal["line", "everything", "json"] = (
+            "json" if options.json else "line" if options.quiet else "everything"
+        )
+        run_sweep(sweep, options.out, options.processes, options.quiet, output, errors, amount)
         return
     variants = variants_of(scenario, options.arm)
     items = _forecasts(variants, machine, options, errors)
+    folder = (
+        None
+        if options.no_run
+        else _record(SimulatedExperiment(options.out, scenario, machine, options.allow), variants, options, items)
+    )
+    if options.json:
+        print(json.dumps(with_nulls(_told(items, machine, folder)), indent=2))
+        return
+    if options.quiet:
+        paces = ", ".join(f"{item.label} {written(item.forecast.step_s, number)} s a step" for item in items)
+        print(plain(f"{paces} (simulated, {machine.name}){f': {shown_path(folder)}' if folder else ''}"))
+        return
     show_forecasts(items, machine, output, options.allow)
-    if not options.no_run:
-        _record(SimulatedExperiment(options.out, scenario, machine, options.allow), variants, options, items, output)
+    if folder is not None:
+        output.print(Text(f"\nsimulated runs: {plain(shown_path(folder))}"), soft_wrap=True)
 
 
 def show_forecasts(
@@ -250,11 +269,23 @@ def _record(
     variants: Sequence[Variant],
     options: argparse.Namespace,
     items: Sequence[Forecasted],
-    output: Console,
-) -> None:
-    """Write the run of each variant: the central prediction, or in blocks one draw for each."""
+) -> Path:
+    """Write the run of each variant: the central prediction, or in blocks one draw for each; return their folder."""
     told = {item.label: item.forecast.extrapolating for item in items}
     for variant, draw in zip(variants, draws_of(variants, options.seed), strict=True):
         experiment.record(variant, draw, {"extrapolating": list(told.get(variant.label, ()))})
     assert experiment.folder is not None
-    output.print(Text(f"\nsimulated runs: {plain(shown_path(experiment.folder))}"), soft_wrap=True)
+    return experiment.folder
+
+
+def _told(items: Sequence[Forecasted], machine: MachineProfile, folder: Path | None) -> dict[str, Any]:
+    """Return forecasts as plain values."""
+    forecasts = {item.label: asdict(item.forecast) for item in items}
+    for found in forecasts.values():
+        del found["each"]
+    return {
+        "simulated": machine.name,
+        "origin": machine.origin,
+        "runs": forecasts,
+        "folder": None if folder is None else str(folder),
+    }

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.probes.provenance import machine_facts
 from harness.scenario.problems import Path as KeyPath
 from harness.scenario.problems import Problem, broken, dotted
 from harness.scenario.sections import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
@@ -216,6 +217,24 @@ def load_machine(name_or_path: str | Path) -> MachineProfile:
     return load_checked(MACHINES, name_or_path, MachineProfile, _broken_rules)
 
 
+def measured_on(name: str, fingerprint: object) -> MachineProfile | None:
+    """Return the profile of this name if it was measured on the machine of this fingerprint.
+
+    A profile is long, and most are of other machines: only one in whose text the machine stands is read in full.
+    """
+    if not fingerprint or str(fingerprint) not in MACHINES.find(name).read_text(encoding="utf-8", errors="replace"):
+        return None
+    profile = load_machine(name)
+    return profile if profile.origin == "measured" and profile.device.fingerprint == fingerprint else None
+
+
+def profile_of_machine() -> MachineProfile | None:
+    """Return the profile that was measured on this machine; None where there is none."""
+    fingerprint = machine_facts()["fingerprint"]
+    found = (measured_on(name, fingerprint) for name in known_machines())
+    return next((profile for profile in found if profile is not None), None)
+
+
 def save_machine(profile: MachineProfile, path: Path) -> None:
     """Write a profile, whole or not at all; its folder is made where it is missing.
 
@@ -228,7 +247,7 @@ def save_machine(profile: MachineProfile, path: Path) -> None:
             stream.write(profile_yaml(profile).encode())
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror}", str(path), "give a file you may write: --out FILE"
+            f"cannot write {path}: {error.strerror}", str(path), "give a file you may write: -o FILE"
         ) from None
 
 

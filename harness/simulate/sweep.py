@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -344,7 +344,15 @@ class Swept:
     files: Sequence[Path]
 
 
-def run_sweep(sweep: Sweep, out: Path, processes: int | None, quiet: bool, output: Console, errors: Console) -> Swept:
+def run_sweep(
+    sweep: Sweep,
+    out: Path,
+    processes: int | None,
+    quiet: bool,
+    output: Console,
+    errors: Console,
+    amount: Literal["line", "everything", "json"] = "everything",
+) -> Swept:
     """Simulate all points, print what to choose, and write points and picture.
 
     Args:
@@ -353,6 +361,7 @@ def run_sweep(sweep: Sweep, out: Path, processes: int | None, quiet: bool, outpu
         processes: None takes as many as there are cores.
         quiet: show no progress.
         output, errors: where to print.
+        amount: how much of what was found.
 
     Raises:
         UserError: no point can be simulated, or a file cannot be written.
@@ -378,7 +387,19 @@ def run_sweep(sweep: Sweep, out: Path, processes: int | None, quiet: bool, outpu
     files = write_points(folder, found, sweep.axes, facts)
     files.append(draw_sweep(folder / PICTURE, sweep.scenario, machine, sweep.axes[0], lines, knees))
     swept = Swept(found, lines, knees, files)
-    _show(swept, sweep, output)
+    if amount == "json":
+        knees_found = {name: asdict(knee) for name, knee in knees.items()}
+        told = facts | {
+            "knees": knees_found,
+            "points": [_row(answer) for answer in found],
+            "files": list(map(str, files)),
+        }
+        print(json.dumps(with_nulls(told), indent=2))
+    elif amount == "line":
+        said = " ".join(advice(knee, sweep.axes[0], name) for name, knee in list(knees.items())[:1])
+        print(plain(f"{said} results: {shown_path(folder)}"))
+    else:
+        _show(swept, sweep, output)
     return swept
 
 

@@ -210,7 +210,7 @@ def test_bad_input_is_one_clear_error(make_run: Make, tmp_path: Path, capsys: py
     assert main([str(tmp_path / "empty")]) == 2
     assert capsys.readouterr().err == (
         f"error: no runs in '{tmp_path}/empty'\n  where: {tmp_path}/empty\n"
-        "  fix:   make one with: make bench SCENARIO=quickstart\n"
+        "  fix:   make one with: python -m harness run quickstart\n"
     )
     assert main([str(tmp_path / "absent")]) == 2
     assert capsys.readouterr().err.startswith(f"error: '{tmp_path}/absent' does not exist\n")

@@ -8,7 +8,14 @@ import pytest
 from harness.cli import main
 from harness.core.atomic_files import check_writable
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.scenario import Scenario, load_scenario
+from harness.core.installation import as_typed, how_to_install
+from harness.run.commands.list import EXAMINATIONS, QUESTIONS
+from harness.run.needs import needs_of
+from harness.scenario import SCENARIOS, Scenario, expand, load_scenario
+from harness.scenario.check import dotted_keys
+from harness.scenario.meanings import MEANT, NOT_OFFERED, SETTING_OF
+from harness.simulate.dry_run import plan_of
+from harness.simulate.machine import load_machine
 
 
 class RecordingRun:
@@ -111,12 +118,6 @@ def test_an_unexpected_error_says_that_it_is_a_bug(capsys):
         ),
         (["bench", "mine", "--stop-at-half-width", "x"], ["'x' is no share above 0% and below 100%"]),
         (["bench", "mine", "--blocks", "0"], ["`blocks` is 0, must be at least 1"]),
-        (["run"], ["the following arguments are required: SCENARIO"]),
-        (["run", "mine", "--otu", "x"], ["unrecognized arguments: --otu x"]),
-        (
-            ["rnu", "mine"],
-            ["invalid choice: 'rnu' (choose from 'run', 'bench', 'validate', 'list', 'schema', 'compare',"],
-        ),
         ([], ["usage: python -m harness", "run a scenario and compare its arms"]),
     ],
 )
@@ -133,7 +134,10 @@ def test_bad_input_ends_with_2_before_anything_runs(capsys, arguments, expected)
 def test_validate_counts_runs_and_rollouts(capsys):
     assert main(["validate", "mine"]) == 0
     # each arm: 10 steps x 64 + 3 validations (0, 5, 10) x 100 = 940
-    assert capsys.readouterr().out == "mine is valid: 2 runs, 1,880 rollouts with validation\n  one\n  two\n"
+    assert (
+        capsys.readouterr().out
+        == "mine is valid: 2 runs, 1,880 rollouts with validation\n  one\n  two: epochs_per_batch=2\n"
+    )
 
 
 def test_validate_prints_the_resolved_scenario(capsys, folder):
@@ -142,13 +146,108 @@ def test_validate_prints_the_resolved_scenario(capsys, folder):
     assert load_scenario("again.yaml") == load_scenario("mine", ["steps=4"])
 
 
-def test_list_shows_each_scenario_with_its_size(capsys):
+def test_list_shows_each_scenario_under_its_question(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    mine = next(line for line in lines if line.startswith("mine"))
-    assert mine.split() == ["mine", "Try", "[this]", "out", "1,", "2", "0", "one,", "two", "1,880"]
-    names = [line.split()[0] for line in lines if line.startswith("sync_k")]
-    assert names == ["sync_k", "sync_k1", "sync_k2", "sync_k4", "sync_k8"]
+    assert lines[:2] == ["Yours", lines[1]]
+    assert lines[1].split() == ["mine", "Try", "[this]", "out"]
+    start = lines.index("How often to train on a rollout batch?") + 1
+    names = [line.split()[:3] for line in lines[start:] if line.startswith("  sync_k")]
+    assert names[:2] == [["sync_k", "6", "min"], ["sync_k1", "1", "min"]]
+    assert not any("noise" in line.split()[:1] for line in lines)
+    assert main(["list", "gpu", "nixl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in found] == [
+        "rdt_gpu",
+        "rdt_nccl",
+        "transport_sweep_gpu",
+        "sizing_1_5b",
+        "sizing_ranks",
+    ]
+    assert found[0]["needs"] == "GPU, Ray, NIXL"
+
+
+def test_the_list_knows_every_shipped_scenario_once_and_what_it_needs():
+    shipped = {path.stem for path in SCENARIOS.shipped.glob("*.yaml")}
+    rows = [row for rows in QUESTIONS.values() for row in rows]
+    assert sorted([*(name for name, _, _ in rows), *EXAMINATIONS]) == sorted(shipped)
+    for name, _, needs in rows:
+        variants = expand(load_scenario(SCENARIOS.shipped / f"{name}.yaml"))
+        found = dict.fromkeys(
+            need.name
+            for each in variants
+            for need in needs_of(each.scenario, find=lambda package: True, gpus=lambda: 8)
+        )
+        assert (name, ", ".join(found)) == (name, needs)
+
+
+def test_a_dry_run_starts_nothing_and_says_what_would_run(capsys, folder, monkeypatch):
+    run = RecordingRun()
+    monkeypatch.setattr("harness.cli._check_before_start", lambda variants: None)
+    assert main(["bench", "mine", "--blocks", "6", "--dry-run", "--json"], run) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["runs"], plan["blocks"], plan["missing"], plan["results"]) == (12, 6, [], "results/mine")
+    assert [(arm["name"], arm["changes"], arm["runs"], arm["rollouts"]) for arm in plan["arms"]] == [
+        ("one", {}, 6, 940),
+        ("two", {"epochs_per_batch": 2}, 6, 940),
+    ]
+    assert (
+        main(
+            [
+                "run",
+                "mine",
+                "--dry-run",
+                "--set",
+                "task={type: maths, train: gone.jsonl}",
+                "--set",
+                "model.preset=maths",
+            ],
+            run,
+        )
+        == 2
+    )
+    out = capsys.readouterr().out
+    assert "missing: there is no file gone.jsonl; put it there, or name another: --set task.train=FILE" in out
+    assert main(["sweep", "mine", "--dry-run", "--quiet"], run) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert (run.calls, Path("results").exists()) == ([], False)
+
+
+def test_a_plan_tells_seconds_by_the_machines_profile(folder):
+    profile = load_machine("cpu-2-cores")
+    one, two = plan_of(load_scenario("mine"), Path("out"), profile).arms
+    assert one.seconds is not None
+    assert two.seconds is not None
+    assert two.seconds > one.seconds > 0
+    longer = plan_of(load_scenario("mine", ["steps=20"]), Path("out"), profile)
+    assert longer.seconds == pytest.approx(2 * (one.seconds + two.seconds), rel=0.25)  # twice the steps, one start
+
+
+def test_what_a_run_needs_is_told_with_what_brings_it():
+    nccl = next(each.scenario for each in expand(load_scenario("rdt_nccl")) if each.scenario.transport.type == "nccl")
+    needed = needs_of(nccl, find=lambda package: None, gpus=lambda: 1)
+    assert [need.name for need in needed] == ["torch", "2 GPUs", "Ray", "CuPy"]
+    assert needed[1].missing == "it asks for 2, and this machine has 1"
+    assert all(need.fix for need in needed)
+
+
+def test_installing_is_told_as_this_copy_was_installed(monkeypatch):
+    ways = [how_to_install(part, checkout=False) for part in ("train", "vllm")]
+    assert ways == ["pip install 'grpo-harness[train]'", "pip install 'grpo-harness[vllm]'"]
+    ways = [how_to_install(part, checkout=True) for part in ("train", "vllm", "nccl")]
+    assert ways == ["make install", "make install-vllm", "make install PARTS=nccl"]
+    assert as_typed("python -m harness run x; python -m harness.compare y") == (
+        "python -m harness run x; python -m harness.compare y"
+    )
+    monkeypatch.setattr("sys.argv", ["/usr/bin/grpo-harness"])
+    assert as_typed("python -m harness run x; python -m harness.compare y; python -m harness.models.make_folder") == (
+        "grpo-harness run x; grpo-harness compare y; python -m harness.models.make_folder"
+    )
+
+
+def test_every_meaning_leads_to_a_setting():
+    assert set(MEANT) <= set(dotted_keys(Scenario))
+    assert not set(SETTING_OF) & set(NOT_OFFERED)
 
 
 def test_list_shows_the_rest_where_one_scenario_does_not_load(capsys, folder):
@@ -175,7 +274,7 @@ def test_schema_prints_json(capsys):
     assert schema["properties"]["group_size"]["default"] == 8
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "validate", "list", "schema"])
+@pytest.mark.parametrize("command", ["run", "bench", "validate", "schema"])
 def test_the_help_of_each_command_has_an_example(capsys, command):
     assert main([command, "--help"]) == 0
     assert f"example:\n  python -m harness {command}" in capsys.readouterr().out

@@ -86,7 +86,7 @@ def test_arms_take_turns_step_by_step(tmp_path: Path) -> None:
 def test_verbose_prints_the_logs_of_all_arms_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Old code: version changes of either side reached a file only, and no line said what a step had done."""
     out = tmp_path / "out"
-    run_scenario(scenario(tmp_path, ARMS), out, False, build_simulated_parts, unseen, verbose=True)
+    run_scenario(scenario(tmp_path, ARMS), out, False, build_simulated_parts, unseen, amount="everything")
     said = capsys.readouterr().err.splitlines()
     for name, run in runs_by_name(out).items():
         logged = [line.partition(" ")[2] for line in (run.folder / "log.txt").read_text().splitlines()]

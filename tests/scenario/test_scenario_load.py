@@ -73,9 +73,16 @@ def test_a_missing_name_lists_the_nearest_ones(folder):
     assert "scenarios" in error.where
 
 
-def test_a_name_like_no_other_gets_the_whole_list(folder):
+def test_a_name_like_no_other_gets_the_first_few_of_the_list(folder):
     shipped = sorted(path.stem for path in (Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
-    assert f"there are: {', '.join(shipped)} (" in refused("zzzzzz").fix
+    assert f"there are {', '.join(shipped[:8])}, ... (" in refused("zzzzzz").fix
+
+
+def test_a_folder_and_an_empty_name_are_no_scenario(folder):
+    assert refused(str(folder)).what == f"{folder.relative_to(Path.cwd())} is a folder, not a scenario file"
+    assert refused("").what == "the name of the scenario is empty"
+    (folder / "quickstart").mkdir()
+    assert load_scenario("quickstart").name == "quickstart"  # a scenario of that name wins
 
 
 @pytest.mark.parametrize(
@@ -200,7 +207,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ("sampling: {top_p: .nan}\n", 1, "sampling.top_p", "1 1.0"),
         ("sampling: {stop: [a, '']}\n", 1, "sampling.stop[1]", ""),
         ("save_policy: off\n", 1, "save_policy", ""),
-        ("loss: 3\n", 1, "loss 3 key: value", ""),
+        ("loss: 3\n", 1, "loss 3 key: value", "loss.type=VALUE"),
         ("loss: {type: grpo}\n", 1, "loss.type", "grpo_clip"),
         ("loss: {dual_clip: 1}\n", 1, "loss.dual_clip 1 1.0", ""),
         ("model: {type: preset, preset: big}\n", 1, "model.preset", ""),
@@ -211,7 +218,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
             "engine.memory_fracton",
             "engine.memory_fraction engine.type: sglang",
         ),
-        ("engine: native\n", 1, "engine key: value", ""),
+        ("engine: native\n", 1, "engine key: value", "engine.type=native engine: {type: native}"),
         ("transport: {type: nixle}\n", 1, "transport.type", "nixl"),
         ("transport: {type: gloo, preallocate: true}\n", 1, "transport.preallocate", "transport.type: nixl"),
         (
@@ -320,7 +327,7 @@ def test_null_puts_a_block_back_to_its_defaults(folder):
         ("stepps=3", "stepps", "steps"),
         ("optimiser.learning_rate=1", "optimiser", "optimizer"),
         ("loss.clip_range=1", "loss.clip_range", "loss.cliprange loss.cliprange_high"),
-        ("lr=1", "lr", ""),
+        ("lr=1", "lr", "optimizer.learning_rate"),
         ("steps.x=1", "steps 1", "60"),
         ("group_size=0", "group_size 0 1", "8"),
         ("steps", "", "1 4"),

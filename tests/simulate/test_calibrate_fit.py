@@ -194,7 +194,7 @@ def test_costs_without_noise_are_found_and_written_and_read_again(
     """Through the command: the file holds the planted costs, and what is read back is written as the same bytes."""
     writer.write_all(noise=0.0)
     file = tmp_path / "abacus.yaml"
-    assert main(["calibrate", "--name", "abacus", "--from", str(writer.root), "--out", str(file)]) == 0
+    assert main(["calibrate", "--name", "abacus", "--from", str(writer.root), "-o", str(file)]) == 0
     profile = load_machine(file)
     assert _cost(profile, "generate").seconds == pytest.approx(GENERATE, rel=1e-3)
     assert _cost(profile, "update").seconds == pytest.approx(UPDATE, rel=1e-3)
@@ -368,7 +368,7 @@ def test_runs_that_could_not_be_used_are_said(writer: Writer) -> None:
     [
         (["--name", "../abacus"], "--name is '../abacus', must be letters"),
         (["--from", "nowhere"], "'nowhere' does not exist"),
-        (["--out", "{file}"], "is there already"),
+        (["-o", "{file}"], "is there already"),
         (["--from", "nowhere", "--set", "steps=4"], "--set changes runs that are measured"),
     ],
 )
@@ -388,7 +388,7 @@ def test_a_command_that_cannot_be_carried_out_changes_nothing(
 def test_a_profile_that_is_there_is_replaced_when_asked(writer: Writer, tmp_path: Path) -> None:
     folder, file = writer.write(), tmp_path / "there.yaml"
     file.write_text("mine", encoding="utf-8")
-    assert main(["calibrate", "--from", str(folder), "--out", str(file), "--force", "--name", "abacus"]) == 0
+    assert main(["calibrate", "--from", str(folder), "-o", str(file), "--force", "--name", "abacus"]) == 0
     assert load_machine(file).name == "abacus"
 
 
@@ -441,11 +441,11 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
     options = argparse.Namespace(
         name="abacus",
         sources=[],
-        out=tmp_path / "abacus.yaml",
+        output=tmp_path / "abacus.yaml",
         exclude_model=[],
         description="a test",
         force=False,
-        results=tmp_path / "measured",
+        out=tmp_path / "measured",
         set=["steps=12"],
         ranks=2,
         quiet=True,

@@ -70,7 +70,7 @@ def test_the_first_line_says_how_far_off_forecasts_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     """As the page on the simulator has it, which says where the figures are from before it promises any."""
-    assert simulate("--out", str(tmp_path), "--quiet", *options) == 0
+    assert simulate("--out", str(tmp_path), *options) == 0
     first = capsys.readouterr().out.splitlines()[0]
     page = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
     for figures in ("20 to 45%", "2 to 12%"):
@@ -245,7 +245,7 @@ def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: p
 
 
 def test_a_sweep_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--arm", "lag1", "--ask", "lag", "--sweep", "epochs_per_batch=1,2", "--out", str(tmp_path), "--quiet")
+    asked = ("--arm", "lag1", "--ask", "lag", "--sweep", "epochs_per_batch=1,2", "--out", str(tmp_path))
     assert simulate(*asked) == 0
     text = " ".join(capsys.readouterr().out.split())
     # the Learner sets the pace from lag 1 on: 0.23 s against 0.42 s

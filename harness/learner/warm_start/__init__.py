@@ -94,7 +94,7 @@ def warm_start_policy(
     Args:
         preset: ``tiny``, ``small``, ``course`` or ``maths``.
         seed: of weights, demonstrations and evaluations.
-        progress: show a progress bar on a terminal, or a line at the start and the end elsewhere.
+        progress: say what is trained before and after, with a progress bar between on a terminal.
         cache_dir: where policies are kept; None takes ``default_cache_folder()``.
         threads: of the training; None leaves torch's number as it is.
         keywords_per_prompt: keywords of the prompts that the policy is to begin on; ``maths`` has none.

@@ -1,4 +1,4 @@
-"""What a person sees during a warm start: a live line on a terminal, two plain lines elsewhere."""
+"""What a person sees during a warm start: a line before and after, and on a terminal a live one between."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class WarmStartProgress:
     def __init__(self, console: Console, title: str, lessons: Sequence[Lesson], quiet: bool) -> None:
         self._console, self._title, self._quiet = console, title, quiet
         self._lessons = list(lessons)
-        self._live = console.is_terminal and not quiet
         self._reward = 0.0
         self._bar = progress_bars(console, quiet=quiet, counts=False, facts=True, transient=True)
         self._task = self._bar.add_task(title, total=lessons[0].goal, facts="starting")
 
     def __enter__(self) -> WarmStartProgress:
         self._say(
-            f"{self._title}: trained once, then kept; about half a minute for the preset small, minutes for maths"
+            f"{self._title}: it is trained first, once, and then kept; about half a minute for the preset small, "
+            "minutes for maths"
         )
         self._bar.start()
         return self
@@ -53,5 +53,5 @@ class WarmStartProgress:
         self._bar.update(self._task, completed=self._reward, facts=facts)
 
     def _say(self, line: str) -> None:
-        if not self._live and not self._quiet:
+        if not self._quiet:
             self._console.print(line, highlight=False, markup=False)

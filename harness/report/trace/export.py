@@ -17,6 +17,7 @@ from harness.report.trace.chrome import TraceWriter
 from harness.report.trace.nsight import MatchedReport, match_report, nsight_tracks
 from harness.report.trace.tracks import run_tracks
 from harness.results import DamagedRun, Run, find_runs
+from harness.results.reader import is_reference
 
 ENDINGS = (".json.gz", ".json")
 DEFAULT_NAME = "trace.json.gz"
@@ -49,14 +50,16 @@ def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] =
     """Write the runs of a run's or an experiment's folder as one trace; every run starts at time 0.
 
     Args:
-        path: of the file; by default ``trace.json.gz`` in the folder. A trace that is there is replaced.
+        path: of the file; by default ``trace.json.gz`` in the folder, or here where that holds reference runs. A trace
+            that is there is replaced.
         nsight: sqlite exports of Nsight Systems' reports on the run, to be shown below its own tracks.
 
     Raises:
         UserError: there is nothing to show, more than one experiment, exports of another run, or the file cannot be
             written.
     """
-    path = folder / DEFAULT_NAME if path is None else path
+    if path is None:
+        path = Path(DEFAULT_NAME) if is_reference(folder) else folder / DEFAULT_NAME
     if not path.name.endswith(ENDINGS):
         what = f"the trace would be {path.name!r}; its name must end in {' or '.join(ENDINGS)}"
         raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('')}{ENDINGS[0]}")
@@ -137,7 +140,6 @@ def _written_to(path: Path) -> Iterator[BinaryIO | GzipFile]:
         UserError: it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as stream:
             if path.suffix == ".gz":
                 with GzipFile("", "wb", 6, stream, mtime=0) as compressed:  # no name and time: equal runs, equal bytes
@@ -146,4 +148,4 @@ def _written_to(path: Path) -> Iterator[BinaryIO | GzipFile]:
                 yield stream
     except OSError as error:
         what = f"cannot write {str(path)!r}: {error.strerror}"
-        raise UserError(what, where=str(path), fix="name another file with -o") from error
+        raise UserError(what, where=str(path), fix="name a file in a folder that there is with -o FILE") from error

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.core.arguments import set_argument
+from harness.core.arguments import json_argument, out_argument, quiet_argument, set_argument
 from harness.core.errors import UserError
 
 if TYPE_CHECKING:
+    from harness.run.experiment import Amount
     from harness.scenario import Scenario
 
 RunScenario = Callable[["Scenario", Path, bool], int]
@@ -20,9 +21,7 @@ RunScenario = Callable[["Scenario", Path, bool], int]
 
 def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["?"] | None = None) -> None:
     """Add the scenario and its changes; it may be left out with ``nargs`` "?"."""
-    parser.add_argument(
-        "scenario", metavar="SCENARIO", nargs=nargs, help="a YAML file, or a name from `python -m harness list`"
-    )
+    parser.add_argument("scenario", metavar="SCENARIO", nargs=nargs, help="a YAML file, or a name that `list` shows")
     set_argument(parser)
 
 
@@ -40,21 +39,36 @@ def scenario_of_run(folder: Path, named: str | None, overrides: Sequence[str], n
     if named is None and saved.is_file() and HIDDEN in saved.read_text():
         what = "the scenario that the run saved has paths without their folders"
         raise UserError(what, str(saved), f"name the scenario: {naming}")
-    return load_scenario(named or saved, overrides)
+    return load_scenario(saved if named is None else named, overrides)
 
 
 def output_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where results go and how much is shown."""
-    parser.add_argument(
-        "--out", type=Path, default=Path("results"), metavar="DIR", help="results folder (default: results)"
-    )
+    out_argument(parser, Path("results"), "results folder (default: results)")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--quiet", action="store_true", help="no progress, only the final table and errors")
+    quiet_argument(shown, "with the result and its page")
+    json_argument(shown)
     shown.add_argument(
         *("-v", "--verbose"),
         action="store_true",
         help="print the runs' logs: training steps, versions, some rollouts; and every table at the end",
     )
+
+
+def dry_run_argument(parser: argparse._ActionsContainer) -> None:
+    """Add ``--dry-run``, which the command line answers by giving the command another ``run_scenario``."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="start nothing: say what would run, for how long by this machine's profile, and what is missing here",
+    )
+
+
+def amount_of(options: argparse.Namespace) -> Amount:
+    """Return how much of the results is shown at the end."""
+    if options.json:
+        return "json"
+    return "line" if options.quiet else "everything" if options.verbose else "brief"
 
 
 def run_scenario_of(options: argparse.Namespace) -> RunScenario:
@@ -64,4 +78,4 @@ def run_scenario_of(options: argparse.Namespace) -> RunScenario:
         return given
     from harness.run.experiment import run_scenario
 
-    return partial(run_scenario, verbose=options.verbose)
+    return partial(run_scenario, amount=amount_of(options))

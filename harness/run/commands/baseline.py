@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.core.arguments import from_1
+from harness.core.arguments import from_1, json_argument, out_argument
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
@@ -44,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("experiment", metavar="FOLDER", type=Path, help="the experiment's folder")
     _arm(add)
     _results(add)
-    _results(actions.add_parser("list", help="show the stored baselines and what can be seen against them"))
+    shown = actions.add_parser("list", help="show the stored baselines and what can be seen against them")
+    _results(shown)
+    json_argument(shown)
     remove = actions.add_parser("remove", help="forget a baseline; its experiments stay", allow_abbrev=False)
     _name(remove)
     _results(remove)
@@ -59,7 +62,7 @@ def _arm(parser: argparse.ArgumentParser) -> None:
 
 
 def _results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="results folder")
+    out_argument(parser, Path("results"), "results folder (default: results)")
 
 
 def _minutes(text: str) -> float:
@@ -70,7 +73,7 @@ def _minutes(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Record, add, list or remove; return the exit code."""
-    from harness.compare.baselines import baselines_table, remove_baseline
+    from harness.compare.baselines import baseline_figures, baselines_table, remove_baseline
 
     if options.action == "record":
         return _record(options)
@@ -86,7 +89,10 @@ def run(options: argparse.Namespace) -> int:
         table = baselines_table(options.out)
         if not table.rows:
             raise UserError(f"no baseline is stored in {str(options.out)!r}", "--out", "baseline record makes one")
-        print_table(Output(), table)
+        if options.json:
+            print(json.dumps(baseline_figures(options.out), indent=2))
+        else:
+            print_table(Output(), table)
     return 0
 
 

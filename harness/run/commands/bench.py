@@ -6,7 +6,7 @@ import argparse
 
 from harness.core.arguments import set_argument
 from harness.core.atomic_files import check_writable
-from harness.run.commands.arguments import output_arguments, run_scenario_of
+from harness.run.commands.arguments import dry_run_argument, output_arguments, run_scenario_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stop-at-half-width", metavar="SHARE", help="stop once all intervals of step time are within it, such as 1%%"
     )
     set_argument(parser)
+    dry_run_argument(parser)
     output_arguments(parser)
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
-from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments, scenario_of_run
+from harness.run.commands.arguments import (
+    amount_of,
+    dry_run_argument,
+    output_arguments,
+    run_scenario_of,
+    scenario_arguments,
+    scenario_of_run,
+)
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
@@ -22,12 +29,14 @@ AUTO = "auto"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     scenario_arguments(parser, "?")
-    parser.add_argument(
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
         "--resume",
         metavar="FOLDER",
         help="go on with this run from its newest checkpoint, or with what is left of this experiment, by its own "
         "scenario where none is named; auto: with the newest of SCENARIO that is not over, else begin it",
     )
+    dry_run_argument(how)
     output_arguments(parser)
 
 
@@ -38,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.resume not in (None, AUTO):
         return _go_on(options)
     if options.scenario is None:
-        what = "the following arguments are required: SCENARIO, or --resume FOLDER"
+        what = "run needs a SCENARIO, or --resume FOLDER"
         raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of what was stopped")
     scenario = load_scenario(options.scenario, options.set)
     check_writable(options.out)
@@ -59,7 +68,7 @@ def _go_on_or_begin(options: argparse.Namespace, scenario: Scenario) -> int:
         return _begin(options, scenario)
     if options.quiet:  # else the line comes with what was found
         print(f"goes on with {folder}", file=sys.stderr)
-    return go_on_with(folder, scenario, options.quiet, verbose=options.verbose)
+    return go_on_with(folder, scenario, options.quiet, amount=amount_of(options))
 
 
 def _go_on(options: argparse.Namespace) -> int:
@@ -73,4 +82,4 @@ def _go_on(options: argparse.Namespace) -> int:
             what, str(folder), f"python -m harness sweep {options.scenario or folder.resolve().parent.name}"
         )
     scenario = scenario_of_run(folder, options.scenario, options.set, f"run SCENARIO --resume {folder}")
-    return go_on_with(folder, scenario, options.quiet, verbose=options.verbose)
+    return go_on_with(folder, scenario, options.quiet, amount=amount_of(options))

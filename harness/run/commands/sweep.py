@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from functools import partial
 
-from harness.core.arguments import from_1
+from harness.core.arguments import from_1, set_argument
+from harness.core.atomic_files import check_writable
+from harness.run.commands.arguments import amount_of, dry_run_argument, output_arguments
 
 DESCRIPTION = "Run every arm, point and block of a scenario once, or go on where that was stopped."
 EXAMPLES = """examples:
@@ -20,16 +22,12 @@ run again; one that diverged has one. What was cut short is kept in .attempts in
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name from `python -m harness list`")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting: dotted key, YAML value; may be repeated; another value is another sweep",
-    )
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="default: results")
-    parser.add_argument("--status", action="store_true", help="show what became of each point, and run nothing")
+    parser.add_argument("scenario", metavar="SCENARIO", help="a YAML file, or a name that `list` shows")
+    set_argument(parser, "; another value is another sweep")
+    output_arguments(parser)
+    how = parser.add_mutually_exclusive_group()
+    dry_run_argument(how)
+    how.add_argument("--status", action="store_true", help="show what became of each point, and run nothing")
     parser.add_argument(
         "--attempts", type=from_1, default=3, metavar="N", help="starts of a point that fails, in all (default: 3)"
     )
@@ -37,16 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="give points that failed too often as many attempts again"
     )
     parser.add_argument("--fresh", action="store_true", help="begin a new experiment; the old one stays as it is")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the comparison and errors")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the sweep, or show how it stands; return the exit code."""
-    from harness.run.sweep.runner import SweepOptions, run_sweep, show_status
     from harness.scenario import load_scenario
 
     scenario = load_scenario(options.scenario, options.set)
+    if options.dry_run:
+        check_writable(options.out)
+        code: int = options.run_scenario(scenario, options.out, options.quiet)
+        return code
+    from harness.run.experiment import show_results
+    from harness.run.sweep.runner import SweepOptions, run_sweep, show_status
+
     if options.status:
         return show_status(scenario, options.out)
     chosen = SweepOptions(options.attempts, options.retry_failed, options.fresh, options.quiet)
-    return run_sweep(scenario, options.out, chosen)
+    return run_sweep(scenario, options.out, chosen, show=partial(show_results, amount=amount_of(options)))

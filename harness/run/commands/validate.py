@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harness.core.arguments import json_argument
 from harness.run.commands.arguments import scenario_arguments
 
 if TYPE_CHECKING:
-    from harness.scenario import Variant
+    from harness.scenario import Scenario, Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     scenario_arguments(parser)
-    parser.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
-    parser.add_argument("--memory", action="store_true", help="print what each process would hold in memory")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
+    shown.add_argument("--memory", action="store_true", help="print what each process would hold in memory")
+    json_argument(shown)
 
 
 def run(options: argparse.Namespace) -> int:
     """Check the scenario and print what it would run; return the exit code."""
-    from harness.scenario import expand, load_scenario, resolved_yaml
+    from harness.scenario import changes_of, expand, load_scenario, resolved_yaml
 
     scenario = load_scenario(options.scenario, options.set)
     if options.resolved:
@@ -30,17 +34,29 @@ def run(options: argparse.Namespace) -> int:
     variants = expand(scenario)
     if options.memory:
         return _memory(variants)
-    if scenario.transport_sweep is not None:
-        sweep = scenario.transport_sweep
-        kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
-        print(f"{scenario.name} is valid: a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each")
-        return 0
     rollouts = sum(variant.scenario.num_rollouts for variant in variants)
-    runs = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
-    print(f"{scenario.name} is valid: {runs}, {rollouts:,} rollouts with validation")
-    for variant in variants if len(variants) > 1 else ():
-        print(f"  {variant.name}")
+    if options.json:
+        runs = [
+            {"run": each.name, "changes": changes_of(scenario, each), "rollouts": each.scenario.num_rollouts}
+            for each in variants
+        ]
+        print(json.dumps({"scenario": scenario.name, "rollouts": rollouts, "runs": runs}, indent=2))
+    elif scenario.transport_sweep is not None:
+        print(f"{scenario.name} is valid: {_sweep(scenario)}")
+    else:
+        runs_of = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
+        print(f"{scenario.name} is valid: {runs_of}, {rollouts:,} rollouts with validation")
+        for variant in variants if len(variants) > 1 else ():
+            changed = ", ".join(f"{key}={value}" for key, value in changes_of(scenario, variant).items())
+            print(f"  {variant.name}" + (f": {changed}" if changed else ""))
     return 0
+
+
+def _sweep(scenario: Scenario) -> str:
+    sweep = scenario.transport_sweep
+    assert sweep is not None
+    kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
+    return f"a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each"
 
 
 def _memory(variants: Sequence[Variant]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.arguments import from_1
+from harness.core.arguments import file_argument, from_1, out_argument, quiet_argument, set_argument
 from harness.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ EXAMPLES = """\
 examples:
   python -m harness calibrate --name my-machine
   python -m harness calibrate --name my-machine --from results/calibration results/transport_sweep
-  python -m harness calibrate --name no-course --from results/calibration --exclude-model course --out no-course.yaml
+  python -m harness calibrate --name no-course --from results/calibration --exclude-model course -o no-course.yaml
 
 Without --from collectives between ranks are measured first, the runs of scenarios/calibration.yaml,
 scenarios/calibration_ranks.yaml and scenarios/calibration_checkpoints.yaml are made, and a short transport sweep (about
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RESULTS",
         help="folders with runs to fit instead of measuring: calibration runs, transport sweeps",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: profiles/machines/NAME.yaml")
+    file_argument(parser, None, "the profile (default: profiles/machines/NAME.yaml)")
     parser.add_argument(
         "--exclude-model",
         action="append",
@@ -71,16 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--description", default="", metavar="TEXT", help="a line about the machine")
     parser.add_argument("--force", action="store_true", help="replace a profile that is there already")
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), metavar="DIR", help="where measured runs go (default: results)"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of the measured runs"
-    )
+    out_argument(parser, Path("results"), "where measured runs go (default: results)", ["--results"])
+    set_argument(parser, "; of the measured runs")
     parser.add_argument(
         "--ranks", type=from_1, default=2, metavar="N", help="between which collectives are measured (default: 2)"
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    quiet_argument(parser, "with the profile")
 
 
 def run(
@@ -121,6 +117,9 @@ def run(
         collectives=find_collectives(sources),
     )
     save_machine(found.profile, path)
+    if options.quiet:
+        print(f"profile: {plain(str(path))}")
+        return 0
     output = Output()
     print_table(output, cost_table(found.profile))
     print_table(output, fit_table(found.profile, stage_fits(found.profile, found.observations)))
@@ -137,12 +136,16 @@ def _path(options: argparse.Namespace) -> Path:
     if not _NAME.fullmatch(options.name):
         what = f"--name is {options.name!r}, must be letters, digits and . _ + - only, a letter or digit first"
         raise UserError(what, "--name", "--name my-machine")
+    from harness.scenario.yaml_files import SUFFIXES
     from harness.simulate.machine import FOLDER
 
-    path: Path = options.out or Path(FOLDER) / f"{options.name}.yaml"
+    if options.out.suffix in SUFFIXES:
+        what = f"--out is {options.out}, which is a file, and measured runs go into a folder"
+        raise UserError(what, "--out", f"name the profile with -o {options.out}")
+    path: Path = options.output or Path(FOLDER) / f"{options.name}.yaml"
     if path.exists() and not options.force:
         raise UserError(
-            f"{path} is there already", str(path), "replace it with --force, or take another --name or --out"
+            f"{path} is there already", str(path), "replace it with --force, or take another --name or -o FILE"
         )
     return path
 
@@ -154,8 +157,8 @@ def _measure(options: argparse.Namespace, run_scenario: RunScenario, measure: Me
     checkpointed, variants = CHECKPOINTS
     scenarios = [*(load_scenario(name, options.set) for name in SCENARIOS), load_scenario(sweep, settings)]
     scenarios += [load_scenario(checkpointed, [*variant, *options.set]) for variant in variants]
-    collectives = measure(options.results, options.ranks)
-    return [collectives, *(run_scenario(scenario, options.results, options.quiet) for scenario in scenarios)]
+    collectives = measure(options.out, options.ranks)
+    return [collectives, *(run_scenario(scenario, options.out, options.quiet) for scenario in scenarios)]
 
 
 def measured_collectives(results: Path, ranks: int = 2) -> Path:

@@ -9,7 +9,7 @@ pace: --scale STAGE=FACTOR                                         nothing more
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from harness.core.trace import Stage
 from harness.results import Run, find_run_folders, load_run, read_manifest
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
+from harness.scenario.axes import differing
 from harness.scenario.check import check_variant
 from harness.scenario.problems import as_user_error
 from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
-from harness.simulate.machine import MACHINES, MachineProfile, known_machines, load_machine
+from harness.simulate.machine import MachineProfile, known_machines, load_machine, measured_on
 from harness.simulate.whatif.recording import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
 
@@ -84,7 +85,7 @@ def choose_machine(run: Run, asked: str | MachineProfile | None, needed_for: str
         return asked if isinstance(asked, MachineProfile) else load_machine(asked)
     reasons = []
     for known in known_machines():
-        profile = _of_machine(known, run)
+        profile = measured_on(known, run.manifest.machine.get("fingerprint"))
         reason = "another machine" if profile is None else _other_versions(run, profile)
         if profile is not None and not reason:
             return profile
@@ -97,18 +98,6 @@ def choose_machine(run: Run, asked: str | MachineProfile | None, needed_for: str
         "profiles/machines",
         "name one with --machine NAME, or make one: python -m harness calibrate --name NAME",
     )
-
-
-def _of_machine(name: str, run: Run) -> MachineProfile | None:
-    """Return the profile of this name if it was measured on the run's machine.
-
-    A profile is long, and most are of other machines: only one in whose text the machine stands is read in full.
-    """
-    fingerprint = run.manifest.machine.get("fingerprint")
-    if not fingerprint or str(fingerprint) not in MACHINES.find(name).read_text(encoding="utf-8", errors="replace"):
-        return None
-    profile = load_machine(name)
-    return profile if profile.origin == "measured" and profile.device.fingerprint == fingerprint else None
 
 
 def _other_versions(run: Run, profile: MachineProfile) -> str:
@@ -230,7 +219,7 @@ def read_change(run: Run, recording: Recording, settings: Sequence[str], scales:
     for text in settings:
         tree = tree.overlaid(_setting(text))
     after = _checked(tree, "the changed run")
-    keys = tuple(_differing(before.model_dump(mode="json"), after.model_dump(mode="json")))
+    keys = tuple(differing(before.model_dump(mode="json"), after.model_dump(mode="json")))
     for key in keys:
         _refuse_unless_known(key)
     if before.uses_ray != after.uses_ray:
@@ -303,16 +292,6 @@ def _refuse_unless_known(key: str) -> None:
 
 def _falls_under(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the dotted keys whose values differ."""
-    for key in sorted({*before, *after}):
-        old, new, name = before.get(key), after.get(key), f"{path}{key}"
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differing(old, new, f"{name}.")
-        elif old != new:
-            yield name
 
 
 def _tree(data: Mapping[str, Any], origin: str) -> Tree:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.compare.gates import read_limit
+from harness.core.arguments import file_argument, json_argument, out_argument, set_argument
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
 from harness.simulate.whatif import ERROR_BOUND
@@ -29,13 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results", metavar="RESULTS", type=Path, help="a run's folder, or one with the runs of a scenario"
     )
     parser.add_argument("--run", metavar="NAME", help="which run, where there are several: its folder or its arm")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting of the scenario: dotted key, YAML value; may be repeated",
-    )
+    set_argument(parser)
     parser.add_argument(
         "--scale",
         action="append",
@@ -53,16 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"predict although the run's own replay is off by up to this share (default: {100 * ERROR_BOUND:g}%%)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE.png", type=Path, help="draw the timelines before and after")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="write both replays there as runs, for compare, report and trace"
-    )
+    file_argument(parser, None, "draw the timelines before and after, as a .png file")
+    out_argument(parser, None, "write both replays there as runs, for compare, report and trace")
+    json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Replay a recorded run with something changed, and say what comes of it; return the exit code."""
+    from harness.results.rows import with_nulls
     from harness.simulate.whatif.changes import choose_run
     from harness.simulate.whatif.effects import what_if
+    from harness.simulate.whatif.report import figures
 
     bound = ERROR_BOUND if options.error_bound is None else read_limit(options.error_bound, "--error-bound")
     if options.output is not None and options.output.suffix.lower() != ".png":
@@ -71,7 +68,10 @@ def run(options: argparse.Namespace) -> int:
     recorded = choose_run(options.results, options.run)
     answer = what_if(recorded, options.set, options.scale, options.machine, bound)
     written = list(_write(answer, options))  # before anything is printed: whoever reads may leave early
-    _print(answer, written)
+    if options.json:
+        print(json.dumps(with_nulls(figures(answer)), indent=2))
+    else:
+        _print(answer, written)
     return 0
 
 

@@ -36,6 +36,26 @@ def changed_to(answer: Answer) -> str:
     return ", ".join([*change.typed, *paces]) or "unchanged"
 
 
+def figures(answer: Answer) -> dict[str, Any]:
+    """Return the figures of an answer as plain values."""
+    seconds = {name: outcome.step_s for name, outcome in (("before", answer.before), ("after", answer.after))}
+    manifest = answer.run.manifest
+    return {
+        "scenario": manifest.scenario,
+        "experiment": manifest.experiment,
+        "run": answer.run.folder.name,
+        "changed": changed_to(answer),
+        "step_s": {"recorded": answer.recorded_step_s, **seconds},
+        "ratio": answer.ratio,
+        "error": answer.error,
+        "stages_s": {"before": dict(answer.before.stages_s), "after": dict(answer.after.stages_s)},
+        "idle": {"before": dict(answer.before.idle), "after": dict(answer.after.idle)},
+        "gain_of_10_percent_off": {gain.name: gain.gain for gain in answer.gains},
+        "machine": answer.machine,
+        "notes": list(answer.notes),
+    }
+
+
 def tables(answer: Answer) -> list[Table]:
     """Return the tables of an answer, from the step time to what 10% off each stage would give."""
     if answer.change.is_none:
