@@ -1,0 +1,84 @@
+"""What people type wrongly: each ends with 2 before anything is made, and a line of its error holds what to type."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+
+RUN = "results/mine/20260101-000000"
+MISTAKES: dict[str, tuple[str, ...]] = {
+    # commands and arguments
+    "runn mine": ("did you mean run?",),
+    "comapre results": ("did you mean compare?",),
+    "run": ("SCENARIO", "--resume FOLDER"),
+    "compare": ("compare --help",),
+    "run mine --steps 5": ("--set steps=5",),
+    "run mine --lr 1e-4": ("--set optimizer.learning_rate=1e-4",),
+    "run mine --num-generations=4": ("--set group_size=4",),
+    "run mine --set steps 5": ("--set steps=5",),
+    "run mine steps=5": ("--set steps=5",),
+    "bench mine --block 5": ("did you mean --blocks?",),
+    "bench mine --blocks many": ("--blocks", "'many'"),
+    "run mine --otu there": ("did you mean --out?",),
+    "run mine --quiet -v": ("--quiet", "not allowed"),
+    "run mine --dry-run --resume auto": ("--dry-run", "not allowed"),
+    # scenarios
+    "run mien": ("did you mean mine?",),
+    "run ''": ("python -m harness list",),
+    "run .": ("is a folder",),
+    "run scenarios/mine": ("did you mean mine?",),
+    "validate notes.txt": ("python -m harness list",),
+    # settings
+    "run mine --set stepps=3": ("did you mean `steps`?",),
+    "run mine --set optimizer.lr=1e-4": ("`optimizer.learning_rate`",),
+    "run mine --set lora.rank=8": ("no LoRA",),
+    "run mine --set model=gpt2": ("model={type: folder, path: gpt2}",),
+    "run mine --set transport=nixle": ("`transport.type=nixl`",),
+    "run mine --set loss.type=grpo": ("grpo_clip",),
+    "run mine --set steps=many": ("steps", "whole number"),
+    "run mine --set save_policy=yes": ("write true or false",),
+    "run mine --set group_size=6": ("group_size 6 does not divide",),
+    "run mine --set placement.learner.ranks=2": ("placement.learner.ranks",),
+    "validate mine --set beta=0.1": ("`loss.kl.coefficient`",),
+    # files and folders
+    "run mine --out notes.txt": ("--out DIR",),
+    "compare gone": ("gone", "does not exist"),
+    "compare empty": ("run quickstart",),
+    "report empty -o notes.txt": ("-o FILE",),
+    "report empty -o gone/page.html": ("mkdir -p gone",),
+    "trace empty": ("run quickstart",),
+    "simulate mine --machine h100": ("did you mean h100-sxm",),
+    "calibrate --out mine.yaml": ("-o mine.yaml",),
+    "dataset keywords --model preset:small -n 9": ("--out",),
+    "evaluate --data gone.jsonl": ("--model",),
+    "import trl gone.json": ("gone.json",),
+    "import tlr log.json": ("trl",),
+    "baseline recrod main mine": ("record",),
+    "sweep mine --attempts 0": ("--attempts", "at least 1"),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "scenarios" / "mine.yaml").write_text("steps: 10\n")
+    (tmp_path / "notes.txt").write_text("keep me")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_is_answered_with_what_to_type(typed: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    arguments = ["" if word == "''" else word for word in typed.split(" ")]
+    assert main(arguments, lambda scenario, out, quiet: pytest.fail("it ran")) == 2
+    out, error = capsys.readouterr()
+    lines = error.splitlines()
+    assert lines[0].startswith("error: ")
+    assert any(all(words in line for words in MISTAKES[typed]) for line in lines), error
+    assert "Traceback" not in error
+    assert max(map(len, lines)) < 400
+    assert (out, sorted(folder.rglob("*"))) == ("", before)
+    assert (folder / "notes.txt").read_text() == "keep me"
