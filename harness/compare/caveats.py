@@ -230,7 +230,8 @@ def origin(experiment: Experiment) -> str:
     parts.append(str(machine.get("cpu") or "unknown CPU"))
     if machine.get("cores"):
         parts.append(plural(int(machine["cores"]), "core"))
-    if manifest.threads:
+    threads = {run.manifest.threads for run in experiment.runs}
+    if manifest.threads and len(threads) == 1:
         parts.append(plural(manifest.threads, "thread"))
     if machine.get("memory_gib"):
         parts.append(f"{machine['memory_gib']} GiB")

@@ -128,6 +128,7 @@ class RunFigures:
         checkpoints: what they cost; None without any, and without spans.
         metrics: combined over all steps, by name.
         last_metrics: of the last step that has them, by name.
+        rewards: the mean training reward of each step, of its fresh rollouts; empty where ``brief``.
         non_finite: in how many steps a metric was NaN or infinite, by name; those are left out of ``metrics``.
     """
 
@@ -172,6 +173,7 @@ class RunFigures:
     series: StepSeries | None = None
     learning: LearningFigures | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    rewards: tuple[float, ...] = ()
     folder: Path = Path()
 
     @property
@@ -217,6 +219,12 @@ class RunFigures:
     def behaviour_is_older(self) -> bool:
         """Whether rollouts may come from an older policy than the one that a training step starts with."""
         return bool(self.max_lag or self.replay_capacity)
+
+    @property
+    def training_reward(self) -> float | None:
+        """Mean training reward of the last tenth of the steps that logged one; None where none did."""
+        found = self.rewards[-max(1, len(self.rewards) // 10) :]
+        return fmean(found) if found else None
 
     @property
     def divergence(self) -> Divergence | None:
@@ -307,6 +315,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         profiled_steps=sum(row.profiled for row in run.steps),
         series=None if brief else series,
         learning=None if brief else learning_figures(run, target),
+        rewards=() if brief else tuple(value for value, _ in _values(run.steps, "reward/total")),
         settings=run.settings,
         folder=run.folder,
     )

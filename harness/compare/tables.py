@@ -278,6 +278,8 @@ OUTCOME_LINES = (
     Line("length_last", "response length, last, tokens", number, lambda run: run.last.length if run.last else None),
     Line("seconds_to_target", "seconds to reward {}", number, lambda run: run.seconds_to_target),
     Line("target_step", "  at step", count, lambda run: run.learning.target_step if run.learning else None),
+    Line("reward_train", "training reward, last tenth of the steps", reward, lambda run: run.training_reward),
+    Line("length_train", "response length in training, tokens", number, mean_of("response_length")),
     Line("clip_fraction", "clip fraction, mean", number, mean_of("clip_fraction")),
     Line("grad_norm", "gradient norm, median", number, lambda run: run.grad_norm),
     Line(
@@ -303,6 +305,10 @@ OUTCOME_LINES = (
     Line("steps", "training steps", count, lambda run: run.steps),
     Line("optimizer_steps", "optimizer steps", count, lambda run: run.optimizer_steps or None),
     Line("tokens_per_s", "generated tokens per second", number, lambda run: run.throughput),
+    Line(
+        *("processed_tokens_per_s", "tokens per second, prompts included", number),
+        mean_of("perf/processed_tokens_per_s"),
+    ),
     Line("startup_s", "start-up, seconds", number, lambda run: run.manifest.startup_s),
     Line("loop_s", "loop, seconds", number, lambda run: run.loop_s),
     *(

@@ -23,7 +23,9 @@ from harness.compare.step_times import MARK, step_ratio
 from harness.compare.sync_tables import sweep_points, sweep_tables
 from harness.compare.tables import Table, stage_table, step_cell
 from harness.compare.verdicts import Judgement
+from harness.core.installation import as_typed
 from harness.core.terminal_text import plain
+from harness.core.trace import Stage
 from harness.report.console import shown_path
 from harness.report.data import ReportData
 from harness.report.html.headlines import exposed_shares
@@ -65,7 +67,16 @@ def print_brief(console: Console, material: ReportData, judged: Sequence[Judgeme
     if page is not None:
         more = f" (and {plural(left, 'caveat')} more)" if left > 0 else ""
         console.print(Text(f"page: {plain(shown_path(page))}{more}"), soft_wrap=True)
-    console.print(Text(f"all tables: python -m harness compare {plain(shown_path(experiment.folder))}"), soft_wrap=True)
+    console.print(
+        Text(as_typed(f"all tables: python -m harness compare {plain(shown_path(experiment.folder))}")), soft_wrap=True
+    )
+
+
+def line_of(material: ReportData, judged: Sequence[Judgement], page: Path) -> str:
+    """Say in one line what an experiment says first, and where its page is."""
+    experiment = material.experiment
+    said = next(iter(headline(experiment, judged)), "nothing was measured.")
+    return f"{experiment.title} / {experiment.name}: {said} page: {shown_path(page)}"
 
 
 def headline(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
@@ -101,8 +112,8 @@ def _of_one(variant: Variant) -> list[str]:
             f"{variant.name}: {', '.join(dict.fromkeys(run.status for run in variant.runs))}, no step was measured."
         ]
     said = f"{variant.name}: {spread(seconds, number)} s a step"
-    if shares:
-        largest = max(shares, key=lambda stage: shares[stage])
+    largest = max(shares, key=lambda stage: shares[stage], default=None)
+    if largest is not None and largest is not Stage.EVALUATE:
         said += f", {percent(shares[largest])} of it {largest.value}"
     first, last = (_evaluated(variant, when) for when in ("first", "last"))
     if first is not None and last is not None:

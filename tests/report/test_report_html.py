@@ -80,7 +80,7 @@ def _report(folder: Path, out: Path, everything: bool = False) -> str:
 
 
 def test_a_experiment_has_its_sections_in_order(lagged: Path, tmp_path: Path) -> None:
-    page = Page(_report(lagged, tmp_path / "out" / "report.html"))
+    page = Page(_report(lagged, tmp_path / "report.html"))
     assert page.text("h1") == ["async_lag_sweep"]
     assert page.text("h3") == SECTIONS
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
@@ -95,16 +95,16 @@ def test_a_experiment_has_its_sections_in_order(lagged: Path, tmp_path: Path) ->
 def test_exposed_times_stand_beside_the_times_spent(lagged: Path, tmp_path: Path) -> None:
     page = _report(lagged, tmp_path / "report.html")
     # lag1, from the second step on, milliseconds: the Learner waits 200, updates 700, publishes 10, verifies 2, and 88
-    # are nobody's; of the 200, scoring has 100, transfer 20, verify 2, load 10, generate 68. The first step, with syncs
-    # of five times the length, is warm-up.
+    # belong to no stage; of the 200, scoring has 100, transfer 20, verify 2, load 10, generate 68. The first step, with
+    # syncs of five times the length, is warm-up.
     spent = page.partition("<caption>Seconds per training step, spent and exposed")[2].partition("</table>")[0]
-    rows = dict(re.findall(r'<th scope="row">(\w+|nobody&#x27;s)</th>((?:<td class="n">[^<]*</td>)+)', spent))
+    rows = dict(re.findall(r'<th scope="row">(\w+|no stage)</th>((?:<td class="n">[^<]*</td>)+)', spent))
     cells = {name: re.findall(r">([^<]*)</td>", row)[:3] for name, row in rows.items()}
     assert cells["update"][1] == "0.700 [0.700, 0.700]"
     assert cells["score"][1] == "0.100 [0.100, 0.100]"
     assert cells["generate"][1] == "0.068 [0.068, 0.068]"
-    assert cells["nobody&#x27;s"][1] == "0.088 [0.088, 0.088]"
-    assert "<title>nobody&#x27;s: 0.088 s</title>" in page
+    assert cells["no stage"][1] == "0.088 [0.088, 0.088]"
+    assert "<title>no stage: 0.088 s</title>" in page
     assert "its exposed time, is update in lag1 (70% of a step) and lag3 (70% of a step)." in page
 
 
@@ -353,22 +353,24 @@ def test_a_damaged_run_is_left_out_and_named(
 
 def test_a_reader_of_the_old_report_keeps_it_whole(make_run: Make, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
-    out.write_text("old")
+    old = _report(make_run().folder, out)
     with out.open() as reader:
-        _report(make_run().folder, out)
-        assert reader.read() == "old"  # the new file took its place, nothing was written into the old one
+        _report(make_run(scenario="other").folder, out)
+        assert (
+            reader.read() == old != out.read_text()
+        )  # the new file took its place, nothing was written into the old one
 
 
 def test_bad_input_leaves_the_old_report(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.html"
-    out.write_text("old")
+    old = _report(make_run().folder, out)
     assert main(["report", str(tmp_path / "nowhere"), "-o", str(out)]) == 2
     assert "does not exist" in capsys.readouterr().err
-    assert out.read_text() == "old"
-    folder = str(make_run().folder)
+    assert out.read_text() == old
+    folder = str(tmp_path / "results")
     assert main(["report", folder, "-o", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write the report"):
+    with pytest.raises(UserError, match="there is no folder"):
         make_report([Path(folder)], tmp_path / "file" / "r.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "r.html", "results"]

@@ -72,7 +72,8 @@ def test_a_linear_axis_has_round_ends(values: list[float], from_zero: bool, tick
 
 
 def test_steps_and_powers() -> None:
-    assert whole(0, 39) == Scale(0, 39, (0.0, 10.0, 20.0, 30.0))  # 39 / 5 rounds up to 10
+    assert whole(0, 39) == Scale(0, 39, (0.0, 10.0, 20.0, 30.0, 39))  # 39 / 5 rounds up to 10
+    assert whole(0, 33) == Scale(0, 33, (0.0, 10.0, 20.0, 33))  # the end has a tick, and room
     assert whole(5, 5) == Scale(5, 6.0, (5,))
     powers = logarithmic([3.0, 4000.0])
     assert (powers.low, powers.high, powers.ticks) == (1.0, 10_000.0, (1.0, 10.0, 100.0, 1000.0, 10_000.0))

@@ -56,12 +56,15 @@ def linear(values: Iterable[float], most_ticks: int = 5, from_zero: bool = False
 
 
 def whole(low: float, high: float, most_ticks: int = 5) -> Scale:
-    """Return an axis that ends at the values themselves, its ticks round and inside; for steps and seconds."""
+    """Return an axis that ends at the values themselves; its ticks are round, and one is at an end that is whole."""
     if high <= low:
         return Scale(low, low + 1.0, (low,))
     step = _round_step((high - low) / most_ticks)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return Scale(low, high, tuple(step * number for number in range(first, last + 1)))
+    ticks = [step * number for number in range(first, last + 1)]
+    if float(high).is_integer() and step >= 1 and ticks and ticks[-1] < high:  # the last step has a tick of its own
+        ticks[len(ticks) - (high - ticks[-1] < step / 2) :] = [high]
+    return Scale(low, high, tuple(ticks))
 
 
 def logarithmic(values: Iterable[float]) -> Scale:
@@ -207,13 +210,11 @@ class Line:
         index: of the variant, for colour and marker.
         points: (x, y) in order.
         band: (x, low, high) in order; empty for no band.
-        thin: one of several seeds.
     """
 
     index: int
     points: Sequence[Point]
     band: Sequence[tuple[float, float, float]] = ()
-    thin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +330,7 @@ def _stretched(line: Line, x_axis: Scale, y_axis: Scale) -> Markup:
         lower = [at(x, low) for x, low, _ in reversed(line.band)]
         band = element("path", d="M" + "L".join([*upper, *lower]) + "Z", class_=f"band {class_}")
     path = "M" + "L".join(at(x, y) for x, y in line.points)
-    return join(band, element("path", d=path, class_=f"line {class_}" + (" thin" if line.thin else "")))
+    return join(band, element("path", d=path, class_=f"line {class_}"))
 
 
 def _marks(line: Line, x_axis: Scale, y_axis: Scale) -> list[Markup]:

@@ -59,12 +59,17 @@ def over_steps(report_data: ReportData, points: Points) -> list[Line]:
 
 
 def over_seconds(report_data: ReportData, points: Points) -> list[Line]:
-    """Return one line for each run: seeds do not share their seconds."""
-    return [
-        Line(index, [(x, y) for x, y, _, _ in thinned([(x, y, y, y) for x, y in points(run)])], thin=len(runs) > 1)
-        for index, runs in enumerate(report_data.curves.runs.values())
-        for run in runs
-    ]
+    """Return one line for each variant: the means of time and value of each evaluation over its runs, with a band.
+
+    Runs do not share their seconds, but make the same evaluations; those that not all made are left out.
+    """
+    drawn = []
+    for index, runs in enumerate(report_data.curves.runs.values()):
+        same = [list(zip(*made, strict=True)) for made in zip(*map(points, runs), strict=False)]
+        rows = thinned([(fmean(xs), fmean(ys), min(ys), max(ys)) for xs, ys in same])
+        band = [(x, low, high) for x, _, low, high in rows] if len(runs) > 1 else []
+        drawn.append(Line(index, [(x, mean) for x, mean, _, _ in rows], band))
+    return drawn
 
 
 def thinned(rows: Sequence[tuple[float, float, float, float]]) -> list[tuple[float, float, float, float]]:
@@ -95,8 +100,8 @@ def _reward(report_data: ReportData) -> Markup | None:
         Chart("Response length", STEP, "tokens per response", lengths,
               "Tokens of a validation response over training steps."),
     ]  # fmt: skip
-    sentence = says + _seeds_say(report_data)
-    return _panels(
+    sentence = says + seeds_say(report_data)
+    return panels(
         report_data, "Validation reward.", sentence, charts, details("Show the figures", _outcome(report_data))
     )
 
@@ -115,13 +120,11 @@ def _reward_says(report_data: ReportData) -> str:
     return f"Validation reward, first to last: {', '.join(parts)}."
 
 
-def _seeds_say(report_data: ReportData) -> str:
+def seeds_say(report_data: ReportData) -> str:
+    """Say what a line and its band are where variants have several runs; empty where they have one."""
     if not report_data.curves.several_seeds:
         return ""
-    return (
-        " Over steps, a line is the mean of the seeds and its band runs from the lowest to the highest of them; over "
-        "seconds, each seed has its own line."
-    )
+    return " A line is the mean of the runs, its band runs from the lowest to the highest of them."
 
 
 def _training(report_data: ReportData) -> Markup | None:
@@ -135,14 +138,14 @@ def _optimizer_steps(report_data: ReportData) -> Markup | None:
     return _curves(report_data, "Over optimizer steps.", sentence, panels, OPTIMIZER_STEP)
 
 
-def _curves(report_data: ReportData, title: str, sentence: str, panels: Sequence[Panel], x_label: str) -> Markup | None:
+def _curves(report_data: ReportData, title: str, sentence: str, shown: Sequence[Panel], x_label: str) -> Markup | None:
     charts = []
-    for panel in panels:
+    for panel in shown:
         drawn, says = over_steps(report_data, panel.points), f"{panel.title}, {panel.unit}, over {x_label}s."
         charts.append(Chart(panel.title, x_label, panel.unit, drawn, says, panel.from_zero, zero_line=True))
     xs = [x for chart in charts for line in chart.lines for x, _ in line.points]
     ends = (min(xs), max(xs)) if xs else ()
-    return _panels(report_data, title, sentence, [replace(chart, x_ends=ends) for chart in charts]) if charts else None
+    return panels(report_data, title, sentence, [replace(chart, x_ends=ends) for chart in charts]) if charts else None
 
 
 def _kl(report_data: ReportData) -> Markup | None:
@@ -171,7 +174,7 @@ def _kl(report_data: ReportData) -> Markup | None:
         sentence += " Exact: summed over the vocabulary, nothing sampled."
     if onsets:
         sentence += " Dotted upright lines: from there on a run's KL to the reference policy grows faster."
-    return _panels(report_data, "KL divergence.", sentence, charts)
+    return panels(report_data, "KL divergence.", sentence, charts)
 
 
 def _stability(report_data: ReportData) -> Markup | None:
@@ -190,15 +193,16 @@ def _stability(report_data: ReportData) -> Markup | None:
         charts.append(Chart("Clip fraction", STEP, "share of response tokens", drawn, said[-1], from_zero=True))
     elif clips:
         said.append("The clip changed the objective of no token.")
-    return _panels(report_data, "Stability of the updates.", " ".join(said), charts) if charts else None
+    return panels(report_data, "Stability of the updates.", " ".join(said), charts) if charts else None
 
 
-def _panels(
+def panels(
     report_data: ReportData, title: str, sentence: str, charts: Sequence[Chart], *below: Markup | None
 ) -> Markup:
+    """Return charts of an experiment side by side, with whose line is which."""
     class_ = "panels three" if len(charts) == 3 else "panels"
-    panels = element("div", [draw_chart(chart) for chart in charts], class_=class_)
-    return figure(title, sentence, panels, *below, legend=variant_legend(_labels(report_data)))
+    drawn = element("div", [draw_chart(chart) for chart in charts], class_=class_)
+    return figure(title, sentence, drawn, *below, legend=variant_legend(_labels(report_data)))
 
 
 def _labels(report_data: ReportData) -> list[str]:

@@ -156,11 +156,13 @@ def provenance_section(report_data: ReportData, anchor: str) -> Markup | None:
     return section(anchor, "Provenance", said, _again(runs[0].manifest), *tables)
 
 
-def _again(manifest: Manifest) -> Markup:
-    """Say which command makes such an experiment."""
+def _again(manifest: Manifest) -> Markup | None:
+    """Say which command makes such an experiment; None for a run of another trainer."""
+    if "imported" in manifest.outcome:
+        return None
     commands = [f"git checkout {manifest.commit}"] if manifest.commit else []
     if manifest.simulated is None:
-        commands.append(f"make bench SCENARIO={manifest.scenario}")
+        commands.append(f"python -m harness run {manifest.scenario}")
     else:
         commands.append(f"python -m harness simulate {manifest.scenario} --machine {manifest.simulated}")
     said = note("To run it again:")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,20 +17,21 @@ from harness.compare.findings import findings
 from harness.compare.rewards import final_reward
 from harness.compare.step_times import step_ratio
 from harness.compare.sync_tables import sweep_points
-from harness.compare.tables import Table, overview_table, step_cell
+from harness.compare.tables import Table, overview_table, seed_note, step_cell
 from harness.compare.verdicts import Judgement, judgements
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.report.brief import headline, largest_lever
 from harness.report.data import ReportData, read_report_data
 from harness.report.html.forest import verdict_section
 from harness.report.html.headlines import exposed_shares, headlines
 from harness.report.html.learning import learning_section
 from harness.report.html.machine import provenance_section, resources_section
-from harness.report.html.markup import Markup, bullets, definitions, details, element, join, table
+from harness.report.html.markup import Markup, bullets, definitions, details, element, join, prose, table
 from harness.report.html.rollouts import examples_section, waste_section
 from harness.report.html.syncs import sweep_section, sync_section
 from harness.report.html.theme import stylesheet
-from harness.report.html.times import timeline_section, times_section
+from harness.report.html.times import step_figure, timeline_section, times_section
 from harness.results import DamagedRun, find_run_folders
 
 Entry = tuple[str, str]
@@ -158,37 +161,63 @@ def _article(
 
 
 def _summary(report_data: ReportData, judged: Sequence[Judgement], anchor: str) -> Markup:
-    """Return the sentences to leave with, the figures at a glance, every finding, and what to mind."""
+    """Return headline, picture and largest lever, the figures at a glance, every finding, and what to mind."""
     experiment = report_data.experiment
-    title = element("h3", "What the figures say", id=f"{anchor}-title")
-    parts = [title, bullets(headlines(report_data, judged), "says-list")]
+    said, lever = headline(experiment, judged), largest_lever(report_data)
+    parts: list[Markup | None] = [element("h3", "What the figures say", id=f"{anchor}-title")]
+    parts += [element("p", prose(line), class_="headline") for line in said]
     if not sweep_points(experiment):
+        parts.append(step_figure(report_data))
+        parts.append(_lever(lever) if lever else None)
         parts.append(table(_glance(report_data), caption=False))
+    parts.append(bullets([line for line in headlines(report_data) if line not in said], "says-list"))
+    if not sweep_points(experiment):
         parts.append(details("Show every finding", bullets([item.text for item in findings(experiment)], "plain-list")))
     parts.append(_mind("Mind", caveats(experiment)))
     return element("section", parts, id=anchor, aria_labelledby=f"{anchor}-title")
 
 
+def _lever(sentence: str) -> Markup:
+    how = element("code", "python -m harness whatif RUN --scale STAGE=0.9")
+    return element("p", prose(sentence), " What a change would bring: ", how, class_="lever")
+
+
 def _glance(report_data: ReportData) -> Table:
-    header = ("variant", "s per step", "times the first", "last reward", "tokens per second", "waited for most")
-    first = report_data.experiment.variants[0]
-    rows = tuple(_glance_row(report_data, first, variant) for variant in report_data.experiment.variants)
-    return Table("At a glance", header, rows)
+    """Return a row for each arm; what no arm has is left out."""
+    experiment = report_data.experiment
+    first = experiment.variants[0]
+    columns: dict[str, Callable[[Variant], str]] = {
+        "s per step": step_cell,
+        "times the first": lambda variant: _ratio(first, variant),
+        "tokens per second": lambda variant: numbers.spread(variant.spread(lambda run: run.throughput), numbers.number),
+        "tokens per second, prompts included": lambda variant: numbers.spread(
+            variant.spread(lambda run: run.mean("perf/processed_tokens_per_s")), numbers.number
+        ),
+        "last validation reward": lambda variant: numbers.spread(variant.spread(final_reward), numbers.reward),
+        "training reward at the end": lambda variant: numbers.spread(
+            variant.spread(lambda run: run.training_reward), numbers.reward
+        ),
+        "waited for most": lambda variant: _waited(report_data, variant),
+    }
+    cells = {name: [write(variant) for variant in experiment.variants] for name, write in columns.items()}
+    shown = {name: own for name, own in cells.items() if any(cell != numbers.NOTHING for cell in own)}
+    if len(experiment.variants) == 1:
+        shown.pop("times the first", None)
+    rows = tuple(
+        (variant.name, *(own[place] for own in shown.values())) for place, variant in enumerate(experiment.variants)
+    )
+    return Table("At a glance", ("variant", *shown), rows, seed_note(experiment.variants))
 
 
-def _glance_row(report_data: ReportData, first: Variant, variant: Variant) -> tuple[str, ...]:
+def _ratio(first: Variant, variant: Variant) -> str:
     ratio = step_ratio(first, variant)
+    return numbers.NOTHING if ratio is None else f"{ratio:.2f}"
+
+
+def _waited(report_data: ReportData, variant: Variant) -> str:
     shares = exposed_shares(report_data, variant.name)
     most = max(shares, key=lambda item: shares[item], default=None)
-    waited = f"{most.value}, {100 * shares[most]:.0f}%" if most else numbers.NOTHING
-    return (
-        variant.name,
-        step_cell(variant),
-        numbers.NOTHING if ratio is None else f"{ratio:.2f}",
-        numbers.spread(variant.spread(final_reward), numbers.reward),
-        numbers.spread(variant.spread(lambda run: run.throughput), numbers.number),
-        waited,
-    )
+    return f"{most.value}, {100 * shares[most]:.0f}%" if most else numbers.NOTHING
 
 
 class MadeReport(NamedTuple):
@@ -255,14 +284,34 @@ def _problem(experiment: Path, folder: Path) -> UserError | None:
     return None
 
 
+_TITLE = "<title>Report: "
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a page of ours."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(2000)
+    except OSError:
+        return False
+    return head.startswith(b"<!doctype html>") and _TITLE.encode() in head
+
+
 def _check_target(out: Path) -> None:
     if out.is_dir():
         raise UserError(f"{str(out)!r} is a folder", where=str(out), fix="name a file, such as -o report.html")
+    if not out.parent.is_dir():
+        what = f"there is no folder {str(out.parent)!r} for the report"
+        raise UserError(
+            what, where=str(out), fix=f"make it first (mkdir -p {shlex.quote(str(out.parent))}), or name another file"
+        )
+    if os.path.lexists(out) and not is_report(out):
+        what = f"{str(out)!r} is there already, and is no report of this command"
+        raise UserError(what, where=str(out), fix="name another file with -o FILE, or remove that one")
 
 
 def _write(out: Path, page: str) -> None:
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out) as stream:
             stream.write(page.encode())
     except OSError as error:

@@ -60,11 +60,13 @@ def _lag(report_data: ReportData) -> Markup | None:
     bars, means = list[Bar](), []
     for name, found in lags.items():
         means.append(f"{name} {numbers.number(mean_lag(found))}")
-        for place, lag in enumerate(range(max(found) + 1)):
+        for place, lag in enumerate(range(max(found) + 1) if len(found) > 1 else ()):
             part = found[lag] / found.total()
             segment = Segment("lag-bar", 100 * part, f"{found[lag]} rollouts")
             bars.append(Bar(_versions(lag), [segment], numbers.percent(part), None if place else name))
     sentence = f"Policy versions between a training step and a rollout's oldest token; means: {', '.join(means)}."
+    if not bars:
+        return note(f"Lag of the rollouts trained on. {sentence} In each arm all rollouts have the same.")
     drawing = draw_bars(bars, PERCENT, "percent of the rollouts trained on", sentence)
     return figure("Lag of the rollouts trained on.", sentence, drawing)
 
@@ -78,7 +80,7 @@ def _ledger(report_data: ReportData) -> Markup | None:
     known = [variant for variant in report_data.experiment.variants if any(_ledgers(variant))]
     if not known:
         return None
-    bars = [_bar(variant) for variant in known]
+    bars = [_bar(variant) for variant in known if sum(_has(variant, key) for key, _ in COLUMNS) > 1]
     rows = tuple(row for variant in known for row in _rows(variant))
     header = ("variant", "rollouts", "count", "share", "tokens", "mean length", "length over generated")
     notes = (
@@ -87,6 +89,8 @@ def _ledger(report_data: ReportData) -> Markup | None:
     )
     data = details("Show the figures", table(Table("What became of the rollouts", header, rows, notes, words=2)))
     sentence = f"Trained on, of the generated tokens: {', '.join(_says(variant) for variant in known)}."
+    if not bars:
+        return join(note(f"What became of the generated tokens. {sentence}"), data)
     drawing = draw_bars(bars, PERCENT, "percent of the generated tokens", sentence)
     items = [element("li", _swatch(f"led-{key}"), name) for key, name in COLUMNS if any(_has(v, key) for v in known)]
     legend = element("ul", items, class_="legend", aria_label="Legend")

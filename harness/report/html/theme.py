@@ -11,7 +11,8 @@ from harness.report.style import STAGE_COLOURS
 
 # Stages whose colour would vanish on a dark ground get a lighter one there.
 _DARK_STAGES = {
-    Stage.GENERATE: "#3C9BD6",
+    Stage.GENERATE: "#2B7FC0",
+    Stage.SCORE: "#A6DBF7",
     Stage.WEIGHT_PUBLISH: "#2E8B6C",
     Stage.WEIGHT_TRANSFER: "#12B98C",
     Stage.UPDATE: "#E4702A",
@@ -68,7 +69,8 @@ def colour_rules() -> str:
 
 
 _BASE = """
-:root{color-scheme:light dark;--ground:#fafaf8;--surface:#ffffff;--ink:#1c2126;--muted:#565f69;--rule:#dfe2e6;
+:root{color-scheme:light dark;--back:var(--ground);--shade:#8a93a080;
+--ground:#fafaf8;--surface:#ffffff;--ink:#1c2126;--muted:#565f69;--rule:#dfe2e6;
 --grid:#e9ebee;--accent:#1b5e99;--accent-soft:#e8f0f8;--wait-ground:#eceef0;--wait-line:#b3b9c0;--verify-line:#3d6b1f;
 --verify-ground:#d8f0c0;--nobody:#eaa3a0;--warn:#7a4b00;--warn-soft:#fff4df;--good:#1d6b3f;
 --good-soft:#e5f4ea;--bad:#a3301b;--bad-soft:#fdebe6;--band:#dfe9f2;--version:#1c2126}
@@ -103,7 +105,9 @@ nav li{margin:0}
 nav .title{margin:0 0 .3rem;color:var(--muted);font-size:.8rem}
 nav a{text-decoration:none}
 nav a:hover{text-decoration:underline}
-.says-list{max-width:50rem;margin:0;padding:0;list-style:none}
+.headline{max-width:50rem;margin:0 0 .5rem;font-size:1.25rem;line-height:1.4;font-weight:620}
+.lever{max-width:50rem;margin:1.1rem 0;padding:.8rem 1.1rem;border-radius:8px;background:var(--accent-soft)}
+.says-list{max-width:50rem;margin:1.2rem 0 0;padding:0;list-style:none}
 .says-list li{margin:0 0 .75rem;padding:.1rem 0 .1rem 1rem;border-left:3px solid var(--accent)}
 .plain-list{max-width:50rem;margin:.5rem 0;padding-left:1.2rem;font-size:.94rem}
 .plain-list li{margin:0 0 .45rem}
@@ -111,7 +115,8 @@ nav a:hover{text-decoration:underline}
 font-size:.94rem}
 .mind strong{color:var(--warn)}
 .mind ul{margin:.35rem 0 0;padding-left:1.2rem}
-figure{margin:1.3rem 0 0;padding:1.1rem 1.25rem 1.2rem;background:var(--surface);border:1px solid var(--rule);
+figure{--back:var(--surface);margin:1.3rem 0 0;
+padding:1.1rem 1.25rem 1.2rem;background:var(--surface);border:1px solid var(--rule);
 border-radius:10px}
 figcaption{margin:0 0 .8rem;max-width:50rem;font-size:.94rem;line-height:1.5}
 figcaption .says{color:var(--muted)}
@@ -137,7 +142,6 @@ align-items:center;font-size:.875rem}
 .bar,.area,.axis,.lane{display:block;overflow:visible}
 .ground{fill:var(--grid)}
 .line{fill:none;stroke:var(--c,var(--ink));stroke-width:2;vector-effect:non-scaling-stroke;stroke-linejoin:round}
-.thin{stroke-width:1.2;opacity:.75}
 .band{fill:var(--c);opacity:.16}
 .mark{fill:var(--c)}
 .grid{stroke:var(--grid);stroke-width:1}
@@ -152,7 +156,12 @@ svg .version-number{fill:var(--ink);font-size:11px}
 .panel-title{margin:0;font-weight:620;font-size:.94rem}
 .unit{margin:0 0 .5rem;color:var(--muted);font-size:.8rem}
 .plot{display:grid;grid-template-columns:3.4rem minmax(0,1fr);gap:.5rem;padding:.4rem 1.2rem 0 0}
-.scroll{overflow-x:auto;margin:.6rem 0 0}
+.scroll{overflow-x:auto;margin:.6rem 0 0;
+background:linear-gradient(to right,var(--back) 40%,transparent) left/3rem 100% local,
+linear-gradient(to left,var(--back) 40%,transparent) right/3rem 100% local,
+linear-gradient(to right,var(--shade),transparent)
+left/1rem 100%,linear-gradient(to left,var(--shade),transparent) right/1rem 100%;background-repeat:no-repeat;
+scrollbar-width:thin;scrollbar-color:var(--muted) transparent}
 table{overflow-wrap:normal;border-collapse:collapse;font-size:.875rem;line-height:1.4;min-width:min(100%,24rem)}
 caption{text-align:left;font-weight:620;padding:0 0 .35rem}
 th,td{padding:.32rem .9rem .32rem 0;text-align:left;vertical-align:top;font-weight:400;

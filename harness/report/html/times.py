@@ -7,14 +7,25 @@ from statistics import fmean
 
 from harness.compare import numbers
 from harness.compare.attribution import in_pipeline_order
-from harness.compare.experiments import FEWEST_SEEDS, Variant
-from harness.compare.stats import t_interval
+from harness.compare.experiments import Variant
 from harness.compare.step_times import MARK, mark, steadiness_notes
 from harness.compare.tables import Table, lane_table, rank_table, stage_table, window_words
 from harness.core.trace import Span, Stage
-from harness.report.data import ReportData, spent_s, stage_seconds, wall_s
-from harness.report.html.charts import Bar, Scale, Segment, block, draw_axis, draw_bars, grid_lines, linear, whole
+from harness.report.data import STEP, ReportData, spent_s, stage_seconds, wall_s
+from harness.report.html.charts import (
+    Bar,
+    Chart,
+    Scale,
+    Segment,
+    block,
+    draw_axis,
+    draw_bars,
+    grid_lines,
+    linear,
+    whole,
+)
 from harness.report.html.headlines import exposed_shares
+from harness.report.html.learning import over_steps, panels, seeds_say
 from harness.report.html.markup import (
     Markup,
     details,
@@ -30,7 +41,11 @@ from harness.report.html.markup import (
 from harness.report.html.theme import stage_class
 from harness.report.timeline import MOST_VARIANTS, Excerpt, depth, excerpts
 
-NOBODY = ("nobody", "nobody's")
+NOBODY, SPENT = ("nobody", "no stage"), "spent"
+SIDE_BY_SIDE = 0.02
+"""Share of a step by which stages add up to more than it where lanes work side by side."""
+BESIDE = (Stage.EVALUATE, Stage.CHECKPOINT)
+"""Stages that say nothing of a step where they are all that a log has."""
 Parts = dict[Stage, float]
 
 
@@ -39,56 +54,59 @@ def times_section(report_data: ReportData, anchor: str) -> Markup | None:
     variants = [variant for variant in report_data.experiment.variants if any(run.steps for run in variant.runs)]
     if not variants:
         return None
-    return section(anchor, "Where the time goes", _steps(report_data, variants), _lanes(report_data))
+    return section(anchor, "Where the time goes", _over_steps(report_data), _lanes(report_data))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% t-interval of a mean; the lowest and the highest of two values; None for one."""
-    if len(values) < 2:
-        return None
-    if len(values) < FEWEST_SEEDS:
-        return min(values), max(values)
-    found = t_interval(values)
-    assert found is not None
-    return found.low, found.high
+def step_figure(report_data: ReportData) -> Markup | None:
+    """Return seconds of a training step by stage, an arm a bar; None where no seconds are known."""
+    variants = [
+        variant
+        for variant in report_data.experiment.variants
+        if any(wall_s(variant)) and any(stage not in BESIDE for stage in stage_seconds(variant))
+    ]
+    return _steps(report_data, variants) if variants else None
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the lowest and the highest of several runs; None for one."""
+    return (min(values), max(values)) if len(values) > 1 else None
 
 
 def _steps(report_data: ReportData, variants: Sequence[Variant]) -> Markup:
     rows = [(variant, stage_seconds(variant), *_exposed(report_data, variant.name)) for variant in variants]
-    ends = [max(sum(spent.values()), *_wall_ends(variant)) for variant, spent, _, _ in rows]
+    ends = [max(sum(spent.values()), *wall_s(variant)) for variant, spent, _, _ in rows]
     axis, bars = linear([0.0, *ends], from_zero=True), list[Bar]()
     for variant, spent, parts, nobody in rows:
         bars += _bars(variant, spent, parts, nobody)
     seen = {stage for _, spent, _, _ in rows for stage in spent}
-    legend = stage_legend(seen, [NOBODY] if report_data.exposures else [])
-    sentence = _says(report_data, variants)
+    shown = {segment.class_ for bar in bars for segment in bar.segments}
+    legend = stage_legend(
+        [stage for stage in seen if stage_class(stage) in shown], [NOBODY] if NOBODY[0] in shown else []
+    )
+    twice = any(bar.name == SPENT for bar in bars)
+    sentence = _says(report_data, variants, twice)
     drawing = draw_bars(bars, axis, "seconds per training step", sentence)
     data = tables([_exposed_table(report_data, variants), stage_table(report_data.experiment)], report_data.experiment)
     return figure(
-        "Time of a training step, spent and exposed.", sentence, drawing, details("Show the figures", *data),
-        legend=legend,
+        f"Seconds of a training step by stage{', spent and exposed' if twice else ''}.", sentence, drawing,
+        details("Show the figures", *data), legend=legend,
     )  # fmt: skip
-
-
-def _wall_ends(variant: Variant) -> list[float]:
-    values = wall_s(variant)
-    return [*values, *(interval(values) or ())]
 
 
 def _bars(variant: Variant, spent: Parts, parts: Parts, nobody: float) -> list[Bar]:
     values = wall_s(variant)
     seeds = f" ({len(values)} runs)" if len(values) > 1 else ""
     total = sum(spent.values())
-    mean, ends = fmean(values), interval(values)
-    wall = f"{numbers.number(mean)} s{mark(variant)}" + (
-        f" \u00b1 {numbers.number((ends[1] - ends[0]) / 2)}" if ends else ""
-    )
+    mean, ends = fmean(values), _ends(values)
+    wall = f"{numbers.number(mean)} s{mark(variant)}"
     heading = f"{variant.name}{seeds}"
-    if not parts:
-        return [Bar("spent", _segments(spent), f"{numbers.number(total)} s", heading, ends, mean)]
-    rest = [Segment("nobody", nobody, f"nobody's: {numbers.number(nobody)} s")] if nobody > 0 else []
+    alone = total <= (1 + SIDE_BY_SIDE) * mean
+    left = nobody if parts else max(0.0, mean - total)
+    rest = [Segment(NOBODY[0], left, f"{NOBODY[1]}: {numbers.number(left)} s")] if left > 0 else []
+    if alone or not parts:
+        return [Bar("step", [*_segments(parts or spent), *rest], wall, heading, ends, None if alone else mean)]
     return [
-        Bar("spent", _segments(spent), f"{numbers.number(total)} s", heading),
+        Bar(SPENT, _segments(spent), f"{numbers.number(total)} s", heading),
         Bar("exposed", [*_segments(parts), *rest], wall, whisker=ends),
     ]
 
@@ -101,22 +119,21 @@ def _segments(parts: Parts) -> list[Segment]:
     ]
 
 
-def _says(report_data: ReportData, variants: Sequence[Variant]) -> str:
+def _says(report_data: ReportData, variants: Sequence[Variant], twice: bool) -> str:
     several = max(len(variant.runs) for variant in variants)
     window = window_words([run for variant in variants for run in variant.runs if run.steps])
-    base = (
-        f"Means over {window}, evaluations included. Spent: seconds of the stages, added over lanes. Exposed: the same "
-        "clock divided among what the loop had to wait for, so it ends at the seconds of a step."
-    )
+    said = f"Means over {window}, evaluations included."
+    if twice:
+        said += " Spent: added over lanes that work side by side. Exposed: what the loop waited for; that is the step."
     if not any(report_data.exposures.values()):
-        base = f"Means over {window}, evaluations included; the thick mark is the whole step. No spans were kept."
-    how = {1: "", 2: " Whiskers: lowest and highest of the two runs."}
-    said = base + how.get(several, f" Whiskers: 95% t-interval of the whole step over up to {several} runs.")
+        said += " No spans were kept; a thick mark is the whole step where its stages add up to more."
+    if several > 1:
+        said += f" Whiskers: lowest to highest of up to {several} runs."
     return " ".join([said, *(f"{MARK} {note}" for note in steadiness_notes(variants))])
 
 
 def _exposed(report_data: ReportData, name: str) -> tuple[Parts, float]:
-    """Return mean exposed seconds per step of each stage, and nobody's."""
+    """Return mean exposed seconds per step of each stage, and of no stage."""
     found = report_data.exposures.get(name, [])
     if not found:
         return {}, 0.0
@@ -132,13 +149,13 @@ def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Tabl
         (stage.value, *(cell for variant in variants for cell in _cells(report_data, variant, stage)))
         for stage in stages
     ]
-    rows.append(("nobody's", *(cell for variant in variants for cell in _nobody_cells(report_data, variant))))
+    rows.append((NOBODY[1], *(cell for variant in variants for cell in _nobody_cells(report_data, variant))))
     columns = [f"{variant.name}, {what}" for variant in variants for what in ("spent", "exposed", "of a step")]
     several = any(len(variant.runs) > 1 for variant in variants)
     notes = (
         "Exposed: each instant of the loop belongs to the stage that the Learner is in; while the Learner waits, to "
         "the stage that it waits for (score, then weight stages, then generate, then evaluate); else to nobody.",
-        *(("In brackets: 95% t-interval over runs; of two runs, the lowest and the highest.",) if several else ()),
+        *(("In brackets: lowest and highest over runs.",) if several else ()),
     )
     return Table("Seconds per training step, spent and exposed", ("stage", *columns), tuple(rows), notes)
 
@@ -162,9 +179,32 @@ def _nobody_cells(report_data: ReportData, variant: Variant) -> tuple[str, str, 
 def _with_interval(values: Sequence[float]) -> str:
     if not values:
         return numbers.NOTHING
-    ends = interval(values)
+    ends = _ends(values)
     text = numbers.number(fmean(values))
     return text if ends is None else f"{text} [{numbers.number(ends[0])}, {numbers.number(ends[1])}]"
+
+
+def _over_steps(report_data: ReportData) -> Markup | None:
+    """Return the seconds of each training step; None where they are not known."""
+    lines = over_steps(report_data, lambda run: [(float(row.step), row.wall_s) for row in run.steps])
+    if not any(seconds > 0 for line in lines for _, seconds in line.points):
+        return None
+    left_out = {run.warmup_steps for run in report_data.experiment.runs if run.warmup_steps}
+    sentence = "Evaluations included, so steps that end with one stand out."
+    if left_out:
+        sentence += (
+            f" Left of the dotted line: warm-up, left out of all means ({numbers.plural(max(left_out), 'step')})."
+        )
+    chart = Chart(
+        "Seconds of a training step",
+        STEP,
+        "seconds",
+        lines,
+        sentence,
+        True,
+        marks=[max(left_out) - 0.5] if left_out else (),
+    )
+    return panels(report_data, "Step time over the run.", sentence + seeds_say(report_data), [chart])
 
 
 def _lanes(report_data: ReportData) -> Markup | None:
@@ -178,9 +218,9 @@ def _lanes(report_data: ReportData) -> Markup | None:
             bars.append(Bar(lane, segments, f"{numbers.percent(busy)} busy", None if place else variant.name))
     if not bars:
         return None
-    legend = stage_legend(seen, [("nobody", "under no span")])
+    legend = stage_legend(seen, [("nobody", "no stage, no wait")])
     window = window_words([run for run in report_data.experiment.runs if run.lanes])
-    sentence = f"How the time of each lane in {window} divides into stages, waiting and time under no span."
+    sentence = f"How the time of each lane in {window} divides into stages, waiting and neither."
     axis = Scale(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
     scaled = [
         Bar(bar.name, [Segment(s.class_, 100 * s.value, s.name) for s in bar.segments], bar.value, bar.heading)
@@ -202,7 +242,7 @@ def _lane(variant: Variant, lane: str) -> tuple[list[Segment], set[Stage]]:
     segments = [Segment(stage_class(s), shares[s], f"{s.value}: {numbers.percent(shares[s])}") for s in ordered]
     rest = fmean(item.share(item.unattributed_ns) for item in accounts)
     if rest > 0:
-        segments.append(Segment("nobody", rest, f"under no span: {numbers.percent(rest)}"))
+        segments.append(Segment("nobody", rest, f"no stage, no wait: {numbers.percent(rest)}"))
     return segments, set(stages)
 
 
@@ -224,7 +264,7 @@ def timeline_section(report_data: ReportData, anchor: str) -> Markup | None:
     seen = {span.stage for part in shown.values() for span in part.spans}
     more = note(f"The first {MOST_VARIANTS} of {total} variants.") if total > len(shown) else None
     marks = [("#version-mark", "policy version now held")] if any(part.changes for part in shown.values()) else []
-    legend = stage_legend(seen, [("nobody", "under no span"), *marks])
+    legend = stage_legend(seen, [("nobody", "no stage, no wait"), *marks])
     return section(
         anchor, "Timeline", figure("What each lane did when.", sentence, scroll(drawn, "Timeline"), more, legend=legend)
     )
