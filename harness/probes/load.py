@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.core.named_files import NamedFiles
 from harness.probes.profile import ProbeProfile
 from harness.scenario.problems import Problem, broken
-from harness.scenario.yaml_files import NamedFiles, load_checked
+from harness.scenario.yaml_files import load_checked
 
 PROFILES = NamedFiles("probe profile", "profiles", "sampler_hz: 5")
 

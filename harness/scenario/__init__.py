@@ -5,6 +5,7 @@ Start with ``schema``: the scenario, and the rules that bind it. Its sections st
 what the loop is told. ``yaml_files`` and ``check`` are for every YAML that people write.
 """
 
+from harness.core.named_files import SCENARIOS
 from harness.scenario.axes import Variant, changes_of, expand
 from harness.scenario.distributed import (
     PartSettings,
@@ -13,7 +14,7 @@ from harness.scenario.distributed import (
     TransportSweepSettings,
     no_gpu_error,
 )
-from harness.scenario.load import SCENARIOS, load_scenario, load_side_by_side, resolved_yaml, scenario_hash
+from harness.scenario.load import load_scenario, load_side_by_side, resolved_yaml, scenario_hash
 from harness.scenario.loss import AdvantageSettings, LossSettings
 from harness.scenario.schema import Scenario, broken_rules, json_schema
 from harness.scenario.task_and_model import (

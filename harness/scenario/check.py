@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from harness.core.named_files import nearest
 from harness.scenario.meanings import NOT_OFFERED, SETTING_OF
-from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, nearest, odd_letter, shown
+from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, odd_letter, shown
 from harness.scenario.schema import Scenario, broken_rules
 from harness.scenario.sections import FORMS
 from harness.scenario.task_and_model import FORMS_OF_REWARD

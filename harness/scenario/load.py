@@ -14,22 +14,20 @@ import yaml
 
 from harness.core.errors import UserError
 from harness.core.experiment import EXPERIMENT_SETTINGS
+from harness.core.named_files import SCENARIOS, SUFFIXES, display
 from harness.scenario.axes import expand
 from harness.scenario.check import parse_scenario
 from harness.scenario.problems import as_user_error
 from harness.scenario.schema import Scenario
 from harness.scenario.yaml_files import (
     NUMBER_PATTERNS,
-    SUFFIXES,
-    NamedFiles,
     Tree,
-    display,
     parse_yaml,
     paths_in,
+    read_tree,
     tree_of_key,
 )
 
-SCENARIOS = NamedFiles("scenario", "scenarios", "steps: 60", "(`python -m harness list` shows them all)")
 _OWN_KEYS = ("name", "description")
 AGAIN = "again"
 MOST_EXTENDED = 20
@@ -83,7 +81,7 @@ def _checked(tree: Tree, subject: str) -> Scenario:
 
 def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
     """Return the data of a file laid over what it extends. A name and a description are not inherited."""
-    tree = SCENARIOS.read(path)
+    tree = read_tree(SCENARIOS, path)
     base_name = tree.data.get("extends")
     if base_name is None:
         return tree.without("extends")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.scenario.problems import nearest
+from harness.core.named_files import nearest
 
 MEANT = {
     "optimizer.learning_rate": ("lr", "actor_lr", "step_size", "learningrate"),

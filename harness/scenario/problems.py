@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.core.errors import UserError
@@ -49,12 +48,6 @@ def dotted(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
-
-
-def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Return up to ``count`` of the known words that look like ``word``, the nearest first."""
-    by_lower = {item.lower(): item for item in known}
-    return [by_lower[match] for match in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)]
 
 
 def shown(value: object, limit: int = 60) -> str:

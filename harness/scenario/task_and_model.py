@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from harness.core.named_files import nearest
 from harness.core.types import SamplingParams
-from harness.scenario.problems import Problem, broken, nearest
+from harness.scenario.problems import Problem, broken
 from harness.scenario.sections import (
     FUNCTION,
     NAME,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,13 +26,13 @@ from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
 from harness.core.errors import UserError
+from harness.core.named_files import NamedFiles, display
 from harness.core.regular_files import read_regular
 from harness.scenario.check import foreign_keys, problems_of
 from harness.scenario.problems import Path as KeyPath
-from harness.scenario.problems import Problem, as_user_error, dotted, nearest, shown
+from harness.scenario.problems import Problem, as_user_error, dotted, shown
 from harness.scenario.schema import Scenario
 
-SUFFIXES = (".yaml", ".yml")
 MOST_BYTES = 256 * 2**10
 """Five times the largest file of ours, a machine profile. The parser takes 4 s for a MB."""
 MOST_VALUES = 20_000
@@ -46,8 +45,6 @@ MOST_DIGITS = 64
 """Characters of a number; the longest float has 24."""
 MOST_REPEATED = 10_000
 """Values that the aliases of a text may repeat. Aliases of aliases multiply: nine levels of ten make 10^9."""
-MOST_NAMED = 8
-"""Files that an error names where none resembles what was typed."""
 NUMBER_PATTERNS = {
     "int": r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$",
     "float": r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
@@ -61,83 +58,13 @@ Model = TypeVar("Model", bound=BaseModel)
 # ---- files, by name or path
 
 
-@dataclass(frozen=True)
-class NamedFiles:
-    """One kind of file: found by name in the current folder's own place first, then among those that are shipped.
+def read_tree(files: NamedFiles, path: Path) -> Tree:
+    """Return what stands in a file.
 
-    Attributes:
-        kind: what one is called, such as ``scenario``.
-        folder: name of the folder in which they are.
-        example: a line that such a file may have.
-        hint: added to the fix where a name is not found.
+    Raises:
+        UserError: it cannot be read, is no UTF-8 or no YAML, or its top is no mapping.
     """
-
-    kind: str
-    folder: str
-    example: str
-    hint: str = ""
-
-    def folders(self) -> tuple[Path, ...]:
-        """Return the folders in which names are looked up: the current one's, then the shipped one."""
-        here = Path(self.folder)
-        return (here,) if here.resolve() == self.shipped else (here, self.shipped)
-
-    @property
-    def shipped(self) -> Path:
-        """The folder of those that come with the project."""
-        package = Path(__file__).resolve().parents[1]
-        packed = package / "shipped"  # in a wheel; in a checkout they stand at the top
-        return (packed if packed.is_dir() else package.parent) / self.folder
-
-    def files(self) -> list[Path]:
-        """Return every file by name; the current folder's hide shipped ones of the same name."""
-        by_name: dict[str, Path] = {}
-        for folder in self.folders():
-            for path in sorted(folder.glob("*")):
-                if path.suffix in SUFFIXES:
-                    by_name.setdefault(path.stem, path)
-        return [by_name[name] for name in sorted(by_name)]
-
-    def find(self, path_or_name: str | Path) -> Path:
-        """Return the file for a path or a name.
-
-        Raises:
-            UserError: there is none; the message lists the nearest names.
-        """
-        path = Path(path_or_name)
-        if not str(path_or_name).strip():
-            raise self._not_found(f"the name of the {self.kind} is empty", "", None)
-        if path.suffix in SUFFIXES or len(path.parts) > 1:
-            if os.path.isfile(path):  # Path's raises where a name is too long
-                return path
-            self._refuse_folder(path)
-            folder = "no such folder" if not os.path.isdir(path.parent) else "no such file"
-            raise self._not_found(f"no {self.kind} file {path} ({folder})", path.stem, display(path.parent))
-        for file in self.files():
-            if file.stem == str(path_or_name):
-                return file
-        self._refuse_folder(path)
-        folders = " and ".join(display(folder) for folder in self.folders())
-        raise self._not_found(f"no {self.kind} called {str(path_or_name)!r}", str(path_or_name), folders)
-
-    def _refuse_folder(self, path: Path) -> None:
-        if os.path.isdir(path):
-            raise self._not_found(f"{display(path)} is a folder, not a {self.kind} file", path.stem, None)
-
-    def _not_found(self, what: str, name: str, where: str | None) -> UserError:
-        names = [file.stem for file in self.files()]
-        close = nearest(name, names, 3)
-        shown = names[:MOST_NAMED] + ["..."] * (len(names) > MOST_NAMED)
-        guess = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(shown) or 'none'}"
-        return UserError(what, where, f"{guess} {self.hint}".rstrip())
-
-    def read(self, path: Path) -> Tree:
-        """Return what stands in a file.
-
-        Raises:
-            UserError: it cannot be read, is no UTF-8 or no YAML, or its top is no mapping.
-        """
-        return parse_document(read_text(path), display(path), self.kind, self.example)
+    return parse_document(read_text(path), display(path), files.kind, files.example)
 
 
 def load_checked(
@@ -155,7 +82,7 @@ def load_checked(
         UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
     """
     path = files.find(path_or_name)
-    tree = files.read(path)
+    tree = read_tree(files, path)
     problems = list(tree.problems)
     try:  # as JSON, whose lists are tuples too
         checked = model.model_validate_json(json.dumps({"name": path.stem, **tree.data}))
@@ -181,12 +108,6 @@ def read_text(path: Path) -> str:
     except OSError as error:
         fix = "name a file of settings that may be read"
         raise UserError(f"cannot read the file: {error.strerror}", display(path), fix) from None
-
-
-def display(path: Path) -> str:
-    """Return the path relative to the current folder where it lies below it, else as it is."""
-    resolved = path.resolve()
-    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)
 
 
 # ---- settings laid over one another: files, ``extends``, arms, sweep points and ``--set``

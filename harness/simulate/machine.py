@@ -21,11 +21,12 @@ from pydantic import Field
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.named_files import NamedFiles
 from harness.probes.provenance import machine_facts
 from harness.scenario.problems import Path as KeyPath
 from harness.scenario.problems import Problem, broken, dotted
 from harness.scenario.sections import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
-from harness.scenario.yaml_files import NamedFiles, load_checked
+from harness.scenario.yaml_files import load_checked
 
 Origin = Literal["measured", "datasheet"]
 

@@ -10,12 +10,13 @@ from typing import Annotated
 from pydantic import Field
 
 from harness.core.errors import UserError
+from harness.core.named_files import NamedFiles
 from harness.results import Run, find_runs
 from harness.scenario import Scenario, expand
 from harness.scenario.load import check_data
 from harness.scenario.problems import Problem
 from harness.scenario.sections import Fraction, NonEmptyText, Section
-from harness.scenario.yaml_files import NamedFiles, load_checked
+from harness.scenario.yaml_files import load_checked
 
 PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")
 Names = Annotated[tuple[NonEmptyText, ...], Field(min_length=1)]

@@ -106,10 +106,10 @@ def _written(effect: Effect) -> str:
     endpoint = endpoint_of_effect(effect)
     if endpoint.is_difference:
         point, ends = endpoint.point_and_ends(effect)
-        return point if ends == numbers.NOTHING else f"{point} [{ends}]"
+        return point if ends == numbers.NOTHING else f"{point} ({ends})"
     if effect.low is None or effect.high is None:
         return f"{effect.ratio:.3f}"
-    return f"{effect.ratio:.3f} [{effect.low:.3f}, {effect.high:.3f}]"
+    return f"{effect.ratio:.3f} ({effect.low:.3f} to {effect.high:.3f})"
 
 
 def _marks(effect: Effect, axis: Scale) -> Markup:
@@ -130,7 +130,7 @@ def _marks(effect: Effect, axis: Scale) -> Markup:
 def _axis(axis: Scale, item: Judgement) -> Markup:
     ticks = [element("text", f"{tick:g}", x=share(axis.place(tick)), y=13, text_anchor="middle") for tick in axis.ticks]
     name = element(
-        "text", f"times that of {item.base}; shaded: too small to matter", x="50%", y=31, text_anchor="middle"
+        "text", f"times that of {item.base}, 95% interval; shaded: too small to matter", x="50%", y=31, text_anchor="middle"
     )
     drawn = element("svg", ticks, name, width="100%", height=36, class_="axis", aria_hidden="true")
     return join(element("div", class_="name"), element("div", drawn, class_="bar-cell"), element("div"), element("div"))

@@ -174,7 +174,7 @@ def scenarios(examinations: bool = False) -> tuple[list[Listed], list[str]]:
     Raises:
         UserError: there are none.
     """
-    from harness.scenario import SCENARIOS
+    from harness.core.named_files import SCENARIOS
 
     files = {path.stem: path for path in SCENARIOS.files()}
     shipped = SCENARIOS.shipped

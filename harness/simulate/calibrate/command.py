@@ -136,7 +136,7 @@ def _path(options: argparse.Namespace) -> Path:
     if not _NAME.fullmatch(options.name):
         what = f"--name is {options.name!r}, must be letters, digits and . _ + - only, a letter or digit first"
         raise UserError(what, "--name", "--name my-machine")
-    from harness.scenario.yaml_files import SUFFIXES
+    from harness.core.named_files import SUFFIXES
     from harness.simulate.machine import FOLDER
 
     if options.out.suffix in SUFFIXES:
