@@ -45,7 +45,7 @@ def needs_of(
     found = _gpus_wanted(scenario)
     if found:
         have = gpus() if gpus is not None else len(list_gpus()[0] or ())
-        lacking = f"it asks for {found:g}, and this machine has {have}" if have < found else ""
+        lacking = f"it asks for {found:g} GPUs, and this machine has {have}" if have < found else ""
         name = "GPU" if found <= 1 else f"{found:g} GPUs"
         needs.append(Need(name, lacking, "set placement.device to cpu, or run it on a machine with one"))
     names = [package for package, wanted in _packages(scenario).items() if wanted]

@@ -177,6 +177,7 @@ def _lines(plan: Plan) -> Sequence[str]:
     more = len(plan.arms) - MOST_SIMULATED
     lines += [f"  and {more} more"] if more > 0 else []
     lines += [f"  blocks: {plan.blocks}, in each of which every arm runs once"] if plan.blocks > 1 else []
+    lines += [f"  seconds: not known: {plan.why_unknown}"] if plan.seconds is None else []
     lines += [f"  results: {plan.results}"]
     lines += [f"  missing: {need.missing}; {need.fix}" for need in plan.missing]
     return lines
@@ -184,5 +185,5 @@ def _lines(plan: Plan) -> Sequence[str]:
 
 def _how_long(plan: Plan) -> str:
     if plan.seconds is None:
-        return f"nobody knows for how long ({plan.why_unknown})"
+        return "nobody knows for how long"
     return f"about {duration(plan.seconds)} beside start-up (by the machine profile {plan.machine})"

@@ -53,7 +53,7 @@ def test_a_row_shows_ratio_interval_threshold_and_verdict() -> None:
         ("inconclusive", "inconclusive"),
         ("inconclusive", "inconclusive"),
     ]
-    assert "1.250 [1.200, 1.300]" in drawn
+    assert "1.250 (1.200 to 1.300)" in drawn
     assert "Times of &lt;k2&gt; over those of k1." in drawn
     assert "noise floor: k1 against itself" in drawn
     assert "the machine drifted by 6%" in drawn

@@ -227,7 +227,7 @@ def test_what_a_run_needs_is_told_with_what_brings_it():
     nccl = next(each.scenario for each in expand(load_scenario("rdt_nccl")) if each.scenario.transport.type == "nccl")
     needed = needs_of(nccl, find=lambda package: None, gpus=lambda: 1)
     assert [need.name for need in needed] == ["torch", "2 GPUs", "Ray", "CuPy"]
-    assert needed[1].missing == "it asks for 2, and this machine has 1"
+    assert needed[1].missing == "it asks for 2 GPUs, and this machine has 1"
     assert all(need.fix for need in needed)
 
 

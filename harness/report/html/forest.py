@@ -129,8 +129,7 @@ def _marks(effect: Effect, axis: Scale) -> Markup:
 
 def _axis(axis: Scale, item: Judgement) -> Markup:
     ticks = [element("text", f"{tick:g}", x=share(axis.place(tick)), y=13, text_anchor="middle") for tick in axis.ticks]
-    name = element(
-        "text", f"times that of {item.base}, 95% interval; shaded: too small to matter", x="50%", y=31, text_anchor="middle"
-    )
+    said = f"times that of {item.base}, 95% interval; shaded: too small to matter"
+    name = element("text", said, x="50%", y=31, text_anchor="middle")
     drawn = element("svg", ticks, name, width="100%", height=36, class_="axis", aria_hidden="true")
     return join(element("div", class_="name"), element("div", drawn, class_="bar-cell"), element("div"), element("div"))
