@@ -6,19 +6,27 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from harness.core.arguments import Parser
+from harness.core.errors import UserError
 from harness.report.compare_command import DESCRIPTION, EXAMPLES, add_arguments, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs below the given folders; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m harness.compare",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add_arguments(parser)
-    return run(parser.parse_args(arguments))
+    try:
+        options = parser.parse_args(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return run(options)
 
 
 if __name__ == "__main__":
