@@ -16,6 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     scenario_arguments(parser)
     parser.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
+    parser.add_argument(
+        "--check-code",
+        action="store_true",
+        help="also import the code that the scenario names, which runs it, and check it",
+    )
     parser.add_argument("--memory", action="store_true", help="print what each process would hold in memory")
 
 
@@ -28,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
         print(resolved_yaml(scenario), end="")
         return 0
     variants = expand(scenario)
+    if options.check_code:
+        _check_code(variants)
     if options.memory:
         return _memory(variants)
     if scenario.transport_sweep is not None:
@@ -40,7 +47,26 @@ def run(options: argparse.Namespace) -> int:
     print(f"{scenario.name} is valid: {runs}, {rollouts:,} rollouts with validation")
     for variant in variants if len(variants) > 1 else ():
         print(f"  {variant.name}")
+    if not options.check_code:
+        _name_code(variants)
     return 0
+
+
+def _check_code(variants: Sequence[Variant]) -> None:
+    from harness.run.own_code import check_own_code
+
+    for variant in variants:
+        if not variant.block:
+            check_own_code(variant.scenario)
+
+
+def _name_code(variants: Sequence[Variant]) -> None:
+    """Name the code that a run would import. None is imported here: the scenario may be someone else's."""
+    from harness.run.own_code import own_names
+
+    found = {name: None for variant in variants for name in own_names(variant.scenario).values()}
+    if found:
+        print(f"not imported, so not checked: {', '.join(found)} (--check-code imports and checks it)")
 
 
 def _memory(variants: Sequence[Variant]) -> int:
