@@ -128,7 +128,9 @@ class ProcessFigures:
 def process_figures(rows: Sequence[CounterRow], window: Interval) -> list[ProcessFigures]:
     """Return the figures of each process of the run, the sampler not among them."""
     named = [(source, split_source(source)[1]) for source in sources(rows)]
-    processes = [source for source, name in named if name not in (HOST, SAMPLER) and not name.startswith("gpu")]
+    processes = [
+        source for source, name in named if not (name in (HOST, SAMPLER) or name.startswith("gpu") or ":" in name)
+    ]
     return [_process(rows, source, window) for source in processes]
 
 

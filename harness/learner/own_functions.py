@@ -6,25 +6,23 @@ made-up tensors, before any model is loaded.
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.core.errors import UserError
-from harness.core.user_functions import FunctionKind, described, import_function, last_line
+from harness.core.own_code import OwnKind, described, import_function, last_line, taken_keywords
 from harness.grpo.masking import shape_of
 
-LOSS = FunctionKind(
+LOSS = OwnKind(
     "loss",
     "loss.function",
     "(log_probs, old_log_probs, advantages, response_mask) -> torch.Tensor",
     "docs.examples.own_loss.losses:cispo",
 )
-ADVANTAGE = FunctionKind(
+ADVANTAGE = OwnKind(
     "advantage", "advantage.function", "(rewards) -> torch.Tensor", "docs.examples.own_loss.losses:leave_one_out"
 )
 _EACH = {"loss": "token", "advantage": "rollout"}
@@ -71,7 +69,7 @@ class UserLoss:
     def __init__(self, path: str, with_reference: bool = False) -> None:
         self.path = path
         self._function = import_function(path, LOSS)
-        self._names = _named(self._function, path, LOSS, LOSS_ARGUMENTS)
+        self._names = taken_keywords(self._function, path, LOSS, LOSS_ARGUMENTS)
         self._try_out(with_reference)
 
     def __call__(self, **tensors: Tensor | float | None) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -149,7 +147,7 @@ class UserAdvantage:
     def __init__(self, path: str, group_size: int) -> None:
         self.path = path
         self._function = import_function(path, ADVANTAGE)
-        self._names = _named(self._function, path, ADVANTAGE, ADVANTAGE_ARGUMENTS)
+        self._names = taken_keywords(self._function, path, ADVANTAGE, ADVANTAGE_ARGUMENTS)
         shape = (2, group_size)
         rewards_PG = torch.arange(2.0 * group_size).reshape(shape)
         self(rewards=rewards_PG, lengths=torch.ones(shape, dtype=torch.long), truncated=torch.zeros(shape).bool())
@@ -172,39 +170,7 @@ class UserAdvantage:
         return torch.as_tensor(returned, dtype=torch.float32)
 
 
-def _named(function: Callable[..., Any], path: str, kind: FunctionKind, known: Sequence[str]) -> tuple[str, ...]:
-    """Return which of the known arguments the function takes.
-
-    Raises:
-        UserError: it needs an argument that there is not, or one by position.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"the {kind.noun} {path} tells nobody its arguments: {described(error)}",
-            where=kind.setting,
-            fix=f"define it as def {path.partition(':')[2]}{kind.signature}",
-        ) from error
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return tuple(known)
-    for parameter in parameters:
-        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        optional = parameter.default is not parameter.empty or parameter.kind is parameter.VAR_POSITIONAL
-        if (by_name and parameter.name in known) or optional:
-            continue
-        near = difflib.get_close_matches(parameter.name, known, n=1) if by_name else []
-        reason = "is none of them" if by_name else "is taken by position"
-        raise UserError(
-            f"the {kind.noun} {path} is called with the keywords {', '.join(known)}, and its argument "
-            f"{parameter.name} {reason}",
-            where=kind.setting,
-            fix=f"did you mean {near[0]}?" if near else "name the arguments that it needs, or give others a default",
-        )
-    return tuple(parameter.name for parameter in parameters if parameter.name in known)
-
-
-def _called(function: Callable[..., Any], path: str, kind: FunctionKind, arguments: Mapping[str, Any]) -> Any:
+def _called(function: Callable[..., Any], path: str, kind: OwnKind, arguments: Mapping[str, Any]) -> Any:
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:  # sys.exit(0) would end a failed run as a success
@@ -218,14 +184,14 @@ def _called(function: Callable[..., Any], path: str, kind: FunctionKind, argumen
         ) from error
 
 
-def _check_tensor(value: Any, path: str, kind: FunctionKind, which: str, shape: tuple[int, ...]) -> None:
+def _check_tensor(value: Any, path: str, kind: OwnKind, which: str, shape: tuple[int, ...]) -> None:
     if isinstance(value, Tensor) and tuple(value.shape) == shape and not value.is_complex():
         return
     found = f"{which}a tensor {shape_of(value)}" if isinstance(value, Tensor) else f"{which}{type(value).__name__}"
     raise _returned(path, kind, found, f"a tensor {shape}, one number for each {_EACH[kind.noun]}")
 
 
-def _returned(path: str, kind: FunctionKind, found: object, expected: str) -> UserError:
+def _returned(path: str, kind: OwnKind, found: object, expected: str) -> UserError:
     return UserError(
         f"the {kind.noun} {path} returned {found}; expected {expected}",
         where=path,

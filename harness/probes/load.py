@@ -25,6 +25,9 @@ def load_profile(path_or_name: str | Path) -> ProbeProfile:
 
 
 def _broken_rules(profile: ProbeProfile) -> list[Problem]:
+    if profile.own and profile.sampler_hz == 0:
+        what = f"`own` names {len(profile.own)} probes, which are read with each sample, and `sampler_hz` is 0"
+        return [broken(what, "set sampler_hz, for example to 5", "own", "sampler_hz")]
     if profile.torch_profiler is None or profile.nsight is None:
         return []
     what = "`torch_profiler` and `nsight` in one profile: only one of them can listen to the GPU in a process"

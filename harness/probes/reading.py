@@ -1,13 +1,17 @@
 """What a probe reads: a value, or why there is none. Never 0 for what is not known.
 
-``harness.results.counters.explain`` puts the reasons in words.
+``harness.results.counters.explain`` puts the reasons in words. ``OwnReader`` reads a user's own probe.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from harness.core.own_code import OwnKind, described, make_part
 
 NOT_SUPPORTED = "not_supported"
 NO_PERMISSION = "no_permission"
@@ -69,3 +73,46 @@ class Reading:
             self.values.update(zip(names, read(), strict=True))
         except (OSError, ValueError, LookupError, Unknown) as error:
             self.lacks(names, reason_of(error))
+
+
+class Probe(Protocol):
+    """A user's own probe, read beside the run in the sampler's process."""
+
+    def read(self) -> Mapping[str, float]:
+        """Return finite values by name. It is called for each sample, and must not take long."""
+
+
+OWN_PROBE = OwnKind("probe", "own", "() -> Probe", "docs.examples.own_parts.probe:OpenFiles", protocol=Probe)
+"""Named in a probe profile, made without arguments."""
+
+
+class OwnReader:
+    """Reads a user's own probe, as a source of the probe's own path.
+
+    Args:
+        path: ``package.module:Name``.
+
+    Raises:
+        UserError: it cannot be made, or is no probe.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._probe: Probe = make_part(path, OWN_PROBE, {}, {})
+        self._names: tuple[str, ...] = ()
+
+    def read(self) -> Reading:
+        """Read it; where that raises, all values that it had before are missing, with what was raised."""
+        reading = Reading(self._path)
+        try:
+            found = dict(self._probe.read())
+        except Exception as error:  # whatever the user's code raises: the other probes go on
+            reading.lacks(self._names or ("read",), described(error)[:200])
+            return reading
+        self._names = tuple(found)
+        for name, value in found.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                reading.values[name] = value
+            else:
+                reading.lacks((name,), f"it is no finite number but {str(value)[:100]}")
+        return reading

@@ -29,7 +29,7 @@ from typing import Any
 
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe, open_gpu_probe
-from harness.probes.reading import Reading, Unknown
+from harness.probes.reading import OwnReader, Reading, Unknown
 from harness.results.counters import HELD, SAMPLER
 
 _GOODBYE_S = 5.0
@@ -100,6 +100,10 @@ class Sampling:
         clock_ns: the machine's monotonic clock.
         cpu_s: CPU seconds that the sampling itself has cost so far.
         open_gpus: returns the probe of the GPUs, or raises ``Unknown``.
+        own: a user's own probes, as ``package.module:Name``.
+
+    Raises:
+        UserError: one of the user's own probes cannot be made.
     """
 
     def __init__(
@@ -108,7 +112,9 @@ class Sampling:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         cpu_s: Callable[[], float] = time.process_time,
         open_gpus: Callable[[], GpuProbe] = open_gpu_probe,
+        own: Sequence[str] = (),
     ) -> None:
+        self._own = [OwnReader(path) for path in own]
         self._clock_ns, self._cpu_s, self._open_gpus = clock_ns, cpu_s, open_gpus
         self._host, self._processes = HostProbe(), ProcessProbe(driver)
         self._gpus: GpuProbe | None = None
@@ -126,6 +132,7 @@ class Sampling:
         """
         at_ns = self._clock_ns()
         readings = [self._host.read(), *self._processes.read(), *self._read_gpus(at_ns)]
+        readings += [own.read() for own in self._own]
         own = Reading(SAMPLER, {"cpu_s": self._cpu_s(), HELD: int(last)})
         return {"at_ns": at_ns, "rows": [_as_json(reading) for reading in (own, *readings)]}
 
@@ -333,11 +340,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--hz", type=float, default=5.0, help="samples a second (default: 5)")
     parser.add_argument("--driver", type=int, default=os.getppid(), help="pid that is read as the driver")
+    parser.add_argument("--own", action="append", default=[], metavar="PACKAGE.MODULE:NAME", help="one's own probe")
     chosen = parser.parse_args(arguments)
     os.nice(NICENESS)
     outbox = Outbox(sys.stdout.fileno())
     try:
-        serve(PacedSampling(Sampling(chosen.driver), chosen.hz, outbox.add), Inbox(sys.stdin.fileno()), outbox)
+        serve(
+            PacedSampling(Sampling(chosen.driver, own=chosen.own), chosen.hz, outbox.add),
+            Inbox(sys.stdin.fileno()),
+            outbox,
+        )
     except BrokenPipeError:  # the run has gone
         return 0
     return 0

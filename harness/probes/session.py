@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class ProbeSession:
         self._unread, self._unsent, self._last_ns = b"", bytearray(), 0
         self._process: subprocess.Popen[bytes] | None = None
         if profile.sampler_hz > 0:
-            self._start(command or sampler_command(profile.sampler_hz))
+            self._start(command or sampler_command(profile.sampler_hz, profile.own))
 
     def _start(self, command: tuple[str, ...]) -> None:
         project = str(Path(harness.__file__).resolve().parents[1])
@@ -175,9 +175,10 @@ class ProbeSession:
             self._driver_cpu_s += time.thread_time() - started_s
 
 
-def sampler_command(hz: float) -> tuple[str, ...]:
-    """Return the command that starts a sampler beside this process."""
-    return (sys.executable, "-m", "harness.probes.sampler", "--hz", str(hz), "--driver", str(os.getpid()))
+def sampler_command(hz: float, own: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command that starts a sampler beside this process; ``own``: a user's own probes."""
+    command = (sys.executable, "-m", "harness.probes.sampler", "--hz", str(hz), "--driver", str(os.getpid()))
+    return (*command, *(f"--own={path}" for path in own))
 
 
 def counter_rows(sample: Mapping[str, Any], clock_at: Callable[[int], int], prefix: str = "") -> Iterator[CounterRow]:

@@ -1,7 +1,8 @@
 """Counters of a run, sampled beside it: ``counters.jsonl``, one row for each source and sample.
 
 A source is ``host`` (the machine), ``gpu0`` (the first GPU that the run may use), ``sampler`` (the probe itself), or a
-process: its lane, several lanes joined by ``+``, or ``driver``, which holds every lane without a process of its own.
+process: its lane, several lanes joined by ``+``, or ``driver``, which holds every lane without a process of its own; or
+a user's own probe, by its ``package.module:Name``.
 Sources of another machine have its name and ``/`` in front.
 What could not be read is null, with the reason under ``missing``; a name that a row lacks was not read at that time.
 A ``sampler`` row with ``held`` 1 closes a stretch: what was counted between it and the next row is not the run's.

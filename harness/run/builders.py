@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from harness.core.own_code import OwnKind, make_part
 from harness.core.protocols import Engine, Task
 from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
@@ -257,12 +258,47 @@ def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: 
     return PacedEngine(settings.generate_s, settings.spread, scenario.prompts_per_batch, should_stop=should_stop)
 
 
+OWN_TASK = OwnKind("task", "task.type", "(**options) -> Task", "docs.examples.own_parts.parts:Counting", protocol=Task)
+"""Made with the scenario's ``task.options``."""
+OWN_ENGINE = OwnKind(
+    "engine",
+    "engine.type",
+    "(model, tokenizer, **options) -> Engine",
+    "docs.examples.own_parts.parts:Remote",
+    arguments=("model", "tokenizer", "device", "precision", "max_batch", "should_stop"),
+    protocol=Engine,
+)
+"""Made with those of these arguments that it names, and the scenario's ``engine.options``."""
+
+
+def _own_task(settings: Any) -> Task:
+    task: Task = make_part(settings.type, OWN_TASK, {}, settings.options)
+    return task
+
+
+def _own_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
+    settings: Any = scenario.engine
+    given = {
+        "model": policy.model,
+        "tokenizer": policy.tokenizer,
+        "device": device,
+        "precision": settings.precision,
+        "max_batch": settings.max_batch,
+        "should_stop": should_stop,
+    }
+    engine: Engine = make_part(settings.type, OWN_ENGINE, given, settings.options)
+    return engine
+
+
+OWN = "own"
+"""Stands in the table for every type of the form ``package.module:Name``."""
 BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("task", "keywords"): _keyword_task,
     ("task", "jsonl"): _jsonl_task,
     ("task", "maths"): _maths_task,
     ("task", "arithmetic"): _arithmetic_task,
     ("task", "sorting"): _sorting_task,
+    ("task", OWN): _own_task,
     ("model", "preset"): _preset_policy,
     ("model", "folder"): _folder_policy,
     ("model", "paced"): _paced_policy,
@@ -276,7 +312,13 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("engine", "sglang"): _sglang_engine,
     ("engine", "fake"): _fake_engine,
     ("engine", "paced"): _paced_engine,
+    ("engine", OWN): _own_engine,
 }
+
+
+def builder(part: str, type_name: str) -> Callable[..., Any]:
+    """Return what makes a part of this type."""
+    return BUILDERS[part, OWN if ":" in type_name else type_name]
 
 
 def own_functions(scenario: Scenario) -> tuple[UserLoss | None, UserAdvantage | None]:
@@ -370,10 +412,10 @@ def mismatch_bound(scenario: Scenario) -> float | None:
     else 0.5.
     """
     settings: Any = scenario.engine
-    if settings.type not in ("native", "vllm", "sglang"):
+    if settings.type in ("fake", "paced"):
         return None
     asked: float | None = settings.mismatch_bound
-    if asked is not None or settings.type == "native":
+    if asked is not None or settings.type not in ("vllm", "sglang"):
         return asked
     model: Any = scenario.model
     exact = settings.precision == model.precision == getattr(model, "dtype", "float32") == "float32"
@@ -391,7 +433,7 @@ def make_task(scenario: Scenario) -> Task:
     Raises:
         UserError: a file or a reward function cannot be used.
     """
-    task: Task = BUILDERS["task", scenario.task.type](scenario.task)
+    task: Task = builder("task", scenario.task.type)(scenario.task)
     return task
 
 
@@ -452,7 +494,7 @@ def make_generator(
 ) -> GeneratorWorker:
     """Return a Generator's worker."""
     device = resolve_device(scenario, scenario.placement.generator)
-    engine: Engine = BUILDERS["engine", scenario.engine.type](scenario, policy, device, should_stop)
+    engine: Engine = builder("engine", scenario.engine.type)(scenario, policy, device, should_stop)
     if scenario.faults.skip_weight_loads:
         engine = SkipsLoads(engine, frozenset(scenario.faults.skip_weight_loads))
     return GeneratorWorker(

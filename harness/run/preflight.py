@@ -17,11 +17,11 @@ from harness.probes.nvml import list_gpus
 from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.results.trackers.streams import check_trackers
-from harness.run.builders import own_functions
 from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
+from harness.run.own_code import check_own_code
 from harness.scenario import Scenario, Variant
 from harness.scenario.learner import places_of_colocated
 from harness.scenario.loop_plan import all_lanes
@@ -44,7 +44,7 @@ def check_before_start(
 
     Raises:
         UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's
-            own loss or advantage that cannot be used, heads that tensor ranks or an engine's workers cannot share,
+            own code that cannot be used, heads that tensor ranks or an engine's workers cannot share,
             more GPUs than there are, an unknown profile, a window outside of the run, a profiler or tracker that cannot
             work here.
     """
@@ -56,7 +56,7 @@ def check_before_start(
     for scenario in scenarios:
         if scenario.device_of(scenario.placement.generator, free.has_gpu) == "cpu":
             check_no_share(getattr(scenario.engine, "gpu_memory_utilization", None))
-        own_functions(scenario)
+        check_own_code(scenario)
         _refuse_more_gpus_than_there_are(scenario, free)
         shape = shape_for(scenario)[0] if workers_of(scenario) > 1 or scenario.placement.learner.ranks > 1 else None
         if shape is not None:

@@ -27,8 +27,8 @@ from harness.results.reader import load_run
 from harness.results.writer import KEPT_STEPS, POLICY
 from harness.run.builders import BUILDERS, Policy, make_policy, make_rewards, make_task, never, prompt_encoder
 from harness.run.kept_steps import KeptResult, read_result
+from harness.run.own_code import hashes_of
 from harness.run.resume import check_same
-from harness.run.session import functions_of
 from harness.run.workers import LearnerWorker
 from harness.scenario import Scenario
 from harness.tasks.scoring import RewardFailed
@@ -262,7 +262,7 @@ def _compared(
 
 def _notes(scenario: Scenario, manifest: Manifest) -> list[str]:
     """Say which of the user's functions are others than those of the run, and that ranks add up in another order."""
-    now, notes = functions_of(scenario), []
+    now, notes = hashes_of(scenario), []
     for key, was in manifest.functions.items():
         if now.get(key, {}).get("sha256") != was.get("sha256"):
             notes.append(f"{key} {was.get('name')} is in another file now than in the run: its checksum differs")

@@ -22,9 +22,10 @@ from harness.results.writer import MANIFEST as RUN_MANIFEST
 from harness.results.writer import SCENARIO as SAVED
 from harness.run.checkpoints import StatefulLearner
 from harness.run.interleaving import interleaving_of, points_of
+from harness.run.own_code import hashes_of
 from harness.run.parts import RunningParts
 from harness.run.points import ASIDE, Point, read_points
-from harness.run.session import RunSession, functions_of
+from harness.run.session import RunSession
 from harness.scenario import Scenario, expand, resolved_yaml
 
 FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "save_policy_every",
@@ -308,8 +309,13 @@ def check_same(
 
 
 def _check_functions(manifest: Manifest, scenario: Scenario, folder: Path) -> None:
-    """Refuse to go on where the file of a function of the user's own is another one; raises UserError."""
-    for key, function in functions_of(scenario).items():
+    """Refuse to go on where the file of the user's own code is another one; raises UserError.
+
+    Trackers and probes are free: they take no part in what is computed.
+    """
+    for key, function in hashes_of(scenario).items():
+        if key.startswith(("trackers", "profile")):
+            continue
         known, found = manifest.functions.get(key, function)["sha256"], function["sha256"]
         if known is not None and known != found:
             what = f"the file of {key}, {function['name']}, has changed: its SHA-256 was {known}, now it is {found}"

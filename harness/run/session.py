@@ -18,7 +18,6 @@ from harness.core.atomic_files import sync, whole_file
 from harness.core.checkpoints import steps_in
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer
-from harness.core.user_functions import module_hash
 from harness.models.flops import utilisation_of
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
@@ -34,8 +33,9 @@ from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.memory.check import memory_line, memory_table
+from harness.run.own_code import hashes_of
 from harness.run.parts import RunningParts, kept_policies
-from harness.scenario import JsonlTaskSettings, Scenario, Variant, resolved_yaml
+from harness.scenario import Scenario, Variant, resolved_yaml
 from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
 from harness.tasks.arithmetic import PROMPT
 from harness.tasks.maths import prompt_template
@@ -336,7 +336,7 @@ class Experiment:
                 commit=self._code.commit,
                 dirty=self._code.dirty,
                 parameters=parameters,
-                functions=functions_of(variant.scenario),
+                functions=hashes_of(variant.scenario),
                 prompt_template=_template_of(variant.scenario),
             )
         )
@@ -437,23 +437,3 @@ def _template_of(scenario: Scenario) -> dict[str, str] | None:
     except UserError:
         return None
     return {"name": template.name, "sha256": template.sha256, "text": template.text}
-
-
-def _rewards_of(scenario: Scenario) -> dict[str, str]:
-    """Return the user's own reward functions: ``task.reward``, or ``task.reward.<name>`` for each of several."""
-    task = scenario.task
-    if not isinstance(task, JsonlTaskSettings):
-        return {}
-    if isinstance(task.reward, str):
-        return {"task.reward": task.reward}
-    return {f"task.reward.{part.label}": part.function for part in task.reward}
-
-
-def functions_of(scenario: Scenario) -> dict[str, dict[str, str | None]]:
-    """Return the user's own functions that a scenario names; see ``Manifest``."""
-    named = {
-        **_rewards_of(scenario),
-        "loss.function": scenario.loss.function,
-        "advantage.function": scenario.advantage.function,
-    }
-    return {key: {"name": name, "sha256": module_hash(name)} for key, name in named.items() if name is not None}

@@ -38,7 +38,7 @@ from harness.run.session import Experiment
 from harness.run.workers import load_weights, publish_weights
 from harness.scenario import PartSettings, Scenario, TransportSweepSettings, Variant
 from harness.scenario.loop_plan import numbered_lanes
-from harness.transports.catalogue import TRANSPORTS, transport_kind
+from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
 
@@ -212,7 +212,7 @@ class SweepActors:
             with _plain_errors():
                 ray.get([facts for _, facts, _ in launched])
             for name in transports:
-                if TRANSPORTS[name].two_sided:
+                if transport_kind(name).two_sided:
                     make_group(self._handles, name)
         except BaseException:
             self.close()
@@ -226,7 +226,7 @@ class SweepActors:
         """
         self._version += 1
         learner, generators = self._handles[0], self._handles[1 : 1 + wanted.receivers]
-        kind, version, sent = TRANSPORTS[wanted.transport], self._version, []
+        kind, version, sent = transport_kind(wanted.transport), self._version, []
         with _plain_errors():
             published: Reply = ray.get(learner.call.remote("publish_weights", kind.name, version))
             if kind.two_sided:
@@ -267,7 +267,7 @@ def _row(
     begin_ns = min(span.start_ns for span in published.spans)
     end_ns = max(span.end_ns for span in slowest)
     load_s = _seconds(slowest, Stage.WEIGHT_LOAD)
-    apart_s = publish_verify_s + verify_s + (load_s if TRANSPORTS[wanted.transport].own_memory else 0.0)
+    apart_s = publish_verify_s + verify_s + (load_s if transport_kind(wanted.transport).own_memory else 0.0)
     return SyncRow(
         transport=wanted.transport,
         num_bytes=published.value.num_bytes,

@@ -15,7 +15,7 @@ from harness.core.named_files import nearest
 from harness.scenario.meanings import NOT_OFFERED, SETTING_OF
 from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, odd_letter, shown
 from harness.scenario.schema import Scenario, broken_rules
-from harness.scenario.sections import FORMS
+from harness.scenario.sections import BUILT_IN, FORMS, OWN
 from harness.scenario.task_and_model import FORMS_OF_REWARD
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class _Translation:
             return "did you mean " + " or ".join(f"`{here}{name}`" for name in close) + "?"
         for other in classes_at(self.path[:-1], self.root):
             if word in other.model_fields and "type" in other.model_fields:
-                kind = other.model_fields["type"].default
+                kind = _type_of(other)
                 return f"it belongs to `{section}.type: {kind}`: set that type, or leave it out"
         if "." in word and word in keys:
             top = word.split(".")[0]
@@ -137,7 +137,7 @@ class _Translation:
         if not found:
             return f"valid here: {', '.join(known)}"
         key = by_leaf[found[0]]
-        kinds = [other.model_fields["type"].default for other in self._other_kinds() if found[0] in other.model_fields]
+        kinds = [_type_of(other) for other in self._other_kinds() if found[0] in other.model_fields]
         return f"did you mean `{key}`" + (f", of `{section}.type: {kinds[0]}`?" if kinds else "?")
 
     def _other_kinds(self) -> list[SectionClass]:
@@ -159,6 +159,8 @@ class _Translation:
         if expected is None:  # the tag of a section
             path, value, expected = (*self.path, "type"), context["tag"], context["expected_tags"]
         choices = re.findall(r"'([^']*)'", expected)
+        if BUILT_IN in self.details["loc"]:
+            choices.append("package.module:Name")
         found = nearest(value, choices) if isinstance(value, str) else []
         guess = f"did you mean `{found[0]}`? " if found else ""
         what = f"`{dotted(path)}` is {shown(value)}, which is none of its values"
@@ -255,9 +257,11 @@ def _data_path(location: tuple[str | int, ...], root: SectionClass) -> tuple[Pat
     path: Path = ()
     owners: tuple[SectionClass, ...] = ()
     classes: tuple[SectionClass, ...] = (root,)
-    parts = [part for part in location if part not in ("[key]", *FORMS_OF_REWARD)]
+    parts = [part for part in location if part not in ("[key]", BUILT_IN, *FORMS_OF_REWARD)]
     while parts:
         part = parts.pop(0)
+        if part == OWN:  # of a name; that of a section is taken with the section
+            continue
         path, owners = (*path, part), owners if isinstance(part, int) else classes
         classes = _below(classes, part)
         if len(classes) > 1 and parts:
@@ -275,7 +279,15 @@ def _below(classes: tuple[SectionClass, ...], part: str | int) -> tuple[SectionC
 
 def _of_type(classes: tuple[SectionClass, ...], section_type: object) -> tuple[SectionClass, ...]:
     """Return the class with this ``type``, as a tuple that is empty if there is none."""
+    if isinstance(section_type, str) and (section_type == OWN or ":" in section_type):
+        return tuple(model for model in classes if model.model_fields["type"].annotation is str)
     return tuple(model for model in classes if section_type in get_args(model.model_fields["type"].annotation))
+
+
+def _type_of(model: SectionClass) -> str:
+    """Return how the ``type`` of a section is written."""
+    field = model.model_fields["type"]
+    return "package.module:Name" if field.is_required() else str(field.default)
 
 
 def _field_at(classes: Iterable[SectionClass], key: str) -> FieldInfo | None:

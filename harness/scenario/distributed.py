@@ -9,18 +9,24 @@ from pydantic import Field
 from harness.core.errors import UserError
 from harness.scenario.problems import Problem, broken
 from harness.scenario.sections import (
+    BY_COLON,
+    BY_TYPE,
+    OF_HARNESS,
+    OF_USER,
     AtLeast0,
     AtLeast1,
     EmptyIfNull,
     FromList,
     NonEmptyText,
     NotNegative,
+    OwnName,
+    OwnOptions,
     Parts,
     Positive,
     Seconds,
     SecondsOr0,
     Section,
-    by_type,
+    usual_type,
 )
 
 if TYPE_CHECKING:
@@ -242,25 +248,43 @@ class SharedMemoryTransportSettings(ActorTransportSettings):
     """One copy in shared memory, from which every Generator on the host loads."""
 
 
+class OwnTransportSettings(ActorTransportSettings):
+    """A transport of your own, see docs/extending.md."""
+
+    type: OwnName
+    """Your `TransportKind` as `package.module:NAME`."""
+    options: OwnOptions = Field(default_factory=dict)
+    """Handed to its sender and receivers as `options.own`."""
+
+
 TransportSettings = Annotated[
-    InProcessTransportSettings
-    | ObjectStoreTransportSettings
-    | ObjectStoreNumpyTransportSettings
-    | NixlTransportSettings
-    | GlooTransportSettings
-    | NcclTransportSettings
-    | BroadcastTransportSettings
-    | CudaIpcTransportSettings
-    | DiskTransportSettings
-    | SharedMemoryTransportSettings,
-    *by_type("in_process"),
+    Annotated[
+        InProcessTransportSettings
+        | ObjectStoreTransportSettings
+        | ObjectStoreNumpyTransportSettings
+        | NixlTransportSettings
+        | GlooTransportSettings
+        | NcclTransportSettings
+        | BroadcastTransportSettings
+        | CudaIpcTransportSettings
+        | DiskTransportSettings
+        | SharedMemoryTransportSettings,
+        BY_TYPE,
+        OF_HARNESS,
+    ]
+    | Annotated[OwnTransportSettings, OF_USER],
+    BY_COLON,
+    usual_type("in_process"),
 ]
+
+
+AnyTransportName = Annotated[Annotated[TransportName, OF_HARNESS] | Annotated[OwnName, OF_USER], BY_COLON]
 
 
 class TransportSweepSettings(Section):
     """Measures weight syncs alone: every transport with every size, in turns, with real actors and no training."""
 
-    transports: Annotated[tuple[TransportName, ...], FromList, Field(min_length=1)] = (
+    transports: Annotated[tuple[AnyTransportName, ...], FromList, Field(min_length=1)] = (
         "object_store",
         "object_store_numpy",
         "nixl",

@@ -37,7 +37,20 @@ from harness.scenario.loss import (
     needs_reference,
 )
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import AtLeast0, AtLeast1, EmptyIfNull, FolderName, FromList, NonEmptyText, Section, Seed
+from harness.scenario.sections import (
+    BY_COLON,
+    OF_HARNESS,
+    OF_USER,
+    AtLeast0,
+    AtLeast1,
+    EmptyIfNull,
+    FolderName,
+    FromList,
+    NonEmptyText,
+    OwnName,
+    Section,
+    Seed,
+)
 from harness.scenario.task_and_model import (
     TASK_AND_MODEL_RULES,
     EngineSettings,
@@ -54,6 +67,9 @@ MOST_AXES, MOST_CHANGES = 20, 200
 """Of a sweep; and keys that an arm changes, which are about all there are."""
 AxisValues = Annotated[list[Any], Field(min_length=1)]
 ArmChanges = Annotated[dict[str, Any], Field(max_length=MOST_CHANGES)]
+Tracker = Annotated[
+    Annotated[Literal["jsonl", "tensorboard", "wandb", "mlflow"], OF_HARNESS] | Annotated[OwnName, OF_USER], BY_COLON
+]
 EndpointName = Literal["seconds_per_step", "weight_sync_seconds", "reward_at_rollouts"]
 
 
@@ -139,11 +155,8 @@ class Scenario(Section):
     make no checkpoints."""
     profile: NonEmptyText = "light"
     """Probes beside the stage spans: a profile in profiles/ (off, light, full, nsight, pyspy), or a YAML file."""
-    trackers: Annotated[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...], FromList] = (
-        "jsonl",
-        "tensorboard",
-    )
-    """Where each step's metrics go beside the results."""
+    trackers: Annotated[tuple[Tracker, ...], FromList] = ("jsonl", "tensorboard")
+    """Where each step's metrics go beside the results; your own tracker as `package.module:Name`."""
     arms: Annotated[dict[FolderName, ArmChanges], EmptyIfNull] = Field(default_factory=dict)
     """Variants compared in one run: for each name, the dotted keys it changes."""
     sweep: Annotated[dict[str, AxisValues], Field(max_length=MOST_AXES), EmptyIfNull] = Field(default_factory=dict)

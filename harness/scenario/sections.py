@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 MOST_COUNT = 10**9
 """Steps, rollouts, tokens: whatever is counted. Products of two of them fit into 64 bits."""
@@ -32,22 +32,41 @@ NAME = r"^[A-Za-z_]\w{0,39}$"
 FORMS = {
     _NAME: "letters, digits and _ . + = , - (a letter, digit or _ first)",
     NAME: "a name of letters, digits and _, up to 40",
-    FUNCTION: "of the form `package.module:function`",
+    FUNCTION: "of the form `package.module:name`",
 }
 FolderName = Annotated[str, Field(pattern=_NAME, max_length=100)]
 Precision = Literal["float32", "bfloat16", "float16"]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
-def by_type(usual: str) -> tuple[Any, Any]:
-    """Return what makes a union one section with a ``type``: the usual one where the file leaves it out."""
+OwnName = Annotated[str, Field(pattern=FUNCTION)]
+"""The user's own code, as `package.module:name`."""
+OwnOptions = Annotated[dict[str, Any], Field(max_length=100)]
+
+
+def _which(value: object) -> str:
+    """Return which kind of choice a name, a section or its plain data is: what has a colon is the user's own."""
+    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", value)
+    return OWN if isinstance(name, str) and ":" in name else BUILT_IN
+
+
+BUILT_IN, OWN = "[built in]", "[own]"
+"""What pydantic calls the two kinds of a choice, in the places of its errors."""
+OF_HARNESS, OF_USER, BY_COLON = Tag(BUILT_IN), Tag(OWN), Discriminator(_which)
+"""A choice between what the harness brings and the user's own, named with a colon."""
+BY_TYPE = Field(discriminator="type")
+"""Makes a union of sections one section with a ``type``."""
+
+
+def usual_type(usual: str) -> Any:
+    """Return what fills in the ``type`` of a section where the file leaves it out."""
 
     def fill(value: object) -> object:
         if value is None:
             return {"type": usual}
         return {"type": usual, **value} if isinstance(value, dict) else value
 
-    return Field(discriminator="type"), BeforeValidator(fill)
+    return BeforeValidator(fill)
 
 
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)

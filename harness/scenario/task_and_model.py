@@ -11,13 +11,19 @@ from harness.core.named_files import nearest
 from harness.core.types import SamplingParams
 from harness.scenario.problems import Problem, broken
 from harness.scenario.sections import (
+    BY_COLON,
+    BY_TYPE,
     FUNCTION,
     NAME,
+    OF_HARNESS,
+    OF_USER,
     AtLeast0,
     AtLeast1,
     Fraction,
     FromList,
     NonEmptyText,
+    OwnName,
+    OwnOptions,
     Parts,
     Positive,
     Precision,
@@ -25,7 +31,7 @@ from harness.scenario.sections import (
     SecondsOr0,
     Section,
     Seed,
-    by_type,
+    usual_type,
 )
 
 if TYPE_CHECKING:
@@ -172,9 +178,26 @@ class SortingTaskSettings(Section):
     """`positions`: numbers at their sorted place; `inclusion_ordering`: numbers that occur, and ordered neighbours."""
 
 
+class OwnTaskSettings(ChatSettings):
+    """A task of your own: a class with prompts and a reward, see docs/extending.md."""
+
+    type: OwnName
+    """Your class as `package.module:Name`."""
+    options: OwnOptions = Field(default_factory=dict)
+    """Keyword arguments it is made with."""
+    reward_timeout_s: Seconds | None = 30.0
+    """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
+
+
 TaskSettings = Annotated[
-    KeywordsTaskSettings | JsonlTaskSettings | MathsTaskSettings | ArithmeticTaskSettings | SortingTaskSettings,
-    *by_type("keywords"),
+    Annotated[
+        KeywordsTaskSettings | JsonlTaskSettings | MathsTaskSettings | ArithmeticTaskSettings | SortingTaskSettings,
+        BY_TYPE,
+        OF_HARNESS,
+    ]
+    | Annotated[OwnTaskSettings, OF_USER],
+    BY_COLON,
+    usual_type("keywords"),
 ]
 
 
@@ -236,7 +259,9 @@ class SortingModelSettings(PolicySettings):
 
 
 ModelSettings = Annotated[
-    PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings, *by_type("preset")
+    PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings,
+    BY_TYPE,
+    usual_type("preset"),
 ]
 
 
@@ -313,9 +338,26 @@ class SglangEngineSettings(ServingEngineSettings):
     """Share of the GPU's memory that SGLang takes for weights, keys and values."""
 
 
+class OwnEngineSettings(ServingEngineSettings):
+    """An engine of your own: a class that samples with the weights it is given, see docs/extending.md."""
+
+    type: OwnName
+    """Your class as `package.module:Name`."""
+    options: OwnOptions = Field(default_factory=dict)
+    """Keyword arguments it is made with, beside those that every engine is offered."""
+    mismatch_bound: Positive | None = None
+    """Largest gap between engine and Learner log-probs after a weight sync, else the run stops; null: not measured."""
+
+
 EngineSettings = Annotated[
-    NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
-    *by_type("native"),
+    Annotated[
+        NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
+        BY_TYPE,
+        OF_HARNESS,
+    ]
+    | Annotated[OwnEngineSettings, OF_USER],
+    BY_COLON,
+    usual_type("native"),
 ]
 
 
@@ -401,7 +443,12 @@ def paced_goes_together(scenario: Scenario) -> Problem | None:
 def warm_start_suits_the_task(scenario: Scenario) -> Problem | None:
     """A warm-started preset has learnt one kind of text; on the other kind every reward would be 0."""
     model, task = scenario.model, scenario.task.type
-    if not isinstance(model, PresetModelSettings) or not model.warm_start or task in ("jsonl", "sorting"):
+    if (
+        not isinstance(model, PresetModelSettings)
+        or not model.warm_start
+        or task in ("jsonl", "sorting")
+        or ":" in task
+    ):
         return None
     knows, learnt = ("maths", "arithmetic") if model.preset == "maths" else ("keywords", "to use given words")
     if (knows == "maths") == (task in ("maths", "arithmetic")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -189,7 +189,7 @@ def simulate(options: argparse.Namespace) -> None:
     """
     check_writable(options.out)
     machine = load_machine(options.machine)
-    _check_versions(machine, options.allow_other_versions)
+    check_measured_here(machine, options.allow_other_versions)
     scenario, added = load_for(options.scenario, machine, options.set, options.model, options.generators)
     output, errors = Output(), Console(stderr=True, highlight=False)
     if added:
@@ -207,7 +207,8 @@ def simulate(options: argparse.Namespace) -> None:
         run_sweep(sweep, options.out, options.processes, options.quiet, output, errors, amount)
         return
     variants = variants_of(scenario, options.arm)
-    items = _forecasts(variants, machine, options, errors)
+    each = counted([variant for variant in variants if not variant.block], errors, options.quiet)
+    items = forecasts(each, machine, options.draws or DRAWS, options.seed, options.allow)
     folder = (
         None
         if options.no_run
@@ -246,22 +247,26 @@ def show_forecasts(
         output.print(Text(plain(sentence), style="bold red"))
 
 
-def _check_versions(machine: MachineProfile, allowed: bool) -> None:
+def check_measured_here(machine: MachineProfile, allowed: bool) -> None:
+    """Refuse a profile that was measured with other versions of the packages, unless that is allowed.
+
+    Raises:
+        UserError: with the versions that differ.
+    """
     differing = [] if allowed else check_versions(machine, package_versions())
     if differing:
         what = f"the machine profile {machine.name} was measured with other versions: {'; '.join(differing)}"
         raise UserError(what, "--machine", "calibrate again, or take it all the same with --allow-other-versions")
 
 
-def _forecasts(
-    variants: Sequence[Variant], machine: MachineProfile, options: argparse.Namespace, errors: Console
+def forecasts(
+    variants: Iterable[Variant], machine: MachineProfile, draws: int, seed: int, allow: Collection[str]
 ) -> list[Forecasted]:
-    """Forecast each run once; the blocks of a scenario differ in their seed alone."""
-    found = []
-    for variant in counted([variant for variant in variants if not variant.block], errors, options.quiet):
-        predicted = forecast(variant.scenario, machine, options.draws or DRAWS, options.seed, allow=options.allow)
-        found.append(Forecasted(variant.label, variant.scenario, predicted))
-    return found
+    """Forecast each run, of one block: the others differ in their seed alone; see ``harness.simulate.forecast``."""
+    return [
+        Forecasted(variant.label, variant.scenario, forecast(variant.scenario, machine, draws, seed, allow=allow))
+        for variant in variants
+    ]
 
 
 def _record(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.errors import UserError
-from harness.core.user_functions import FunctionKind, described, import_function, last_line
+from harness.core.own_code import OwnKind, described, import_function, last_line
 
 PARTS = ("reward", "format_reward", "answer_reward")
 NAMED = "_reward"
@@ -18,7 +18,7 @@ NAMED = "_reward"
 Row = Mapping[str, Any]
 """A line of a data file, every field of it."""
 _EXPECTED = "a finite number, or a dict with the key 'reward' and a finite number"
-KIND = FunctionKind(
+KIND = OwnKind(
     "reward",
     "task.reward",
     "(response: str, ground_truth: str) -> float",

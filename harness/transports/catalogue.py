@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -11,6 +11,7 @@ import torch
 
 from harness.core.errors import UserError
 from harness.core.installation import PART_OF, how_to_install
+from harness.core.own_code import OwnKind, check_is, import_own
 from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
@@ -119,14 +120,38 @@ _KINDS = (
 )
 
 TRANSPORTS: Mapping[str, TransportKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+OWN_TRANSPORT = OwnKind(
+    "transport",
+    "transport.type",
+    ": a harness.transports.catalogue.TransportKind",
+    "docs.examples.own_parts.parts:FILES",
+    protocol=TransportKind,
+)
 
 
 def transport_kind(name: str) -> TransportKind:
-    """Return the transport of this name.
+    """Return the transport of this name, or the user's own where it is ``package.module:NAME``.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none; or the user's own cannot be imported, or is none.
     """
+    if ":" in name:
+        return _own_transport(name)
     if name not in TRANSPORTS:
         raise UserError(f"there is no transport {name}", "transport.type", f"one of {', '.join(TRANSPORTS)}")
     return TRANSPORTS[name]
+
+
+def _own_transport(path: str) -> TransportKind:
+    kind = import_own(path, OWN_TRANSPORT)
+    if not isinstance(kind, TransportKind):
+        raise UserError(
+            f"the transport {path} is of type {type(kind).__name__}, not a TransportKind",
+            OWN_TRANSPORT.setting,
+            f'define {path.partition(":")[2]} = TransportKind("its name", MySender, MyReceiver), '
+            "from harness.transports.catalogue",
+        )
+    for made, protocol in ((kind.sender_type, WeightSender), (kind.receiver_type, WeightReceiver)):
+        if isinstance(made, type):
+            check_is(made, protocol, f"{path} ({made.__name__})", OWN_TRANSPORT)
+    return replace(kind, name=path)

@@ -7,8 +7,8 @@ only holds it: the bytes of the weights never pass through the driver.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -95,6 +95,7 @@ class TransportOptions:
         interface: network interface on which members of a broadcast find each other.
         timeout_s: seconds that a broadcast waits for a Generator before it goes on without it.
         who: this receiver's lane, for messages.
+        own: ``transport.options``, for a user's own transport.
 
     Raises:
         UserError: a number is below its bound.
@@ -109,6 +110,7 @@ class TransportOptions:
     interface: str = "lo"
     timeout_s: float = 30.0
     who: str = "a Generator"
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value, least in (

@@ -172,13 +172,15 @@ def check_takes_shards(name: str) -> None:
     """
     if transport_kind(name).two_sided:
         raise UserError(
-            f"transport.type is {name}, and {_WHY_NOT[name]}",
+            f"transport.type is {name}, and {_WHY_NOT.get(name, _WHY_NOT[OTHERS])}",
             "transport.type",
             "set publish to per_tensor or rank0, or transport.type to nixl, shared_memory, disk or an object store",
         )
 
 
+OTHERS = "others"
 _WHY_NOT = {
+    OTHERS: "it is two-sided: several ranks would have to be in one group with the Generators",
     "gloo": "Ray's gloo group must be part of the process group that torch has by default, which in a rank of a "
     "Learner is the Learner's own and has no Generators in it",
     "nccl": "sending parts from several ranks through Ray's NCCL group has not been run",

@@ -1,11 +1,9 @@
-"""What every engine must do, whichever model stands behind it. Those without a model skip what needs one."""
+"""Every engine is held to ``harness.testing``, whichever model stands behind it; and what only some of them do."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,19 +14,30 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from harness.core.errors import Diverged, Interrupted, UserError
 from harness.core.types import SamplingParams
 from harness.engines.fake import FakeEngine
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
-from harness.engines.rng import pinned_lengths
 from harness.engines.vllm import VllmEngine, vllm_engine
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache
 from harness.models.sorting import SortingModel
 from harness.models.tokenizer import train_tokenizer
 from harness.scenario import VllmEngineSettings
+from harness.testing import EngineContract, ModelEngineContract
+from harness.testing.engine import (
+    GREEDY,
+    LONG,
+    PROMPTS,
+    SCORED,
+    WithEos,
+    flat,
+    frequent_token,
+    largest_scoring_gap,
+    response_logits,
+    tokens_of,
+)
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 CONTEXT = 64
@@ -44,24 +53,7 @@ FIELDS = {key: value for key, value in SHAPE.to_hf().items() if key not in ("arc
 TWO_HEADS = FIELDS | {"num_attention_heads": 2}  # of 32 channels: vLLM's attention on CPUs has none of 16
 GPT2 = GPT2Config(vocab_size=len(TOKENIZER), n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT, bos_token_id=None)
 
-PROMPTS = [[5, 6, 7], [9] * 11, [100], [30, 31, 32, 33, 34]]
-SAMPLING = SamplingParams(max_tokens=12)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-LONG = SamplingParams(max_tokens=24)
 FORCED = SamplingParams(min_tokens=24, max_tokens=24)
-
-
-class WithEos:
-    """The tokenizer with another token as the end of sequence, so that a random model draws it often enough."""
-
-    def __init__(self, eos_token_id: int) -> None:
-        self.eos_token_id, self.pad_token_id = eos_token_id, TOKENIZER.pad_token_id
-
-    def encode(self, text: str, **options: Any) -> list[int]:
-        return TOKENIZER.encode(text, **options)
-
-    def decode(self, token_ids: list[int], **options: Any) -> str:
-        return TOKENIZER.decode(token_ids, **options)
 
 
 @dataclass(frozen=True)
@@ -210,222 +202,46 @@ def model(case):
     return make_model(case)
 
 
-@pytest.fixture
-def engine(case, model):
-    return case.engine(model)
+class TestModelEngines(ModelEngineContract):
+    """Each model's engine, vLLM among them."""
+
+    tokenizer, context, vocab_size = TOKENIZER, CONTEXT, len(TOKENIZER)
+
+    @pytest.fixture(autouse=True)
+    def chosen(self, case, model):
+        self.case, self.model, self.other = case, model, make_model(case, seed=1)
+        self.exact, self.tolerance = case.exact, case.tolerance
+
+    def make_engine_of(self, model, tokenizer, should_stop=None, max_batch=256):
+        return self.case.engine(model, tokenizer, should_stop=should_stop, max_batch=max_batch)
+
+    def make_engine_to_spoil(self):
+        return self.case.engine_to_spoil(self.model)
 
 
-@pytest.fixture(params=[*with_ids(MODEL_CASES | SORTING_CASES | WITHOUT_MODEL), *VLLM_PARAMS])
-def any_case(request):
-    """A case and its model, if it has one."""
-    return request.param, make_model(request.param) if isinstance(request.param, Case) else None
+class TestOtherEngines(EngineContract):
+    """Those without a model; and the sorting toy, which reads its prompt only, not the tokens so far."""
 
+    @pytest.fixture(params=WITHOUT_MODEL | SORTING_CASES, autouse=True)
+    def chosen(self, request):
+        self.case = (WITHOUT_MODEL | SORTING_CASES)[request.param]
+        self.model = make_model(self.case) if isinstance(self.case, Case) else None
+        self.tokenizer, self.pins_lengths = self.case.tokenizer, request.param != "paced"
+        self.weights = {"w": torch.zeros(1)} if self.model is None else self.model.state_dict()
 
-def tokens_of(groups):
-    return [[completion.token_ids.tolist() for completion in group] for group in groups]
+    def make_engine(self, should_stop=None, max_batch=256):
+        return self.case.engine(self.model, should_stop=should_stop, max_batch=max_batch)
 
-
-def flat(groups):
-    return [completion for group in groups for completion in group]
-
-
-def response_logits(model, prompt, token_ids):
-    """Logits (T, V) from one full forward pass, at the positions that predict the response."""
-    with torch.no_grad():
-        return model(torch.tensor([[*prompt, *token_ids]])).logits[0, len(prompt) - 1 : -1].float()
-
-
-def with_frequent_end(case, model, seed):
-    """An engine whose end of sequence is a token that ends 8 samples of each prompt at as many lengths as possible."""
-    first_places = {}
-    for row, completion in enumerate(flat(case.engine(model).generate(PROMPTS, 8, LONG, seed))):
-        for place, token in reversed(list(enumerate(completion.token_ids.tolist()))):
-            first_places.setdefault(token, {})[row] = place
-    best = max(first_places, key=lambda token: (len(set(first_places[token].values())), token))
-    return case.engine(model, WithEos(best))
-
-
-# What every engine does
-
-
-def test_a_completion_has_tokens_log_probs_text_and_a_reason(any_case):
-    case, model = any_case
-    groups = case.engine(model).generate(PROMPTS, 3, SAMPLING, 0)
-    assert [len(group) for group in groups] == [3] * len(PROMPTS)
-    for completion in flat(groups):
-        assert completion.token_ids.dtype == "int64"
-        assert completion.log_probs.dtype == "float32"
-        assert 1 <= len(completion.token_ids) == len(completion.log_probs) <= SAMPLING.max_tokens
-        assert (completion.log_probs <= 1e-6).all()
-        assert completion.text == case.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
-        ended = completion.token_ids[-1] == case.tokenizer.eos_token_id
-        assert completion.finish_reason == ("stop" if ended else "length")
-        assert case.tokenizer.eos_token_id not in completion.token_ids[:-1]
-        assert ended or len(completion.token_ids) == SAMPLING.max_tokens
-        assert completion.versions is None
-
-
-def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(any_case):
-    case, model = any_case
-    engine, sampling = case.engine(model), dataclasses.replace(SAMPLING, min_tokens=6)
-    first = tokens_of(engine.generate(PROMPTS, 3, sampling, 7))
-    assert tokens_of(engine.generate(PROMPTS, 3, sampling, 7)) == first
-    assert tokens_of(case.engine(model).generate(PROMPTS, 3, sampling, 7)) == first
-    assert tokens_of(engine.generate(PROMPTS, 3, sampling, 8)) != first
-    samples = [tuple(tokens) for group in first for tokens in group]
-    assert len(set(samples)) == len(samples)
-
-
-def test_a_row_depends_on_its_prompt_and_indices_alone(any_case):
-    """Not on the other prompts, the number of samples, or the batches that the request is cut into.
-
-    In bfloat16 another batch size rounds otherwise, and one flipped token changes what follows: float32 only.
-    """
-    case, model = any_case
-    if not case.exact:
-        pytest.skip("bfloat16 rounds differently in other batches")
-    whole = tokens_of(case.engine(model).generate(PROMPTS, 4, SAMPLING, 7))
-    for max_batch in (1, 3, 4, 9):
-        assert tokens_of(case.engine(model, max_batch=max_batch).generate(PROMPTS, 4, SAMPLING, 7)) == whole
-    assert tokens_of(case.engine(model).generate(PROMPTS[:2], 4, SAMPLING, 7)) == whole[:2]
-    assert tokens_of(case.engine(model).generate(PROMPTS, 2, SAMPLING, 7)) == [group[:2] for group in whole]
-
-
-def test_a_part_of_a_batch_is_sampled_as_in_the_whole_batch(any_case):
-    """So the number of Generators that share a batch changes no sample. Streams once began anew in each part."""
-    case, model = any_case
-    if not case.exact:
-        pytest.skip("bfloat16 rounds differently in other batches")
-    pinned = dataclasses.replace(SAMPLING, pinned_lengths=(2, 6), max_tokens=8, min_tokens=0, stop=())
-    for sampling in (SAMPLING, pinned):
-        whole = tokens_of(case.engine(model).generate(PROMPTS, 3, sampling, 7))
-        parts = [(0, 1), (1, 2), (2, len(PROMPTS))]
-        engine = case.engine(model)
-        apart = [engine.generate(PROMPTS[first:end], 3, sampling, 7, range(first, end)) for first, end in parts]
-        assert [group for part in apart for group in tokens_of(part)] == whole
-
-
-def test_min_and_max_tokens(any_case):
-    case, model = any_case
-    engine = case.engine(model) if model is None else with_frequent_end(case, model, 1)
-    free = sorted(len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 1)))
-    held_back = free[4]  # at least four of the 32 responses would be shorter or as long
-    held = flat(engine.generate(PROMPTS, 8, dataclasses.replace(LONG, min_tokens=held_back), 1))
-    # the end of sequence may come right behind that many tokens
-    assert free[4] < 24
-    assert min(len(completion.token_ids) for completion in held) > held_back
-    forced = flat(engine.generate(PROMPTS, 8, dataclasses.replace(LONG, min_tokens=24), 1))
-    assert {(len(completion.token_ids), completion.finish_reason) for completion in forced} == {(24, "length")}
-
-
-def test_a_response_of_one_token_comes_from_the_prefill(any_case):
-    case, model = any_case
-    (group,) = case.engine(model).generate(PROMPTS[:1], 4, dataclasses.replace(SAMPLING, max_tokens=1), 7)
-    (longer,) = case.engine(model).generate(PROMPTS[:1], 4, SAMPLING, 7)
-    assert [c.token_ids.tolist() for c in group] == [c.token_ids[:1].tolist() for c in longer]
-
-
-def test_greedy_samples_are_equal_and_need_no_seed(any_case):
-    case, model = any_case
-    engine = case.engine(model)
-    groups = tokens_of(engine.generate(PROMPTS, 3, GREEDY, 0))
-    assert all(group == [group[0]] * 3 for group in groups)
-    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 1)) == [group[:1] for group in groups]
-
-
-def test_bad_requests_are_refused(any_case):
-    case, model = any_case
-    engine = case.engine(model)
-    with pytest.raises(UserError, match="max_tokens is 0, must be at least 1"):
-        engine.generate(PROMPTS, 1, SamplingParams(max_tokens=0), 0)
-    with pytest.raises(UserError, match="prompt 1"):
-        engine.generate([[5], []], 1, SAMPLING, 0)
-
-
-def test_a_stop_signal_interrupts(any_case):
-    case, model = any_case
-    answers = iter([False, False, True])
-    with pytest.raises(Interrupted):
-        case.engine(model, should_stop=lambda: next(answers)).generate(PROMPTS, 1, SAMPLING, 0)
-
-
-def test_a_response_that_one_version_sampled_has_no_versions(any_case):
-    case, model = any_case
-    engine = case.engine(model)
-    engine.load_weights({"w": torch.zeros(1)} if model is None else model.state_dict(), version=3)
-    assert [completion.versions for completion in flat(engine.generate(PROMPTS, 2, SAMPLING, 0))] == [None] * 8
-
-
-def test_an_empty_request_is_answered(any_case):
-    case, model = any_case
-    assert case.engine(model).generate([], 4, SAMPLING, 0) == []
-
-
-# What every engine with a model does
-
-
-def test_greedy_tokens_are_the_likeliest_of_full_forward_passes(case, model, engine):
-    if not case.exact:
-        pytest.skip("in bfloat16 the likeliest of two close tokens may change")
-    for prompt, (completion,) in zip(PROMPTS, engine.generate(PROMPTS, 1, GREEDY, 0), strict=True):
-        logits = response_logits(model, prompt, completion.token_ids.tolist())
-        assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
-        likeliest = logits.log_softmax(-1).max(-1).values
-        assert (torch.from_numpy(completion.log_probs) - likeliest).abs().max() < case.tolerance
-
-
-@pytest.mark.parametrize(("temperature", "min_tokens"), [(1.0, 0), (0.6, 0), (1.7, 5)])
-def test_log_probs_are_those_of_the_sampled_distribution(case, model, engine, temperature, min_tokens):
-    sampling = SamplingParams(temperature=temperature, min_tokens=min_tokens, max_tokens=12)
-    worst = 0.0
-    for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, sampling, 5), strict=True):
-        for completion in group:
-            logits = response_logits(model, prompt, completion.token_ids.tolist())
-            logits[:min_tokens, TOKENIZER.eos_token_id] = -torch.inf
-            expected = (logits / temperature).log_softmax(-1).gather(1, torch.from_numpy(completion.token_ids)[:, None])
-            worst = max(worst, float((torch.from_numpy(completion.log_probs) - expected[:, 0]).abs().max()))
-    assert worst < case.tolerance
-
-
-def test_top_p_draws_from_the_nucleus_and_renormalises(case, model, engine):
-    if not case.exact:
-        pytest.skip("in bfloat16 a token at the edge of the nucleus may fall out")
-    for prompt, group in zip(
-        PROMPTS, engine.generate(PROMPTS, 3, SamplingParams(top_p=0.7, max_tokens=12), 5), strict=True
-    ):
-        for completion in group:
-            logits = response_logits(model, prompt, completion.token_ids.tolist())
-            probs, order = logits.softmax(-1).sort(descending=True)
-            kept = probs.cumsum(-1) - probs < 0.7  # a token stays if the likelier ones do not reach 0.7
-            renormalised = torch.where(kept, probs, 0) / torch.where(kept, probs, 0).sum(-1, keepdim=True)
-            place = (order == torch.from_numpy(completion.token_ids)[:, None]).nonzero()[:, 1:]
-            assert kept.gather(1, place).all()
-            expected = renormalised.gather(1, place)[:, 0].log()
-            assert (torch.from_numpy(completion.log_probs) - expected).abs().max() < case.tolerance
-
-
-def test_a_response_ends_at_the_first_token_that_completes_a_stop_string(case, model, engine):
-    sampling = SamplingParams(temperature=0.8, max_tokens=24)
-    free = flat(engine.generate(PROMPTS, 4, sampling, 2))
-    text = free[0].text
-    stops = (text[2:5], free[-1].text[1:3])
-    stopped = flat(engine.generate(PROMPTS, 4, dataclasses.replace(sampling, stop=stops), 2))
-    ends = []
-    for before, after in zip(free, stopped, strict=True):
-        texts = [TOKENIZER.decode(before.token_ids[:end].tolist(), skip_special_tokens=True) for end in range(1, 25)]
-        holds = [end + 1 for end, so_far in enumerate(texts) if any(stop in so_far for stop in stops)]
-        length = min(holds[0] if holds else 24, len(before.token_ids))
-        assert len(after.token_ids) == length
-        if case.exact:
-            assert after.token_ids.tolist() == before.token_ids[:length].tolist()
-        ends.append(after.finish_reason if length < 24 else "length")
-    assert Counter(ends)["stop"] >= 2
+    def make_engine_that_ends(self, seed):
+        if self.model is None:
+            return self.make_engine()
+        return self.case.engine(self.model, WithEos(TOKENIZER, frequent_token(self.make_engine(), seed)))
 
 
 def test_finished_rows_cost_nothing(case, model):
     if isinstance(case, VllmCase):
         pytest.skip("vLLM does not say what it computed")
-    engine = with_frequent_end(case, model, 3)
+    engine = case.engine(model, WithEos(TOKENIZER, frequent_token(case.engine(model), 3)))
     lengths = [len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 3))]
     assert len(set(lengths)) > 3
     stats = engine.last_stats
@@ -434,39 +250,6 @@ def test_finished_rows_cost_nothing(case, model):
     assert stats.decode_row_steps == sum(lengths) - len(lengths)
     assert stats.decode_steps == max(lengths) - 1
     assert stats.sampled_tokens == sum(lengths)
-
-
-SCORED = [[7, 8, 9, 200], [11], [40, 41, 42, 43, 44, 45, 46], [5, 5]]
-
-
-def largest_scoring_gap(model, scored):
-    gaps = []
-    for prompt, response, log_probs in zip(PROMPTS, SCORED, scored, strict=True):
-        assert log_probs.dtype == "float32"
-        expected = response_logits(model, prompt, response).log_softmax(-1).gather(1, torch.tensor(response)[:, None])
-        gaps.append((torch.from_numpy(log_probs) - expected[:, 0]).abs().max().item())
-    return max(gaps)
-
-
-def test_given_tokens_get_the_log_probs_of_full_forward_passes(case, model, engine):
-    assert largest_scoring_gap(model, engine.score(PROMPTS, SCORED)) < case.tolerance
-    other = make_model(case, seed=1)
-    assert largest_scoring_gap(other, engine.score(PROMPTS, SCORED)) > 1.0
-    engine.load_weights(dict(other.named_parameters()))
-    assert largest_scoring_gap(other, engine.score(PROMPTS, SCORED)) < case.tolerance
-
-
-def test_what_cannot_be_scored_is_refused(case, model, engine):
-    with pytest.raises(UserError, match="no tokens") as refused:
-        engine.score([[5], [6]], [[7], []])
-    assert refused.value.where == "response 1 of those to score"
-    with pytest.raises(UserError, match=rf"token ids from 5 to {len(TOKENIZER)}"):
-        engine.score([[5]], [[len(TOKENIZER)]])
-    with pytest.raises(UserError, match=rf"{CONTEXT + 1} tokens with its prompt"):
-        engine.score([[5] * CONTEXT], [[6]])
-    assert engine.score([], []) == []
-    (just_fits,) = engine.score([[5] * (CONTEXT - 3)], [[6, 7]])  # and a token behind them, which vLLM samples
-    assert just_fits.shape == (2,)
 
 
 @pytest.mark.parametrize("case", [*with_ids(NATIVE_CASES), *VLLM_PARAMS])
@@ -479,62 +262,6 @@ def test_scoring_in_the_middle_of_a_generation_changes_nothing(case):
     assert largest_scoring_gap(model, scored) < case.tolerance
     if case.exact:
         assert tokens_of(sampled) == tokens_of(case.engine(model).generate(PROMPTS, 3, FORCED, 5))
-
-
-def test_loading_replaces_the_weights(case, model, engine):
-    other = make_model(case, seed=1)
-    wanted = case.engine(other).generate(PROMPTS, 1, GREEDY, 0)
-    before = engine.generate(PROMPTS, 1, GREEDY, 0)
-    engine.load_weights(dict(other.named_parameters()))
-    after = engine.generate(PROMPTS, 1, GREEDY, 0)
-    assert tokens_of(after) == tokens_of(wanted) != tokens_of(before)
-    engine.load_weights(model.state_dict())
-    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == tokens_of(before)
-
-
-def test_the_weights_are_not_shared_with_the_model_they_came_from(case, model):
-    source = copy.deepcopy(model)
-    engine = case.engine(source)
-    engine.load_weights(dict(source.named_parameters()))
-    before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
-    with torch.no_grad():
-        for parameter in source.parameters():
-            parameter.zero_()
-    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
-
-
-@pytest.mark.parametrize("damage", ["missing", "misshapen", "unknown"])
-def test_a_bad_load_is_refused_and_the_old_weights_stay(case, model, engine, damage):
-    before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
-    weights = {name: tensor + 1 for name, tensor in model.named_parameters()}
-    last = list(weights)[-1]
-    if damage == "missing":
-        del weights[last]
-    elif damage == "misshapen":
-        weights[last] = weights[last][:-1]
-    else:
-        last = "something.else"
-        weights[last] = torch.zeros(1)
-    with pytest.raises(ValueError, match=rf"the old ones stay: .*{last} (is|has shape)"):
-        engine.load_weights(weights)
-    assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
-
-
-def test_prompts_too_long_or_with_unknown_tokens_are_refused(case, model, engine):
-    assert engine.context_length == CONTEXT
-    fits = [5] * (CONTEXT - 12)
-    assert len(engine.generate([fits], 1, GREEDY, 0)[0][0].token_ids) <= 12
-    with pytest.raises(UserError, match=r"53 prompt tokens and max_tokens 12 make 65, the model's context holds 64"):
-        engine.generate([[5, *fits]], 1, GREEDY, 0)
-    with pytest.raises(UserError, match=rf"token ids from 5 to {len(TOKENIZER)}, the model knows 0 to"):
-        engine.generate([[5, len(TOKENIZER)]], 1, GREEDY, 0)
-
-
-def test_weights_that_have_diverged_stop_the_run(case, model):
-    engine = case.engine_to_spoil(model)
-    engine.load_weights({name: tensor * torch.nan for name, tensor in model.named_parameters()})
-    with pytest.raises(Diverged, match=r"not finite at prompt 0, sample 0, token 0"):
-        engine.generate(PROMPTS, 2, SAMPLING, 0)
 
 
 def test_the_own_model_gets_the_native_engine():
@@ -696,36 +423,3 @@ def test_with_transformers_new_weights_wait_until_the_call_has_ended(case):
     assert [completion.versions for completion in flat(sampled)] == [None] * 4
     after = engine.generate(PROMPTS, 1, FORCED, 5)
     assert tokens_of(after) == tokens_of(case.engine(new).generate(PROMPTS, 1, FORCED, 5))
-
-
-PINNED = SamplingParams(max_tokens=24, pinned_lengths=(3, 20), stop=("e",))
-
-
-def test_pinned_lengths_hold_whatever_the_policy_says(case, model):
-    """Neither the end of sequence, here a token that a random model draws often, nor a stop string ends a response."""
-    sampled = case.engine(model, WithEos(5)).generate(PROMPTS, 4, PINNED, 11)
-    expected = pinned_lengths(11, [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)], (3, 20))
-    assert [len(completion.token_ids) for completion in flat(sampled)] == expected.tolist()
-    assert len(set(expected.tolist())) > 5
-    assert all(5 not in completion.token_ids for completion in flat(sampled))
-    assert {completion.finish_reason for completion in flat(sampled)} == {"length"}
-
-
-def test_pinned_lengths_do_not_depend_on_the_batch(case, model):
-    whole = case.engine(model).generate(PROMPTS, 4, PINNED, 11)
-    split = case.engine(model, max_batch=4).generate(PROMPTS, 4, PINNED, 11)
-    lengths = [[len(completion.token_ids) for completion in flat(sampled)] for sampled in (whole, split)]
-    assert lengths[0] == lengths[1]
-
-
-def test_the_fake_engine_pins_lengths_as_the_real_ones_do():
-    sampled = WITHOUT_MODEL["fake"].engine(None).generate(PROMPTS, 4, PINNED, 11)
-    rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
-    assert [len(completion.token_ids) for completion in flat(sampled)] == pinned_lengths(11, rows, (3, 20)).tolist()
-    assert {completion.finish_reason for completion in flat(sampled)} == {"length"}
-
-
-@pytest.mark.parametrize("bounds", [(0, 4), (5, 4), (4, 25)])
-def test_pinned_lengths_out_of_bounds_are_refused(case, model, bounds):
-    with pytest.raises(UserError, match="pinned_lengths"):
-        case.engine(model).generate(PROMPTS, 1, SamplingParams(max_tokens=24, pinned_lengths=bounds), 0)

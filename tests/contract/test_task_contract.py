@@ -1,7 +1,5 @@
-"""What every task must do, whichever it is."""
+"""Every task is held to ``harness.testing``."""
 
-import math
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +12,11 @@ from harness.tasks import JsonlTask, KeywordTask
 from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.keyword_files import KeywordFileTask
 from harness.tasks.maths import MathsTask
+from harness.testing import TaskContract
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "own_task"
 REWARD = "docs.examples.own_task.reward:score"
-RESPONSES = ["", " ", "A red apple.", "ÄÖ \u2028 \U0001f600 \x00", "a, b, c: {'reward': 1}\n" * 200]
 
 
 def two_files(folder: Path) -> JsonlTask:
@@ -53,65 +51,28 @@ FORMATS = dict.fromkeys(("maths", "arithmetic"), "So be it. </think> <answer> {}
 """How a response is written where a task asks for a format; the keywords, or the answer, go in its place."""
 
 
-@pytest.fixture(params=BUILDERS, autouse=True)
-def build(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Task]:
-    """Return a function that builds the task anew, in the repository's root."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return lambda: BUILDERS[request.param](tmp_path)
+class TestTasks(TaskContract):
+    """Every task that the harness brings."""
 
+    build: Callable[[], Task]
+    form: str
 
-@pytest.fixture
-def format_of_responses(request: pytest.FixtureRequest) -> str:
-    """Return how a response to the task is written."""
-    return FORMATS.get(request.node.callspec.params["build"], "{}")
+    @pytest.fixture(params=BUILDERS, autouse=True)
+    def chosen(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Take one of them, in the repository's root."""
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        self.build = lambda: BUILDERS[request.param](tmp_path)
+        self.form = FORMATS.get(request.param, "{}")
 
+    def make_task(self) -> Task:
+        return self.build()
 
-def test_prompts_have_texts_and_none_comes_twice(build: Callable[[], Task]) -> None:
-    task = build()
-    prompts = [*task.train_prompts, *task.validation_prompts]
-    assert len(task.train_prompts) >= 30
-    assert len(task.validation_prompts) >= 10
-    assert {type(prompt) for prompt in prompts} == {Prompt}
-    assert all(prompt.text.strip() and isinstance(prompt.ground_truth, str) for prompt in prompts)
-    assert len({prompt.text for prompt in prompts}) == len(prompts)
+    def right_response(self, prompt: Prompt) -> str:
+        """Name what is asked for."""
+        return self.form.format(" ".join(prompt.ground_truth.replace(",", "").split()) + ".")
 
-
-def test_building_again_gives_the_same_prompts(build: Callable[[], Task]) -> None:
-    one, other = build(), build()
-    assert list(one.train_prompts) == list(other.train_prompts)
-    assert list(one.validation_prompts) == list(other.validation_prompts)
-
-
-def test_any_response_gets_three_finite_numbers(build: Callable[[], Task]) -> None:
-    task = build()
-    for prompt in (task.train_prompts[0], task.validation_prompts[-1]):
-        for response in RESPONSES:
-            rewards = task.reward(response, prompt.ground_truth)
-            assert list(rewards) == ["reward", "format_reward", "answer_reward"]
-            assert all(type(part) is float and math.isfinite(part) for part in rewards.values())
-
-
-def test_the_prompt_with_its_keywords_answered_beats_silence(
-    build: Callable[[], Task], format_of_responses: str
-) -> None:
-    task = build()
-    prompt = task.train_prompts[0]
-    answered = " ".join(prompt.ground_truth.replace(",", "").split()) + "."
-    assert task.reward(format_of_responses.format(answered), prompt.ground_truth)["reward"] == 1.0
-    assert task.reward("", prompt.ground_truth)["reward"] == 0.0
-
-
-def test_reward_is_the_same_each_time(build: Callable[[], Task]) -> None:
-    task, other = build(), build()
-    truth = task.train_prompts[0].ground_truth
-    assert [task.reward(text, truth) for text in RESPONSES] == [other.reward(text, truth) for text in RESPONSES]
-
-
-def test_a_copy_from_another_process_is_the_same_task(build: Callable[[], Task]) -> None:
-    task = build()
-    copied = pickle.loads(pickle.dumps(task))
-    assert list(copied.train_prompts) == list(task.train_prompts)
-    assert list(copied.validation_prompts) == list(task.validation_prompts)
-    truth = task.train_prompts[0].ground_truth
-    assert copied.reward("A red apple.", truth) == task.reward("A red apple.", truth)
+    def test_there_are_as_many_prompts_as_the_files_hold(self) -> None:
+        task = self.make_task()
+        assert len(task.train_prompts) >= 30
+        assert len(task.validation_prompts) >= 10

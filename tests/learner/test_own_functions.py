@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.core.user_functions import module_hash
+from harness.core.own_code import module_hash
 from harness.grpo import LossOptions, loss_denominator, surrogate_loss
 from harness.learner.own_functions import UserAdvantage, UserLoss
 

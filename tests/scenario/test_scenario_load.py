@@ -242,7 +242,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         (
             "task: {type: jsonl, train: a, reward: f}\n",
             1,
-            "task.reward package.module:function",
+            "task.reward package.module:name",
             "package.module:function",
         ),
         ("arms: {'a b': {}}\n", 1, "arms.a b", ""),

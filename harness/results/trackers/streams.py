@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from harness.core.errors import UserError
 from harness.core.installation import how_to_install
+from harness.core.own_code import OwnKind, import_part, make_part
 from harness.results.rows import read_metric
 from harness.results.trackers.event_file import encode_restart, encode_scalars, encode_start
 from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
@@ -42,6 +43,17 @@ class MetricStream(Protocol):
 
     def close(self) -> None:
         """Write what is left; nothing is logged afterwards."""
+
+
+OWN_TRACKER = OwnKind(
+    "tracker",
+    "trackers",
+    "(folder: Path, run_name: str) -> MetricStream",
+    "docs.examples.own_parts.parts:Csv",
+    arguments=("folder", "run_name"),
+    protocol=MetricStream,
+)
+"""Made with the run's folder and what the run is called in a service."""
 
 
 class Streams:
@@ -162,13 +174,15 @@ class TensorBoard:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse unknown trackers and those whose package is missing, without importing any.
+    """Refuse unknown trackers and those whose package is missing, importing none but the user's own.
 
     Raises:
-        UserError: with the nearest name, or the command that installs the package.
+        UserError: with the nearest name, or the command that installs the package; see ``import_part`` for one's own.
     """
     for name in names:
-        if name not in TRACKERS:
+        if ":" in name:
+            import_part(name, OWN_TRACKER, {})
+        elif name not in TRACKERS:
             near = difflib.get_close_matches(name, TRACKERS, n=1)
             fix = f"did you mean {near[0]!r}?" if near else f"one or more of {', '.join(TRACKERS)}"
             raise UserError(f"unknown tracker {name!r}; there are {', '.join(TRACKERS)}", where="trackers", fix=fix)
@@ -192,7 +206,8 @@ def open_streams(
     """Open the streams of a run.
 
     Args:
-        names: of the trackers, out of ``TRACKERS``; a name that comes twice counts once.
+        names: of the trackers, out of ``TRACKERS``, or one's own as ``package.module:Name``; what comes twice counts
+            once.
         folder: the run folder, which exists.
         run_name: how the run is called in a service.
         settings: for a tracker, by its name; see ``WeightsAndBiases`` and ``MlFlow``.
@@ -224,8 +239,10 @@ def _open(
             return TensorBoard(folder, goes_on_from=goes_on_from)
         case "wandb":
             return WeightsAndBiases(folder, run_name, settings)
-        case _:
+        case "mlflow":
             return MlFlow(folder, run_name, settings)
+    stream: MetricStream = make_part(name, OWN_TRACKER, {"folder": folder, "run_name": run_name}, {})
+    return stream
 
 
 def _brief(error: Exception) -> str:

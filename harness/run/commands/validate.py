@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     scenario_arguments(parser)
+    parser.add_argument(
+        "--check-code",
+        action="store_true",
+        help="also import the code that the scenario names, which runs it, and check it",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
     shown.add_argument("--memory", action="store_true", help="print what each process would hold in memory")
@@ -32,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
         print(resolved_yaml(scenario), end="")
         return 0
     variants = expand(scenario)
+    if options.check_code:
+        _check_code(variants)
     if options.memory:
         return _memory(variants)
     rollouts = sum(variant.scenario.num_rollouts for variant in variants)
@@ -41,7 +48,8 @@ def run(options: argparse.Namespace) -> int:
             for each in variants
         ]
         print(json.dumps({"scenario": scenario.name, "rollouts": rollouts, "runs": runs}, indent=2))
-    elif scenario.transport_sweep is not None:
+        return 0
+    if scenario.transport_sweep is not None:
         print(f"{scenario.name} is valid: {_sweep(scenario)}")
     else:
         runs_of = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
@@ -49,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
         for variant in variants if len(variants) > 1 else ():
             changed = ", ".join(f"{key}={value}" for key, value in changes_of(scenario, variant).items())
             print(f"  {variant.name}" + (f": {changed}" if changed else ""))
+    if not options.check_code:
+        _name_code(variants)
     return 0
 
 
@@ -57,6 +67,23 @@ def _sweep(scenario: Scenario) -> str:
     assert sweep is not None
     kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
     return f"a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each"
+
+
+def _check_code(variants: Sequence[Variant]) -> None:
+    from harness.run.own_code import check_own_code
+
+    for variant in variants:
+        if not variant.block:
+            check_own_code(variant.scenario)
+
+
+def _name_code(variants: Sequence[Variant]) -> None:
+    """Name the code that a run would import. None is imported here: the scenario may be someone else's."""
+    from harness.run.own_code import own_names
+
+    found = {name: None for variant in variants for name in own_names(variant.scenario).values()}
+    if found:
+        print(f"not imported, so not checked: {', '.join(found)} (--check-code imports and checks it)")
 
 
 def _memory(variants: Sequence[Variant]) -> int:

@@ -1,0 +1,265 @@
+"""Runs, comparisons and forecasts from Python and its notebooks: what the commands do, as objects that show themselves.
+
+``harness`` offers these functions under its own name. ``harness.run``, ``harness.compare`` and ``harness.simulate`` are
+packages, hence the longer names here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.core.errors import UserError
+from harness.core.terminal_text import plain
+from harness.results.frames import Results, load_results
+
+if TYPE_CHECKING:
+    from harness.compare.experiments import Experiment
+    from harness.compare.verdicts import Judgement
+    from harness.scenario import Scenario
+    from harness.simulate.forecast import Forecasted
+    from harness.simulate.machine import MachineProfile
+
+Changes = Mapping[str, Any] | Sequence[str]
+"""Settings by their dotted keys, ``{"steps": 20}``; or as after ``--set``, ``["steps=20"]``."""
+WIDTH = 110
+"""Columns of what is shown where there is no terminal."""
+
+
+class Shown(ABC):
+    """Shows itself: as text with ``print``, in colours by rich, as HTML in a notebook."""
+
+    @abstractmethod
+    def print_on(self, console: Console) -> None:
+        """Print it, as the command of the same name does."""
+
+    def __repr__(self) -> str:
+        return self.__rich__().plain.strip("\n")
+
+    def __rich__(self) -> Text:
+        file = StringIO()
+        self.print_on(Console(file=file, width=WIDTH, force_terminal=True, color_system="standard", highlight=False))
+        return Text.from_ansi(file.getvalue())
+
+    def _repr_html_(self) -> str:
+        console = Console(file=StringIO(), width=WIDTH, record=True, highlight=False)
+        self.print_on(console)
+        return console.export_html(inline_styles=True, code_format="<pre style='line-height: 1.2'>{code}</pre>")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """An experiment: its arms side by side, with verdicts on their differences.
+
+    Attributes:
+        experiment: the figures of every run, variant by variant.
+        verdicts: on every variant against the first one; none where there is one variant.
+        left_out: folders that could not be read, and why.
+    """
+
+    experiment: Experiment
+    verdicts: tuple[Judgement, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The experiment's folder."""
+        return self.experiment.folder
+
+    @cached_property
+    def results(self) -> Results:
+        """The runs with their steps, spans, rollouts and syncs as pandas frames; see ``harness.load_results``."""
+        return load_results(self.folder)
+
+    def print_on(self, console: Console) -> None:
+        """Print the headline and one table."""
+        from harness.report.brief import brief_table, headline
+        from harness.report.text import print_table
+
+        console.print(Text(plain(f"{self.experiment.title} / {self.experiment.name}"), style="bold underline"))
+        for line in headline(self.experiment, self.verdicts):
+            console.print(Text(plain(line), style="bold"))
+        print_table(console, brief_table(self.experiment))
+        for line in self.left_out:
+            console.print(Text(plain(line), style="yellow"))
+
+    def in_full(self) -> FullComparison:
+        """Return the same with all tables and sentences, as ``harness compare`` prints them."""
+        return FullComparison(self)
+
+
+@dataclass(frozen=True, repr=False)
+class FullComparison(Shown):
+    """All tables and sentences of a comparison."""
+
+    comparison: Comparison
+
+    def print_on(self, console: Console) -> None:
+        """Print them."""
+        from harness.report.text import print_experiment
+
+        print_experiment(console, self.comparison.experiment, lambda experiment: self.comparison.verdicts)
+
+
+@dataclass(frozen=True, repr=False)
+class Forecasts(Shown):
+    """What is predicted of a scenario's runs on a machine.
+
+    Attributes:
+        runs: of each its label, scenario and ``forecast``: figures with 90% intervals.
+        machine: the profile.
+        allow: see ``simulate_scenario``.
+    """
+
+    runs: tuple[Forecasted, ...]
+    machine: MachineProfile
+    allow: Collection[str] = field(default=())
+
+    def print_on(self, console: Console) -> None:
+        """Print the table, what holds each run up, and what was extrapolated."""
+        from harness.simulate.experiment import show_forecasts
+
+        show_forecasts(self.runs, self.machine, console, self.allow)
+
+
+def run_scenario(
+    scenario: str | Path, changes: Changes = (), *, out: str | Path = "results", quiet: bool = True
+) -> Comparison:
+    """Run a scenario, with all its arms and blocks, as ``python -m harness run`` does.
+
+    Args:
+        scenario: a YAML file, or the name of one that ``python -m harness list`` shows.
+        changes: settings laid over it.
+        out: the results folder.
+        quiet: show no progress.
+
+    Returns:
+        what was measured; its runs stay in ``folder``.
+
+    Raises:
+        UserError: the scenario says something wrong, or names what cannot be used here.
+        RunStopped: a run had to stop; its folder says why.
+        Interrupted: Ctrl-C.
+    """
+    from harness.core.atomic_files import check_writable
+    from harness.run import experiment
+    from harness.scenario import load_scenario
+
+    loaded, folders = load_scenario(scenario, _typed(changes)), list[Path]()
+    check_writable(Path(out))
+    with _loop_aside():
+        experiment.run_scenario(loaded, Path(out), quiet, show=folders.append)
+    return compare_runs(folders[0])
+
+
+def compare_runs(folder: str | Path, *, baseline: str | None = None, allow: Sequence[str] = ()) -> Comparison:
+    """Compare the newest experiment at or below a folder, as ``python -m harness compare`` does.
+
+    Args:
+        folder: results folder, experiment or run.
+        baseline: the arm against which the others are set; None takes the first one.
+        allow: differences of the environment that do not stand in the way of a verdict: ``machine``, ``versions``,
+            ``threads``, ``commit``.
+
+    Raises:
+        UserError: there is no such folder, no run in it, or no such arm.
+    """
+    from harness.compare.experiments import gather_newest
+    from harness.compare.verdicts import judgements
+
+    _, newest, damaged = gather_newest([Path(folder)])
+    left_out = tuple(f"left out {str(item.folder)!r}: {item.error.what}" for item in damaged)
+    return Comparison(newest, tuple(judgements(newest, baseline, allowed=allow)), left_out)
+
+
+def simulate_scenario(
+    scenario: str | Path,
+    machine: str | Path,
+    changes: Changes = (),
+    *,
+    arm: str | None = None,
+    draws: int | None = None,
+    seed: int = 0,
+    allow: Collection[str] = (),
+    allow_other_versions: bool = False,
+) -> Forecasts:
+    """Predict a scenario's runs on a machine, as ``python -m harness simulate --no-run`` does; nothing is written.
+
+    Args:
+        scenario: a YAML file, or a name.
+        machine: a machine profile: a YAML file, or the name of one in ``profiles/machines``.
+        changes: settings laid over the scenario.
+        arm: predict this one alone.
+        draws: simulated worlds behind an interval; None takes the command's number.
+        seed: of the worlds.
+        allow: circumstances in which the profile may differ from the scenario, such as ``engine`` or ``transport``.
+        allow_other_versions: take the profile although it was measured with other versions than are installed here.
+
+    Raises:
+        UserError: scenario or profile cannot be used, or the profile does not know a stage that is needed.
+    """
+    from harness.simulate.command import ALLOWED
+    from harness.simulate.experiment import check_measured_here, forecasts
+    from harness.simulate.forecast import DRAWS
+    from harness.simulate.machine import load_machine
+    from harness.simulate.points import load_for, variants_of
+
+    if unknown := [name for name in allow if name not in ALLOWED]:
+        raise UserError(f"{unknown[0]!r} is nothing that can be allowed", "allow", f"one of {', '.join(ALLOWED)}")
+    profile = load_machine(machine)
+    check_measured_here(profile, allow_other_versions)
+    loaded, _ = load_for(scenario, profile, _typed(changes))
+    variants = [variant for variant in variants_of(loaded, arm) if not variant.block]
+    with _loop_aside():
+        return Forecasts(tuple(forecasts(variants, profile, draws or DRAWS, seed, allow)), profile, allow)
+
+
+def load_scenario(scenario: str | Path, changes: Changes = ()) -> Scenario:
+    """Load a scenario and check it, as ``python -m harness validate`` does; runs none of the code that it names.
+
+    Args:
+        scenario: a YAML file, or a name.
+        changes: settings laid over it.
+
+    Raises:
+        UserError: it says something wrong; one error names every problem.
+    """
+    from harness import scenario as scenarios
+
+    return scenarios.load_scenario(scenario, _typed(changes))
+
+
+def _typed(changes: Changes) -> list[str]:
+    """Return changes as after ``--set``; every JSON value is one of YAML."""
+    if isinstance(changes, str):
+        raise UserError(f"changes are {changes!r}", "changes", 'write {"steps": 20}, or ["steps=20"]')
+    if isinstance(changes, Mapping):
+        return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    return list(changes)
+
+
+@contextmanager
+def _loop_aside() -> Iterator[None]:
+    """Lay a running event loop aside, as a notebook's cell has one: a run has its own in this thread.
+
+    In another thread Ctrl-C would not reach it.
+    """
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if outer is not None:
+            asyncio.set_event_loop(outer)

@@ -1,0 +1,150 @@
+"""From Python and its notebooks: what the commands say, as objects; and an import that stays light."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import harness
+from harness.cli import main
+from harness.core.errors import UserError
+from harness.simulate.forecast import Forecast
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results/reference"
+
+
+@pytest.fixture(autouse=True)
+def from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notebook names its folders from there."""
+    monkeypatch.chdir(ROOT)
+
+
+def test_importing_the_package_brings_nothing_heavy() -> None:
+    code = "import sys, harness; harness.compare_runs; print([m for m in sys.modules if m in {!r}])"
+    heavy = ("torch", "ray", "pandas", "matplotlib", "scipy", "transformers", "pytest")
+    done = subprocess.run([sys.executable, "-c", code.format(heavy)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert [getattr(harness, name) for name in harness.__all__] != []
+    with pytest.raises(AttributeError, match="no attribute 'rum_scenario'"):
+        harness.rum_scenario  # noqa: B018
+
+
+def test_the_notebook_runs_cell_by_cell_and_its_figures_are_those_of_the_runs() -> None:
+    """Its code runs in order in one namespace: there is no Jupyter among what tests need."""
+    notebook = json.loads((ROOT / "docs/examples/first_look.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs")
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert list(names["seconds"].columns) == ["k1", "k2", "k4", "k8"]
+    assert names["seconds"].loc["update", "k8"] > 4 * names["seconds"].loc["update", "k1"]
+    assert names["reward"].loc[0].nunique() == 1
+    assert [item.other for item in names["comparison"].verdicts] == ["k2", "k4", "k8"]
+    (forecasted,) = names["forecasts"].runs
+    assert forecasted.scenario.epochs_per_batch == 4
+    assert forecasted.forecast.step_s.low <= forecasted.forecast.step_s.value <= forecasted.forecast.step_s.high
+
+
+def test_a_comparison_shows_itself_alike_everywhere() -> None:
+    comparison = harness.compare_runs(REFERENCE / "sync_k")
+    assert comparison.folder.parent == REFERENCE / "sync_k"
+    assert len(comparison.results.steps) == sum(run.steps for run in comparison.experiment.runs)
+    lines = [line.rstrip() for line in repr(comparison).splitlines()]
+    assert lines[0] == f"sync_k / {comparison.folder.name}"
+    assert [line.split()[0] for line in lines if line.split()[:1] in (["k1"], ["k2"], ["k4"], ["k8"])] == [
+        "k8",  # of the headline
+        "k1",
+        "k2",
+        "k4",
+        "k8",
+    ]
+    shown = StringIO()
+    Console(file=shown, width=120).print(comparison)
+    assert [line.rstrip() for line in shown.getvalue().splitlines() if line.strip()] == [line for line in lines if line]
+    html = comparison._repr_html_()
+    assert html.startswith("<pre")
+    assert all(name in html for name in ("k1", "k2", "k4", "k8"))
+    full = repr(comparison.in_full())
+    assert full.count("\n") > 2 * len(lines)
+
+
+def test_a_text_of_a_run_is_no_markup_of_a_page(tmp_path: Path) -> None:
+    class Odd(type(harness.compare_runs(REFERENCE / "sync_k"))):  # type: ignore[misc]
+        def print_on(self, console: Console) -> None:
+            console.print("<script>[bold]", markup=False)
+
+    comparison = harness.compare_runs(REFERENCE / "sync_k")
+    assert "&lt;script&gt;[bold]" in Odd(comparison.experiment, ())._repr_html_()
+
+
+def test_a_forecast_is_the_one_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a cell of a notebook too, which runs inside an event loop that goes on behind it."""
+    asked = {"steps": 8, "rollout_batch_size": 32}
+
+    async def cell() -> Forecast:
+        found = harness.simulate_scenario("sync_k1", "cpu-2-cores", asked, draws=3, allow_other_versions=True)
+        await asyncio.sleep(0)
+        return found.runs[0].forecast
+
+    forecast = asyncio.run(cell())
+    command = ["simulate", "sync_k1", "--machine", "cpu-2-cores", "--no-run", "--draws", "3", "--allow-other-versions"]
+    assert main([*command, *(f"--set={key}={value}" for key, value in asked.items())]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "seconds of a training step" in line]
+    assert f"{forecast.step_s.value:.3g}" in row
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer.learning_rate": 1e-5, "trackers": []}, ["optimizer.learning_rate=1e-5"]]
+)
+def test_changes_are_those_of_the_command_line(changes: Any) -> None:
+    assert harness.load_scenario("sync_k1", changes).optimizer.learning_rate == 1e-5
+
+
+def test_what_cannot_be_is_said_in_the_same_words() -> None:
+    with pytest.raises(UserError, match="changes are 'steps=3'"):
+        harness.load_scenario("sync_k1", "steps=3")
+    with pytest.raises(UserError, match="'engin' is nothing that can be allowed"):
+        harness.simulate_scenario("sync_k1", "cpu-2-cores", allow=["engin"])
+    with pytest.raises(UserError, match="no runs in"):
+        harness.compare_runs(ROOT / "docs")
+
+
+@pytest.mark.slow
+def test_a_run_from_a_cell_returns_its_comparison(tmp_path: Path) -> None:
+    """In this process, with an engine that makes tokens up."""
+    changes = {
+        "engine": {"type": "fake"},
+        "model": {"type": "preset", "preset": "tiny", "warm_start": False},
+        "steps": 2,
+        "rollout_batch_size": 8,
+        "group_size": 4,
+        "evaluation": {"prompts": 4, "examples": 0},
+        "profile": "off",
+        "save_policy": False,
+        "arms": {"k1": {}, "k2": {"epochs_per_batch": 2}},
+    }
+    path = tmp_path / "small.yaml"
+    path.write_text(json.dumps(changes))
+
+    async def cell() -> Any:
+        return harness.run_scenario(path, {"seed": 3}, out=tmp_path / "results")
+
+    comparison = asyncio.run(cell())
+    assert comparison.folder.parent == tmp_path / "results/small"
+    assert [
+        (variant.name, [run.manifest.seed for run in variant.runs]) for variant in comparison.experiment.variants
+    ] == [
+        ("k1", [3]),
+        ("k2", [3]),
+    ]
+    assert comparison.results.steps.groupby("arm").size().to_dict() == {"k1": 2, "k2": 2}

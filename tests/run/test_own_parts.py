@@ -1,0 +1,315 @@
+"""Parts of a user's own: the example of docs/extending.md, and what is said of parts that are none."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import harness
+import harness.testing
+from harness.cli import main
+from harness.core.errors import UserError
+from harness.core.own_code import OwnKind, check_is, make_part
+from harness.core.protocols import Engine, Task
+from harness.core.types import Prompt
+from harness.engines.paced import PacedTokenizer
+from harness.results.counters import read_counters
+from harness.results.reader import load_run
+from harness.results.trackers.streams import OWN_TRACKER, MetricStream
+from harness.run.own_code import check_own_code, own_names
+from harness.scenario import load_scenario
+from harness.testing import EngineContract, TaskContract, TrackerContract, TransportContract
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs/examples/own_parts"
+PARTS = "docs.examples.own_parts.parts"
+NAMES = {
+    "task.type": f"{PARTS}:Counting",
+    "advantage.function": f"{PARTS}:best_only",
+    "engine.type": f"{PARTS}:Remote",
+    "transport.type": f"{PARTS}:FILES",
+    "trackers[1]": f"{PARTS}:Csv",
+    "profile.own[0]": "docs.examples.own_parts.probe:OpenFiles",
+}
+
+
+@pytest.fixture(autouse=True)
+def from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run where the examples are found, and leave the import path as it was."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Write a module into the current folder and return its name; it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    names: list[str] = []
+
+    def write(body: str) -> str:
+        names.append(f"own_parts_of_test_{len(names)}")
+        (tmp_path / f"{names[-1]}.py").write_text(body)
+        return names[-1]
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+class TestCounting(TaskContract):
+    """The example's task."""
+
+    def make_task(self) -> Task:
+        from docs.examples.own_parts.parts import Counting
+
+        task: Task = Counting()
+        return task
+
+    def right_response(self, prompt: Prompt) -> str:
+        return "." * int(prompt.ground_truth)
+
+
+class LongerTokenizer(PacedTokenizer):
+    """One whose tokens can be counted, as the example's engine does."""
+
+    def __len__(self) -> int:
+        return 128
+
+
+class TestRemote(EngineContract):
+    """The example's engine."""
+
+    tokenizer = LongerTokenizer()
+    weights = {"w": torch.zeros(1)}  # noqa: RUF012
+
+    def make_engine(self, should_stop: Callable[[], bool] | None = None, max_batch: int = 256) -> Engine:
+        from docs.examples.own_parts.parts import Remote
+
+        engine: Engine = Remote(self.tokenizer, should_stop, pause_s=0.0)
+        return engine
+
+
+class TestCsv(TrackerContract):
+    """The example's tracker."""
+
+    def make_tracker(self, folder: Path) -> MetricStream:
+        tracker: MetricStream = make_part(f"{PARTS}:Csv", OWN_TRACKER, {"folder": folder, "run_name": "run"}, {})
+        return tracker
+
+    def logged(self, folder: Path) -> list[tuple[int, str, dict[str, float]]]:
+        rows: dict[tuple[int, str], dict[str, float]] = {}
+        with (folder / "metrics.csv").open(newline="") as file:
+            for step, kind, name, value in csv.reader(file):
+                rows.setdefault((int(step), kind), {})[name] = float(value)
+        return [(step, kind, values) for (step, kind), values in rows.items()]
+
+
+@pytest.mark.slow
+class TestFiles(TransportContract):
+    """The example's transport, between real actors."""
+
+    transport = f"{PARTS}:FILES"
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        folder = tmp_path_factory.mktemp("weights")
+        cls.fields = {"own": {"folder": str(folder)}}
+        yield
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_with_own_parts_alone(tmp_path: Path) -> None:
+    """As Ray actors, which import them again."""
+    comparison = harness.run_scenario(
+        EXAMPLE / "parts.yaml", {"transport.options.folder": str(tmp_path / "weights")}, out=tmp_path / "results"
+    )
+    run = load_run(comparison.folder)
+    assert run.manifest.status == "completed"
+    assert [row.step for row in run.steps] == [0, 1, 2, 3]
+    assert {key: found["name"] for key, found in run.manifest.functions.items()} == NAMES
+    assert all(len(found["sha256"] or "") == 64 for found in run.manifest.functions.values())
+    with (comparison.folder / "metrics.csv").open(newline="") as file:
+        steps = [row[0] for row in csv.reader(file) if row[1:3] == ["step", "timing_s/step"]]
+    assert steps == ["0", "1", "2", "3"]
+    read = [row.values for row in read_counters(comparison.folder) if row.source == NAMES["profile.own[0]"]]
+    assert read
+    assert all(set(values) == {"open_files"} and values["open_files"] for values in read)
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_the_example_names_a_part_of_every_kind_and_each_can_be_used() -> None:
+    scenario = load_scenario(EXAMPLE / "parts.yaml")
+    assert own_names(scenario) == NAMES
+    check_own_code(scenario)
+
+
+MARK = """from pathlib import Path
+
+Path('imported').touch()
+
+
+class Mine:
+    def log(self, step, values):
+        pass
+"""
+
+
+def test_validate_imports_none_of_it_unless_asked_to(
+    module: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = module(MARK)
+    Path("s.yaml").write_text(f"trackers: ['{name}:Mine']\n")
+    assert main(["validate", "s.yaml"]) == 0
+    assert not (tmp_path / "imported").exists()
+    assert f"{name}:Mine" in capsys.readouterr().out
+    assert main(["validate", "s.yaml", "--check-code"]) == 2
+    assert (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "body"),
+    [
+        ("trackers: ['{}:Mine']", MARK),
+        ("trackers: ['{}:Mine']", "class Mine:\n    def __init__(self, folder, run):\n        pass\n"),
+        (
+            "task: {{type: '{}:Mine', options: {{mst: 3}}}}",
+            "class Mine:\n    def __init__(self, most=3):\n        pass\n",
+        ),
+        ("engine: {{type: '{}:Mine'}}", "class Mine:\n    def generate(self, prompts):\n        pass\n"),
+        ("engine: {{type: '{}:Mine'}}", "Mine = 3\n"),
+        ("engine: {{type: '{}:Min'}}", "class Mine:\n    pass\n"),
+        ("transport: {{type: '{}:Mine'}}", "class Mine:\n    pass\n"),
+        (
+            "transport: {{type: '{}:Mine'}}",
+            "from harness.transports.catalogue import TransportKind\n"
+            "from harness.transports.disk import DiskSender\n\n\n"
+            "class Receiver:\n    def receive(self, handle):\n        pass\n\n\n"
+            "Mine = TransportKind('mine', DiskSender, Receiver)\n",
+        ),
+    ],
+    ids=[
+        "methods",
+        "an argument that there is not",
+        "an option that it does not take",
+        "a method of another form",
+        "no class",
+        "another name",
+        "no kind of transport",
+        "a receiver of another form",
+    ],
+)
+def test_a_part_that_is_none_is_refused_with_what_it_should_be(
+    module: Callable[[str], str], setting: str, body: str, message_is: Callable[..., None]
+) -> None:
+    Path("s.yaml").write_text(setting.format(module(body)))
+    with pytest.raises(UserError) as refused:
+        check_own_code(load_scenario("s.yaml"))
+    assert refused.value.where in ("trackers", "task.type", "engine.type", "transport.type")
+    message_is(str(refused.value))
+
+
+KIND = OwnKind("task", "task.type", "() -> Task", "package.module:Name", protocol=Task)
+
+
+@dataclasses.dataclass
+class WithAttributes:
+    """A task whose reward is an attribute, and whose prompts are fields."""
+
+    train_prompts: tuple[Prompt, ...]
+    validation_prompts: tuple[Prompt, ...]
+    reward: Any
+
+
+class WithStatic:
+    """An engine whose method needs no object."""
+
+    @staticmethod
+    def generate(prompts: Any, num_samples: int, sampling: Any, seed: int, places: Any = None) -> list[Any]:
+        return []
+
+    def load_weights(self, *weights: Any, **others: Any) -> None: ...
+
+
+def test_what_can_be_called_as_the_protocol_says_is_taken_however_it_is_made() -> None:
+    check_is(WithAttributes, Task, "a:b", KIND)
+    check_is(WithAttributes((), (), lambda response, ground_truth: {}), Task, "a:b", KIND)
+    check_is(WithStatic, Engine, "a:b", KIND)
+    check_is(WithStatic(), Engine, "a:b", KIND)
+
+
+class Inheriting(Task):
+    """Has only the protocol's own methods, which do nothing."""
+
+
+def test_a_method_of_the_protocol_itself_is_none() -> None:
+    with pytest.raises(UserError, match="it has no method reward"):
+        check_is(Inheriting, Task, "a:b", KIND)
+
+
+LOG = """class Mine:
+    def log(self, step, kind, values):
+        pass
+
+    def close(self):
+        pass
+
+"""
+
+
+def test_what_making_a_part_raises_is_told_with_its_line(module: Callable[[str], str]) -> None:
+    name = module(f"{LOG}    def __init__(self):\n        raise RuntimeError('no server')\n")
+    with pytest.raises(UserError, match="RuntimeError: no server") as refused:
+        make_part(f"{name}:Mine", OWN_TRACKER, {}, {})
+    assert refused.value.where == f"{name}.py:9"
+
+
+def test_own_parts_are_settings_as_others(message_is: Callable[..., None], tmp_path: Path) -> None:
+    """A type by a colon has options and the keys that all have; arms may take another; the rest is refused."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "transport: {type: nixl, preallocate: false}\n"
+        "arms: {theirs: {}, mine: {transport.type: 'my.parts:FAST', transport.options: {size: 3}}}\n"
+    )
+    from harness.scenario import expand
+
+    theirs, mine = (variant.scenario for variant in expand(load_scenario(path)))
+    assert theirs.transport.type == "nixl"
+    assert mine.transport.model_dump() == {"type": "my.parts:FAST", "verify": True, "options": {"size": 3}}
+    assert mine.uses_ray
+    assert mine.verifies_weights
+    path.write_text(
+        "transport: {type: 'my-parts:FAST'}\n"
+        "engine: {type: 'a.b:C', kv_cach: 3}\n"
+        "transport_sweep: {transports: ['a.b:C', nixle]}\n"
+    )
+    with pytest.raises(UserError) as refused:
+        load_scenario(path)
+    message_is(str(refused.value).replace(str(path), "s.yaml"))
+
+
+def test_the_page_names_every_contract_and_every_setting_and_shows_the_example() -> None:
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
+    assert sorted(row[1].strip(" `") for row in rows if "Contract" in row[1]) == harness.testing.__all__
+    settings = {row[2].strip().split("`")[1] for row in rows if row[2].strip().startswith("`")}
+    named = {key.partition("[")[0] for key in NAMES} - {"profile.own"}
+    assert named | {"own", "task.reward", "loss.function"} == settings
+    scenario = (EXAMPLE / "parts.yaml").read_text(encoding="utf-8")
+    shown = page.split("```yaml\n")[1].split("```")[0]
+    assert all(line in scenario.splitlines() for line in shown.splitlines())
+
+
+def test_the_page_on_python_names_what_there_is() -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"harness\.(\w+)\(", page))
+    assert named == {name for name in harness.__all__ if name != "__version__"}
