@@ -1,10 +1,9 @@
 """A benchmark-and-simulation harness for GRPO post-training of language models.
 
-From Python, beside the command line:
-
->>> import harness
->>> results = harness.load_results("results/reference/sync_k")
->>> medians = results.steps.query("not is_warmup").groupby("arm")["wall_s"].median()
+Examples:
+    >>> import harness
+    >>> results = harness.load_results("results/reference/sync_k")
+    >>> medians = results.steps.query("not is_warmup").groupby("arm")["wall_s"].median()
 """
 
 from __future__ import annotations
