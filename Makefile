@@ -1,7 +1,7 @@
 # Every target makes the virtual environment by itself and leaves it alone when nothing has changed.
 #   PYTHON    the Python that makes it (3.11 to 3.13)    VENV   its folder
 #   SCENARIO  a name in scenarios/, or a YAML file       ARGS   more arguments for the command
-#   PARTS     optional parts for `make install`: peers, wandb, mlflow, deepspeed, nccl (with a GPU)
+#   PARTS     optional parts for `make install`: peers, wandb, mlflow, deepspeed, docs, nccl (with a GPU)
 #   VLLM=no   makes `make test` and `make test-all` leave vLLM (4 GB) out; its tests are then skipped
 
 VENV ?= .venv
@@ -18,7 +18,7 @@ WITH_VLLM = @$(SETUP) install --venv $(VENV) --part vllm
 SCENARIO_FILE = $(if $(filter %.yaml %.yml,$(SCENARIO)),$(SCENARIO),scenarios/$(SCENARIO).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench sweep compare test test-all check faults fuzz holdout gpu-check install install-vllm clean
+.PHONY: help bench sweep compare docs test test-all check faults fuzz holdout gpu-check install install-vllm clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,11 @@ test-all: $(STAMP)  ## run every test
 	$(if $(filter yes,$(VLLM)),$(WITH_VLLM) --where-possible)
 	$(BIN)/python -m pytest --benchmark-skip $(ARGS)
 
+docs: $(STAMP)  ## build the documentation site into build/site; every warning is an error
+	@$(SETUP) install --venv $(VENV) --part docs
+	$(BIN)/python docs/site/reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/site/mkdocs.yml
+
 check: $(STAMP)  ## check formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -62,7 +67,7 @@ holdout: $(STAMP)  ## examine the simulator on runs it has not seen, and write i
 gpu-check:  ## check a machine with a GPU; installs nothing (ARGS="--phase parity", also without a GPU)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_check $(ARGS)
 
-install:  ## make the virtual environment (PARTS: peers, wandb, mlflow, deepspeed, nccl)
+install:  ## make the virtual environment (PARTS: peers, wandb, mlflow, deepspeed, docs, nccl)
 	@$(SETUP) install --venv $(VENV) $(addprefix --part ,$(PARTS))
 	@$(SETUP) parts
 

@@ -1,11 +1,12 @@
 """A benchmark-and-simulation harness for GRPO post-training of language models.
 
-From Python, beside the command line; see docs/python.md:
+From Python, beside the command line; see docs/python.md.
 
->>> import harness
->>> results = harness.load_results("results/reference/sync_k")
->>> medians = results.steps.query("not is_warmup").groupby("arm")["wall_s"].median()
->>> comparison = harness.compare_runs("results/reference/sync_k")
+Examples:
+    >>> import harness
+    >>> results = harness.load_results("results/reference/sync_k")
+    >>> medians = results.steps.query("not is_warmup").groupby("arm")["wall_s"].median()
+    >>> comparison = harness.compare_runs("results/reference/sync_k")
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ COMMANDS = {
     "simulate": (
         "harness.simulate.command",
         "predict a run, or thousands of them, from a machine profile",
-        "simulate async_lag1 --machine cpu-2-cores --arm lag1",
+        "simulate async_lag_sweep --machine cpu-2-cores --arm lag1",
     ),
     "whatif": (
         "harness.simulate.whatif.command",
@@ -140,6 +140,21 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
         _overview().parse_args(arguments)  # --help, --version
         return 2
     name, typed = arguments[0], arguments[1:]
+    parser = command_parser(name)
+    module: Any = importlib.import_module(COMMANDS[name][0])
+    options, unknown = parser.parse_known_args(typed, argparse.Namespace(typed=typed, run_scenario=run_scenario))
+    if unknown:
+        raise _unknown_argument(parser, typed, unknown)
+    if getattr(options, "dry_run", False):
+        from harness.simulate.dry_run import dry_run
+
+        options.run_scenario = partial(dry_run, as_json=options.json, check=_check_before_start)
+    code: int = module.run(options)
+    return code
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command: the one that reads what is typed, and that the reference pages are made from."""
     where, purpose, example = COMMANDS[name]
     module: Any = importlib.import_module(where)
     parser = Parser(
@@ -150,15 +165,7 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    options, unknown = parser.parse_known_args(typed, argparse.Namespace(typed=typed, run_scenario=run_scenario))
-    if unknown:
-        raise _unknown_argument(parser, typed, unknown)
-    if getattr(options, "dry_run", False):
-        from harness.simulate.dry_run import dry_run
-
-        options.run_scenario = partial(dry_run, as_json=options.json, check=_check_before_start)
-    code: int = module.run(options)
-    return code
+    return parser
 
 
 def _check_before_start(variants: Sequence[Variant]) -> None:

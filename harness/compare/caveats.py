@@ -112,7 +112,7 @@ def legend(every: Sequence[Group]) -> tuple[str, ...]:
     if len(every) < 2:
         return ()
     sentences = [f"In {group.letter} ({plural(group.runs, 'run')}): {group.differs}." for group in every]
-    return (*sentences, "Seconds of one of these groups are no measure for those of another.")
+    return (*sentences, "Seconds of one of these groups cannot be compared with those of another.")
 
 
 def group_letter(index: int) -> str:

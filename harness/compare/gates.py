@@ -199,7 +199,7 @@ def read_limit(text: str, where: str = "--fail-on") -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value < 1:
-        raise UserError(f"{text!r} is no share above 0% and below 100%", where, f"write for example {where} 5%")
+        raise UserError(f"{text!r} is not a share above 0% and below 100%", where, f"write for example {where} 5%")
     return value
 
 

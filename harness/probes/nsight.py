@@ -213,7 +213,7 @@ def _cuda_profiler() -> Any:
 
 
 def _finish_launched_work() -> None:
-    """What was launched inside the window belongs into the report."""
+    """What was launched inside the window belongs in the report."""
     import torch
 
     torch.cuda.synchronize()

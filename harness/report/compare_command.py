@@ -235,7 +235,7 @@ def _compare_benchmarks(options: argparse.Namespace) -> None:
 
     output = Output()
     print_table(output, benchmark_table(files))
-    print_list(output, "Mind", benchmark_caveats(files))
+    print_list(output, "Caveats", benchmark_caveats(files))
 
 
 def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:

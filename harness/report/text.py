@@ -61,7 +61,7 @@ def print_experiment(console: Console, experiment: Experiment, judge: Judging = 
         print_table(console, table)
     print_list(console, "Verdicts", verdict_sentences(judged))
     print_list(console, "What the figures say", [finding.text for finding in findings(experiment)])
-    print_list(console, "Mind", caveats(experiment))
+    print_list(console, "Caveats", caveats(experiment))
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -132,7 +132,9 @@ class RunFolder:
 
         Args:
             root: the results folder.
-            scenario, experiment, variant_name: name the folders in it.
+            scenario: names the folder in it.
+            experiment: names the one in that.
+            variant_name: names the one in that, where there are several.
             scrubber: keeps names and paths out; None: those of this process.
             clock: of the log.
             echo: called with each line of the log, without its time, once it is on disk.

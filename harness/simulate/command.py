@@ -10,8 +10,8 @@ from harness.core.arguments import from_1, json_argument, out_argument, quiet_ar
 DESCRIPTION = "Predict what a run would take on a machine: step time, throughput, idle lanes, lag and waste."
 EXAMPLES = """\
 examples:
-  python -m harness simulate async_lag1 --machine cpu-2-cores --arm lag1
-  python -m harness simulate async_lag1 --machine cpu-2-cores --arm lag1 --sweep lag=1,2,3 --sweep epochs_per_batch=1..4
+  python -m harness simulate async_lag_sweep --machine cpu-2-cores --arm lag1
+  python -m harness simulate async_lag_sweep --machine cpu-2-cores --arm lag1 --sweep lag=1..3 --sweep group_size=4,8
   python -m harness simulate sync_k1 --machine cpu-2-cores --set transport.type=nixl --ask generators
 
 Nothing is run: the training loop goes through the scenario on a virtual clock, and a machine profile says how long each

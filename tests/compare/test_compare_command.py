@@ -232,7 +232,7 @@ def test_unlike_machines_are_said_across_experiments(
     assert main([str(results)]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "machine ffffffffffff" in output
-    assert "Seconds of one of these groups are no measure for those of another." in output
+    assert "Seconds of one of these groups cannot be compared with those of another." in output
 
 
 def test_text_from_files_cannot_command_the_terminal(
@@ -322,7 +322,7 @@ def test_json_has_verdicts_and_gate(make_run: Make, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["--fail-on", "x"], "no share above 0%"), (["--fail-on"], "expected")]
+    ("arguments", "said"), [(["--fail-on", "x"], "not a share above 0%"), (["--fail-on"], "expected")]
 )
 def test_a_limit_that_is_none_is_bad_input(
     make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str

@@ -91,7 +91,7 @@ def test_groups_stand_side_by_side_with_a_legend_of_what_differs(make_run: Make,
     assert legend(found) == (
         "In A (2 runs): Abacus 3000, 2 cores, 24 GiB (machine 0123456789ab), no ray.",
         "In B (2 runs): Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), ray 2.60.0.",
-        "Seconds of one of these groups are no measure for those of another.",
+        "Seconds of one of these groups cannot be compared with those of another.",
     )
     table = overview_table(experiments)
     assert table.header[:4] == ("scenario", "experiment", "in", "runs")

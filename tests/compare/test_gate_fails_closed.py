@@ -319,7 +319,7 @@ def test_threads_are_those_that_were_used(bench: Bench, settings: str, threads: 
 
 
 def test_arms_of_unlike_threads_pass_no_gate_unless_that_is_allowed(bench: Bench) -> None:
-    """The old code passed 1 thread against 2 with a line under "Mind"."""
+    """The old code passed 1 thread against 2 with a line under "Caveats"."""
 
     def settings(arm: str, block: int) -> str:
         return f"model: {{threads: {1 if arm == 'new' else 2}}}\n"

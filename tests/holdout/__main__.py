@@ -66,7 +66,7 @@ def _examine(options: argparse.Namespace) -> int:
     output = Output()
     for table in tables(document):
         print_table(output, table)
-    print_list(output, "Mind", document.notes)
+    print_list(output, "Caveats", document.notes)
     print_list(output, "What falls short of its bound", falls_short(document) or ["nothing"])
     worse = became_worse(document, kept) if kept else []
     print_list(output, "What became worse than the examination that is kept", worse or ["nothing"])

@@ -51,7 +51,7 @@ def as_markdown(document: Document) -> str:
         verdict(document),
         ranking_verdict(document),
         *map(markdown_table, tables(document)),
-        "**Mind**",
+        "**Caveats**",
         "\n".join(f"- {note}" for note in document.notes),
     ]
     return "\n\n".join(parts) + "\n"

@@ -166,26 +166,26 @@ def test_what_is_drawn_is_what_is_written(outputs: Outputs) -> None:
     )
 
 
-def test_the_readme_says_what_its_committed_runs_say() -> None:
-    """The same functions, over the runs that the README names; the verdict's ratio is that of the tables."""
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def test_the_page_says_what_its_committed_runs_say() -> None:
+    """The same functions, over the runs that docs/measuring.md names; the verdict's ratio is that of the tables."""
+    page = " ".join((ROOT / "docs" / "measuring.md").read_text(encoding="utf-8").split())
     (one_block,), _ = gather([ROOT / "results" / "reference" / "sync_k"])
     base, _, k4, k8 = one_block.variants
     ratios = {arm.name: step_ratio(base, arm) for arm in (k4, k8)}
-    assert f"k = 8 passes over each batch took {ratios['k8']:.2f} times the seconds per step of k = 1" in readme
-    assert f"k = 4 took {ratios['k4']:.2f} times" in readme
+    assert f"k = 8 passes over each batch took {ratios['k8']:.2f} times the seconds per step of k = 1" in page
+    assert f"k = 4 took {ratios['k4']:.2f} times" in page
     (blocks,), _ = gather([ROOT / "results" / "reference" / "sync_k1-vs-sync_k2"])
     judged, noise = judgements(blocks)
     step, floor = judged.step, noise.step
     assert step.ratio == pytest.approx(step_ratio(blocks.variants[0], blocks.variants[1]))
-    assert f"step time `{step.verdict}`, {_interval(step)}" in readme
+    assert f"Step time `{step.verdict}`, {_interval(step)}" in page
     stages = {effect.name: effect for effect in judged.stages if effect.verdict is Verdict.DIFFERENT}
     assert list(stages) == ["old_logprobs", "update", "evaluate"]
-    assert f"`update` took {_percent(stages['update'].ratio)} longer" in readme
-    assert f"adds {_percent(stages['old_logprobs'].ratio)} of a step" in readme
-    assert f"`evaluate` took {_percent(stages['evaluate'].ratio)} longer" in readme
+    assert f"`update` took {_percent(stages['update'].ratio)} longer" in page
+    assert f"adds {_percent(stages['old_logprobs'].ratio)} of a step" in page
+    assert f"`evaluate` took {_percent(stages['evaluate'].ratio)} longer" in page
     assert floor.ratio is not None
-    assert f"is {100 * abs(floor.ratio - 1):.1f}% apart ({change(floor.low)} to {change(floor.high)})" in readme
+    assert f"is {100 * abs(floor.ratio - 1):.1f}% apart ({change(floor.low)} to {change(floor.high)})" in page
 
 
 def _percent(ratio: float | None) -> str:

@@ -116,7 +116,7 @@ def test_an_unexpected_error_says_that_it_is_a_bug(capsys):
             ["run", "mine", "--set", "arms.two.loss.type=no_baseline"],
             ["error: in `two`: loss.type no_baseline is for on-policy data only", "epochs_per_batch 2"],
         ),
-        (["bench", "mine", "--stop-at-half-width", "x"], ["'x' is no share above 0% and below 100%"]),
+        (["bench", "mine", "--stop-at-half-width", "x"], ["'x' is not a share above 0% and below 100%"]),
         (["bench", "mine", "--blocks", "0"], ["`blocks` is 0, must be at least 1"]),
         ([], ["usage: python -m harness", "run a scenario and compare its arms"]),
     ],

@@ -75,7 +75,7 @@ def test_nothing_changed_still_says_what_to_optimise(capsys: pytest.CaptureFixtu
             "3 runs in 'results/reference/async_lag1' called 'lag1': lag1,seed=0, lag1,seed=1, lag1,seed=2",
         ),
         ([str(RUNS), "--run", "sync", "-o", "a.pdf"], "the picture 'a.pdf' must end in .png"),
-        ([str(RUNS), "--run", "sync", "--error-bound", "5"], "'5' is no share above 0% and below 100%"),
+        ([str(RUNS), "--run", "sync", "--error-bound", "5"], "'5' is not a share above 0% and below 100%"),
         ([str(RUNS), "--run", "sync", "--machine", "nonesuch"], "no machine profile called 'nonesuch'"),
         (
             ["results/reference/transport_sweep"],

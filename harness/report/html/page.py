@@ -121,7 +121,7 @@ def _overview(experiments: Sequence[Experiment]) -> Markup | None:
     if len(experiments) < 2:
         return None
     data = table(overview_table(experiments))
-    mind = _mind("Mind", unlike([run for experiment in experiments for run in experiment.runs]))
+    mind = _mind("Caveats", unlike([run for experiment in experiments for run in experiment.runs]))
     return details(f"Show all {len(experiments)} experiments that were found", data, mind)
 
 
@@ -173,7 +173,7 @@ def _summary(report_data: ReportData, judged: Sequence[Judgement], anchor: str) 
     parts.append(bullets([line for line in headlines(report_data) if line not in said], "says-list"))
     if not sweep_points(experiment):
         parts.append(details("Show every finding", bullets([item.text for item in findings(experiment)], "plain-list")))
-    parts.append(_mind("Mind", caveats(experiment)))
+    parts.append(_mind("Caveats", caveats(experiment)))
     return element("section", parts, id=anchor, aria_labelledby=f"{anchor}-title")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   python -m harness whatif results/reference/async_lag1 --run lag1,seed=0 --scale update=0.5
-  python -m harness whatif results/reference/async_lag1 --run sync,seed=0 --set max_lag=1 -o before_and_after.png
+  python -m harness whatif results/reference/paced_overlap --run sync --set max_lag=1 -o before_and_after.png
 
 The run is replayed by the real loop on a virtual clock, with its own times, lengths, rewards and order."""
 
@@ -101,5 +101,5 @@ def _print(answer: Answer, written: Sequence[str]) -> None:
     for table in tables(answer):
         print_table(console, table)
     print_list(console, "What the figures say", list(sentences(answer)))
-    print_list(console, "Mind", list(cautions(answer)))
+    print_list(console, "Caveats", list(cautions(answer)))
     print_list(console, "Written", written)

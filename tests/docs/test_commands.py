@@ -1,0 +1,238 @@
+"""Every command that README and docs show can be typed, and those that read committed runs are run for real.
+
+Commands that train are carried up to where the first run would begin, with their scenario and settings. Words in
+capitals (``RUN``, ``DIR``) stand for something of the reader's, so such commands are parsed only.
+"""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from harness.cli import COMMANDS, command_parser, main
+from harness.core.errors import UserError
+from tests.docs.pages import FENCE, PAGES, ROOT, Shown, shown_commands
+
+COMMANDS_SHOWN = shown_commands()
+REFERENCE = ROOT / "results" / "reference"
+READERS = ("validate", "list", "schema", "compare", "report", "trace", "whatif", "simulate", "import", "baseline")
+"""Commands that neither train nor measure: they are run."""
+UNTIL_THE_RUN = ("run", "bench", "sweep", "baseline")
+"""Commands that begin runs: they are carried out up to there."""
+OF_A_GATE = (0, 1, 3, 4)
+STAND_INS = {
+    "before.json": None,
+    "after.json": None,
+    "logs/gsm8k.jsonl": None,
+    "export.jsonl": None,
+    "checkpoints/trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
+    "trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
+}
+"""Files that the reader has, and what of ours stands in for them; None where nothing does."""
+SCENARIOS = {"old": "sync_k1", "new": "sync_k2", "base": "sync_k1", "change": "sync_k2"}
+
+
+def is_placeholder(word: str) -> bool:
+    """Return whether a word, or its value, stands for something of the reader's, as absolute paths do too."""
+    return re.fullmatch(r"([a-z_.-]+=)?[A-Z][A-Z_]*|\.\.\.|\.|/.*|.*\.sqlite", word) is not None
+
+
+def by_kind() -> dict[str, list[Shown]]:
+    """Return what a test does with each command: parse it, begin it, run it."""
+    found: dict[str, list[Shown]] = {"parsed": [], "begun": [], "run": []}
+    for shown in COMMANDS_SHOWN:
+        words = shown.harness
+        if words is None or not words:
+            continue
+        kind = "parsed"
+        if shown.whole and not any(map(is_placeholder, words)) and words[0] in COMMANDS:
+            trains = words[0] == "baseline" and words[1] == "record"
+            missing = any(STAND_INS.get(word, word) is None for word in words)
+            if words[0] in UNTIL_THE_RUN and (trains or words[0] != "baseline"):
+                kind = "parsed" if "--resume" in words else "begun"
+            elif words[0] in READERS and not missing:
+                kind = "run"
+        found[kind].append(shown)
+    return found
+
+
+KINDS = by_kind()
+
+
+def is_slow(shown: Shown) -> bool:
+    """Return whether it takes more than some seconds."""
+    words = shown.harness
+    return words[0] in ("simulate", "whatif") or bool({"--plots", "--all", "course", "sorting_grid"} & set(words))
+
+
+def unique(shown: list[Shown]) -> list:
+    """Return them without those that type the same, for a test to run over."""
+    once = {each.harness: each for each in reversed(shown)}
+    marks = {each: [pytest.mark.slow] if is_slow(each) else [] for each in once.values()}
+    return [pytest.param(each, id=str(each), marks=mark) for each, mark in reversed(marks.items())]
+
+
+def test_how_many_there_are():
+    ours = [shown for shown in COMMANDS_SHOWN if shown.harness is not None]
+    others = Counter(shown.words[0] for shown in COMMANDS_SHOWN if shown.harness is None)
+    kinds = ", ".join(f"{len(shown)} {kind} ({len(unique(shown))} different)" for kind, shown in KINDS.items())
+    print(f"\n{len(COMMANDS_SHOWN)} shown commands; of the harness {len(ours)}: {kinds}; others: {dict(others)}")
+    assert len(KINDS["run"]) > 30
+    assert len(KINDS["begun"]) > 30
+    assert set(COMMANDS) - {shown.harness[0] for shown in ours if shown.harness} == set()
+
+
+@pytest.mark.parametrize(
+    "shown", [shown for shown in COMMANDS_SHOWN if shown.harness], ids=lambda shown: str(shown).replace("::", ":")
+)
+def test_the_harness_takes_what_is_shown(shown, capsys):
+    name, *typed = shown.harness
+    if name in ("--help", "--version", "COMMAND"):
+        return  # of the program itself
+    assert name in COMMANDS
+    typed = ["1" if word == "N" else word for word in typed]
+    try:
+        command_parser(name).parse_args(typed)
+    except (SystemExit, UserError) as stop:
+        if getattr(stop, "code", 2) == 0:
+            return  # --help
+        said = str(stop) + capsys.readouterr().err
+        partial = not shown.whole and "required: " in said  # a sentence may leave out what it is not about
+        assert partial, said
+        known = {option for action in command_parser(name)._actions for option in action.option_strings}
+        assert [word for word in typed if word.startswith("--") and word not in known] == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder as a reader's, with results, and files of the names that the pages use."""
+    home = tmp_path_factory.mktemp("reader")
+    shutil.copytree(REFERENCE, home / "results" / "reference")
+    for name in ("docs", "tests"):
+        (home / name).symlink_to(ROOT / name)
+    for name, ours in STAND_INS.items():
+        if ours:
+            (home / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / ours, home / name)
+    shutil.copytree(ROOT / "scenarios", home / "scenarios")
+    for name, ours in SCENARIOS.items():
+        (home / "scenarios" / f"{name}.yaml").write_text(f"extends: {ours}\n")
+    page = (ROOT / "docs" / "scenarios.md").read_text()
+    (home / "mine.yaml").write_text(next(block[3] for block in FENCE.finditer(page) if block[2] == "yaml"))
+    (home / "my_package").mkdir()
+    for words in (shown.words for shown in COMMANDS_SHOWN):
+        for word in words:
+            named = re.match(r"results/(?!reference|simulated)(\w+)(/\d{8}-\d{6})?", word)
+            if named and not (home / named[0]).exists():
+                same = REFERENCE / named[0].removeprefix("results/")
+                one = REFERENCE / "sync_k1-vs-sync_k2"
+                one = next(one.iterdir()) if named[2] else one
+                shutil.copytree(same if same.is_dir() else one, home / named[0])
+    return home
+
+
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go there, onto a terminal of 80 columns."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize("shown", unique(KINDS["begun"]))
+def test_what_trains_is_ready_to_begin(shown, folder, monkeypatch):
+    in_folder(folder, monkeypatch)
+    begun = []
+
+    def record(scenario, out, quiet):
+        begun.append(scenario)
+        return 0
+
+    words = list(shown.harness)
+    if words[0] == "sweep":
+        words += [] if "--status" in words else ["--status"]
+    if words[:2] == ["baseline", "record"]:
+        command_parser("baseline").parse_args(words[1:])
+        settings = [pair for pair in pairwise(words) if pair[0] == "--set"]
+        words = ["validate", words[3], *(word for pair in settings for word in pair)]
+    assert main(words, run_scenario=record) == 0
+    assert len(begun) == (words[0] in ("run", "bench"))
+
+
+@pytest.mark.parametrize("shown", unique(KINDS["run"]))
+def test_what_reads_runs(shown, folder, monkeypatch, capsys):
+    in_folder(folder, monkeypatch)
+    words = list(shown.harness)
+    (folder / "results" / "baselines.json").unlink(missing_ok=True)
+    if {"main", "list"} & set(words) and not {"add", "--save-baseline"} & set(words):
+        main(["baseline", "add", "main", "results/noise/20261121-150000"])
+    before = set((folder / "results").iterdir())
+    if words[0] == "simulate":  # the same question of fewer worlds
+        short = ["--steps", "2"] if {"--ask", "--sweep"} & set(words) else []
+        words += ["--draws", "1" if "gpus" in words else "2", "--quiet", *short]
+    capsys.readouterr()
+    code = main(words)
+    said = capsys.readouterr()
+    for made in set((folder / "results").iterdir()) - before:  # the newest experiment stays the same one
+        shutil.rmtree(made) if made.is_dir() else made.unlink()
+    assert code in (OF_A_GATE if "--fail-on" in words else (0,)), said.err
+    if words[0] not in ("simulate",):
+        assert said.out or said.err
+
+
+def consoles() -> list:
+    """Return each command of a ``console`` block that reads committed runs, with what the page shows of its output."""
+    found = []
+    for page in PAGES:
+        for block in FENCE.finditer(page.read_text(encoding="utf-8")):
+            if block[2] != "console":
+                continue
+            for part in re.split(r"^\$ ", block[3], flags=re.MULTILINE)[1:]:
+                typed, _, output = part.partition("\n")
+                words = typed.removeprefix("python -m harness ").removeprefix("grpo-harness ").split("  #")[0].split()
+                if words[0] in ("validate", "compare", "whatif", "trace"):
+                    found.append(pytest.param(words, output, id=f"{page.name}: {typed}", marks=pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(("words", "output"), consoles())
+def test_what_a_page_says_that_a_command_prints(words, output, folder, monkeypatch, capsys):
+    in_folder(folder, monkeypatch)
+    assert main(words) == 0
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    shown = [" ".join(line.split()) for line in output.splitlines() if line.strip() not in ("", "...")]
+    assert shown
+    assert [line for line in shown if line not in printed] == []
+
+
+@pytest.mark.parametrize(
+    "shown", [shown for shown in COMMANDS_SHOWN if shown.words[0] == "make"], ids=lambda shown: str(shown)
+)
+def test_make_has_what_is_shown(shown):
+    if len(shown.words) == 1:
+        return
+    words = [re.sub(r"=(?=[^'\"]* )", "=", word) for word in shown.words[1:]]
+    done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ran = [line for line in done.stdout.splitlines() if re.search(r"-m harness[ .](?!setup)", line)]
+    for line in ran:
+        arguments = re.split(r"-m harness[ .]", line, maxsplit=1)[1].split()
+        assert arguments[0] in COMMANDS
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [shown for shown in COMMANDS_SHOWN if shown.words[0] in ("python", "pytest") and shown.harness is None],
+    ids=lambda shown: str(shown).replace("::", ":"),
+)
+def test_scripts_are_there_with_their_options(shown):
+    words = shown.words
+    files = [word for word in words if word.endswith(".py")]
+    if words[:2] == ("python", "-m") and words[2].startswith(("tests.", "harness.")):
+        path = ROOT.joinpath(*words[2].split("."))
+        files.append(next(str(each) for each in (path.with_suffix(".py"), path / "__main__.py") if each.is_file()))
+        text = Path(files[-1]).read_text()
+        assert [word for word in words if word.startswith("--") and f'"{word.split("=")[0]}"' not in text] == []
+    assert [file for file in files if not (ROOT / file).exists()] == []

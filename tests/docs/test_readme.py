@@ -1,0 +1,89 @@
+"""The README is short, and what it and the pages say of stages, scenarios and files is so."""
+
+import re
+import subprocess
+
+import yaml
+
+from harness.core.trace import Stage
+from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.check import dotted_keys
+from tests.docs.pages import FENCE, ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [block[3] for block in FENCE.finditer((DOCS / page).read_text(encoding="utf-8")) if block[2] == language]
+
+
+def test_the_readme_is_read_in_a_minute():
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert len(re.findall(r"^!\[", README, flags=re.MULTILINE)) == 1
+    assert max(len(line) for line in lines if not line.startswith(("|", "!["))) <= 120
+    # the install command stands above the fold, and so does what no GPU has shown
+    assert README.index("make bench") < len(README) // 3
+    assert "no gpu" in README.lower()
+
+
+def test_the_scenario_shown_loads(tmp_path):
+    (tmp_path / "mine.yaml").write_text(blocks("scenarios.md", "yaml")[0])
+    variants = expand(load_scenario(tmp_path / "mine.yaml"))
+    # 2 arms x 3 seeds; the group size is the arm's
+    assert [variant.scenario.group_size for variant in variants] == [4, 16, 4, 16, 4, 16]
+    assert [variant.scenario.seed for variant in variants] == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_task_shown_is_a_valid_section():
+    task = Scenario.model_validate(yaml.safe_load(blocks("scenarios.md", "yaml")[1])).task
+    assert (task.type, task.train, task.reward) == ("jsonl", "prompts.jsonl", "my_package.my_module:my_reward")
+
+
+def test_every_stage_is_explained_once():
+    page = (DOCS / "stages.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row)]
+    assert [named.count(stage.value) for stage in Stage] == [1] * len(Stage)
+
+
+def test_what_runs_in_ci_is_what_contributors_are_told_to_run():
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    told = "\n".join(blocks("contributing.md", "bash"))
+    assert [line for line in script if line.startswith("make") and line not in told] == []
+
+
+def test_citation_and_package_are_of_one_version():
+    from harness import __version__
+
+    cited = yaml.safe_load((DOCS / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (cited["version"], cited["license"]) == (__version__, "Apache-2.0")
+
+
+def test_the_workflow_types_what_make_and_the_harness_have():
+    from harness.cli import COMMANDS, command_parser
+
+    jobs = yaml.safe_load((DOCS / "examples" / "ci" / "performance_gate.yml").read_text(encoding="utf-8"))["jobs"]
+    typed = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    ours = [words.split("-m harness ")[1].split() for words in typed if "-m harness" in words]
+    assert [words[0] for words in ours] == ["bench", "compare", "report"]
+    for name, *arguments in ours:
+        assert name in COMMANDS
+        command_parser(name).parse_args(arguments)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert {words.split()[1] for words in typed if words.startswith("make ")} <= targets
+
+
+def test_the_examples_that_nobody_could_run_here_are_whole():
+    """The Slurm script is bash, sets settings that there are, and the Dockerfiles copy files that there are."""
+    script = DOCS / "examples" / "slurm" / "ray_cluster.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    settings = re.findall(r"--set ([\w.]+)=", script.read_text())
+    assert settings == ["placement.address", "placement.interface", "placement.strategy"]
+    assert set(settings) <= set(dotted_keys(Scenario))
+    for name in ("cpu", "cuda"):
+        lines = (DOCS / "examples" / "containers" / f"{name}.Dockerfile").read_text().splitlines()
+        copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+        assert {"harness", "scenarios", "profiles", "pyproject.toml"} <= set(copied)
+        assert [word for word in copied if not (ROOT / word).exists()] == []
