@@ -13,6 +13,7 @@ from harness.core.trace import RecordingTracer
 from harness.engines.vllm_machine import check_vllm_installed
 from harness.models.shape import shape_for
 from harness.probes.load import load_profile
+from harness.run.guardian import Guardian
 from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
 from harness.run.parts import RunningParts, StopSignal
@@ -32,6 +33,7 @@ class PartsFactory:
     def __init__(self, together: Sequence[Sequence[Scenario]] = ()) -> None:
         self._together = together
         self._session: RaySession | None = None
+        self._guardian: Guardian | None = None
 
     def __call__(self, scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> RunningParts:
         """Make the parts of one run.
@@ -44,6 +46,7 @@ class PartsFactory:
         everything = [each for group in [*self._together, [scenario]] for each in group]
         if any(each.engine.type == "vllm" for each in everything):
             check_vllm_installed()
+        self._guard()
         if not scenario.uses_ray:
             return InProcessParts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
@@ -69,6 +72,7 @@ class PartsFactory:
         address = scenario.placement.address
         if self._session is not None and self._session.address != address:
             self._close_session()
+        self._guard()
         if self._session is None:
             from harness.run.actors.session import RaySession
 
@@ -86,7 +90,16 @@ class PartsFactory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close_session()
+        try:
+            self._close_session()
+        finally:
+            if self._guardian is not None:
+                self._guardian.close()
+                self._guardian = None
+
+    def _guard(self) -> None:
+        """Have what is started from now on ended, also when this process is killed."""
+        self._guardian = self._guardian or Guardian()
 
     def _close_session(self) -> None:
         if self._session is not None:

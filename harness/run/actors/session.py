@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 
 from harness.core.allocator import allocator_environment
 from harness.core.errors import UserError
+from harness.core.own_folder import OwnFolder
 from harness.probes.nsight import SESSION_CONFIG
 from harness.probes.windows import process_name
 from harness.run.memory.fit import free_main_memory
@@ -68,7 +68,8 @@ class RaySession:
         elif _SHARED_MEMORY.is_dir():
             shared = shutil.disk_usage(_SHARED_MEMORY).free
             self._store_bytes = object_store_bytes(weights, free_main_memory(), shared)
-        self.address, self.folder = address, Path(tempfile.mkdtemp(prefix="grpo-"))
+        self._own_folder = OwnFolder()
+        self.address, self.folder = address, self._own_folder.path
         try:
             with warnings.catch_warnings(), _holding_ctrl_c():
                 warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
@@ -86,7 +87,7 @@ class RaySession:
         quiet = {"configure_logging": True, "logging_level": logging.ERROR, "log_to_driver": False}
         if not self.is_local:
             return {"address": self.address, **quiet}
-        own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray"), "_node_ip_address": "127.0.0.1"}
+        own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray")}
         system = {"worker_niceness": 0}  # Ray's own 15 would let any other program go first
         fair = {"_system_config": system | (SESSION_CONFIG if self._for_nsight else {})}
         resources = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": self._store_bytes}
@@ -113,7 +114,7 @@ class RaySession:
             self._own_token = False
             os.environ.pop(_TOKEN_PATH, None)
             AuthenticationTokenLoader.instance().reset_cache()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._own_folder.close()
 
     def __enter__(self) -> RaySession:
         return self
