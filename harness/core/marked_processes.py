@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,19 @@ def with_mark(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     return {**environment, MARKS: f"{environment.get(MARKS, '')} {mark}".lstrip()}, mark
 
 
-def marked(mark: str) -> set[psutil.Process]:
-    """Return the processes of this user that bear the mark, and their descendants, but this process."""
+def marked(mark: str, known: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
+    """Return the processes of this user that bear the mark, and their descendants, but this process.
+
+    Args:
+        mark: of ``with_mark``.
+        known: more that live or have lived, of which the descendants are wanted. A process that shows another title, as
+            Ray's and vLLM's do, may have written it over its mark.
+    """
     import psutil
 
     processes = {each.pid: each for each in psutil.process_iter(["ppid", "environ"])}
     found = {pid for pid, each in processes.items() if mark in (each.info["environ"] or {}).get(MARKS, "").split()}
+    found |= {each.pid for each in known if each.pid in processes and each == processes[each.pid]}
     while more := {pid for pid, each in processes.items() if each.info["ppid"] in found} - found:
         found |= more
     return {each for pid, each in processes.items() if pid in found and pid != os.getpid() and _lives(each)}
@@ -49,7 +56,7 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def end_marked(mark: str) -> None:
+def end_marked(mark: str, known: Iterable[psutil.Process] = ()) -> None:
     """Kill every process that ``marked`` finds; by its number and start, so that no other one is struck.
 
     All are stopped before the first one is killed, since whoever forks faster than it is killed would escape.
@@ -57,7 +64,7 @@ def end_marked(mark: str) -> None:
     import psutil
 
     stopped: set[psutil.Process] = set()
-    while found := marked(mark) - stopped:
+    while found := marked(mark, {*known, *stopped}) - stopped:
         for process in found:
             with suppress(psutil.Error):
                 process.suspend()

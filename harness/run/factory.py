@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -46,9 +47,9 @@ class PartsFactory:
         everything = [each for group in [*self._together, [scenario]] for each in group]
         if any(each.engine.type == "vllm" for each in everything):
             check_vllm_installed()
-        self._guard()
         if not scenario.uses_ray:
-            return InProcessParts(scenario, tracer, should_stop)
+            with self._guarded():
+                return InProcessParts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
         from harness.learner.zero import check_usable
         from harness.run.actors.parts import ActorParts
@@ -60,7 +61,8 @@ class PartsFactory:
                 transport_kind(each.transport.type).check_usable()
             if each.learner.sharding == "deepspeed" and each.placement.learner.ranks > 1:
                 check_usable(cuda=resolve_device(each, each.placement.learner) == "cuda")
-        return ActorParts(scenario, tracer, should_stop, self.session)
+        with self._guarded():
+            return ActorParts(scenario, tracer, should_stop, self.session)
 
     def session(self, scenario: Scenario) -> RaySession:
         """Return the Ray of this command.
@@ -72,7 +74,6 @@ class PartsFactory:
         address = scenario.placement.address
         if self._session is not None and self._session.address != address:
             self._close_session()
-        self._guard()
         if self._session is None:
             from harness.run.actors.session import RaySession
 
@@ -81,7 +82,8 @@ class PartsFactory:
             weights = max(sum(stored_weights(each, shape_for(each)[0]) for each in group) for group in groups)
             profiles = {each.profile for group in groups for each in group}
             for_nsight = any(load_profile(name).nsight is not None for name in profiles)
-            self._session = RaySession(address, cpus, for_nsight=for_nsight, weights=weights)
+            with self._guarded():
+                self._session = RaySession(address, cpus, for_nsight=for_nsight, weights=weights)
         return self._session
 
     def __enter__(self) -> PartsFactory:
@@ -97,9 +99,10 @@ class PartsFactory:
                 self._guardian.close()
                 self._guardian = None
 
-    def _guard(self) -> None:
-        """Have what is started from now on ended, also when this process is killed."""
+    def _guarded(self) -> AbstractContextManager[None]:
+        """Have what is started in the block ended, also when this process is killed."""
         self._guardian = self._guardian or Guardian()
+        return self._guardian.starting()
 
     def _close_session(self) -> None:
         if self._session is not None:

@@ -10,11 +10,17 @@ import os
 import select
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from harness.core.marked_processes import MARKS, end_marked, with_mark
+import psutil
+
+from harness.core.marked_processes import MARKS, end_marked, marked, with_mark
 from harness.core.own_folder import remove_abandoned
 
+LOOK_S = 1.0
+"""Seconds between two looks at what there is, while the parts of a run start."""
+_STARTING, _STARTED = b"+", b"-"
 _PROGRAM = (
     "import sys; _, parent, mark, *sys.path[:] = sys.argv; "
     "from harness.run.guardian import guard; guard(int(parent), mark)"
@@ -40,6 +46,21 @@ class Guardian:
         )
         os.environ[MARKS] = environment[MARKS]
 
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Have the guardian note what starts in the block, while its parents live and tell whose it is."""
+        self._say(_STARTING)
+        try:
+            yield
+        finally:
+            self._say(_STARTED)
+
+    def _say(self, word: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it is gone
+            self._process.stdin.write(word)
+            self._process.stdin.flush()
+
     def close(self) -> None:
         """End what is left of what was started; closing twice does no harm."""
         if self._process.stdin is None or self._process.stdin.closed:
@@ -64,10 +85,15 @@ def guard(parent: int, mark: str) -> None:
         parent: the process's number.
         mark: see ``core.marked_processes``.
     """
-    watched = [0]
+    watched, known, pause_s = [0], set[psutil.Process](), None
     with suppress(OSError, AttributeError):
         watched.append(os.pidfd_open(parent))
-    if os.getppid() == parent:
-        select.select(watched, [], [])
-    end_marked(mark)
+    while os.getppid() == parent:
+        ready = select.select(watched, [], [], pause_s)[0]
+        word = os.read(0, 1) if 0 in ready else b""
+        if ready and not word:
+            break
+        pause_s = None if word == _STARTED else LOOK_S
+        known |= marked(mark, known)
+    end_marked(mark, known)
     remove_abandoned()

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import ray
 
@@ -378,9 +379,12 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(
     material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     with busy_for_an_hour(material, traces, tmp_path, wait_until) as process:
+        started = psutil.Process(process.pid).children(recursive=True)  # Ray's agents, for two, hide their environment
+        assert len(started) > 5
         process.kill()
         process.communicate()
-    traces.assert_nothing_left()  # Ray's agents alone would live on for a minute
+    wait_until(lambda: not any(map(psutil.Process.is_running, started)), f"all of {started} ended", 10)
+    traces.assert_nothing_left()
 
 
 @pytest.mark.slow

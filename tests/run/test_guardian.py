@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.marked_processes import MARKS, marked, with_mark
-from harness.run.guardian import Guardian
+from harness.run.guardian import LOOK_S, Guardian
 
 HIDDEN = """
 import os, subprocess, sys
@@ -29,12 +29,13 @@ import os, subprocess, sys, time
 from harness.core.own_folder import OwnFolder
 from harness.run.guardian import Guardian
 guardian, folder = Guardian(), OwnFolder()
-subprocess.run([sys.executable, "-c", {HIDDEN!r}], check=True)
-forked = os.fork()  # holds every descriptor of this process
-if forked == 0:
+with guardian.starting():
+    subprocess.run([sys.executable, "-c", {HIDDEN!r}], check=True)
+    forked = os.fork()  # holds every descriptor of this process
+    if forked == 0:
+        time.sleep(600)
+    print(forked, os.environ["{MARKS}"].split()[-1], flush=True)
     time.sleep(600)
-print(forked, os.environ["{MARKS}"].split()[-1], flush=True)
-time.sleep(600)
 """
 
 
@@ -63,6 +64,27 @@ def test_whatever_ends_a_command_ends_what_it_started(tmp_path: Path, number: si
     until(lambda: not marked(mark), "what the driver has started ended", 10)
     os.kill(int(forked), signal.SIGKILL)  # a copy of the driver, which no mark tells from it
     until(lambda: not list(tmp_path.iterdir()), "its folder was removed", 10)
+
+
+@pytest.mark.slow
+def test_what_was_seen_once_ends_where_nothing_tells_any_more_whose_it_is(tmp_path: Path) -> None:
+    """As Ray's agents, which write their title over their environment, when the raylet has ended first."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=environment, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    with driver.stdout:
+        forked, mark = driver.stdout.readline().split()
+    until(lambda: len(marked(mark)) == 2, "the two that sleep")
+    time.sleep(3 * LOOK_S)
+    (parent,) = (each for each in marked(mark) if each.children())
+    (child,) = parent.children()
+    parent.kill()
+    until(lambda: child.ppid() != parent.pid, "its parent has ended")
+    assert marked(mark) == set()
+    driver.kill()
+    driver.wait()
+    until(lambda: not child.is_running() or child.status() == "zombie", "it ended too", 10)
+    os.kill(int(forked), signal.SIGKILL)
 
 
 def test_closing_ends_what_was_started_in_between_and_nothing_else(
