@@ -10,8 +10,7 @@ A kill comes ``in a save``, while a checkpoint is being written, or ``between`` 
   on Ray.
 - The Learner: SIGKILL of one of its processes, with ``faults.learner_restarts``. One Ray serves all.
 
-Processes and shared memory that are left some seconds later count as wrong. Files that a killed driver leaves among the
-temporary ones nobody can remove: they are counted apart.
+Processes, shared memory and temporary files that are left some seconds later count as wrong.
 """
 
 from __future__ import annotations
