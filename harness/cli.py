@@ -7,6 +7,7 @@ refusals come at once. Exit codes: 0 fine; 1 the run had to stop; 2 bad input or
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 import traceback
@@ -122,12 +123,47 @@ def carry_out(command: Callable[[], int]) -> int:
         silence_output()
         return 0
     except Exception as error:
+        if (limit := _limit_met(error)) is not None:
+            return _say(f"error: {limit}", 2)
         package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
         if package in PART_OF:
             fix = how_to_install(PART_OF[package])
             return _say(f"error: {UserError(f'this needs {package}, which is not installed', sys.executable, fix)}", 2)
         traceback.print_exc()
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
+
+
+_LIMITS = {
+    errno.ENOMEM: ("memory", "ulimit -v"),
+    errno.EMFILE: ("open files", "ulimit -n"),
+    errno.ENFILE: ("open files", "sysctl fs.file-max"),
+    errno.EAGAIN: ("processes and threads", "ulimit -u"),
+    errno.ENOSPC: ("disk space", "df"),
+    errno.EDQUOT: ("disk space", "quota"),
+}
+"""What the machine does not give more of, by the number of the error, and what shows the bound."""
+_WORDS = (
+    (errno.ENOMEM, ("can't allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc")),
+    (errno.EAGAIN, ("can't start new thread", "resource temporarily unavailable")),
+    (errno.EMFILE, ("too many open files",)),
+)
+
+
+def _limit_met(error: Exception) -> UserError | None:
+    """Return an error that names the limit of the machine or the shell that was met; None: it is none of them."""
+    text = str(error).lower()
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    said = (number for number, words in _WORDS if any(each in text for each in words))
+    number = number if number in _LIMITS else next(said, None)
+    if number is None:
+        return None
+    what, shown_by = _LIMITS[number]
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(
+        f"this machine, or a limit of this shell, gives no more {what}: {reason}",
+        getattr(error, "filename", None),
+        f"see what `{shown_by}` allows, and what else is running",
+    )
 
 
 def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:

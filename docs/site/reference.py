@@ -24,6 +24,7 @@ PUBLIC = {
     "harness.grpo": "The GRPO maths in plain torch, apart from everything else.",
     "harness.results": "Run folders, one by one: what stands behind `load_results`.",
     "harness.compare": "Figures of runs, and runs in groups. Verdicts are printed by the command `compare`.",
+    "harness.testing": "Contracts that your own parts can be held to; see docs/extending.md.",
     "harness.core.protocols": "What the loop asks of its parts, an engine, a task and a transport.",
 }
 """The modules whose public names the API page shows, with what they are for."""

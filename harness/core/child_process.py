@@ -6,9 +6,11 @@ moment, from any thread, and no question to it outlasts its deadline.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,9 +18,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from harness.core.errors import Interrupted
+from harness.core.marked_processes import end_marked, with_mark
+from harness.core.terminal_text import plain
 
 START_S = 60.0
 """Seconds that the process may take to start."""
@@ -29,6 +33,8 @@ POLL_S = 0.05
 
 _AT_ONCE_S = 0.001
 _LONGEST_ANSWER = 1 << 20  # bytes
+_PIPE = 1 << 16  # bytes that a pipe holds
+_SET_CHILD_SUBREAPER = 36  # of prctl
 _PROGRAM = (
     "import sys; _, module, function, connection, lifeline, *sys.path[:] = sys.argv; del sys.argv[1:]; "
     "from importlib import import_module; from harness.core.child_process import end_with; end_with(int(lifeline)); "
@@ -39,8 +45,9 @@ _PROGRAM = (
 class ChildProcess:
     """The process, seen from outside.
 
-    It has this process's import path, working folder and output. It ends with this process, however that ends, and when
-    it is killed, so is all that it has started.
+    It has this process's import path and working folder. What it prints is printed here, control characters written
+    out. It ends with this process, however that ends. When it is killed, so is all that it has started, in sessions of
+    their own too; but for what has another environment, where this process had ended by itself before.
 
     Args:
         serve: what the process does, as ``package.module:function``. The function is called with the number of a file
@@ -54,12 +61,15 @@ class ChildProcess:
     def __init__(self, serve: str, environment: Mapping[str, str] | None = None) -> None:
         self._connection, theirs = socket.socketpair()
         lifeline, writer = os.pipe()
+        environment, self._mark = with_mark(os.environ if environment is None else environment)
         self._lifeline: int | None = writer
         with theirs:
             arguments = [*serve.split(":"), str(theirs.fileno()), str(lifeline), *sys.path]
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 pass_fds=(theirs.fileno(), lifeline),
                 start_new_session=True,  # Ctrl-C is not for it, and its own children can be killed with it
                 env=environment,
@@ -67,6 +77,9 @@ class ChildProcess:
         os.close(lifeline)
         self.idle = False
         self._received = b""
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._outputs = [_Output(self._process.stdout, "stdout"), _Output(self._process.stderr, "stderr")]
 
     @property
     def pid(self) -> int:
@@ -104,11 +117,23 @@ class ChildProcess:
             left_s = deadline - time.monotonic()
             is_late = left_s <= 0
             self._receive_some(min(max(left_s, _AT_ONCE_S), POLL_S))
+        for output in self._outputs:  # what was printed before the answer
+            output.show()
         line, _, self._received = self._received.partition(b"\n")
         return _parse(line)
 
     def _receive_some(self, timeout_s: float) -> None:
-        """Wait for bytes, and take what has come."""
+        """Wait for bytes, show what was printed, and take what has come."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        for output in self._outputs:
+            if not output.is_over:
+                poll.register(output.pipe, select.POLLIN)
+        ready = [number for number, _ in poll.poll(timeout_s * 1e3)]
+        for output in self._outputs:
+            output.show()
+        if self._connection.fileno() not in ready:
+            return
         self._connection.settimeout(timeout_s)
         try:
             data = self._connection.recv(_LONGEST_ANSWER)
@@ -134,23 +159,65 @@ class ChildProcess:
     def close(self) -> None:
         """Let the process end by itself, or kill it."""
         self._connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
+        ends_by = time.monotonic() + GRACE_S
+        while self._process.poll() is None and time.monotonic() < ends_by:
+            for output in self._outputs:  # it may wait for room to print
+                output.show()
+            time.sleep(_AT_ONCE_S)
         self.kill()
 
     def kill(self) -> None:
         """Kill the process, and what it has started."""
+        if self._lifeline is None:
+            return
+        end_marked(self._mark)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
-        lifeline, self._lifeline = self._lifeline, None
-        if lifeline is not None:  # by a second call its number may be another file's
-            os.close(lifeline)
+        for output in self._outputs:
+            output.close()
+        os.close(self._lifeline)
+        self._lifeline = None  # by a second call its number may be another file's
+
+
+class _Output:
+    """What a process prints into a pipe, on its way to this process's output.
+
+    Attributes:
+        pipe: read end.
+        is_over: nobody can print into it any more.
+    """
+
+    def __init__(self, pipe: IO[bytes], name: str) -> None:
+        self.pipe, self.is_over, self._name, self._begun = pipe, False, name, b""
+        os.set_blocking(pipe.fileno(), False)
+
+    def show(self) -> None:
+        """Print the lines that have come, as many as the pipe holds: whoever prints without end does not hold us up."""
+        with suppress(BlockingIOError, ValueError):  # nothing has, or it is closed
+            data = os.read(self.pipe.fileno(), _PIPE)
+            self.is_over = not data
+            *lines, self._begun = (self._begun + data).split(b"\n")
+            if len(self._begun) > _PIPE:
+                lines, self._begun = [*lines, self._begun], b""
+            self._print(lines)
+
+    def close(self) -> None:
+        """Print the rest, and close the pipe."""
+        self.show()
+        if self._begun:
+            self._print([self._begun])
+        self.pipe.close()
+
+    def _print(self, lines: list[bytes]) -> None:
+        with suppress(OSError, ValueError):  # nobody reads this process's output any more
+            text = "".join(f"{plain(line.decode(errors='backslashreplace'))}\n" for line in lines)
+            print(text, end="", file=getattr(sys, self._name), flush=True)
 
 
 def end_with(lifeline_fd: int) -> None:
-    """Have the kernel kill this process when the pipe loses its writer.
+    """Have the kernel kill this process when the pipe loses its writer, and make it the parent of orphans of its own.
 
     It works even while a function holds the interpreter lock, as a regular expression does. PR_SET_PDEATHSIG would kill
     the process as soon as the thread that had started it ends.
@@ -158,6 +225,8 @@ def end_with(lifeline_fd: int) -> None:
     Args:
         lifeline_fd: read end of a pipe whose other end is open as long as the parent lives.
     """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline_fd, False)
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)

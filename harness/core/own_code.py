@@ -11,7 +11,9 @@ import importlib
 import importlib.util
 import inspect
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,7 +267,9 @@ def _import_module(path: str, module_name: str, kind: OwnKind) -> ModuleType:
     _look_here()
     try:
         return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         reason = "there is no such module" if missing else f"importing it raised {described(error)}"
         raise UserError(
@@ -275,6 +279,15 @@ def _import_module(path: str, module_name: str, kind: OwnKind) -> ModuleType:
             if missing
             else f"make `python -c 'import {module_name}'` work in this folder",
         ) from error
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Return whether what came out of a user's function may be a Ctrl-C, which only the main thread is told of."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
 
 def described(error: BaseException) -> str:

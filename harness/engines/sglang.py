@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.own_folder import OwnFolder
 from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
@@ -63,8 +63,8 @@ def sglang_engine(
         UserError: SGLang is not installed, there is no GPU for it, or it cannot serve the model.
     """
     check_sglang_usable(device)
-    with tempfile.TemporaryDirectory(prefix="sglang-") as scratch:
-        folder = Path(scratch, "policy")
+    with OwnFolder() as scratch:
+        folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
         engine = _start(engine_options(folder, settings))
     return SglangEngine(engine, model, tokenizer, max_batch=settings.max_batch, device=device, should_stop=should_stop)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.own_folder import OwnFolder
 from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
@@ -85,8 +85,8 @@ def vllm_engine(
     check_vllm_installed()
     context = context_of(settings, model.config)
     options = vllm_options(model, settings, context, device, sleeps, neighbours=neighbours)
-    with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
-        folder = Path(scratch, "policy")
+    with OwnFolder() as scratch:
+        folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
         llm = _start(folder, options, device, head_size(model.config))
     return VllmEngine(

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
 from harness.core.installation import how_to_install
+from harness.core.own_folder import OwnFolder
 from harness.probes.profile import PySpyWindow
 from harness.probes.windows import lanes_in, process_name
 from harness.results.anonymous import Scrubber
@@ -114,7 +114,7 @@ class PySpyRecorder:
     ) -> None:
         self._window, self._processes, self._folder = window, processes, folder
         self._program, self._scrubber = program or pyspy_program(), scrubber or Scrubber.of_this_process()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: OwnFolder | None = None
         self._recordings: list[_Recording] = []
         self._over = False
         self.files: list[Path] = []
@@ -165,15 +165,15 @@ class PySpyRecorder:
             recording.process.kill()
             recording.process.wait()
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.close()
             self._temporary = None
 
     def _start(self) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="py-spy-")
+        self._temporary = OwnFolder()
         targets = self._targets()
         try:
             for name, pid in targets.items():
-                self._recordings.append(self._record(name, pid, Path(self._temporary.name)))
+                self._recordings.append(self._record(name, pid, self._temporary.path))
             for recording in self._recordings:
                 self._wait_until_it_samples(recording)
         except BaseException:

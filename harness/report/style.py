@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiments import Variant
+from harness.core.own_folder import OwnFolder
 from harness.core.terminal_text import plain
 from harness.core.trace import Stage
 
@@ -130,9 +129,9 @@ def _give_matplotlib_a_folder() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     if folder.is_dir() and os.access(folder, os.W_OK):
         return
-    own = tempfile.mkdtemp(prefix="harness-matplotlib-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    os.environ["MPLCONFIGDIR"] = own
+    own = OwnFolder()
+    atexit.register(own.close)
+    os.environ["MPLCONFIGDIR"] = str(own.path)
 
 
 def stage_look(stage: Stage) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from harness.core.trace import RecordingTracer
 from harness.engines.vllm_machine import check_vllm_installed
 from harness.models.shape import shape_for
 from harness.probes.load import load_profile
+from harness.run.guardian import Guardian
 from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
 from harness.run.parts import RunningParts, StopSignal
@@ -32,6 +34,7 @@ class PartsFactory:
     def __init__(self, together: Sequence[Sequence[Scenario]] = ()) -> None:
         self._together = together
         self._session: RaySession | None = None
+        self._guardian: Guardian | None = None
 
     def __call__(self, scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> RunningParts:
         """Make the parts of one run.
@@ -45,7 +48,8 @@ class PartsFactory:
         if any(each.engine.type == "vllm" for each in everything):
             check_vllm_installed()
         if not scenario.uses_ray:
-            return InProcessParts(scenario, tracer, should_stop)
+            with self._guarded():
+                return InProcessParts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
         from harness.learner.zero import check_usable
         from harness.run.actors.parts import ActorParts
@@ -57,7 +61,8 @@ class PartsFactory:
                 transport_kind(each.transport.type).check_usable()
             if each.learner.sharding == "deepspeed" and each.placement.learner.ranks > 1:
                 check_usable(cuda=resolve_device(each, each.placement.learner) == "cuda")
-        return ActorParts(scenario, tracer, should_stop, self.session)
+        with self._guarded():
+            return ActorParts(scenario, tracer, should_stop, self.session)
 
     def session(self, scenario: Scenario) -> RaySession:
         """Return the Ray of this command.
@@ -77,7 +82,8 @@ class PartsFactory:
             weights = max(sum(stored_weights(each, shape_for(each)[0]) for each in group) for group in groups)
             profiles = {each.profile for group in groups for each in group}
             for_nsight = any(load_profile(name).nsight is not None for name in profiles)
-            self._session = RaySession(address, cpus, for_nsight=for_nsight, weights=weights)
+            with self._guarded():
+                self._session = RaySession(address, cpus, for_nsight=for_nsight, weights=weights)
         return self._session
 
     def __enter__(self) -> PartsFactory:
@@ -86,7 +92,17 @@ class PartsFactory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close_session()
+        try:
+            self._close_session()
+        finally:
+            if self._guardian is not None:
+                self._guardian.close()
+                self._guardian = None
+
+    def _guarded(self) -> AbstractContextManager[None]:
+        """Have what is started in the block ended, also when this process is killed."""
+        self._guardian = self._guardian or Guardian()
+        return self._guardian.starting()
 
     def _close_session(self) -> None:
         if self._session is not None:

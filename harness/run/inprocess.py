@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from harness.core.own_folder import OwnFolder
 from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.learner.checkpoint import SavedState
@@ -185,7 +186,9 @@ class InProcessParts(RunningParts):
         colocated = scenario.placement.colocated
         streams = streams_for(device, colocated)
         self._closing = ExitStack()
-        self._tracers = tracers_of(scenario)
+        drafts = OwnFolder()
+        self._closing.callback(drafts.close)
+        self._tracers = tracers_of(scenario, drafts.path)
         self._closing.callback(self._tracers.remove_traces)
         self._instrumented = self._tracers.for_process(
             recorder,

@@ -130,7 +130,7 @@ StopSignal = Callable[[], bool]
 Build = Callable[[Scenario, RecordingTracer, StopSignal], RunningParts]
 
 
-def tracers_of(scenario: Scenario, traces_in: Path | None = None) -> Tracers:
+def tracers_of(scenario: Scenario, traces_in: Path | None) -> Tracers:
     """Return what surrounds the spans of a run's parts.
 
     Args:

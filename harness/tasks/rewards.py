@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.errors import UserError
-from harness.core.own_code import OwnKind, described, import_function, last_line
+from harness.core.own_code import OwnKind, described, import_function, is_ctrl_c, last_line
 
 PARTS = ("reward", "format_reward", "answer_reward")
 NAMED = "_reward"
@@ -178,7 +178,9 @@ class _Called:
         second: Any = copy.deepcopy(dict(row or {})) if takes_row else ground_truth
         try:
             return self._call(first, second)
-        except (Exception, SystemExit) as error:  # sys.exit(0) would end a failed run as a success
+        except BaseException as error:  # sys.exit(0) would end a failed run as a success
+            if is_ctrl_c(error):
+                raise
             beside = f"the row {_short(dict(row or {}))}" if takes_row else f"the ground truth {_short(ground_truth)}"
             raise UserError(
                 f"the reward function {self.function.path} raised {described(error)} for {asked} and {beside}",

@@ -12,15 +12,18 @@ import base64
 import json
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.child_process import START_S, ChildProcess, line_of
 from harness.core.errors import HarnessError, Interrupted, UserError
+from harness.core.own_code import is_ctrl_c
 from harness.tasks.rewards import NAMED, PARTS, Row, UserReward
 
 Reward = Callable[[str, str], dict[str, float]]
@@ -91,13 +94,13 @@ def rewards_of_group(
     if not responses:
         return
     if isinstance(reward, UserReward):
-        with _as_failure("the group"):  # its own errors say more
+        with _as_failure("the group"), _staying_here():  # its own errors say more
             each = reward.of_group(responses, ground_truth, row)
     else:
         each = (reward(response, ground_truth) for response in responses)
     for index, response in enumerate(responses):
         with numbered(index, responses):
-            with _as_failure(arguments(response, ground_truth)):
+            with _as_failure(arguments(response, ground_truth)), _staying_here():
                 value = next(each)
             rewards = checked(value)
         yield rewards
@@ -108,10 +111,39 @@ def _as_failure(asked: str) -> Iterator[None]:
     """Raise what a reward function raises as a ``RewardFailed``."""
     try:
         yield
+    except RewardFailed:
+        raise
     except UserError as error:  # the task has named the function and its arguments
         raise RewardFailed(f"{error.what} ({error.where})" if error.where else error.what) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise RewardFailed(f"the reward function raised {type(error).__name__}: {error}, for {asked}") from error
+
+
+@contextmanager
+def _staying_here() -> Iterator[None]:
+    """Go back to the current folder behind a reward function that has left it: paths of others are relative to it.
+
+    Raises:
+        RewardFailed: it has.
+    """
+    here = os.getcwd()
+    try:
+        yield
+    finally:
+        there = _current_folder()
+        if there != here:
+            os.chdir(here)
+    if there != here:
+        raise RewardFailed(f"the reward function changed the current folder to {there}")
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return None
 
 
 def checked(value: Any) -> dict[str, float]:
@@ -170,10 +202,13 @@ def serve_rewards(connection_fd: int) -> None:
         connection_fd: the socket.
     """
     os.set_inheritable(connection_fd, False)
+    signal.signal(signal.SIGINT, lambda *_: None)  # no Ctrl-C is for this process: see ``is_ctrl_c``
+    with suppress(OSError):  # where memory runs out, the kernel is to take this process, and cost one group
+        Path("/proc/self/oom_score_adj").write_text("1000")
     with socket.socket(fileno=connection_fd) as connection, connection.makefile("rb") as requests:
         try:
             reward = pickle.loads(base64.b64decode(json.loads(requests.readline())["reward"]))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             connection.sendall(line_of({"failed": f"{type(error).__name__}: {error}"}))
             return
         connection.sendall(line_of({"ready": True}))

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import ray
 
@@ -335,12 +337,15 @@ def test_a_run_that_fails_leaves_no_actor(
     wait_until(lambda: gone(pids), "the actors of the failed run ended", 10)
 
 
-def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
-    """To the whole process group, as a terminal sends it, while a Generator is busy for an hour."""
+@contextmanager
+def busy_for_an_hour(
+    material: Path, traces: Traces, out: Path, wait_until: WaitUntil
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a run on Ray, in a process group of its own, whose Generator has begun a batch that takes an hour."""
     endless = PACED.replace("generate_s: 0.05", "generate_s: 3600")
     scenario_of(material, f"{endless}transport: {{type: shared_memory}}\n", "endless")
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", str(material / "endless.yaml"), f"--out={tmp_path}"],
+        [sys.executable, "-m", "harness", "run", str(material / "endless.yaml"), f"--out={out}"],
         env=os.environ | traces.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -348,19 +353,58 @@ def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path
         start_new_session=True,
     )
     try:
-        wait_until(lambda: list(tmp_path.rglob("log.txt")) or process.poll() is not None, "the run began")
+        wait_until(lambda: list(out.rglob("log.txt")) or process.poll() is not None, "the run began")
         time.sleep(0.5)
         assert len(traces.processes()) > 5  # Ray's own and the three actors: the mark is inherited
-        os.killpg(process.pid, signal.SIGINT)
-        errors = process.communicate(timeout=300)[1]  # not the hour that the Generator is busy for
+        yield process
     finally:
         process.kill()
+
+
+def test_ctrl_c_ends_everything_at_once(material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil) -> None:
+    """To the whole process group, as a terminal sends it."""
+    with busy_for_an_hour(material, traces, tmp_path, wait_until) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=300)[1]  # not the hour that the Generator is busy for
     assert process.returncode == 130, errors
     assert "what was measured so far is in" in errors
     assert "Traceback" not in errors
     (run,), _ = find_runs(tmp_path)
     assert run.status == "interrupted"
     traces.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_no_process_and_no_folder(
+    material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    with busy_for_an_hour(material, traces, tmp_path, wait_until) as process:
+        started = psutil.Process(process.pid).children(recursive=True)  # Ray's agents, for two, hide their environment
+        assert len(started) > 5
+        process.kill()
+        process.communicate()
+    wait_until(lambda: not any(map(psutil.Process.is_running, started)), f"all of {started} ended", 10)
+    traces.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", ["generator", "scorer", "learner"])
+def test_a_stopped_part_is_a_stall_and_leaves_nothing(
+    material: Path, factory: PartsFactory, tmp_path: Path, wait_until: WaitUntil, lane: str
+) -> None:
+    pids: dict[str, int] = {}
+
+    def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        parts = factory(scenario, tracer, should_stop)
+        pids.update(parts.processes())
+        os.kill(pids[lane], signal.SIGSTOP)
+        return parts
+
+    scenario = scenario_of(material, f"{PACED}transport: {{type: shared_memory}}\nfaults: {{stall_after_s: 3}}\n")
+    with pytest.raises(RunStopped, match=rf"stall_after_s is 3\).*: {lane} has been in "):
+        run_scenario(scenario, tmp_path, quiet=True, build=build, show=unseen)
+    assert len(pids) == 3
+    wait_until(lambda: gone(list(pids.values())), "the stopped actor ended too", 10)
 
 
 # ---- wrong input

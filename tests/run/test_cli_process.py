@@ -54,3 +54,29 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=write_end, stderr=subprocess.PIPE, timeout=60)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+RAY_RUN = ["run", "async_lag1", "--set", "steps=1", "--out", "out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "arguments", "says"),
+    [
+        ("-n 256", RAY_RUN, "error: the limit of 256 open files is too low for Ray, which needs 1024"),
+        ("-v 8000000", RAY_RUN, "error: the limit of 8192000000 bytes of address space is too low for Ray"),
+        (
+            "-v 1500000",
+            ["run", "quickstart", "--out", "out"],
+            "error: this machine, or a limit of this shell, gives no",
+        ),
+    ],
+)
+def test_a_limit_of_the_shell_is_one_error(tmp_path, limit, arguments, says):
+    command = ["bash", "-c", f'ulimit {limit} && exec "$@"', "bash", sys.executable, "-m", "harness", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("grpo-")] == []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,13 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def until_gone(pids: list[int], seconds: float = 60.0) -> None:
+    ends_by = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < ends_by:
+        time.sleep(0.01)
+    assert left == []
 
 
 def whole(reward: float) -> dict[str, float]:
@@ -372,11 +380,7 @@ def test_what_the_function_has_started_is_killed_with_it(timed, write: Write) ->
     starts += "        file.write(str(subprocess.Popen(['sleep', '600']).pid))\n"
     rewards = timed(write(starts + IGNORES_SIGTERM), timeout_s=0.2)
     failure(rewards, "a")
-    sleeper = int(Path("sleeper").read_text())
-    ends_by = time.monotonic() + 30
-    while is_alive(sleeper) and time.monotonic() < ends_by:
-        time.sleep(0.01)
-    assert not is_alive(sleeper)
+    until_gone([int(Path("sleeper").read_text())])
 
 
 def test_closing_lets_the_process_end_by_itself_and_leaves_nothing_open(write: Write) -> None:
@@ -416,11 +420,147 @@ def test_no_orphan_is_left_when_the_parent_is_killed(write: Write, does: str) ->
     assert parent.stdout is not None
     with parent.stdout:
         its_process = int(parent.stdout.readline())
+        assert is_alive(its_process)
         parent.send_signal(signal.SIGKILL)
         assert parent.wait() == -signal.SIGKILL
-        all_ended, _, _ = select.select([parent.stdout], [], [], 60)  # readable when nobody holds its other end
+    until_gone([its_process])
+
+
+# ---- a function that does its worst
+
+HIDES = """
+import os, subprocess, sys
+
+def score(response, truth):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            other = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)  # does not say whose it is
+            with open("hidden.draft", "w") as file:
+                file.write(f"{os.getpid()} {other.pid}")
+            os.rename("hidden.draft", "hidden")
+            os.execvp("sleep", ["sleep", "600"])
+        os._exit(0)
+    os.wait()
+    while not os.path.exists("hidden"):
+        pass
+    END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("return 1.0", None),
+        ("while True: pass", "stopped while scoring"),
+        ("os._exit(3)", "ended with exit code 3"),
+    ],
+    ids=["closed", "killed", "ended by itself"],
+)
+def test_what_hides_in_sessions_of_its_own_ends_too(timed, write: Write, end: str, says: str | None) -> None:
+    rewards = timed(write(HIDES.replace("END", end)), stop=Path("hidden").exists if "while" in end else never)
+    if says is None:
+        assert rewards(["a"], "") == [whole(1.0)]
+        rewards.close()
+    else:
+        with pytest.raises((RewardFailed, Interrupted), match=says):
+            rewards(["a"], "")
+    until_gone([int(pid) for pid in Path("hidden").read_text().split()])
+
+
+FORKS = """
+import os, time
+
+def score(response, truth):
+    for _ in range(7):
+        os.fork()  # each of them forks in turn
+    with open("forked", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(600)
+"""
+
+
+def test_processes_that_fork_and_fork_again_all_end(timed, write: Write) -> None:
+    def all_have_begun() -> bool:
+        return Path("forked").exists() and len(Path("forked").read_text().split()) == 2**7
+
+    rewards = timed(write(FORKS), stop=all_have_begun)
+    with pytest.raises(Interrupted):
+        rewards(["a"], "")
+    until_gone([int(pid) for pid in Path("forked").read_text().split()])
+
+
+TAKES_MEMORY = (
+    "import os, resource\nif os.path.exists('limited'):\n    resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n"
+    + SIGNATURE
+    + "taken = [bytes(2**24) for _ in range(64 * len(response))]\n    return 1.0\n"
+)
+
+
+def test_memory_that_runs_out_costs_the_group_only(timed, write: Write) -> None:
+    reward = write(TAKES_MEMORY)
+    Path("limited").touch()  # the limit is for the process of its own
+    rewards = timed(reward)
+    assert "raised MemoryError" in failure(rewards, "a")
+    assert rewards([""], "") == [whole(1.0)]
+
+
+def test_the_kernel_takes_its_process_first(timed, write: Write) -> None:
+    rewards = timed(write(SIGNATURE + "return int(open('/proc/self/oom_score_adj').read())\n"))
+    assert rewards(["a"], "") == [whole(1000.0)]
+
+
+@pytest.mark.parametrize("name", ["GeneratorExit", "BaseException", "asyncio.CancelledError"])
+def test_what_no_except_catches_costs_its_group_only(make: Make, write: Write, name: str) -> None:
+    rewards = make(write("import asyncio\n" + SIGNATURE + f"if not response: raise {name}\n    return 1.0\n"))
+    assert f"raised {name.rpartition('.')[2]} for the response ''" in failure(rewards, "a", "")
+    assert rewards(["a"], "") == [whole(1.0)]
+
+
+def test_a_keyboard_interrupt_of_its_own_costs_its_group_and_a_ctrl_c_ends_the_run(timed, write: Write) -> None:
+    reward = write(SIGNATURE + "raise KeyboardInterrupt\n")
+    assert "raised KeyboardInterrupt for the response 'a'" in failure(timed(reward), "a")
+    with ThreadPoolExecutor(1) as parts:  # as in a run in one process
+        said = parts.submit(failure, DirectRewards(reward, never), "a").result()
+    assert "raised KeyboardInterrupt for the response 'a'" in said
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert all_ended
+        with pytest.raises(KeyboardInterrupt):
+            DirectRewards(reward, never)(["a"], "")
     finally:
-        if not all_ended:
-            os.kill(its_process, signal.SIGKILL)
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_function_that_leaves_the_folder_costs_its_group_and_is_brought_back(make: Make, write: Write) -> None:
+    here = os.getcwd()
+    gone = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+    rewards = make(write("import os\n" + SIGNATURE + f"if response: {gone}\n    return float(len(os.listdir()))\n"))
+    assert failure(rewards, "a").startswith("response 1 of 1: the reward function changed the current folder to ")
+    assert os.getcwd() == here
+    assert rewards([""], "")[0]["reward"] > 0
+
+
+def test_a_function_that_closes_every_file_costs_its_group_only(timed, write: Write) -> None:
+    rewards = timed(write("import os\n" + SIGNATURE + "if response: os.closerange(0, 1000)\n    return 1.0\n"))
+    assert "the process of the reward function ended with exit code" in failure(rewards, "a")
+    assert rewards([""], "") == [whole(1.0)]
+
+
+def test_what_it_prints_commands_no_terminal_and_may_be_long(
+    timed, write: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prints = r"print('\x1b[2J\u202e', 'a' * 200000, flush=True)" + "\n    print('b', end='', file=sys.stderr)\n"
+    rewards = timed(write("import sys\n" + SIGNATURE + prints + "    return 1.0\n"))
+    assert rewards(["a"], "") == [whole(1.0)]
+    rewards.close()
+    output = capfd.readouterr()
+    assert output.out.replace("\n", "") == r"\x1b[2J\u202e " + "a" * 200000
+    assert output.err == "b\n"
+
+
+def test_a_function_that_prints_for_ever_is_killed_in_time(
+    timed, write: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rewards = timed(write(SIGNATURE + "while True: print('again')\n"), timeout_s=0.3)
+    assert "took longer than the 0.3 s" in failure(rewards, "a")
+    assert set(capfd.readouterr().out.split()) == {"again"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 
 from harness.core.allocator import allocator_environment
 from harness.core.errors import UserError
+from harness.core.own_folder import OwnFolder
 from harness.probes.nsight import SESSION_CONFIG
 from harness.probes.windows import process_name
 from harness.run.memory.fit import free_main_memory
@@ -30,6 +31,9 @@ from harness.run.memory.plan import object_store_bytes
 
 PROBE_S = 5.0
 """Seconds that a cluster may take to accept a connection."""
+LEAST_FILES = 1024
+LEAST_ADDRESSES = 64 * 2**30
+"""Below these Ray's processes may hang at the start; each reserves far more addresses than it uses."""
 _SHARED_MEMORY = Path("/dev/shm")
 _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _START_FIX = "see that the machine has memory and disk space left, and that TMPDIR, if set, is a short path"
@@ -65,17 +69,20 @@ class RaySession:
         self._store_bytes: int | None = None
         if address != "local":
             _look_for_cluster(address)
-        elif _SHARED_MEMORY.is_dir():
+        else:
+            _check_limits()
+        if address == "local" and _SHARED_MEMORY.is_dir():
             shared = shutil.disk_usage(_SHARED_MEMORY).free
             self._store_bytes = object_store_bytes(weights, free_main_memory(), shared)
-        self.address, self.folder = address, Path(tempfile.mkdtemp(prefix="grpo-"))
+        self._own_folder = OwnFolder()
+        self.address, self.folder = address, self._own_folder.path
         try:
             with warnings.catch_warnings(), _holding_ctrl_c():
                 warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
                 if self.is_local and not {_TOKEN, _TOKEN_PATH} & os.environ.keys():
                     self._make_token()
                 ray.init(**self._options(cpus, gpus))
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # Ray raises all kinds, also bare ones
             self.close()
             raise _no_cluster(address, error) from error
         except BaseException:
@@ -86,7 +93,7 @@ class RaySession:
         quiet = {"configure_logging": True, "logging_level": logging.ERROR, "log_to_driver": False}
         if not self.is_local:
             return {"address": self.address, **quiet}
-        own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray"), "_node_ip_address": "127.0.0.1"}
+        own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray")}
         system = {"worker_niceness": 0}  # Ray's own 15 would let any other program go first
         fair = {"_system_config": system | (SESSION_CONFIG if self._for_nsight else {})}
         resources = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": self._store_bytes}
@@ -113,7 +120,7 @@ class RaySession:
             self._own_token = False
             os.environ.pop(_TOKEN_PATH, None)
             AuthenticationTokenLoader.instance().reset_cache()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._own_folder.close()
 
     def __enter__(self) -> RaySession:
         return self
@@ -147,6 +154,25 @@ def _holding_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if asked:
             signal.raise_signal(signal.SIGINT)
+
+
+def _check_limits() -> None:
+    """Refuse limits of the shell under which Ray's processes hang at the start, instead of saying so.
+
+    Raises:
+        UserError: with the limit and the least that Ray is known to start with.
+    """
+    for limit, least, what, option in (
+        (resource.RLIMIT_NOFILE, LEAST_FILES, "open files", f"ulimit -n {LEAST_FILES}"),
+        (resource.RLIMIT_AS, LEAST_ADDRESSES, "bytes of address space", "ulimit -v unlimited"),
+    ):
+        most = resource.getrlimit(limit)[1 if limit == resource.RLIMIT_NOFILE else 0]  # Ray raises the files to it
+        if most != resource.RLIM_INFINITY and most < least:
+            raise UserError(
+                f"the limit of {most} {what} is too low for Ray, which needs {least}",
+                "the limits of this shell",
+                f"{option}; or transport.type: in_process, which needs no Ray",
+            )
 
 
 def _look_for_cluster(address: str) -> None:

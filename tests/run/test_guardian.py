@@ -1,0 +1,107 @@
+"""What a command has started ends with it, however it ends; processes of others do not."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.core.marked_processes import MARKS, marked, with_mark
+from harness.run.guardian import LOOK_S, Guardian
+
+HIDDEN = """
+import os, subprocess, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        subprocess.Popen(["sleep", "600"], env={})  # of another environment, but a child of one that bears the mark
+        os.execvp("sleep", ["sleep", "600"])
+    os._exit(0)
+os.wait()
+"""
+DRIVER = f"""
+import os, subprocess, sys, time
+from harness.core.own_folder import OwnFolder
+from harness.run.guardian import Guardian
+guardian, folder = Guardian(), OwnFolder()
+with guardian.starting():
+    subprocess.run([sys.executable, "-c", {HIDDEN!r}], check=True)
+    forked = os.fork()  # holds every descriptor of this process
+    if forked == 0:
+        time.sleep(600)
+    print(forked, os.environ["{MARKS}"].split()[-1], flush=True)
+    time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def command_lines(mark: str) -> list[str]:
+    return sorted(" ".join(each.cmdline()[:2]) for each in marked(mark))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+def test_whatever_ends_a_command_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=environment, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    with driver.stdout:
+        forked, mark = driver.stdout.readline().split()
+    until(lambda: len(marked(mark)) == 2, "the two that sleep")
+    assert command_lines(mark) == ["sleep 600", "sleep 600"]
+    driver.send_signal(number)
+    assert driver.wait() == -number
+    until(lambda: not marked(mark), "what the driver has started ended", 10)
+    os.kill(int(forked), signal.SIGKILL)  # a copy of the driver, which no mark tells from it
+    until(lambda: not list(tmp_path.iterdir()), "its folder was removed", 10)
+
+
+@pytest.mark.slow
+def test_what_was_seen_once_ends_where_nothing_tells_any_more_whose_it_is(tmp_path: Path) -> None:
+    """As Ray's agents, which write their title over their environment, when the raylet has ended first."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=environment, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    with driver.stdout:
+        forked, mark = driver.stdout.readline().split()
+    until(lambda: len(marked(mark)) == 2, "the two that sleep")
+    time.sleep(3 * LOOK_S)
+    (parent,) = (each for each in marked(mark) if each.children())
+    (child,) = parent.children()
+    parent.kill()
+    until(lambda: child.ppid() != parent.pid, "its parent has ended")
+    assert marked(mark) == set()
+    driver.kill()
+    driver.wait()
+    until(lambda: not child.is_running() or child.status() == "zombie", "it ended too", 10)
+    os.kill(int(forked), signal.SIGKILL)
+
+
+def test_closing_ends_what_was_started_in_between_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment, outer = with_mark(os.environ)
+    monkeypatch.setenv(MARKS, environment[MARKS])
+    before = subprocess.Popen(["sleep", "600"])
+    descriptors = sorted(os.listdir("/proc/self/fd"))
+    guardian = Guardian()
+    subprocess.run([sys.executable, "-c", HIDDEN], check=True)
+    assert len(marked(outer)) == 4  # the two that sleep unseen, the one before, and the guardian
+    guardian.close()
+    guardian.close()
+    assert [each.pid for each in marked(outer)] == [before.pid]
+    assert os.environ[MARKS] == environment[MARKS]
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors
+    before.kill()
+    before.wait()
