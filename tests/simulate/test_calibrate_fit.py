@@ -433,9 +433,11 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
     """The calibration scenario with the settings that were asked for, then a short sweep; a file that is there is told
     before anything is measured."""
     asked: list[tuple[str, int, Path, bool]] = []
+    precisions: list[str] = []
 
     def run(scenario: Scenario, out: Path, quiet: bool) -> Path:
         asked.append((scenario.name, scenario.steps, out, quiet))
+        precisions.append(f"{scenario.model.precision} {scenario.engine.precision}")
         return writer.write()
 
     options = argparse.Namespace(
@@ -448,6 +450,7 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
         out=tmp_path / "measured",
         set=["steps=12"],
         ranks=2,
+        precision=["float32", "bfloat16"],
         quiet=True,
     )
 
@@ -455,19 +458,19 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
         return save_collectives(_collectives(ranks), results / "collectives" / "now")
 
     assert command.run(options, run, measure) == 0
+    in_each = ["calibration", "calibration_ranks", *["calibration_checkpoints"] * 4]
     assert asked == [
-        ("calibration", 12, tmp_path / "measured", True),
-        ("calibration_ranks", 12, tmp_path / "measured", True),
         ("transport_sweep", load_scenario("transport_sweep").steps, tmp_path / "measured", True),
-        *[("calibration_checkpoints", 12, tmp_path / "measured", True)] * 4,
+        *[(name, 12, tmp_path / "measured", True) for name in in_each * 2],
     ]
+    assert precisions[1:] == ["float32 float32"] * 6 + ["bfloat16 bfloat16"] * 6
     made = load_machine(tmp_path / "abacus.yaml")
     assert made.description == "a test"
     (all_reduce,) = (cost for cost in made.stages if cost.stage == "all_reduce")
     assert all_reduce.seconds == pytest.approx({"hop": 0.0005, "gb": 1.0})
     with pytest.raises(UserError, match="is there already"):
         command.run(options, run, measure)
-    assert len(asked) == 7
+    assert len(asked) == 13
 
 
 def test_fitting_and_loading_need_no_heavy_library() -> None:

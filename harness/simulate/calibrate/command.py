@@ -23,14 +23,16 @@ DESCRIPTION = "Learn what the stages of a training step cost on a machine, and w
 EXAMPLES = """\
 examples:
   python -m harness calibrate --name my-machine
+  python -m harness calibrate --name my-machine --precision float32 bfloat16
   python -m harness calibrate --name my-machine --from results/calibration results/transport_sweep
   python -m harness calibrate --name no-course --from results/calibration --exclude-model course -o no-course.yaml
 
 Without --from collectives between ranks are measured first, the runs of scenarios/calibration.yaml,
 scenarios/calibration_ranks.yaml and scenarios/calibration_checkpoints.yaml are made, and a short transport sweep (about
-a quarter of an hour on two cores; leave the machine alone meanwhile); their results stay. docs/calibrating.md says what
-the profile holds.
+a quarter of an hour on two cores for each precision; leave the machine alone meanwhile); their results stay.
+docs/calibrating.md says what the profile holds.
 """
+PRECISIONS = ("float32", "bfloat16")
 SCENARIOS = ("calibration", "calibration_ranks")
 CHECKPOINTS = (
     "calibration_checkpoints",
@@ -75,6 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     set_argument(parser, "; of the measured runs")
     parser.add_argument(
         "--ranks", type=from_1, default=2, metavar="N", help="between which collectives are measured (default: 2)"
+    )
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=PRECISIONS,
+        default=PRECISIONS[:1],
+        help="of the measured runs (default: float32; a CPU without AVX-512 BF16 is many times slower in bfloat16)",
     )
     quiet_argument(parser, "with the profile")
 
@@ -153,10 +162,12 @@ def _path(options: argparse.Namespace) -> Path:
 def _measure(options: argparse.Namespace, run_scenario: RunScenario, measure: MeasureCollectives) -> list[Path]:
     from harness.scenario import load_scenario
 
-    sweep, settings = SWEEP
-    checkpointed, variants = CHECKPOINTS
-    scenarios = [*(load_scenario(name, options.set) for name in SCENARIOS), load_scenario(sweep, settings)]
-    scenarios += [load_scenario(checkpointed, [*variant, *options.set]) for variant in variants]
+    (sweep, shorter), (checkpointed, variants) = SWEEP, CHECKPOINTS
+    scenarios = [load_scenario(sweep, shorter)]
+    for precision in options.precision:
+        settings = [f"model.precision={precision}", f"engine.precision={precision}", *options.set]
+        scenarios += [load_scenario(name, settings) for name in SCENARIOS]
+        scenarios += [load_scenario(checkpointed, [*variant, *settings]) for variant in variants]
     collectives = measure(options.out, options.ranks)
     return [collectives, *(run_scenario(scenario, options.out, options.quiet) for scenario in scenarios)]
 
