@@ -28,6 +28,8 @@ PUBLIC = {
     "harness.core.protocols": "What the loop asks of its parts, an engine, a task and a transport.",
 }
 """The modules whose public names the API page shows, with what they are for."""
+OWN = "package.module:Name"
+"""Stands for the type of a part of the user's own."""
 WRITTEN_BY = "<!-- Written by `python docs/site/reference.py`. Do not edit. -->"
 SPECIAL = {"s": "seconds", "us": "microseconds", "megabytes": "10^6 bytes", "gib": "GiB"}
 """Units by the end of a setting's name; counts say in their meaning what is counted."""
@@ -101,7 +103,7 @@ def _add_section(
         told = meaning if _items(setting) is None else f"A list of these: {about}"
         sections += [f"{depth} `{key}`", "", _text(told), "", *_table(rows), *below]
         return
-    types = [option["properties"]["type"]["const"] for option in options]
+    types = [option["properties"]["type"].get("const", OWN) for option in options]
     usual = (setting.get("default") or {}).get("type")
     choices = ", ".join(f"`{each}`" + (" (default)" if each == usual else "") for each in types)
     sections += [f"{depth} `{key}`", "", f"{_text(meaning)} `{key}.type` is one of {choices}.", ""]
@@ -115,15 +117,21 @@ def _add_section(
 
 def _sections_in(setting: Json, defs: Json) -> list[Json]:
     """Return the sections that a setting may be: several where it has a ``type``."""
-    parts = [setting, *setting.get("oneOf", ()), *setting.get("anyOf", ())]
+    parts = list(_alternatives(setting))
     parts += [part["items"] for part in parts if isinstance(part.get("items"), Mapping)]
     found = [defs[part["$ref"].rpartition("/")[2]] for part in parts if "$ref" in part]
     return [each for each in found if "properties" in each]
 
 
+def _alternatives(setting: Json) -> Iterator[Json]:
+    """Yield what a setting may be, itself first, those within others too."""
+    yield setting
+    for part in (*setting.get("oneOf", ()), *setting.get("anyOf", ())):
+        yield from _alternatives(part)
+
+
 def _items(setting: Json) -> Json | None:
-    parts = [setting, *setting.get("oneOf", ()), *setting.get("anyOf", ())]
-    return next((part for part in parts if part.get("type") == "array"), None)
+    return next((part for part in _alternatives(setting) if part.get("type") == "array"), None)
 
 
 def _row(key: str, setting: Json, required: bool) -> str:

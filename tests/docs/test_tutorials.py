@@ -31,7 +31,7 @@ def test_the_files_of_the_own_task_are_a_scenario(my_task, capsys):
     assert len({row["prompt"] for row in rows}) == len(rows) == 40
     assert main(["validate", "mine.yaml"]) == 0
     # 20 steps of 32 responses, and five validations that ask for 256 prompts each
-    assert capsys.readouterr().out == "mine is valid: 1 run, 1,920 rollouts with validation\n"
+    assert capsys.readouterr().out.startswith("mine is valid: 1 run, 1,920 rollouts with validation\n")
     with (my_task / "mine.yaml").open("a") as scenario:
         scenario.write(blocks("own_model_and_task.md", "yaml")[1])
     assert [run.scenario.group_size for run in expand(load_scenario("mine.yaml"))] == [4, 8] * 6
