@@ -70,7 +70,7 @@ class LaneAccount:
     Attributes:
         wall_ns: length of the window.
         stages_ns: nanoseconds by stage, waits included; an instant under several spans goes to the one that began last.
-        unattributed_ns: under no span.
+        unattributed_ns: in no stage and no wait.
     """
 
     lane: str
@@ -250,8 +250,8 @@ def exposed(spans: Iterable[Span], window: Interval) -> Exposure | None:
     3. Nobody: the Learner waits and no lane works (calls between actors, and the event loop), or no span says what the
        Learner does.
 
-    So exposed times and nobody's add up to the loop, to the nanosecond, and a stage that hides behind the Learner's
-    work is exposed for 0 seconds however long it takes.
+    So exposed times and the time that no stage owns add up to the loop, to the nanosecond, and a stage that hides
+    behind the Learner's work is exposed for 0 seconds however long it takes.
     """
     lanes = stage_intervals(spans, window)
     learners = [stages for lane, stages in lanes.items() if lane_kind(lane) == "learner"]

@@ -102,7 +102,7 @@ def exposed_finding(shares: Mapping[str, Mapping[Stage, float]], nobodys: Mappin
     """
     text = _largest_stage("What the loop waits for most, its exposed time,", shares)
     more = [f"{100 * nobodys[name]:.0f}% in {name}" for name in shares if nobodys[name] > max(shares[name].values())]
-    return text + (f" Still more of a step is nobody's: {', '.join(more)}." if more else "")
+    return text + (f" Still more of a step belongs to no stage: {', '.join(more)}." if more else "")
 
 
 def overlap_finding(experiment: Experiment) -> str:

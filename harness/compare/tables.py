@@ -148,7 +148,7 @@ def _range(counts: Sequence[int], noun: str) -> str:
 
 
 def lane_table(experiment: Experiment) -> Table:
-    """Return how each lane's wall-clock divides into stages, waits and time under no span."""
+    """Return how each lane's wall-clock divides into stages, waits and time in no stage and no wait."""
     rows = []
     for variant in experiment.variants:
         for lane in in_pipeline_order({lane for run in variant.runs for lane in run.lanes}):

@@ -68,7 +68,7 @@ def draw_stages(experiment: Experiment) -> Figure | None:
 
 
 def draw_lanes(experiment: Experiment) -> Figure | None:
-    """Draw one bar for each lane of each variant: stages, waits and time under no span; None without spans."""
+    """Draw one bar for each lane of each variant: stages, waits and the rest; None without spans."""
     bars = [(variant, lane) for variant in experiment.variants for lane in _lanes(variant)]
     if not bars:
         return None
@@ -81,7 +81,7 @@ def draw_lanes(experiment: Experiment) -> Figure | None:
     _finish(axes, places, _lane_names(bars))
     axes.set_title(f"{label(experiment.title)}: time of a training step by lane")
     place_legend(
-        figure, [*stage_keys(stage for stage in Stage if stage in seen), patch_key("under no span", UNATTRIBUTED)]
+        figure, [*stage_keys(stage for stage in Stage if stage in seen), patch_key("no stage, no wait", UNATTRIBUTED)]
     )
     return figure
 
@@ -126,7 +126,7 @@ def _lane_names(bars: Sequence[tuple[Variant, str]]) -> list[str]:
 
 
 def _lane_seconds(variant: Variant, lane: str) -> tuple[dict[Stage, float], float]:
-    """Return mean seconds per step of each stage and wait of a lane, and under no span."""
+    """Return mean seconds per step of each stage and wait of a lane, and in neither."""
     pairs = [(run.lanes[lane], run.measured_steps) for run in variant.runs if run.steps and lane in run.lanes]
     stages = [stage for stage in Stage if any(stage in account.stages_ns for account, _ in pairs)]
     parts = {

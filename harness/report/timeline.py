@@ -127,7 +127,7 @@ def draw_excerpts(shown: Mapping[str, Excerpt], heading: str) -> Figure:
     seen = {span.stage for part in shown.values() for span in part.spans}
     marked = any(part.changes for part in shown.values())
     marks = [line_key("policy version now held", marker="v", linewidth=0, markersize=5)] if marked else []
-    blank = patch_key("under no span", {"color": "white", "edgecolor": "#A8A8A8", "linewidth": 0.8})
+    blank = patch_key("no stage, no wait", {"color": "white", "edgecolor": "#A8A8A8", "linewidth": 0.8})
     place_legend(figure, [*stage_keys(stage for stage in Stage if stage in seen), blank, *marks])
     figure.suptitle(heading, x=0.01, ha="left", fontsize=13)
     return figure

@@ -121,7 +121,7 @@ def test_lane_bars_close_with_waits_and_unattributed_time(experiment: Path) -> N
     learner = [bar for bar in _bars(axes) if bar[0] == 2.0]
     # update 0.5, waiting 0.5 + 0.5, under no span 0.5: 2 s together
     assert learner == [(2.0, 0.0, 0.5), (2.0, 0.5, 1.0), (2.0, 1.5, 0.5)]
-    assert _legend(figure)[-2:] == ["waiting", "under no span"]
+    assert _legend(figure)[-2:] == ["waiting", "no stage, no wait"]
 
 
 @pytest.mark.usefixtures("style")

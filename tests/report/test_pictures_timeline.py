@@ -95,7 +95,7 @@ def test_the_timeline_has_a_row_for_each_lane_on_a_common_scale(lagged: Path) ->
     assert {(round(box.width, 6), round((box.y0 + box.y1) / 2, 6)) for box in boxes} == {(0.7, 2.0)}
     assert [text.get_text() for text in first.texts][:6] == ["3", "4", "5", "6", "7", "8"]  # the Generator's versions
     assert [text.get_text() for text in first.texts][6:] == ["4", "5", "6", "7", "8", "9"]  # the Learner's
-    assert _legend(figure)[-3:] == ["waiting", "under no span", "policy version now held"]
+    assert _legend(figure)[-3:] == ["waiting", "no stage, no wait", "policy version now held"]
 
 
 @pytest.mark.usefixtures("style")
@@ -117,7 +117,7 @@ def _colour(item: Any) -> str:
 @pytest.mark.usefixtures("style")
 def test_runs_of_before_versions_were_recorded_have_a_timeline_without_marks(make_run: Make) -> None:
     figure = draw_timeline(load_curves(make_run().folder))
-    assert _legend(figure) == ["generate", "score", "update", "weight_load", "waiting", "under no span"]
+    assert _legend(figure) == ["generate", "score", "update", "weight_load", "waiting", "no stage, no wait"]
 
 
 @pytest.mark.usefixtures("style")

@@ -154,7 +154,7 @@ def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Tabl
     several = any(len(variant.runs) > 1 for variant in variants)
     notes = (
         "Exposed: each instant of the loop belongs to the stage that the Learner is in; while the Learner waits, to "
-        "the stage that it waits for (score, then weight stages, then generate, then evaluate); else to nobody.",
+        "the stage that it waits for (score, then weight stages, then generate, then evaluate); else to no stage.",
         *(("In brackets: lowest and highest over runs.",) if several else ()),
     )
     return Table("Seconds per training step, spent and exposed", ("stage", *columns), tuple(rows), notes)
@@ -208,7 +208,7 @@ def _over_steps(report_data: ReportData) -> Markup | None:
 
 
 def _lanes(report_data: ReportData) -> Markup | None:
-    """Return how the wall-clock of each lane divides into stages, waits and time under no span."""
+    """Return how the wall-clock of each lane divides into stages, waits and time in no stage and no wait."""
     bars, seen = list[Bar](), set[Stage]()
     for variant in report_data.experiment.variants:
         for place, lane in enumerate(in_pipeline_order({lane for run in variant.runs for lane in run.lanes})):
