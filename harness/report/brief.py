@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -41,6 +42,8 @@ TIMES = 2.0
 """A ratio that is written as such, and not as a change in percent."""
 FASTER = 0.1
 """What the lever is asked about: a stage that took so much less time."""
+MOST_NAMED_PARTS = 3
+"""Of a run's folder: scenario, experiment, run."""
 
 
 def print_brief(console: Console, material: ReportData, judged: Sequence[Judgement], page: Path | None) -> None:
@@ -191,17 +194,33 @@ def largest_lever(material: ReportData) -> str:
 
     Exposed seconds bound that: what then stands in the way may be another lane's stage.
     """
-    name = material.names[0]
-    shares = exposed_shares(material, name)
+    shares = exposed_shares(material, material.names[0])
     if not shares:
         return ""
-    stage = max(shares, key=lambda each: shares[each])
-    of = "" if len(material.names) == 1 else f" of {name}"
-    share = shares[stage]
+    stage = _most_waited_for(shares)
+    of = "" if len(material.names) == 1 else f" of {material.names[0]}"
     return (
-        f"Largest lever{of}: {stage.value}. The loop waits for it {percent(share)} of the time, "
-        f"so {FASTER:.0%} off it takes at most {percent(FASTER * share)} off a step."
+        f"Largest lever{of}: {stage.value}. The loop waits for it {percent(shares[stage])} of the time, "
+        f"so {FASTER:.0%} off it takes at most {percent(FASTER * shares[stage])} off a step."
     )
+
+
+def lever_command(material: ReportData) -> str:
+    """Return what to type to see what a tenth off the largest lever would bring to the first variant's first run.
+
+    The folder is written from the current one on; of one outside it, only from the experiment's scenario on, since a
+    page names nobody's home.
+    """
+    run = material.experiment.variants[0].runs[0].folder
+    path = Path(shown_path(run.resolve()))
+    if path.is_absolute():
+        path = Path(*path.parts[-MOST_NAMED_PARTS:])
+    stage = _most_waited_for(exposed_shares(material, material.names[0]))
+    return as_typed(f"python -m harness whatif {shlex.quote(str(path))} --scale {stage.value}={1 - FASTER:g}")
+
+
+def _most_waited_for(shares: Mapping[Stage, float]) -> Stage:
+    return max(shares, key=lambda stage: shares[stage])
 
 
 def _last_reward(run: RunFigures) -> float | None:

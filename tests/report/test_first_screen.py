@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from harness.results.reader import is_reference
 from harness.run.experiment import show_results
 
 Make = Callable[..., RunFolder]
+REPOSITORY = Path(__file__).parents[2]
 TRL = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 
 
@@ -48,6 +51,20 @@ def test_headline_picture_lever_and_figures_come_in_this_order(make_run: Make, t
     assert "training reward at the end" in page
     bars = re.findall(r"<title>update: ([\d.]+) s</title>", page)
     assert bars[:2] == ["0.500", "2.00"]
+
+
+def test_the_lever_names_a_line_that_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    folder = next((REPOSITORY / "results" / "reference" / "sync_k").glob("*"))
+    line = f"python -m harness whatif {(folder / 'k1').relative_to(REPOSITORY)} --scale update=0.9"
+    assert line in html.unescape(page_of(folder, tmp_path / "r.html"))
+    assert main(shlex.split(line)[3:]) == 0
+
+
+def test_the_lever_names_no_folder_above_the_scenario_of_runs_from_elsewhere(make_run: Make, tmp_path: Path) -> None:
+    folder = make_run(arm="k1").folder
+    page = page_of(folder, tmp_path / "r.html")
+    assert f"whatif {folder.relative_to(folder.parents[2])} --scale update=0.9" in page
 
 
 def test_what_is_all_of_it_is_said_and_not_drawn(make_lagged_run: Make, lagged: Path, tmp_path: Path) -> None:

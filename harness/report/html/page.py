@@ -21,7 +21,7 @@ from harness.compare.tables import Table, overview_table, seed_note, step_cell
 from harness.compare.verdicts import Judgement, judgements
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.report.brief import headline, largest_lever
+from harness.report.brief import headline, largest_lever, lever_command
 from harness.report.data import ReportData, read_report_data
 from harness.report.html.forest import verdict_section
 from harness.report.html.headlines import exposed_shares, headlines
@@ -168,7 +168,7 @@ def _summary(report_data: ReportData, judged: Sequence[Judgement], anchor: str) 
     parts += [element("p", prose(line), class_="headline") for line in said]
     if not sweep_points(experiment):
         parts.append(step_figure(report_data))
-        parts.append(_lever(lever) if lever else None)
+        parts.append(_lever(lever, lever_command(report_data)) if lever else None)
         parts.append(table(_glance(report_data), caption=False))
     parts.append(bullets([line for line in headlines(report_data) if line not in said], "says-list"))
     if not sweep_points(experiment):
@@ -177,9 +177,8 @@ def _summary(report_data: ReportData, judged: Sequence[Judgement], anchor: str) 
     return element("section", parts, id=anchor, aria_labelledby=f"{anchor}-title")
 
 
-def _lever(sentence: str) -> Markup:
-    how = element("code", "python -m harness whatif RUN --scale STAGE=0.9")
-    return element("p", prose(sentence), " What a change would bring: ", how, class_="lever")
+def _lever(sentence: str, command: str) -> Markup:
+    return element("p", prose(sentence), " What that would bring: ", element("code", command), class_="lever")
 
 
 def _glance(report_data: ReportData) -> Table:
