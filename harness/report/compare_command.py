@@ -29,6 +29,7 @@ from harness.compare.comparability import SETTINGS, is_allowed
 from harness.compare.completeness import gaps, newer_than
 from harness.compare.experiments import Experiment, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, Judge, Named, gate, read_limit, read_name, refusals_of
+from harness.compare.pareto import DEFAULT, Axis, check_figures, pareto, read_axes
 from harness.compare.stats import STEP_THRESHOLD
 from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
@@ -80,6 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(DIFFERENCES)}, settings, or one setting such as group_size",
     )
     parser.add_argument("--plots", metavar="DIR", type=Path, help="write pictures of the detailed experiments there")
+    parser.add_argument(
+        "--pareto",
+        metavar="X,Y",
+        nargs="?",
+        const=DEFAULT,
+        help="set two figures against each other: points, the front that none beats, its knee, and with --plots "
+        f"pareto.png alone; figures by their names in --json, or stages (default: {DEFAULT})",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -100,6 +109,7 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     if any(map(is_benchmark_file, options.paths)):
         _compare_benchmarks(options)
         return FINE
+    axes = None if options.pareto is None else read_axes(options.pareto)
     limit = None if options.fail_on is None else read_limit(options.fail_on)
     everything = options.all or len(options.paths) > 1 or options.format == "json"
     if everything:
@@ -122,9 +132,9 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     )
     result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
     try:
-        _show(options.format, experiments, detailed, damaged, judge, result)
+        _show(options.format, experiments, detailed, damaged, judge, result, axes)
         if options.plots is not None:
-            _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
+            _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr, axes)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
     for sentence in result.sentences if result else ():
@@ -184,16 +194,24 @@ def _show(
     damaged: Sequence[DamagedRun],
     judge: Judge,
     result: GateResult | None,
+    axes: tuple[Axis, Axis] | None,
 ) -> None:
-    """Print the comparison in the form that was asked for."""
+    """Print the comparison in the form that was asked for; with two figures, these alone for people."""
+    if axes is not None:
+        check_figures(detailed, axes)
     if form == "json":
         from harness.compare.as_json import comparison
 
-        print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
+        print(json.dumps(comparison(experiments, damaged, judge, result, axes), indent=2, allow_nan=False))
     elif form == "md":
-        from harness.report.text import markdown
+        from harness.report.text import markdown, markdown_pareto
 
-        print(markdown(experiments, detailed, judge), end="")
+        print(markdown(experiments, detailed, judge) if axes is None else markdown_pareto(detailed, axes), end="")
+    elif axes is not None:
+        from harness.report.text import print_pareto
+
+        for experiment in detailed:
+            print_pareto(Output(), experiment, axes)
     else:
         from harness.report.text import print_comparison
 
@@ -218,6 +236,7 @@ def _compare_benchmarks(options: argparse.Namespace) -> None:
         )
     for_runs = {
         "--plots": options.plots,
+        "--pareto": options.pareto,
         "--format md": options.format == "md" or None,
         "--fail-on": options.fail_on,
         "--baseline": options.baseline,
@@ -238,12 +257,17 @@ def _compare_benchmarks(options: argparse.Namespace) -> None:
     print_list(output, "Caveats", benchmark_caveats(files))
 
 
-def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:
-    from harness.report.pictures import make_pictures
+def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO, axes: tuple[Axis, Axis] | None) -> None:
+    from harness.report.pictures import make_pareto_picture, make_pictures
 
     for experiment in experiments:
         target = (
             folder if len(experiments) == 1 else folder / safe_name(experiment.scenario) / safe_name(experiment.name)
         )
-        for path in make_pictures(experiment.folder, target):
+        if axes is None:
+            paths = make_pictures(experiment.folder, target)
+        else:
+            front = pareto(experiment, axes)
+            paths = [make_pareto_picture(front, experiment.title, target)] if front.points else []
+        for path in paths:
             print(f"picture: {path}", file=stream)

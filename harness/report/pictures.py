@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.compare.experiments import Experiment
+from harness.compare.pareto import Front
 from harness.core.errors import UserError
 from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
 from harness.report.curves import (
@@ -20,6 +21,7 @@ from harness.report.curves import (
     draw_training,
 )
 from harness.report.data import Curves, load_curves
+from harness.report.pareto_picture import draw_pareto
 from harness.report.style import picture_style, save
 from harness.report.timeline import draw_timeline
 
@@ -62,12 +64,30 @@ def make_pictures(experiment_folder: Path, out_dir: Path) -> list[Path]:
     paths = []
     with picture_style():
         for name, figure in _figures(curves):
-            try:
-                paths.append(save(figure, out_dir / name))
-            except OSError as error:
-                what = f"cannot write pictures to {str(out_dir)!r}: {error.strerror or error}"
-                raise UserError(what, where=str(out_dir), fix="name another folder with --plots DIR") from error
+            paths.append(_saved(figure, out_dir / name))
     return paths
+
+
+def make_pareto_picture(front: Front, title: str, out_dir: Path) -> Path:
+    """Draw two figures against each other to ``pareto.png`` in a folder.
+
+    Args:
+        front: of at least one point.
+        title: the experiment's.
+
+    Raises:
+        UserError: ``out_dir`` cannot be written to.
+    """
+    with picture_style():
+        return _saved(draw_pareto(front, title), out_dir / "pareto.png")
+
+
+def _saved(figure: Figure, path: Path) -> Path:
+    try:
+        return save(figure, path)
+    except OSError as error:
+        what = f"cannot write pictures to {str(path.parent)!r}: {error.strerror or error}"
+        raise UserError(what, where=str(path.parent), fix="name another folder with --plots DIR") from error
 
 
 def _figures(curves: Curves) -> Iterator[tuple[str, Figure]]:
