@@ -130,5 +130,5 @@ def test_a_limit_is_a_share(text: str, limit: float) -> None:
 
 @pytest.mark.parametrize("text", ["5", "0", "-1%", "100%", "five", "", "nan"])
 def test_a_limit_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"no share above 0% and below 100%[\s\S]*write for example --fail-on 5%"):
+    with pytest.raises(UserError, match=r"not a share above 0% and below 100%[\s\S]*write for example --fail-on 5%"):
         read_limit(text)
