@@ -155,12 +155,12 @@ class BatchRow:
 
 
 class Record:
-    """An evaluation's folder, opened to be gone on with; one process at a time.
+    """An evaluation's folder, opened to be continued; one process at a time.
 
     Args:
         folder: made if it is missing.
         settings: of this evaluation.
-        facts: what else ``evaluation.json`` says, such as versions. An evaluation that is gone on with keeps those of
+        facts: what else ``evaluation.json`` says, such as versions. An evaluation that is continued keeps those of
             its start.
 
     Attributes:

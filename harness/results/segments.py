@@ -94,7 +94,7 @@ def taken(folder: Path) -> Iterator[None]:
     """Have the folder of a run for oneself, until its files are cut back and open again.
 
     Raises:
-        UserError: another process has gone on with the run meanwhile.
+        UserError: another process has continued the run meanwhile.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -77,7 +77,7 @@ def begin_experiment(out: Path, scenario: Scenario) -> Path:
 def _newest_first(out: Path, scenario: Scenario) -> Iterator[tuple[Path, dict[str, Any]]]:
     home = out / safe_name(scenario.name)
     for file in sorted(home.glob(f"*/{IDENTITY}"), key=lambda file: _order(file.parent.name), reverse=True):
-        with suppress(OSError, ValueError):  # unreadable: that one cannot be gone on with
+        with suppress(OSError, ValueError):  # unreadable: that one cannot be continued
             yield file.parent, _settings(file.read_text(encoding="utf-8"))
 
 
