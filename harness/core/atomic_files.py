@@ -30,6 +30,27 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             draft.unlink(missing_ok=True)
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    """Write over a file where it lies, which takes no room on a full disk but for what it is longer than before.
+
+    Raises:
+        OSError: it cannot be written. What was at ``path`` is as it was, as far as the disk still takes that.
+    """
+    with path.open("r+b", buffering=0) as file:
+        before = file.read()
+        try:
+            for start, piece in ((len(before), content[len(before) :]), (0, content[: len(before)])):
+                file.seek(start)
+                while piece:  # first what needs room
+                    piece = piece[file.write(piece) :]
+            file.truncate(len(content))
+        except OSError:
+            file.truncate(len(before))
+            file.seek(0)
+            file.write(before)
+            raise
+
+
 def move_whole(draft: Path, file: Path) -> None:
     """Move a finished file into a folder that may be on another file system; whoever looks there finds all of it."""
     beside = file.with_name(f".{file.name}.draft")

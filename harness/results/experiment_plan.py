@@ -75,7 +75,8 @@ def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
         with whole_file(path) as stream:
             stream.write((json.dumps(data, indent=1) + "\n").encode())
     except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}", str(path)) from error
+        what = f"cannot write {str(path)!r}: {error.strerror or error}"
+        raise UserError(what, str(path), "free some space there, or choose a folder with --out DIR") from error
 
 
 def read_plan(experiment: Path) -> ExperimentPlan | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from harness.core.atomic_files import whole_file
+from harness.core.atomic_files import overwrite, whole_file
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
 from harness.core.trace import Span, Stage
@@ -149,9 +150,15 @@ class RunFolder:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
-            return cls(folder, scrubber, clock, echo)
         except OSError as error:
             raise _cannot_create(folder, error) from error
+        try:
+            return cls(folder, scrubber, clock, echo)
+        except (OSError, UserError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _cannot_create(folder, error) from error
+            raise
 
     @classmethod
     def go_on(cls, folder: Path, manifest: Manifest, echo: Callable[[str], None] | None = None) -> RunFolder:
@@ -178,8 +185,7 @@ class RunFolder:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Save the manifest, replacing the former one in one move."""
-        text = json.dumps(manifest.to_json(self._scrubber), indent=2, allow_nan=False)
-        self._replace(MANIFEST, text + "\n")
+        self._replace(MANIFEST, self._as_text(manifest))
         self.manifest = manifest
 
     def append_spans(self, spans: Iterable[Span]) -> None:
@@ -288,23 +294,45 @@ class RunFolder:
             status: ``completed``, ``interrupted`` or ``failed``.
             error: what went wrong; saved without names and absolute paths.
             outcome: figures of the run.
+
+        Raises:
+            UserError: the disk is full or gone. A run that was complete otherwise has failed, and says so where it can.
         """
         if self.manifest is None:
             raise ValueError("finish() before write_manifest()")
-        now = self._clock()
-        ended = replace(self.manifest, status=status, error=error, finished_at=timestamp(now), outcome=outcome or {})
-        before_s, since = ended.newest_start
+        now, full = self._clock(), None
+        before_s, since = self.manifest.newest_start
         seconds = before_s + (now - datetime.fromisoformat(since)).total_seconds()
         try:
             self.flush()
-        finally:  # a full disk may still have room for the few bytes that say so
-            self.write_manifest(replace(ended, duration_s=round(seconds, 3)))
+        except UserError as met:
+            full = met
+            if status == "completed":
+                status, error = "failed", str(met)
+        ended = replace(self.manifest, status=status, error=error, finished_at=timestamp(now), outcome=outcome or {})
+        ended = replace(ended, duration_s=round(seconds, 3))
+        try:
+            self.write_manifest(ended)
+        except UserError as met:
+            full = met
+            if status == "completed":
+                ended = replace(ended, status="failed", error=str(met))
+            with suppress(OSError):
+                overwrite(self.folder / MANIFEST, self._as_text(replace(ended, outcome={})).encode())
+        finally:
             self.close()
+        if full is not None:
+            raise full
 
     def close(self) -> None:
         """Close the files without a word about how the run ended; closing twice does no harm."""
         for file in self._files.values():
             file.close()
+
+    def discard(self) -> None:
+        """Close and remove the files of a run that could not begin."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -313,6 +341,9 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _as_text(self, manifest: Manifest) -> str:
+        return json.dumps(manifest.to_json(self._scrubber), indent=2, allow_nan=False) + "\n"
 
     def _replace(self, name: str, text: str) -> None:
         try:

@@ -149,6 +149,17 @@ class RunSession:
                 self._write_end("failed", str(error), diverged)
 
     def _write_end(self, status: str, error: str | None = None, more: dict[str, Any] | None = None) -> None:
+        try:
+            outcome = self._last_figures()
+        except UserError as full:
+            self.folder.finish("failed" if status == "completed" else status, error or str(full), more)
+            raise
+        self.folder.finish(status, error, outcome | (more or {}))
+        if self._durable:
+            sync_to_disk(self.folder.folder)
+
+    def _last_figures(self) -> dict[str, Any]:
+        """Write what has come in since the last row; return the run's outcome."""
         self._streams.close()  # what they have to say goes into the log
         with suppress(RunStopped):  # what py-spy lacks was said, or is no news after another error
             self.probes.close()
@@ -163,9 +174,7 @@ class RunSession:
         outcome = self.recorder.outcome() | ({"memory": self.memory} if self.memory else {})
         if kept := kept_policies(self.folder.folder):
             outcome["policies"] = list(kept)
-        self.folder.finish(status, error, outcome | (more or {}))
-        if self._durable:
-            sync_to_disk(self.folder.folder)
+        return outcome
 
 
 class Experiment:
@@ -315,33 +324,49 @@ class Experiment:
         Raises:
             UserError: the folder cannot be made.
         """
-        folder = self._make_folder(variant)
-        assert self.folder is not None
-        folder.write_manifest(
-            Manifest(
-                scenario=self._scenario_name,
-                experiment=self.folder.name,
-                started_at=timestamp(utc_now()),
-                arm=variant.arm,
-                point=variant.point,
-                position=variant.position,
-                startup_s=round(startup_s, 6),
-                seed=variant.scenario.seed,
-                interleaving=interleaving,
-                block=variant.block,
-                profile=variant.scenario.profile,
-                versions=dict(self._versions),
-                machine=self._machine,
-                threads=threads,
-                commit=self._code.commit,
-                dirty=self._code.dirty,
-                parameters=parameters,
-                functions=hashes_of(variant.scenario),
-                prompt_template=_template_of(variant.scenario),
+        folder, experiment = self._make_folder(variant)
+        try:
+            self._write_plan(experiment)
+            folder.write_manifest(
+                self._manifest(variant, experiment.name, startup_s, interleaving, threads, parameters)
             )
-        )
-        folder.write_scenario(resolved_yaml(variant.scenario))
+            folder.write_scenario(resolved_yaml(variant.scenario))
+        except UserError:  # there is nothing to tell of a run that could not begin
+            folder.discard()
+            self.folder = self.folder if experiment.exists() else None
+            raise
         return folder
+
+    def _manifest(
+        self,
+        variant: Variant,
+        experiment: str,
+        startup_s: float,
+        interleaving: str | None,
+        threads: int | None,
+        parameters: int | None,
+    ) -> Manifest:
+        return Manifest(
+            scenario=self._scenario_name,
+            experiment=experiment,
+            started_at=timestamp(utc_now()),
+            arm=variant.arm,
+            point=variant.point,
+            position=variant.position,
+            startup_s=round(startup_s, 6),
+            seed=variant.scenario.seed,
+            interleaving=interleaving,
+            block=variant.block,
+            profile=variant.scenario.profile,
+            versions=dict(self._versions),
+            machine=self._machine,
+            threads=threads,
+            commit=self._code.commit,
+            dirty=self._code.dirty,
+            parameters=parameters,
+            functions=hashes_of(variant.scenario),
+            prompt_template=_template_of(variant.scenario),
+        )
 
     def _reopen_folder(self, resume: Resume, variant: Variant, startup_s: float) -> RunFolder:
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
@@ -382,20 +407,22 @@ class Experiment:
         folder.finish("failed", str(error))
         return folder.folder
 
-    def _make_folder(self, variant: Variant) -> RunFolder:
+    def _make_folder(self, variant: Variant) -> tuple[RunFolder, Path]:
+        """Return the run's folder and the experiment's."""
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
         name = variant.name or None
         if self.folder is not None:
             home = self.folder
-            folder = RunFolder.create(home.parent.parent, home.parent.name, home.name, name, echo=echo)
-        else:
-            folder, experiment = begin_experiment(self._out, self._scenario_name, name, echo)
-            self.folder = self.home / experiment
-        if self._plan.runs and not (self.folder / EXPERIMENT).exists():
+            return RunFolder.create(home.parent.parent, home.parent.name, home.name, name, echo=echo), home
+        folder, experiment = begin_experiment(self._out, self._scenario_name, name, echo)
+        self.folder = self.home / experiment
+        return folder, self.folder
+
+    def _write_plan(self, experiment: Path) -> None:
+        if self._plan.runs and not (experiment / EXPERIMENT).exists():
             if self._whole is not None:
-                self._write_whole(self._whole, self.folder / SCENARIO)
-            write_plan(self.folder, self._plan)
-        return folder
+                self._write_whole(self._whole, experiment / SCENARIO)
+            write_plan(experiment, self._plan)
 
     def _write_whole(self, scenario: Scenario, file: Path) -> None:
         try:

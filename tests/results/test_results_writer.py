@@ -6,9 +6,11 @@ import json
 import os
 import resource
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -16,6 +18,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
 from harness.results import Manifest, RunFolder, Scrubber, experiment_name, step_row
+from harness.results.writer import begin_experiment
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 MANIFEST = Manifest(scenario="quickstart", experiment="20261120-120000", started_at="2026-11-20T12:00:00.000Z")
@@ -52,6 +55,24 @@ def test_a_new_folder_holds_headers_and_no_rows(tmp_path: Path, create: Create) 
         "rollouts.jsonl": '{"kind":"header","schema":"harness.rollouts","schema_version":1}\n',
         "log.txt": "",
     }
+
+
+def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path: Path) -> None:
+    together = Barrier(8)
+
+    def begin(_: int) -> tuple[RunFolder, str]:
+        together.wait()
+        return begin_experiment(tmp_path, "quickstart", None)
+
+    with ThreadPoolExecutor(8) as threads:
+        begun = list(threads.map(begin, range(8)))
+    assert len({name for _, name in begun}) == 8
+    assert {run.folder for run, _ in begun} == {tmp_path / "quickstart" / name for _, name in begun}
+    for run, name in begun:
+        run.log(name)
+        run.flush()
+        run.close()
+    assert [(run.folder / "log.txt").read_text().split()[-1] for run, _ in begun] == [name for _, name in begun]
 
 
 def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:

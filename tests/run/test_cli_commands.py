@@ -295,5 +295,7 @@ def test_results_cannot_go_into_a_file(folder, capsys):
     assert lines[0] == "error: cannot write results to file (it is a file)"
     assert lines[1:3] == ["  where: --out file", "  fix:   give a folder you may write to: --out DIR"]
     assert lines[3] == "error: cannot write results to file/below (Not a directory)"
+    assert main(["calibrate", "--name", "mine", "--out", "file/below"]) == 2  # before it measures anything
+    assert capsys.readouterr().err.splitlines()[0] == lines[3]
     assert run.calls == []
     assert (folder / "file").read_text() == "keep me"

@@ -157,7 +157,11 @@ class TensorBoard:
         (folder / TENSORBOARD).mkdir(exist_ok=True)
         path = folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness"
         self._file = AppendOnly(path, go_on=True)  # a run that goes on has one more, unless it does so at once
-        self._file.write(encode_start(start))
+        try:
+            self._file.write(encode_start(start))
+        except OSError:
+            self._file.close()
+            raise
         if goes_on_from is not None:
             self._file.write(encode_restart(goes_on_from, start))
             for row in map(json.loads, (folder / STEPS).read_bytes().splitlines()):

@@ -160,8 +160,10 @@ def _path(options: argparse.Namespace) -> Path:
 
 
 def _measure(options: argparse.Namespace, run_scenario: RunScenario, measure: MeasureCollectives) -> list[Path]:
+    from harness.core.atomic_files import check_writable
     from harness.scenario import load_scenario
 
+    check_writable(options.out)
     (sweep, shorter), (checkpointed, variants) = SWEEP, CHECKPOINTS
     scenarios = [load_scenario(sweep, shorter)]
     for precision in options.precision:
