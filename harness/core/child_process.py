@@ -168,17 +168,19 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kill the process, and what it has started."""
-        if self._lifeline is None:
+        lifeline, self._lifeline = self._lifeline, None  # by a second call its number may be another file's
+        if lifeline is None:
             return
-        end_marked(self._mark)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._connection.close()
-        for output in self._outputs:
-            output.close()
-        os.close(self._lifeline)
-        self._lifeline = None  # by a second call its number may be another file's
+        try:
+            end_marked(self._mark)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._connection.close()
+            for output in self._outputs:
+                output.close()
+            os.close(lifeline)
 
 
 class _Output:

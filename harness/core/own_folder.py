@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 PREFIX = "grpo-"
-OWNER = "owner"
+OWNER = ".grpo-harness-owner"
 """The file in such a folder that its process holds a lock on. The kernel gives the lock back, however the process ends,
-and unlike a process number it means the same in every container that sees the folder. No child inherits it."""
+and unlike a process number it means the same in every container that sees the folder. No child inherits it. It says
+which kernel that is: on a network's file system another machine's lock may not be seen."""
 _OF_THIS_PROCESS: set[Path] = set()  # which may take the lock once more, and would lose it again then
 
 
@@ -33,6 +34,7 @@ class OwnFolder:
                 self._lock = os.open(self.path / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
                 with suppress(OSError):  # a file system without locks, on which nobody takes a folder for abandoned
                     fcntl.lockf(self._lock, fcntl.LOCK_EX)
+                    os.write(self._lock, _this_kernel())
                 if os.fstat(self._lock).st_nlink:
                     return
                 os.close(self._lock)
@@ -66,8 +68,15 @@ def remove_abandoned() -> list[Path]:
                 home, file = os.lstat(owner.parent), os.fstat(lock)
                 if stat.S_ISDIR(home.st_mode) and stat.S_ISREG(file.st_mode) and home.st_uid == os.getuid():
                     fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.read(lock, 64) != _this_kernel():
+                        continue
                     shutil.rmtree(owner.parent, ignore_errors=True)
                     removed.append(owner.parent)
             finally:
                 os.close(lock)
     return removed
+
+
+def _this_kernel() -> bytes:
+    """What tells this start of the machine from others; the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes()

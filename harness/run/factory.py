@@ -19,6 +19,7 @@ from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario import Scenario
+from harness.scenario.learner import places_of_colocated
 
 if TYPE_CHECKING:
     from harness.run.actors.session import RaySession
@@ -134,7 +135,8 @@ def _cpus(scenario: Scenario) -> float:
         return 0.0
     placement = scenario.placement
     if placement.colocated:
-        return max(_of_ranks(scenario), placement.generator.cpus, placement.scorer.cpus)
+        each = max(placement.generator.cpus, placement.scorer.cpus)
+        return max(_of_ranks(scenario), places_of_colocated(scenario) * each)
     generators = placement.generator.count * placement.generator.cpus
     return _of_ranks(scenario) + generators + placement.scorer.count * placement.scorer.cpus
 

@@ -28,18 +28,19 @@ _PROGRAM = (
 
 
 class Guardian:
-    """Ends, with this process or at ``close``, every process that was started in between, and what those have started.
+    """Ends, if this process ends before ``close``, every program started in between, and what those have started.
 
-    They are told by a mark in the environment that they inherit. Folders that killed commands have left are removed.
+    They are told by a mark in the environment that they inherit. A copy that this process forks and that starts no
+    program bears none, and lives on. Folders that killed commands have left are removed.
     """
 
     def __init__(self) -> None:
         remove_abandoned()
-        self._before = os.environ.get(MARKS)
         environment, self._mark = with_mark(os.environ)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(os.getpid()), self._mark, *sys.path],
             stdin=subprocess.PIPE,
+            bufsize=0,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a signal to the command's group is not for it
@@ -62,14 +63,16 @@ class Guardian:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """End what is left of what was started; closing twice does no harm."""
+        """Send it away: who ends in order has ended the parts. Closing twice does no harm.
+
+        What other libraries keep beside this process (a tracker's service, multiprocessing's) serves the next run, too.
+        """
         if self._process.stdin is None or self._process.stdin.closed:
             return
-        end_marked(self._mark)
-        if self._before is None:
-            os.environ.pop(MARKS, None)
+        if others := [mark for mark in os.environ.get(MARKS, "").split() if mark != self._mark]:
+            os.environ[MARKS] = " ".join(others)  # of guardians in other threads, or of a command that started this one
         else:
-            os.environ[MARKS] = self._before
+            os.environ.pop(MARKS, None)
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
@@ -85,15 +88,15 @@ def guard(parent: int, mark: str) -> None:
         parent: the process's number.
         mark: see ``core.marked_processes``.
     """
-    watched, known, pause_s = [0], set[psutil.Process](), None
+    watched, known, starting = [0], set[psutil.Process](), 0
     with suppress(OSError, AttributeError):
         watched.append(os.pidfd_open(parent))
     while os.getppid() == parent:
-        ready = select.select(watched, [], [], pause_s)[0]
+        ready = select.select(watched, [], [], LOOK_S if starting else None)[0]
         word = os.read(0, 1) if 0 in ready else b""
         if ready and not word:
             break
-        pause_s = None if word == _STARTED else LOOK_S
+        starting += (word == _STARTING) - (word == _STARTED)
         known |= marked(mark, known)
     end_marked(mark, known)
     remove_abandoned()

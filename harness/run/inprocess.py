@@ -185,47 +185,50 @@ class InProcessParts(RunningParts):
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         colocated = scenario.placement.colocated
         streams = streams_for(device, colocated)
-        self._closing = ExitStack()
-        drafts = OwnFolder()
-        self._closing.callback(drafts.close)
-        self._tracers = tracers_of(scenario, drafts.path)
-        self._closing.callback(self._tracers.remove_traces)
-        self._instrumented = self._tracers.for_process(
-            recorder,
-            all_lanes(scenario),
-            cuda=device == "cuda",
-            synchronize=None if streams is None else streams.synchronize,
-        )
-        tracer, transport = (
-            self._instrumented.tracer,
-            InProcessTransport(
-                snapshot=not colocated or "weights" in offloaded(scenario), streams=streams, to_host=colocated
-            ),
-        )
-        generator = make_generator(
-            scenario,
-            lane="generator",
-            receiver=transport,
-            task=task,
-            policy=policy,
-            tracer=tracer,
-            should_stop=should_stop,
-        )
-        scorer = make_scorer(scenario, "scorer", task, tracer, should_stop)
-        executors = _executors(self.threads, colocated, streams)
-        self._closing.callback(scorer.close)
-        self._closing.callback(generator.close)
-        for executor in executors:  # which end before what they use
-            self._closing.callback(executor.shutdown, wait=True, cancel_futures=True)
-        sampling, loading, scoring, training, publishing = executors * (5 // len(executors))
-        self._learner = InProcessLearner(
-            make_learner(scenario, sender=transport, policy=policy, tracer=tracer, should_stop=should_stop, task=task),
-            training,
-            publishing if scenario.learner.overlapped_publish else training,
-        )
-        self.generators = (InProcessGenerator(generator, sampling, loading),)
-        self.scorers = (InProcessScorer(scorer, scoring),)
-        self.learner = self._learner
+        with ExitStack() as opened:
+            drafts = OwnFolder()
+            opened.callback(drafts.close)
+            self._tracers = tracers_of(scenario, drafts.path)
+            opened.callback(self._tracers.remove_traces)
+            self._instrumented = self._tracers.for_process(
+                recorder,
+                all_lanes(scenario),
+                cuda=device == "cuda",
+                synchronize=None if streams is None else streams.synchronize,
+            )
+            tracer, transport = (
+                self._instrumented.tracer,
+                InProcessTransport(
+                    snapshot=not colocated or "weights" in offloaded(scenario), streams=streams, to_host=colocated
+                ),
+            )
+            generator = make_generator(
+                scenario,
+                lane="generator",
+                receiver=transport,
+                task=task,
+                policy=policy,
+                tracer=tracer,
+                should_stop=should_stop,
+            )
+            scorer = make_scorer(scenario, "scorer", task, tracer, should_stop)
+            executors = _executors(self.threads, colocated, streams)
+            opened.callback(scorer.close)
+            opened.callback(generator.close)
+            for executor in executors:  # which end before what they use
+                opened.callback(executor.shutdown, wait=True, cancel_futures=True)
+            sampling, loading, scoring, training, publishing = executors * (5 // len(executors))
+            self._learner = InProcessLearner(
+                make_learner(
+                    scenario, sender=transport, policy=policy, tracer=tracer, should_stop=should_stop, task=task
+                ),
+                training,
+                publishing if scenario.learner.overlapped_publish else training,
+            )
+            self.generators = (InProcessGenerator(generator, sampling, loading),)
+            self.scorers = (InProcessScorer(scorer, scoring),)
+            self.learner = self._learner
+            self._closing = opened.pop_all()
 
     def save_to(self, folder: Path) -> None:
         """See ``RunningParts``."""

@@ -235,10 +235,12 @@ class TransportContract:
             _temp_dir=folder,
             object_store_memory=100 << 20,
         )
-        yield Crew()
-        end_group()
-        ray.shutdown()
-        shutil.rmtree(folder)
+        try:
+            yield Crew()
+        finally:
+            end_group()
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
         assert shared_files() <= before
 
     @pytest.fixture(scope="class")
