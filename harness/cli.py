@@ -226,11 +226,8 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
     if first.startswith("-"):
         close = get_close_matches(option, [name for name in parser.format_help().split() if name.startswith("-")], 1)
         value = value or next((word for word in unknown[1:2] if not word.startswith("-")), "VALUE")
-        word = option.lstrip("-") if takes_settings else ""
-        if setting := _setting(word) or (None if close else _setting(word, similar=True)):
-            fix = f"a setting is changed with --set {setting}={value}"
-        elif close:
-            fix = f"did you mean {close[0]}?"
+        meant = _meant(option.lstrip("-"), value, guess=not close) if takes_settings else None
+        fix = meant or (f"did you mean {close[0]}?" if close else fix)
     elif takes_settings:
         before = typed[typed.index(first) - 1] if first in typed[1:] else ""
         if "=" in first:
@@ -240,12 +237,28 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
     return UserError(f"{parser.prog} takes no {first!r}", None, fix)
 
 
-def _setting(word: str, similar: bool = False) -> str | None:
+def _meant(word: str, value: str, guess: bool) -> str | None:
+    """Say how what was typed as an option is set; None where it resembles no setting.
+
+    Args:
+        word: without hyphens before it.
+        value: what was typed behind it, or ``VALUE``.
+        guess: go by the spelling, too.
+    """
     from harness.scenario import Scenario
     from harness.scenario.check import dotted_keys
-    from harness.scenario.meanings import setting_called
+    from harness.scenario.meanings import AS_A_SWITCH, NOT_OFFERED, leaf_of, setting_called, settings_ending_in
 
-    return setting_called(word, dotted_keys(Scenario), similar) if word else None
+    keys, leaf = list(dotted_keys(Scenario)), leaf_of(word)
+    if leaf in NOT_OFFERED:
+        return NOT_OFFERED[leaf]
+    several = [] if word in keys else settings_ending_in(word, keys)
+    if len(several) > 1:
+        return f"a setting is changed with --set KEY={value}; KEY is one of {', '.join(several)}"
+    if setting := setting_called(word, keys, similar=False):
+        return f"a setting is changed with --set {setting}={AS_A_SWITCH.get(leaf, value)}"
+    setting = setting_called(word, keys) if guess and word else None
+    return f"did you mean --set {setting}=VALUE?" if setting else None
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -13,6 +13,8 @@ from harness.core.errors import UserError
 SUFFIXES = (".yaml", ".yml")
 MOST_NAMED = 8
 """Files that an error names where none resembles what was typed."""
+VERSUS = "-vs-"
+"""Between the names of scenarios that one command sets side by side."""
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:

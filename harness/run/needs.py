@@ -47,7 +47,11 @@ def needs_of(
         have = gpus() if gpus is not None else len(list_gpus()[0] or ())
         lacking = f"it asks for {found:g} GPUs, and this machine has {have}" if have < found else ""
         name = "GPU" if found <= 1 else f"{found:g} GPUs"
-        needs.append(Need(name, lacking, "set placement.device to cpu, or run it on a machine with one"))
+        needs.append(
+            Need(
+                name, lacking, "run it on a machine that has them; most scenarios run on CPUs with placement.device=cpu"
+            )
+        )
     names = [package for package, wanted in _packages(scenario).items() if wanted]
     return needs + [_package(name, find) for name in names] + _files(scenario)
 

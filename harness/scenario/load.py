@@ -14,7 +14,7 @@ import yaml
 
 from harness.core.errors import UserError
 from harness.core.experiment import EXPERIMENT_SETTINGS
-from harness.core.named_files import SCENARIOS, SUFFIXES, display
+from harness.core.named_files import SCENARIOS, SUFFIXES, VERSUS, display
 from harness.scenario.axes import expand
 from harness.scenario.check import parse_scenario
 from harness.scenario.problems import as_user_error
@@ -151,7 +151,7 @@ def load_side_by_side(
     if len(scenarios) > 1:
         _refuse_variants(scenarios)
         arms = _arm_names([scenario.name for scenario in scenarios])
-        data["name"] = "-vs-".join(dict.fromkeys(scenario.name for scenario in scenarios))[:100]
+        data["name"] = VERSUS.join(dict.fromkeys(scenario.name for scenario in scenarios))[:100]
         data["description"] = f"{' against '.join(arms)}."
         data["arms"] = {arm: _changes(base, scenario) for arm, scenario in zip(arms, scenarios, strict=True)}
     if again and AGAIN in data["arms"]:

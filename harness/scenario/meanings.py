@@ -19,8 +19,8 @@ MEANT = {
     "rollout_batch_size": ("batch_size", "train_batch_size", "per_device_train_batch_size", "global_batch_size"),
     "group_size": ("num_generations", "n_samples", "num_samples", "rollout_n", "g", "samples_per_prompt"),
     "epochs_per_batch": ("k", "ppo_epochs", "num_iterations", "num_epochs", "epochs", "epochs_per_rollout_batch"),
-    "minibatches_per_epoch": ("minibatches", "num_mini_batches", "ppo_mini_batch_size", "num_minibatches"),
-    "gradient_accumulation_steps": ("grad_accum", "accumulation_steps", "gradient_accumulation", "micro_batch_size"),
+    "minibatches_per_epoch": ("minibatches", "num_mini_batches", "num_minibatches"),
+    "gradient_accumulation_steps": ("grad_accum", "accumulation_steps", "gradient_accumulation"),
     "loss.kl.coefficient": ("beta", "kl_coef", "kl_coeff", "kl_loss_coef", "kl_beta", "kl_coefficient", "init_kl_coef"),
     "loss.cliprange": ("epsilon", "clip_eps", "clip_ratio", "clip_range", "clip_epsilon", "clip"),
     "loss.cliprange_high": ("epsilon_high", "clip_ratio_high"),
@@ -51,7 +51,23 @@ MEANT = {
     "trackers": ("report_to", "logger", "loggers", "wandb", "tensorboard"),
 }
 """For each setting, what it is called elsewhere."""
+AS_A_SWITCH = {
+    **dict.fromkeys(("vllm", "use_vllm"), "vllm"),
+    **dict.fromkeys(("cuda", "use_cuda"), "cuda"),
+    **dict.fromkeys(("fsdp", "fsdp2"), "fsdp2"),
+    **dict.fromkeys(("zero", "deepspeed"), "deepspeed"),
+    **dict.fromkeys(("colocate", "hybrid_engine", "colocate_all"), "true"),
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "wandb": "[wandb]",
+    "tensorboard": "[tensorboard]",
+}
+"""The value that a word of ``MEANT`` stands for by itself."""
 NOT_OFFERED = {
+    **dict.fromkeys(
+        ("micro_batch_size", "mini_batch_size", "ppo_mini_batch_size", "ppo_micro_batch_size"),
+        "batches are divided by counts: see `minibatches_per_epoch` and `gradient_accumulation_steps`",
+    ),
     **dict.fromkeys(
         ("lora", "peft", "use_peft", "lora_rank", "lora_r", "adapter", "qlora"),
         "there are no LoRA adapters: all weights are trained and moved; leave it out",
@@ -74,6 +90,16 @@ SETTING_OF = {word: key for key, words in MEANT.items() for word in words}
 """The setting that each of these words means."""
 
 
+def leaf_of(word: str) -> str:
+    """Return the last part of a word, written as settings are."""
+    return word.lower().replace("-", "_").rpartition(".")[2]
+
+
+def settings_ending_in(word: str, keys: Iterable[str]) -> list[str]:
+    """Return the dotted keys whose last part a word is."""
+    return [key for key in keys if key.rpartition(".")[2] == leaf_of(word)]
+
+
 def setting_called(word: str, keys: Iterable[str], similar: bool = True) -> str | None:
     """Return the dotted key that a word means; None where it resembles none.
 
@@ -82,7 +108,7 @@ def setting_called(word: str, keys: Iterable[str], similar: bool = True) -> str 
         keys: every dotted key that there is.
         similar: take one that is only spelt like it, too.
     """
-    known, leaf = list(keys), word.lower().replace("-", "_").rpartition(".")[2]
+    known, leaf = list(keys), leaf_of(word)
     by_leaf = {key.rpartition(".")[2]: key for key in reversed(known)}
     if word in known:
         return word

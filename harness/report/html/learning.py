@@ -61,11 +61,15 @@ def over_steps(report_data: ReportData, points: Points) -> list[Line]:
 def over_seconds(report_data: ReportData, points: Points) -> list[Line]:
     """Return one line for each variant: the means of time and value of each evaluation over its runs, with a band.
 
-    Runs do not share their seconds, but make the same evaluations; those that not all made are left out.
+    Runs do not share their seconds, but make the same evaluations. A run that ended early is in those that it made.
     """
     drawn = []
     for index, runs in enumerate(report_data.curves.runs.values()):
-        same = [list(zip(*made, strict=True)) for made in zip(*map(points, runs), strict=False)]
+        made = [points(run) for run in runs]
+        same = [
+            list(zip(*(each[place] for each in made if place < len(each)), strict=True))
+            for place in range(max(map(len, made), default=0))
+        ]
         rows = thinned([(fmean(xs), fmean(ys), min(ys), max(ys)) for xs, ys in same])
         band = [(x, low, high) for x, _, low, high in rows] if len(runs) > 1 else []
         drawn.append(Line(index, [(x, mean) for x, mean, _, _ in rows], band))

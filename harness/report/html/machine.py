@@ -18,6 +18,7 @@ from harness.compare.resources import (
     sampling_cpu_s,
 )
 from harness.compare.tables import Table
+from harness.core.named_files import VERSUS
 from harness.report.data import Counted, ReportData
 from harness.report.html.charts import Chart, Line, draw_chart
 from harness.report.html.learning import thinned
@@ -160,6 +161,8 @@ def _again(manifest: Manifest) -> Markup | None:
     """Say which command makes such an experiment; None for a run of another trainer."""
     if "imported" in manifest.outcome:
         return None
+    if VERSUS in manifest.scenario:
+        return note("The command bench made these runs; the settings of each are in its folder.")
     commands = [f"git checkout {manifest.commit}"] if manifest.commit else []
     if manifest.simulated is None:
         commands.append(f"python -m harness run {manifest.scenario}")
