@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.core.installation import PART_OF, how_to_install
 from harness.probes.nvml import list_gpus
 from harness.scenario import Scenario
+from harness.scenario.learner import places_of_colocated
 
 _PACKAGE_OF_TRANSPORT = {"nixl": "nixl", "nccl": "cupy"}
 _SPELT = {"ray": "Ray", "vllm": "vLLM", "nixl": "NIXL", "sglang": "SGLang", "deepspeed": "DeepSpeed", "cupy": "CuPy"}
@@ -78,13 +79,18 @@ def _package(name: str, find: Callable[[str], object | None]) -> Need:
 
 def _gpus_wanted(scenario: Scenario) -> float:
     """Return how many GPUs a run asks for; less than 1 is a share of one, and 0 none."""
-    placement = scenario.placement
-    learner = placement.learner.ranks * placement.learner.gpus
-    generator = placement.generator.count * placement.generator.gpus
-    asked = max(learner, generator) if placement.colocated else learner + generator
     if not (scenario.uses_gpu(has_gpu=False) or scenario.engine.type == "sglang"):
         return 0.0
-    return asked or 1.0
+    return gpus_reserved(scenario) or 1.0
+
+
+def gpus_reserved(scenario: Scenario) -> float:
+    """Return how many GPUs the parts of a run with Ray reserve; colocated ones share what the largest asks for."""
+    placement = scenario.placement
+    learner, generator = placement.learner.ranks * placement.learner.gpus, placement.generator.gpus
+    if placement.colocated:
+        return max(learner, places_of_colocated(scenario) * generator)
+    return learner + placement.generator.count * generator
 
 
 def _files(scenario: Scenario) -> list[Need]:

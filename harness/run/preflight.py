@@ -21,9 +21,9 @@ from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
+from harness.run.needs import gpus_reserved
 from harness.run.own_code import check_own_code
 from harness.scenario import Scenario, Variant
-from harness.scenario.learner import places_of_colocated
 from harness.scenario.loop_plan import all_lanes
 from harness.scenario.task_and_model import workers_of
 
@@ -105,9 +105,7 @@ def _refuse_more_gpus_than_there_are(scenario: Scenario, free: FreeMemory) -> No
     placement, generator, learner = scenario.placement, scenario.placement.generator, scenario.placement.learner
     if not (scenario.uses_ray and free.has_gpu) or placement.address != "local" or placement.device == "cpu":
         return
-    each, places = (learner.ranks * learner.gpus, generator.gpus), places_of_colocated(scenario)
-    largest = max(each[0], places * each[1])  # which is what colocated parts share
-    wanted = largest if placement.colocated else each[0] + generator.count * each[1]
+    wanted = gpus_reserved(scenario)
     if wanted <= len(free.gpus):
         return
     raise UserError(

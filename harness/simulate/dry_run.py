@@ -108,15 +108,16 @@ def plan_of(scenario: Scenario, out: Path, profile: MachineProfile | None = None
         check: see ``dry_run``.
     """
     variants = expand(scenario)
-    missing = {need.missing: need for variant in variants for need in needs_of(variant.scenario) if need.missing}
+    kinds: dict[str, list[Variant]] = {}
+    for variant in variants:
+        kinds.setdefault(variant.label, []).append(variant)
+    needs = (need for members in kinds.values() for need in needs_of(members[0].scenario))
+    missing = {need.missing: need for need in needs if need.missing}
     if check is not None and not missing:
         try:
             check(variants)
         except UserError as error:
             missing[error.what] = Need(error.where or "", error.what, error.fix or "")
-    kinds: dict[str, list[Variant]] = {}
-    for variant in variants:
-        kinds.setdefault(variant.label, []).append(variant)
     profile = profile or profile_of_machine()
     arms, reasons = list[Arm](), list[str]()
     for name, members in kinds.items():

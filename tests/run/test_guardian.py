@@ -51,31 +51,32 @@ def command_lines(mark: str) -> list[str]:
     return sorted(" ".join(each.cmdline()[:2]) for each in marked(mark))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
-def test_whatever_ends_a_command_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
+def started(tmp_path: Path) -> tuple[subprocess.Popen[str], int, str]:
+    """Start a driver and wait for the two that sleep; return it, the number of its copy, and its mark."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=environment, stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     with driver.stdout:
         forked, mark = driver.stdout.readline().split()
     until(lambda: len(marked(mark)) == 2, "the two that sleep")
+    return driver, int(forked), mark
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+def test_whatever_ends_a_command_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
+    driver, forked, mark = started(tmp_path)
     assert command_lines(mark) == ["sleep 600", "sleep 600"]
     driver.send_signal(number)
     assert driver.wait(60) == -number
     until(lambda: not marked(mark), "what the driver has started ended", 10)
-    os.kill(int(forked), signal.SIGKILL)  # a copy of the driver, which no mark tells from it
+    os.kill(forked, signal.SIGKILL)  # a copy of the driver, which no mark tells from it
     until(lambda: not list(tmp_path.iterdir()), "its folder was removed", 10)
 
 
 @pytest.mark.slow
 def test_what_was_seen_once_ends_where_nothing_tells_any_more_whose_it_is(tmp_path: Path) -> None:
     """As Ray's agents, which write their title over their environment, when the raylet has ended first."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=environment, stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    with driver.stdout:
-        forked, mark = driver.stdout.readline().split()
-    until(lambda: len(marked(mark)) == 2, "the two that sleep")
+    driver, forked, mark = started(tmp_path)
     time.sleep(3 * LOOK_S)
     (parent,) = (each for each in marked(mark) if each.children())
     (child,) = parent.children()
@@ -85,7 +86,7 @@ def test_what_was_seen_once_ends_where_nothing_tells_any_more_whose_it_is(tmp_pa
     driver.kill()
     driver.wait()
     until(lambda: not child.is_running() or child.status() == "zombie", "it ended too", 10)
-    os.kill(int(forked), signal.SIGKILL)
+    os.kill(forked, signal.SIGKILL)
 
 
 def test_closing_leaves_what_was_started_and_takes_its_mark_alone(
