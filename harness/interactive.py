@@ -204,7 +204,7 @@ def simulate_scenario(
         draws: simulated worlds behind an interval; None takes the command's number.
         seed: of the worlds.
         allow: circumstances in which the profile may differ from the scenario, such as ``engine`` or ``transport``.
-        allow_other_versions: take the profile although it was measured with other versions than are installed here.
+        allow_other_versions: take this machine's profile although it was measured with other versions of the packages.
 
     Raises:
         UserError: scenario or profile cannot be used, or the profile does not know a stage that is needed.

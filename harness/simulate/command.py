@@ -57,7 +57,7 @@ def _changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-other-versions",
         action="store_true",
-        help="take the profile although it was measured with other versions of the packages than are installed here",
+        help="take this machine's profile although it was measured with other versions of the packages",
     )
 
 

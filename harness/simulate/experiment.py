@@ -25,7 +25,7 @@ from harness.core.terminal_text import plain
 from harness.core.trace import RecordingTracer
 from harness.core.types import ScoredBatch
 from harness.loop import StepReport
-from harness.probes.provenance import code_state, package_versions
+from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.report.console import Output, shown_path
 from harness.report.text import print_list, print_table
 from harness.results import Manifest, RunFolder
@@ -189,9 +189,11 @@ def simulate(options: argparse.Namespace) -> None:
     """
     check_writable(options.out)
     machine = load_machine(options.machine)
-    check_measured_here(machine, options.allow_other_versions)
+    differing = check_measured_here(machine, options.allow_other_versions)
     scenario, added = load_for(options.scenario, machine, options.set, options.model, options.generators)
     output, errors = Output(), Console(stderr=True, highlight=False)
+    if differing:
+        errors.print(Text(f"note: these are seconds with other versions than here: {'; '.join(differing)}"))
     if added:
         errors.print(Text(f"note: {machine.name} has GPUs, so each part is given one: {', '.join(added)}"))
     if options.sweep or options.ask:
@@ -247,16 +249,22 @@ def show_forecasts(
         output.print(Text(plain(sentence), style="bold red"))
 
 
-def check_measured_here(machine: MachineProfile, allowed: bool) -> None:
-    """Refuse a profile that was measured with other versions of the packages, unless that is allowed.
+def check_measured_here(machine: MachineProfile, allowed: bool) -> list[str]:
+    """Refuse a profile of this machine that was measured with other versions of the packages, unless that is allowed.
+
+    A profile of another machine predicts that machine, with the versions it was measured with.
+
+    Returns:
+        the versions that differ, in words.
 
     Raises:
         UserError: with the versions that differ.
     """
-    differing = [] if allowed else check_versions(machine, package_versions())
-    if differing:
-        what = f"the machine profile {machine.name} was measured with other versions: {'; '.join(differing)}"
+    differing = check_versions(machine, package_versions())
+    if differing and not allowed and machine.device.fingerprint == machine_facts()["fingerprint"]:
+        what = f"the profile of this machine was measured with other versions: {'; '.join(differing)}"
         raise UserError(what, "--machine", "calibrate again, or take it all the same with --allow-other-versions")
+    return differing
 
 
 def forecasts(

@@ -157,7 +157,7 @@ class MachineProfile(Section):
         origin: ``measured``, or taken from a ``datasheet`` and never measured.
         made: date, ``YYYY-MM-DD``.
         device: the processor.
-        versions: of the packages that the measured runs used; a simulation of others is refused.
+        versions: of the packages that the measured runs used.
         sources: runs it was fitted to, or web addresses of data sheets; never empty.
         notes: what was assumed or carried over, in sentences.
         run_correlation: of the run effects (see ``StageCost.run_log_sd``) of two stages in the same run.
@@ -273,7 +273,7 @@ def check_versions(profile: MachineProfile, installed: Mapping[str, str]) -> lis
         installed: versions by package; one that is not among them is not compared.
     """
     return [
-        f"{package} {version} in the profile {profile.name}, {installed[package]} installed here"
+        f"{package} {version} in {profile.name}, {installed[package]} here"
         for package, version in profile.versions.items()
         if package in installed and installed[package] != version
     ]

@@ -67,7 +67,7 @@ def test_the_cost_that_names_most_of_the_circumstances_is_taken() -> None:
 def test_versions_that_differ_are_told_and_those_that_are_not_installed_are_not() -> None:
     assert check_versions(PROFILE, {"torch": "2.13.0"}) == []
     assert check_versions(PROFILE, {"torch": "2.14.0", "numpy": "2.3"}) == [
-        "torch 2.13.0 in the profile abacus, 2.14.0 installed here"
+        "torch 2.13.0 in abacus, 2.14.0 here"
     ]
 
 

@@ -14,6 +14,7 @@ from harness.compare.caveats import caveats, unlike
 from harness.compare.comparability import environment_values
 from harness.compare.experiments import gather
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
+from harness.probes.provenance import machine_facts
 from harness.report.html.page import make_report
 from harness.report.pictures import make_pictures
 from harness.report.trace.export import run_names, write_trace
@@ -190,16 +191,20 @@ def test_simulated_runs_beside_real_ones_are_told_apart(
         assert re.match(r"they differ in versions \(.*\) and simulation \(", verdict["step"]["reason"])
 
 
-def test_a_profile_of_other_versions_is_refused_unless_allowed(
+def test_other_versions_are_refused_on_the_machine_of_the_profile_and_named_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = load_machine(ABACUS).model_copy(update={"name": "old", "versions": {"numpy": "0.1", "no-such": "1"}})
     save_machine(machine, tmp_path / "old.yaml")
-    assert simulate("--no-run", machine=tmp_path / "old.yaml") == 2
+    assert simulate("--no-run", machine=tmp_path / "old.yaml") == 0
+    assert "numpy 0.1 in old" in capsys.readouterr().err
+    here = machine.device.model_copy(update={"fingerprint": machine_facts()["fingerprint"]})
+    save_machine(machine.model_copy(update={"device": here}), tmp_path / "here.yaml")
+    assert simulate("--no-run", machine=tmp_path / "here.yaml") == 2
     said = capsys.readouterr().err
-    assert "numpy 0.1 in the profile old" in said
+    assert "numpy 0.1 in old" in said
     assert "--allow-other-versions" in said
-    assert simulate("--no-run", "--allow-other-versions", machine=tmp_path / "old.yaml") == 0
+    assert simulate("--no-run", "--allow-other-versions", machine=tmp_path / "here.yaml") == 0
 
 
 def test_what_the_profile_cannot_do_is_refused_before_anything_is_written(
