@@ -66,9 +66,7 @@ def test_the_cost_that_names_most_of_the_circumstances_is_taken() -> None:
 
 def test_versions_that_differ_are_told_and_those_that_are_not_installed_are_not() -> None:
     assert check_versions(PROFILE, {"torch": "2.13.0"}) == []
-    assert check_versions(PROFILE, {"torch": "2.14.0", "numpy": "2.3"}) == [
-        "torch 2.13.0 in abacus, 2.14.0 here"
-    ]
+    assert check_versions(PROFILE, {"torch": "2.14.0", "numpy": "2.3"}) == ["torch 2.13.0 in abacus, 2.14.0 here"]
 
 
 def test_a_name_that_is_not_there_is_refused_with_the_nearest() -> None:
