@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("experiment", metavar="FOLDER", type=Path, help="the experiment's folder")
     _arm(add)
     _results(add)
-    shown = actions.add_parser("list", help="show the stored baselines and what can be seen against them")
+    shown = actions.add_parser("list", help="show the stored baselines and which changes they can detect")
     _results(shown)
     json_argument(shown)
     remove = actions.add_parser("remove", help="forget a baseline; its experiments stay", allow_abbrev=False)

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--resume",
         metavar="FOLDER",
-        help="go on with this run from its newest checkpoint, or with what is left of this experiment, by its own "
-        "scenario where none is named; auto: with the newest of SCENARIO that is not over, else begin it",
+        help="continue this run from its newest checkpoint, or this experiment with its unfinished runs, with the saved "
+        "scenario if none is named; auto: continue the newest unfinished run of SCENARIO, or begin one",
     )
     dry_run_argument(how)
     output_arguments(parser)

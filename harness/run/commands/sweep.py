@@ -27,13 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output_arguments(parser)
     how = parser.add_mutually_exclusive_group()
     dry_run_argument(how)
-    how.add_argument("--status", action="store_true", help="show what became of each point, and run nothing")
+    how.add_argument("--status", action="store_true", help="show the state of each point, and run nothing")
     parser.add_argument(
-        "--attempts", type=from_1, default=3, metavar="N", help="starts of a point that fails, in all (default: 3)"
+        "--attempts",
+        type=from_1,
+        default=3,
+        metavar="N",
+        help="greatest number of starts of a point that fails (default: 3)",
     )
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="give points that failed too often as many attempts again"
-    )
+    parser.add_argument("--retry-failed", action="store_true", help="give points that failed too often new attempts")
     parser.add_argument("--fresh", action="store_true", help="begin a new experiment; the old one stays as it is")
 
 
