@@ -20,11 +20,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 PUBLIC = {
-    "harness": "What a notebook needs.",
-    "harness.grpo": "The GRPO maths in plain torch, apart from everything else.",
-    "harness.results": "Run folders, one by one: what stands behind `load_results`.",
-    "harness.compare": "Figures of runs, and runs in groups. Verdicts are printed by the command `compare`.",
-    "harness.testing": "Contracts that your own parts can be held to; see docs/extending.md.",
+    "harness": "For notebooks and scripts.",
+    "harness.grpo": "The GRPO maths in plain torch, independent of the rest of the harness.",
+    "harness.results": "Reading and writing run folders, below `load_results`.",
+    "harness.compare": "Figures of runs and experiments. The command `compare` prints verdicts.",
+    "harness.testing": "Contract tests for your own parts; see docs/extending.md.",
     "harness.core.protocols": "What the loop asks of its parts, an engine, a task and a transport.",
 }
 """The modules whose public names the API page shows, with what they are for."""
@@ -294,7 +294,7 @@ def python_page() -> str:
         "",
         WRITTEN_BY,
         "",
-        "What may be imported and stays. Everything else in `harness` may change without notice. The site shows whole",
+        "The public names. Everything else in `harness` may change without notice. The site shows whole",
         "docstrings below each table; in the repository they are in the files that are linked.",
         "",
     ]

@@ -218,7 +218,7 @@ class EngineContract:
 
 
 class ModelEngineContract(EngineContract):
-    """Of an engine that samples from a model: its tokens and log-probs are those of the model's full forward passes.
+    """For an engine that samples from a model: its tokens and log-probs are those of the model's full forward passes.
 
     Attributes:
         model: the policy, which returns ``.logits`` (B, T, V) for token ids (B, T). Its logits should be spread over

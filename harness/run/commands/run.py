@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--resume",
         metavar="FOLDER",
-        help="continue this run from its newest checkpoint, or this experiment with its unfinished runs, with the saved "
-        "scenario if none is named; auto: continue the newest unfinished run of SCENARIO, or begin one",
+        help="continue this run from its newest checkpoint, or this experiment with its unfinished runs; the saved "
+        "scenario is used if none is named; auto: continue the newest unfinished run of SCENARIO, or begin one",
     )
     dry_run_argument(how)
     output_arguments(parser)
