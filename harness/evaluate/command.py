@@ -13,7 +13,7 @@ EXAMPLES = """\
 examples:
   python -m harness evaluate --model preset:small --task keywords --limit 256 --max-tokens 32
   python -m harness evaluate --model DIR --data test.jsonl --prompt r1_zero --engine vllm
-killed or interrupted, the same command goes on after the last whole batch"""
+killed or interrupted, the same command continues after the last complete batch"""
 
 MODEL = "preset:NAME (trained on examples first, once), a model folder, or a hub name"
 

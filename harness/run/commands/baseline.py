@@ -18,7 +18,7 @@ from harness.core.terminal_text import plain
 from harness.results.anonymous import safe_name
 from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments
 
-DESCRIPTION = "Record what later runs are set against. Each run of the scenario is one occasion of the baseline."
+DESCRIPTION = "Record stored baselines for later comparisons. Each run of the scenario is one occasion of the baseline."
 EXAMPLES = """examples:
   python -m harness baseline record main noise --occasions 5 --every 60
   python -m harness baseline record main noise          # one more, on another day

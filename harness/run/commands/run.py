@@ -67,7 +67,7 @@ def _go_on_or_begin(options: argparse.Namespace, scenario: Scenario) -> int:
         print(f"begins a new run of {scenario.name}: {plain(why_not)}", file=sys.stderr)
         return _begin(options, scenario)
     if options.quiet:  # else the line comes with what was found
-        print(f"goes on with {folder}", file=sys.stderr)
+        print(f"continues {folder}", file=sys.stderr)
     return go_on_with(folder, scenario, options.quiet, amount=amount_of(options))
 
 
@@ -77,7 +77,7 @@ def _go_on(options: argparse.Namespace) -> int:
 
     folder = Path(options.resume)
     if (folder / IDENTITY).is_file():
-        what = "this is a sweep, which goes on by the command that began it"
+        what = "this is a sweep, which is continued by the command that began it"
         raise UserError(
             what, str(folder), f"python -m harness sweep {options.scenario or folder.resolve().parent.name}"
         )

@@ -9,14 +9,15 @@ from harness.core.arguments import from_1, set_argument
 from harness.core.atomic_files import check_writable
 from harness.run.commands.arguments import amount_of, dry_run_argument, output_arguments
 
-DESCRIPTION = "Run every arm, point and block of a scenario once, or go on where that was stopped."
+DESCRIPTION = "Run every arm, point and block of a scenario once, or continue where it was stopped."
 EXAMPLES = """examples:
   python -m harness sweep learning_rates
   python -m harness sweep learning_rates --status
   python -m harness sweep baselines --set steps=20 --set 'sweep={"seed": [0, 1]}'
 
-Stop it whenever you like (Ctrl-C, a power cut): the same command goes on from there. Points that have a result are not
-run again; one that diverged has one. What was cut short is kept in .attempts in the experiment's folder and run again.
+It can be stopped at any time (Ctrl-C, a power cut); the same command continues. Points that have a result are not run
+again; one that diverged has one. Points that were cut short are kept in .attempts in the experiment's folder and run
+again.
 """
 
 
