@@ -82,7 +82,7 @@ def largest_scoring_gap(model: nn.Module, scored: Sequence[Any]) -> float:
 
 
 class EngineContract:
-    """Say in a subclass how the engine is made.
+    """Contract of an engine. Say in a subclass how it is made.
 
     Attributes:
         tokenizer: by which the engine decodes.
