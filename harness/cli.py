@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "bench": (
         "harness.run.commands.bench",
-        "run scenarios as arms in blocks, and come to a verdict",
+        "run scenarios as arms in blocks, for a verdict",
         "bench sync_k1 sync_k2 --blocks 10 --again --set steps=12",
     ),
     "validate": (
@@ -43,19 +43,19 @@ COMMANDS = {
         "check a scenario without running it",
         "validate scenarios/sync_k.yaml --set group_size=4",
     ),
-    "list": ("harness.run.commands.list", "show the scenarios there are", "list"),
+    "list": ("harness.run.commands.list", "show the available scenarios", "list"),
     "schema": ("harness.run.commands.schema", "print the JSON schema for editors", "schema > scenario.schema.json"),
     "compare": ("harness.report.compare_command", "compare results", "compare results/"),
     "baseline": (
         "harness.run.commands.baseline",
-        "record on several occasions what later runs are set against",
+        "record and list stored baselines for later comparisons",
         "baseline record main noise --occasions 5 --every 60",
     ),
     "report": ("harness.report.report_command", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace_command", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
     "recompute": (
         "harness.run.commands.recompute",
-        "make a training step that a run has kept once more, and compare",
+        "compute a kept training step again, and compare",
         "recompute RUN_FOLDER --step 3",
     ),
     "sweep": ("harness.run.commands.sweep", "run or continue a sweep, point by point", "sweep learning_rates"),
@@ -71,7 +71,7 @@ COMMANDS = {
     ),
     "calibrate": (
         "harness.simulate.calibrate.command",
-        "learn what the stages cost on this machine",
+        "measure what the stages cost on this machine",
         "calibrate --name my-machine",
     ),
     "simulate": (

@@ -541,7 +541,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it is needed", file=sys.stderr)
+        print("\ninterrupted; the same command continues where it stopped", file=sys.stderr)
         return 130
     return 0
 

@@ -20,11 +20,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 PUBLIC = {
-    "harness": "What a notebook needs.",
-    "harness.grpo": "The GRPO maths in plain torch, apart from everything else.",
-    "harness.results": "Run folders, one by one: what stands behind `load_results`.",
-    "harness.compare": "Figures of runs, and runs in groups. Verdicts are printed by the command `compare`.",
-    "harness.testing": "Contracts that your own parts can be held to; see docs/extending.md.",
+    "harness": "For notebooks and scripts.",
+    "harness.grpo": "The GRPO maths in plain torch, independent of the rest of the harness.",
+    "harness.results": "Reading and writing run folders, below `load_results`.",
+    "harness.compare": "Figures of runs and experiments. The command `compare` prints verdicts.",
+    "harness.testing": "Contract tests for your own parts; see docs/extending.md.",
     "harness.core.protocols": "What the loop asks of its parts, an engine, a task and a transport.",
 }
 """The modules whose public names the API page shows, with what they are for."""
@@ -59,7 +59,7 @@ def settings_page() -> str:
             "a scenario with all defaults, and `python -m harness schema` this page as JSON schema, for editors.",
             "A file may begin with `extends: NAME`, the scenario that it starts from.",
             "",
-            "A section may be left out, or given in part. [Rules](#rules) that tie several settings together stand",
+            "A section may be left out, or given in part. [Rules](#rules) about several settings together are",
             "at the end; an error names the rule that was broken.",
             "",
             "## Top level",
@@ -217,8 +217,8 @@ def commands_page() -> str:
         "",
         WRITTEN_BY,
         "",
-        "`grpo-harness COMMAND` and `python -m harness COMMAND` are the same, and `--help` behind either prints what",
-        "stands here. Exit codes: 0 fine; 1 the run had to stop, and its message has the figures; 2 bad input, with",
+        "`grpo-harness COMMAND` and `python -m harness COMMAND` are the same; `--help` after either prints",
+        "this reference. Exit codes: 0 fine; 1 the run had to stop, and its message has the figures; 2 bad input, with",
         "the place and the fix; 130 interrupted. `compare --fail-on` has",
         "[codes of its own](../measuring.md#a-gate-for-ci).",
         "",
@@ -294,7 +294,7 @@ def python_page() -> str:
         "",
         WRITTEN_BY,
         "",
-        "What may be imported and stays. Everything else in `harness` may change without notice. The site shows whole",
+        "The public names. Everything else in `harness` may change without notice. The site shows whole",
         "docstrings below each table; in the repository they are in the files that are linked.",
         "",
     ]

@@ -188,13 +188,13 @@ def unlike(runs: Sequence[RunFigures]) -> list[str]:
     simulated = sum(manifest.simulated is not None for manifest in manifests)
     if 0 < simulated < len(runs):
         sentences.append(
-            f"{plural(simulated, 'run')} of {len(runs)} were simulated and the others took place: a difference between "
+            f"{plural(simulated, 'run')} of {len(runs)} were simulated and the others are real: a difference between "
             "the two may be an error of the simulation."
         )
     machines = _distinct(str(manifest.machine.get("fingerprint", UNKNOWN)) for manifest in manifests)
     if len(machines) > 1:
         kinds = f"{len(machines)} kinds of machine ({', '.join(machines)})"
-        sentences.append(f"The runs come from {kinds}: seconds do not compare.")
+        sentences.append(f"The runs come from {kinds}: seconds cannot be compared.")
     systems = [_system(manifest.machine.get("os")) for manifest in manifests if manifest.simulated is None]
     known = _distinct(name for name in systems if name != UNKNOWN)
     sentences += _differ("operating systems", known)
@@ -254,7 +254,7 @@ def _simulated(experiment: Experiment) -> list[str]:
     if experiment.simulated is None:
         return []
     sentences = [
-        f"These runs never took place: their seconds are what the machine profile {experiment.simulated} predicts. "
+        f"These runs are simulated: their seconds are predictions of the machine profile {experiment.simulated}. "
         "Rewards, losses and gradients are not simulated."
     ]
     if any(run.manifest.machine.get("origin") == "datasheet" for run in experiment.runs):
@@ -286,7 +286,7 @@ def _turns(experiment: Experiment) -> list[str]:
         return ["The runs ran one after the other, so drift of the machine shows as a difference between them."]
     if any(run.manifest.point != experiment.runs[0].manifest.point for run in experiment.runs):
         return ["The arms took turns step by step; the points of the sweep ran one after the other."]
-    return ["The arms took turns step by step, so a slow spell of the machine hit all of them alike."]
+    return ["The arms took turns step by step, so a slow phase of the machine affects all of them."]
 
 
 def _shared_gpu(experiment: Experiment) -> list[str]:
@@ -296,8 +296,8 @@ def _shared_gpu(experiment: Experiment) -> list[str]:
         return []
     whose = f"{', '.join(names)}: " if len(names) < len(experiment.variants) else ""
     return [
-        f"{whose}Generator and Learner share one GPU in one process, each on a CUDA stream of its own; no GPU has yet "
-        "confirmed that their times are apart."
+        f"{whose}Generator and Learner share one GPU in one process, each on a CUDA stream of its own; this has not "
+        "been checked on a GPU."
     ]
 
 
@@ -342,7 +342,7 @@ def _no_verdict(experiment: Experiment) -> list[str]:
     if most == 1:
         return ["One block and one seed: figures, not a verdict."]
     if len(experiment.variants) == 1:
-        return [f"Up to {most} runs of one variant, and nothing to set it against: figures, not a verdict."]
+        return [f"Up to {most} runs of one variant, and nothing to compare it with: figures, not a verdict."]
     if most >= FEWEST_SEEDS:
         return ["Intervals of rewards hold for all pairs of variants together, and assume normal differences."]
     return []

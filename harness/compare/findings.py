@@ -117,9 +117,9 @@ def overlap_finding(experiment: Experiment) -> str:
             parts.append(f"{variant.name} {speedups[-1]:.2f} ({work})")
     if not parts:
         return ""
-    text = "If lanes overlapped perfectly and no stage took longer, loops would be so many times as fast at most: "
+    text = "Greatest speed-up of the loop if lanes overlapped perfectly and no stage took longer: "
     text += f"{'; '.join(parts)}."
-    return text if max(speedups) >= GAIN_WORTH_SAYING else f"More overlap has next to nothing to gain. {text}"
+    return text if max(speedups) >= GAIN_WORTH_SAYING else f"More overlap would gain almost nothing. {text}"
 
 
 def _straggler(variant: Variant) -> str:
@@ -292,9 +292,9 @@ def _blocked(variant: Variant) -> str:
         return ""
     limit = f"the lag bound of {variant.runs[0].max_lag}"
     if batches.high == 0:
-        return f"{variant.name}: {limit} never held a Generator back."
+        return f"{variant.name}: {limit} never made a Generator wait."
     return (
-        f"{variant.name}: {limit} held a Generator back before {mean_range(batches, count)} of {count(bound.mean)} "
+        f"{variant.name}: {limit} made a Generator wait before {mean_range(batches, count)} of {count(bound.mean)} "
         f"batches, for {mean_range(seconds, number)} s ({mean_range(share, percent)} of the loop)."
     )
 
@@ -307,7 +307,7 @@ def _discarded(variant: Variant) -> str:
         return ""
     gone = mean_range(share, percent)
     text = f"{variant.name}: dynamic sampling discarded {gone} of the generated groups, whose rewards were all equal"
-    return text + (f"; of the groups trained on {mean_range(flat, percent)} were still so." if flat else ".")
+    return text + (f"; of the groups trained on {mean_range(flat, percent)} still had equal rewards." if flat else ".")
 
 
 def _dropped(variant: Variant) -> str:
@@ -360,7 +360,7 @@ def _lag(experiment: Experiment) -> str:
             interval = f"95% interval {low:+.3f} to {high:+.3f}{for_all(difference.pairs)}, n = {difference.seeds}"
             part += f" ({difference.mean:+.3f} against {base.name}, {interval}: {effect})"
         elif base:
-            too_few_seeds = f" Without {FEWEST_SEEDS} seeds that both ended with, it cannot be said whether lag hurt."
+            too_few_seeds = f" Whether lag hurt cannot be said without {FEWEST_SEEDS} seeds that both completed."
         parts.append(part)
     if len(parts) < 2:
         return ""

@@ -182,7 +182,7 @@ def gate(judgements: Sequence[Judgement], limit: float, refusals: Sequence[Refus
     judged = [_judge(judgement, limit, arms) for judgement in judgements]
     judged += [(refusal.code, f"gate: {refusal.text}.") for refusal in refusals]
     if not arms and not refusals:
-        judged.append((INCONCLUSIVE, "gate: there is nothing to set against the baseline."))
+        judged.append((INCONCLUSIVE, "gate: there is nothing to compare with the baseline."))
     code = min((code for code, _ in judged), key=_GRAVEST_FIRST.index)
     return GateResult(code, tuple(sentence for _, sentence in judged))
 

@@ -109,7 +109,7 @@ def read_axes(text: str) -> tuple[Axis, Axis]:
     known = {line.key: line for line in (*OUTCOME_LINES, *OFF_POLICY_LINES, *REPLAY_LINES, *stages)}
     names = [part.strip() for part in text.split(",")]
     if len(names) != 2 and not Path(text).exists():
-        what = f"two figures are set against each other, and {text!r} names {len(names)}"
+        what = f"two figures are compared, and {text!r} names {len(names)}"
         raise UserError(what, "--pareto", f"two names with a comma between, as {DEFAULT}")
     axes = []
     for name in names:

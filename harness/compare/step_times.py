@@ -151,7 +151,7 @@ def steadiness_notes(variants: Sequence[Variant]) -> list[str]:
         return []
     slow = _counted(variants, lambda run: run.warm_up.slow_start)
     start = f"; in {listed(slow)} the first level is slower and lasts too long to be left out" if slow else ""
-    return [f"Step times keep no one level after warm-up in {listed(unsteady)}{start}."]
+    return [f"Step times do not keep one level after warm-up in {listed(unsteady)}{start}."]
 
 
 def _counted(variants: Sequence[Variant], is_so: Callable[[RunFigures], bool]) -> list[str]:

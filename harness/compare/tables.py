@@ -435,7 +435,7 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
     unsteady = any(mark(variant) for experiment in experiments for variant in experiment.variants)
     notes = (
         *legend(environments),
-        *((f"{MARK} Step times that keep no one level after warm-up.",) if unsteady else ()),
+        *((f"{MARK} Step times that do not keep one level after warm-up.",) if unsteady else ()),
     )
     return Table("Experiments, oldest first", header, tuple(rows), notes, words)
 

@@ -398,7 +398,7 @@ def _table(judgement: Judgement) -> Table:
         f"Ratios are {judgement.other} over {judgement.base}, of mean seconds per measured step. Different: p is "
         "at most 0.05, corrected for all comparisons of the experiment, and the change reaches the threshold: "
         f"{_thresholds(effects)}.",
-        "The smallest effect is the change that so many blocks call different in 80% of cases, after all corrections.",
+        "The smallest effect is the change found different in 80% of cases with as many blocks, after all corrections.",
     ]
     if primary.correlation is not None:
         notes.append(

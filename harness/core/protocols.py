@@ -131,7 +131,7 @@ class Engine(Protocol):
 
 
 class ScoringEngine(Engine, Protocol):
-    """An engine that can also say what it thinks of given tokens: the proof that a weight sync happened."""
+    """An engine that can also score given tokens: the proof that a weight sync happened."""
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
@@ -147,7 +147,7 @@ class ScoringEngine(Engine, Protocol):
 
 
 class Swapping(Protocol):
-    """What an engine says of weights that came in the middle of its last call; see ``harness.engines.swaps``."""
+    """What an engine reports of weights that arrived during its last call; see ``harness.engines.swaps``."""
 
     made: tuple[tuple[int, int], ...]
 

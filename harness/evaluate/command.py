@@ -13,7 +13,7 @@ EXAMPLES = """\
 examples:
   python -m harness evaluate --model preset:small --task keywords --limit 256 --max-tokens 32
   python -m harness evaluate --model DIR --data test.jsonl --prompt r1_zero --engine vllm
-killed or interrupted, the same command goes on after the last whole batch"""
+killed or interrupted, the same command continues after the last complete batch"""
 
 MODEL = "preset:NAME (trained on examples first, once), a model folder, or a hub name"
 
@@ -53,7 +53,7 @@ def _what(group: argparse._ArgumentGroup) -> None:
         help="r1_zero or question_only: how maths answers are found; or your own grading, for prompt and answer rows",
     )
     group.add_argument("--chat", action="store_true", help="ask through the model's chat template")
-    group.add_argument("--system", metavar="TEXT", help="system prompt in front of each question; goes with --chat")
+    group.add_argument("--system", metavar="TEXT", help="system prompt before each question; needs --chat")
     group.add_argument("--limit", type=from_1, metavar="N", help="the first N prompts only")
 
 

@@ -337,5 +337,5 @@ def _how_to_go_on(record: Record) -> str:
     done, all_of_them = len(record.rows), record.settings.prompts
     return (
         f"{done:,} of {all_of_them:,} prompts are done and kept in {record.folder}; "
-        f"the same command goes on from there ({EVALUATION} gets its results at the end)"
+        f"the same command continues from there ({EVALUATION} gets its results at the end)"
     )

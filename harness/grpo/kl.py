@@ -50,7 +50,7 @@ def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
 
 
 def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return KL(p || q) = sum over a of p(a) (log p(a) - log q(a)), the value that the estimates are estimates of.
+    """Return KL(p || q) = sum over a of p(a) (log p(a) - log q(a)), the value that `kl_estimate` estimates.
 
     Args:
         log_p: (..., V), log-probabilities of every token; one of probability 0 adds nothing.

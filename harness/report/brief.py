@@ -183,7 +183,7 @@ def _cut(table: Table) -> Table:
     """Leave at most ``MOST_ROWS`` rows, and say what a mark in them means."""
     left, notes = len(table.rows) - MOST_ROWS, []
     if any(cell.partition(" ")[0].endswith(MARK) for row in table.rows for cell in row[1:]):
-        notes.append(f"{MARK} Step times keep no one level after warm-up.")
+        notes.append(f"{MARK} Step times do not keep one level after warm-up.")
     if left > 0:
         notes.append(f"{left} more rows in the full tables.")
     return replace(table, rows=table.rows[:MOST_ROWS], notes=tuple(notes))

@@ -57,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="results folder, experiment or run folder; or JSON files of pytest-benchmark",
     )
-    parser.add_argument("--all", action="store_true", help="show every experiment in detail, not the newest only")
+    parser.add_argument("--all", action="store_true", help="show every experiment in detail, not only the newest")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
     forms.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
     parser.add_argument(
         "--baseline",
         metavar="NAME",
-        help="set everything against this arm, or this stored baseline; arm:NAME or stored:NAME where it could be both",
+        help="compare with this arm, or this stored baseline; arm:NAME or stored:NAME if it could be both",
     )
     parser.add_argument("--save-baseline", metavar="NAME", help="add the newest experiment to a stored baseline")
     parser.add_argument(
@@ -77,16 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="WHAT",
-        help="come to a verdict although the runs differ in this; may be repeated: "
+        help="give a verdict although the runs differ in this; may be repeated: "
         f"{', '.join(DIFFERENCES)}, settings, or one setting such as group_size",
     )
-    parser.add_argument("--plots", metavar="DIR", type=Path, help="write pictures of the detailed experiments there")
+    parser.add_argument("--plots", metavar="DIR", type=Path, help="folder for pictures of the detailed experiments")
     parser.add_argument(
         "--pareto",
         metavar="X,Y",
         nargs="?",
         const=DEFAULT,
-        help="set two figures against each other: points, the front that none beats, its knee, and with --plots "
+        help="compare two figures: points, the front that no point beats, its knee, and with --plots "
         f"pareto.png alone; figures by their names in --json, or stages (default: {DEFAULT})",
     )
 

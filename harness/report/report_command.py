@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="results folder, experiment or run folder")
     file_argument(parser, Path("report.html"), "default: report.html; an earlier report there is replaced", ["--out"])
-    parser.add_argument("--all", action="store_true", help="show every experiment in full, not the newest only")
+    parser.add_argument("--all", action="store_true", help="show every experiment in full, not only the newest")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     said = "default: trace.json.gz in that folder, of a reference run here; .json: not compressed"
     file_argument(parser, None, said)
     json_argument(parser)
-    told = "sqlite export of a report by Nsight Systems on this run, to be shown with it; may be given several times"
+    told = "sqlite export of an Nsight Systems report on this run, shown with it; may be repeated"
     parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=told)
 
 

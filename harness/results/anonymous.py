@@ -19,7 +19,7 @@ _UNSAFE_IN_NAME = re.compile(r"[^\w.=,+~-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Scrubber:
-    """Replaces what would tell whose machine a file was written on.
+    """Replaces names of hosts, users and folders in files.
 
     Attributes:
         home: home folder; becomes ``~``.

@@ -31,7 +31,7 @@ EXAMPLES = """example:
   python -m harness import verl logs/gsm8k.jsonl --out results/ --name gsm8k_verl
   python -m harness.compare results/
 
-docs/importing.md says what becomes of every name and unit.
+docs/importing.md has every name and unit.
 """
 
 
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     out_argument(parser, Path("results"), "results folder (default: results)", ["-o"])
     parser.add_argument("--name", type=_name, help="scenario to file it under; default: the trainer's name")
-    parser.add_argument("--devices", metavar="N", type=from_1, help="devices of the run, where the log cannot tell")
+    parser.add_argument("--devices", metavar="N", type=from_1, help="devices of the run, if the log does not tell")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the run; default: 0")
     parser.add_argument(
         "--asynchronous", action="store_true", help="verl: timing_s/gen is the trainer's wait for its next batch"
     )
-    parser.add_argument("--validation", metavar="NAME", help="the log's name that is the validation reward")
+    parser.add_argument("--validation", metavar="NAME", help="the name in the log that is the validation reward")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -122,7 +122,7 @@ def import_run(
         name: of the scenario that the run is filed under; default: the trainer's.
         devices: on which the run ran, where the log cannot tell.
         asynchronous: verl only: its generation time is the trainer's wait for the next batch.
-        validation: the log's name that is the validation reward.
+        validation: the name in the log that is the validation reward.
 
     Raises:
         UserError: the log cannot be read, is of another trainer, or the folder cannot be written. Nothing is written.

@@ -92,7 +92,7 @@ class WarmUp:
 
 
 class TailRow(Struct, frozen=True, tag_field="kind", tag="tail"):
-    """What ended after the last training step: kept, so that a run's totals are whole."""
+    """What ended after the last training step, so that a run's totals are complete."""
 
     wall_s: Seconds
     elapsed_s: Seconds
@@ -184,7 +184,7 @@ class RolloutRow(Struct, frozen=True, tag_field="kind", tag="rollout"):
 
 
 class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):
-    """The rollouts of one scored shard: what was generated, token by token counted.
+    """The rollouts of one scored shard, with their token counts.
 
     Attributes:
         purpose: ``train`` or ``evaluate``.
@@ -217,7 +217,7 @@ class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):
 
 
 class DiscardedRow(Struct, frozen=True, tag_field="kind", tag="discarded"):
-    """The groups of a shard that dynamic sampling threw away; the attributes are those of ``ShardRow``."""
+    """The groups of a shard that dynamic sampling discarded; the attributes are those of ``ShardRow``."""
 
     step: Whole
     shard: Whole
@@ -295,7 +295,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFigures:
-    """What became of a run's rollouts: the columns of ``harness.loop.RolloutCounts``, from the manifest's outcome."""
+    """A run's rollouts by outcome: the columns of ``harness.loop.RolloutCounts``, from the manifest's outcome."""
 
     generated: Rollouts
     failed: Rollouts
@@ -320,7 +320,7 @@ def shard_row(scored: ScoredBatch) -> dict[str, Any]:
 
 
 def discarded_rows(scored: ScoredBatch) -> list[dict[str, Any]]:
-    """Return the JSON row of what was thrown away of a shard, if anything was; see ``DiscardedRow``."""
+    """Return the JSON row of the discarded groups of a shard, if there are any; see ``DiscardedRow``."""
     item, groups = scored.item, scored.discarded
     if not groups:
         return []

@@ -265,7 +265,7 @@ class ArmRunner:
                 )
             except RunStopped as error:
                 resume = await restarts.after(error, session, checkpoints)
-            self.say(f"{arm.label}: the Learner died and was made again; goes on from {resume.checkpoint.folder.name}")
+            self.say(f"{arm.label}: the Learner died and was restarted; continues from {resume.checkpoint.folder.name}")
             session.log_lines(parts.drain_log())
             sessions[number] = session.go_on(resume)
 

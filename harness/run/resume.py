@@ -99,7 +99,7 @@ class Resume:
         await cast(StatefulLearner, parts.learner).load_state(self.checkpoint.folder.resolve())
         session.arm.clock.go_on_from(self.recorded.clock_ns)
         session.recorder.goes_on(parts.lanes, self.recorded)
-        session.log_lines([*self.warnings, f"goes on from {self.checkpoint.folder.name}"])
+        session.log_lines([*self.warnings, f"continues from {self.checkpoint.folder.name}"])
         return self.state.with_data(parts.handle_of)
 
 
@@ -125,14 +125,14 @@ class Continuation:
     def line(self) -> str:
         """Say what was found."""
         if "" in self.resumes:
-            return f"goes on from {self.resumes[''].checkpoint.folder}"
+            return f"continues from {self.resumes[''].checkpoint.folder}"
         said = [f"{len(self.finished)} of {self.runs} runs are finished"]
-        said += [f"{name} goes on from {resume.checkpoint.folder.name}" for name, resume in self.resumes.items()]
+        said += [f"{name} continues from {resume.checkpoint.folder.name}" for name, resume in self.resumes.items()]
         if self.again:
             names = ", ".join(point.variant.name for point in self.again)
             said.append(f"{names} made again (what there was stays in {ASIDE})")
         new = self.runs - len(self.finished) - len(self.resumes) - len(self.again)
-        return f"goes on with {self.folder}: {'; '.join([*said, *([f'{new} to be made'] if new else [])])}"
+        return f"continues {self.folder}: {'; '.join([*said, *([f'{new} to be made'] if new else [])])}"
 
 
 def find_resume(folder: Path, scenario: Scenario) -> Resume:
@@ -149,7 +149,7 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
     home, run = folder.resolve().parent, load_run(folder)
     if (home / EXPERIMENT).is_file():
         what = "the run is one of several that are compared"
-        raise UserError(what, str(folder), f"go on with all of them: python -m harness run --resume {home}")
+        raise UserError(what, str(folder), f"continue all of them: python -m harness run --resume {home}")
     _check_over(run)
     was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD))
     if scenario.arrivals.repeat is not None:
@@ -241,7 +241,7 @@ def newest_of(folder: Path, manifest: Manifest) -> Resume:
     """
     checkpoint, refused = newest_whole(folder / CHECKPOINTS)
     if checkpoint is None:
-        what = "there is no checkpoint to go on from"
+        what = "there is no checkpoint to resume from"
         if refused:
             what = "no checkpoint is whole: " + "; ".join(map(str, refused))
         raise UserError(what, str(folder / CHECKPOINTS), "run the scenario anew, with checkpoint.every set")
@@ -304,7 +304,7 @@ def check_same(
         told = ", ".join(f"{key} (was {before.get(key)}, is {after.get(key)})" for key in differing)
         more = f", on which {' and '.join(SET_BY_STEPS)} depend" if differing == ["steps"] else ""
         what = f"the run went by another scenario: {told}{more}"
-        raise UserError(what, str(folder), "leave these as they were, or run anew")
+        raise UserError(what, str(folder), "leave these as they were, or start a new run")
     return was
 
 
@@ -319,7 +319,7 @@ def _check_functions(manifest: Manifest, scenario: Scenario, folder: Path) -> No
         known, found = manifest.functions.get(key, function)["sha256"], function["sha256"]
         if known is not None and known != found:
             what = f"the file of {key}, {function['name']}, has changed: its SHA-256 was {known}, now it is {found}"
-            raise UserError(what, str(folder), "restore the file as it was, or run anew")
+            raise UserError(what, str(folder), "restore the file as it was, or start a new run")
 
 
 def _is_below(key: str, keys: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ class ArrivalSettings(Section):
     record: bool = False
     """Write it into the run's folder."""
     repeat: NonEmptyText | None = None
-    """Folder of a run that wrote it: have everything arrive as there; null lets it come as it comes."""
+    """Folder of a run that recorded it: everything arrives in that order; null: nothing is repeated."""
 
     @property
     def used(self) -> str | None:
@@ -47,7 +47,7 @@ def arrivals_are_events_of_the_loop(scenario: Scenario) -> Problem | None:
 
 
 def one_run_is_repeated(scenario: Scenario) -> Problem | None:
-    """What is repeated is one run."""
+    """Only a single run can be repeated."""
     if scenario.arrivals.repeat is None:
         return None
     for key, several in (("arms", scenario.arms), ("sweep", scenario.sweep), ("blocks", scenario.blocks > 1)):
@@ -58,7 +58,7 @@ def one_run_is_repeated(scenario: Scenario) -> Problem | None:
 
 
 def what_is_repeated_runs_through(scenario: Scenario) -> Problem | None:
-    """A run that goes on from a checkpoint is in the middle of what it is to repeat."""
+    """A resumed run cannot repeat a recording from its beginning."""
     restarts = scenario.faults.learner_restarts
     if scenario.arrivals.repeat is None or not restarts:
         return None

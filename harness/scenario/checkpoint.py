@@ -19,15 +19,15 @@ class CheckpointSettings(Section):
     every: AtLeast1 | None = None
     """Training steps from one checkpoint to the next; null makes none."""
     keep: AtLeast1 = 2
-    """How many stay; where the newest is damaged, the one before it is taken."""
+    """How many are kept; if the newest is damaged, the one before it is used."""
     asynchronous: bool = False
-    """Train on while it is written; the Learner waits only for a copy, which stays in main memory."""
+    """Continue training while it is written; the Learner waits only for a copy in main memory."""
     hours_between_failures: Positive | None = None
-    """Mean time after which something ends the run; the results then say which `every` loses least."""
+    """Mean time between failures; the results then say which `every` loses least."""
     keep_steps: Annotated[tuple[AtLeast0, ...], FromList] = ()
-    """Training steps, counted from 0, of which all is kept that `recompute` needs."""
+    """Training steps, counted from 0, that are kept whole for `recompute`."""
     keep_steps_every: AtLeast1 | None = None
-    """The same for every training step that this number divides; null keeps no others."""
+    """The same for every training step that this number divides; null: no others."""
 
     @property
     def keeps_any(self) -> bool:
@@ -61,7 +61,7 @@ def checkpoints_have_a_state(scenario: Scenario) -> Problem | None:
 
 
 def kept_steps_are_made(scenario: Scenario) -> Problem | None:
-    """A training step that is to be kept is one of the run's."""
+    """A kept training step is one of the run's."""
     last = max(scenario.checkpoint.keep_steps, default=0)
     if last < scenario.steps:
         return None
@@ -70,7 +70,7 @@ def kept_steps_are_made(scenario: Scenario) -> Problem | None:
 
 
 def arms_in_turns_make_no_checkpoints(scenario: Scenario) -> Problem | None:
-    """Arms that take turns step by step are compared step by step, each with those that were made beside it.
+    """Arms that take turns step by step are compared step by step, so one of them cannot resume alone.
 
     Their checkpoints would be of other moments, one arm's of step 8 and another's of step 6: what goes on from there
     does not alternate any more. So a block that was cut short is made again.
@@ -83,7 +83,7 @@ def arms_in_turns_make_no_checkpoints(scenario: Scenario) -> Problem | None:
 
 
 def restarts_have_a_checkpoint(scenario: Scenario) -> Problem | None:
-    """A Learner that is made again has a process of its own, something to go back to, and others that outlive it."""
+    """A Learner restart needs a process of its own, a checkpoint, and parts that outlive the Learner."""
     key, restarts = "faults.learner_restarts", scenario.faults.learner_restarts
     if not restarts:
         return None
@@ -105,7 +105,7 @@ _NO_RESTART = {
 
 
 def kept_policies_are_saved(scenario: Scenario) -> Problem | None:
-    """Policies on the way are kept where the last one is saved."""
+    """Intermediate policies are saved only if the last one is."""
     if scenario.save_policy_every is None or scenario.save_policy:
         return None
     what = f"save_policy_every is {scenario.save_policy_every} with save_policy false"

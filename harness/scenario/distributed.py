@@ -59,7 +59,7 @@ class LearnerPartSettings(PartSettings):
     ranks: Parts = 1
     """Processes that train together, see `learner`; cpus, gpus and threads are those of each."""
     per_node: Annotated[tuple[Parts, ...], FromList, Field(min_length=1)] | None = None
-    """How many of them stand on each node, in their order, such as [4, 2]; null leaves it to Ray."""
+    """Ranks on each node, in order, such as [4, 2]; null leaves it to Ray."""
 
 
 class ReplicatedPartSettings(PartSettings):
@@ -90,23 +90,23 @@ class PlacementSettings(Section):
     learner: Annotated[LearnerPartSettings, EmptyIfNull] = LearnerPartSettings()
     """The Learner."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """How Ray lays the parts over the nodes of a cluster."""
+    """How Ray places the parts on the nodes of a cluster."""
     address: NonEmptyText = "local"
     """`local` starts Ray on this machine; `auto` or HOST:PORT joins a cluster that is running."""
     interface: NonEmptyText = "lo"
-    """Network interface of what the harness opens itself (UCX, gloo); `lo` is this machine alone."""
+    """Network interface of the sockets that the harness opens (UCX, gloo); `lo`: this machine only."""
 
 
 class ReplaySettings(Section):
     """The replay buffer: each fresh batch enters it, and each training step takes a sample of it."""
 
     capacity: AtLeast0 = 0
-    """Groups kept; 0 has no buffer and trains on each batch directly."""
+    """Groups kept; 0: no buffer, each batch is trained on directly."""
     max_age: AtLeast0 | None = None
-    """Versions after which a group is thrown away; null: max_lag, and the steps in which the capacity is refilled."""
+    """Versions after which a group is discarded; null: max_lag plus the steps that refill the capacity."""
     sampling: Literal["newest", "uniform", "reward_weighted", "signal_weighted"] = "uniform"
-    """Which groups a step takes: the newest; all alike; by mean reward, which prefers solved groups; or by how far
-    rewards lie apart, which prefers groups that can be learned from."""
+    """Which groups a step draws: the newest; any; by mean reward, which prefers solved groups; or by the spread of
+    rewards, which prefers groups with a signal."""
     sample_groups: AtLeast1 | None = None
     """Groups that a step takes; null: as many as a fresh batch has."""
     max_uses: AtLeast1 | None = None
@@ -119,7 +119,7 @@ class SlowRank(Section):
     rank: AtLeast0
     """Its number."""
     share: Positive
-    """By what share of its own seconds: 0.3 makes computing take 1.3 times as long. Waiting is not made longer."""
+    """Share of its computing time that is added: 0.3 makes computing take 1.3 times as long. Waits stay as they are."""
 
 
 class RankMoment(Section):
@@ -132,28 +132,28 @@ class RankMoment(Section):
     stage: Literal[
         "prepare_batch", "wait_for_ranks", "old_logprobs", "reference_logprobs", "update", "weight_publish"
     ] = "update"
-    """The stage; one that the run does not have never begins."""
+    """The stage; without effect if the run does not have it."""
 
 
 class FaultSettings(Section):
     """What to do when a part dies or nothing moves, and faults on purpose."""
 
     max_replacements: AtLeast0 = 10
-    """How many dead Generators and Scorers are replaced; the next one ends the run."""
+    """How many dead Generators and Scorers are replaced; the next death ends the run."""
     learner_restarts: AtLeast0 = 0
-    """How often a Learner that died is made again, with all its ranks, from the newest whole checkpoint."""
+    """How often a dead Learner is restarted, with all its ranks, from the newest complete checkpoint."""
     delays: Annotated[dict[DelayedStage, SecondsOr0], EmptyIfNull] = Field(default_factory=dict)
-    """Seconds by which each span of a stage is made longer, by stage: to see whether a comparison finds it."""
+    """Seconds added to each span of a stage, by stage: to see whether a comparison finds it."""
     skip_weight_loads: Annotated[tuple[AtLeast1, ...], FromList] = ()
     """Versions whose weights the engine pretends to load: to see whether the engine mismatch finds it."""
     slow_rank: SlowRank | None = None
-    """A rank of the Learner that computes slowly: to see whether it is named with its cause."""
+    """A rank of the Learner that computes slowly: to see whether the report names it and its cause."""
     dead_rank: RankMoment | None = None
     """When a rank of the Learner kills itself: to see how the run ends."""
     hung_rank: RankMoment | None = None
     """When a rank of the Learner stops for ever: to see how the run ends."""
     stall_after_s: Seconds = 600.0
-    """Seconds that one stage may take, or that may pass without any ending; then the run says who waits and stops."""
+    """Seconds that one stage may take, or that may pass without any ending; then the run stops and says who waits."""
 
 
 class InProcessTransportSettings(Section):
@@ -197,9 +197,9 @@ class NixlTransportSettings(FlatTransportSettings):
     type: Literal["nixl"] = "nixl"
     """Ray Direct Transport over NIXL: one-sided reads, on CPU memory and on GPUs."""
     preallocate: bool = True
-    """Receive into buffers that are kept, instead of fresh ones at each sync."""
+    """Receive into buffers that are reused, instead of new ones at each sync."""
     progress_thread_delay_us: AtLeast0 = 1000
-    """Pause of NIXL's progress thread between two looks; 0 busy-polls and takes a whole core."""
+    """Pause of NIXL's progress thread between two polls; 0 polls without a pause and takes a whole core."""
 
 
 class GlooTransportSettings(FlatTransportSettings):
@@ -222,7 +222,7 @@ class BroadcastTransportSettings(ActorTransportSettings):
     type: Literal["broadcast"] = "broadcast"
     """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions it may need."""
     timeout_s: Seconds = 30.0
-    """Seconds that a publish waits for a Generator before it goes on without it."""
+    """Seconds that a publish waits for a Generator before it continues without it."""
 
 
 class CudaIpcTransportSettings(FlatTransportSettings):
@@ -238,7 +238,7 @@ class DiskTransportSettings(ActorTransportSettings):
     type: Literal["disk"] = "disk"
     """A safetensors file for each version."""
     folder: NonEmptyText | None = None
-    """Where the files go; null: a temporary folder. Several nodes need one that all of them see."""
+    """Folder of the files; null: a temporary one. Several nodes need one that all of them see."""
 
 
 class SharedMemoryTransportSettings(ActorTransportSettings):
@@ -254,7 +254,7 @@ class OwnTransportSettings(ActorTransportSettings):
     type: OwnName
     """Your `TransportKind` as `package.module:NAME`."""
     options: OwnOptions = Field(default_factory=dict)
-    """Handed to its sender and receivers as `options.own`."""
+    """Passed to its sender and receivers as `options.own`."""
 
 
 TransportSettings = Annotated[
@@ -323,7 +323,7 @@ def colocated_parts_take_turns(scenario: Scenario) -> Problem | None:
 
 
 def arms_that_take_steps(scenario: Scenario) -> Problem | None:
-    """Arms take turns by step only where nothing of them goes on in the background."""
+    """Arms take turns by step only if none of them works in the background."""
     if scenario.interleaving != "step" or scenario.is_synchronous:
         return None
     what = f"interleaving is step with max_lag {scenario.max_lag}: lagged parts work on while another arm has its turn"
@@ -340,7 +340,7 @@ def lag_control_has_lag(scenario: Scenario) -> Problem | None:
 
 
 def in_flight_engine(scenario: Scenario) -> Problem | None:
-    """Only an engine that says which weights sampled each token can change them on the way."""
+    """Only an engine that reports which weights sampled each token can swap them during a batch."""
     if scenario.lag_control != "in_flight":
         return None
     if scenario.engine.type == "vllm":
@@ -382,7 +382,7 @@ def sglang_has_its_process(scenario: Scenario) -> Problem | None:
 
 
 def shards_share_a_batch(scenario: Scenario) -> Problem | None:
-    """Several Generators share a rollout batch; where batches are made of what comes first, in equal parts."""
+    """Several Generators share a rollout batch; if batches take what comes first, in equal parts."""
     count, prompts = scenario.placement.generator.count, scenario.prompts_per_batch
     keys = "placement.generator.count", "rollout_batch_size", "group_size"
     if count > prompts > 0:
@@ -413,7 +413,7 @@ def actors_for_several_parts(scenario: Scenario) -> Problem | None:
 
 
 def one_host_transport(scenario: Scenario) -> Problem | None:
-    """Shared memory and one GPU's memory end at the host."""
+    """Shared memory and CUDA IPC work within one host."""
     kind, address = scenario.transport.type, scenario.placement.address
     if kind not in ("shared_memory", "cuda_ipc") or address == "local":
         return None
@@ -433,7 +433,7 @@ def gpu_transport(scenario: Scenario) -> Problem | None:
 
 
 def nccl_parts_have_a_gpu_each(scenario: Scenario) -> Problem | None:
-    """NCCL, by which broadcast moves GPU memory too, refuses two members of one group on the same GPU."""
+    """NCCL, which broadcast uses for GPU memory, refuses two members of one group on the same GPU."""
     placement, sweep = scenario.placement, scenario.transport_sweep
     key = "transport_sweep.transports" if sweep else "transport.type"
     named = sweep.transports if sweep else (scenario.transport.type,)
@@ -469,7 +469,7 @@ def cuda_actors_reserve_gpus(scenario: Scenario) -> Problem | None:
 
 
 def sweep_on_one_machine(scenario: Scenario) -> Problem | None:
-    """A transport sweep measures within one machine, and moves GPU memory only where there is some."""
+    """A transport sweep measures within one machine, and moves GPU memory only if there is a GPU."""
     sweep, placement = scenario.transport_sweep, scenario.placement
     if sweep is None:
         return None
@@ -514,7 +514,7 @@ def newest_replays(scenario: Scenario) -> Problem | None:
 
 
 def _settings_without_buffer(scenario: Scenario) -> Problem | None:
-    """What would be ignored in silence is refused."""
+    """Settings that would be ignored silently are refused."""
     given = [name for name, value in scenario.replay if value != getattr(ReplaySettings(), name)]
     if not given:
         return None

@@ -18,13 +18,13 @@ class DynamicSamplingSettings(Section):
     """Dynamic sampling (DAPO): a group whose rewards are all equal teaches nothing, so another takes its place."""
 
     attempts: AtLeast0 = 0
-    """How often a place of the batch is sampled again at most; what the last one gives is kept. 0 takes all groups."""
+    """How often a group is sampled again at most; the last attempt is kept. 0 takes all groups."""
     prompt: Literal["new", "same"] = "new"
-    """What is asked instead: a prompt that is not in the batch, as in DAPO, or the same one once more."""
+    """Which prompt replaces it: one that is not in the batch, as in DAPO, or the same one again."""
 
 
 def dynamic_sampling_is_on(scenario: Scenario) -> Problem | None:
-    """What would be ignored in silence is refused."""
+    """Settings that would be ignored silently are refused."""
     settings = scenario.dynamic_sampling
     if settings.attempts or settings.prompt == "new":
         return None
@@ -34,7 +34,7 @@ def dynamic_sampling_is_on(scenario: Scenario) -> Problem | None:
 
 
 def discarded_groups_teach_nothing(scenario: Scenario) -> Problem | None:
-    """Only where equal rewards make an advantage of 0 is nothing lost with the group."""
+    """Groups are discarded only if equal rewards give an advantage of 0."""
     delta = scenario.advantage.delta_for(scenario.loss.type)
     if not scenario.dynamic_sampling.attempts:
         return None
@@ -53,7 +53,7 @@ def discarded_groups_teach_nothing(scenario: Scenario) -> Problem | None:
 
 
 def rollouts_are_equal(scenario: Scenario) -> Problem | None:
-    """Nobody knows beforehand how many rollouts a run with dynamic sampling generates."""
+    """How many rollouts dynamic sampling generates is not known beforehand."""
     if not scenario.dynamic_sampling.attempts or scenario.endpoint != "reward_at_rollouts":
         return None
     what = "endpoint is reward_at_rollouts with dynamic_sampling, which generates rollouts that are never used"

@@ -67,7 +67,7 @@ class MeshSettings(Section):
     replicate: Parts | None = None
     """Copies of the model, each on a group of ranks of its own; null: as many as there are ranks with ddp, else 1."""
     tensor: Parts = 1
-    """Ranks that split each layer's matrices among them (tensor parallelism) and train on the same rollouts."""
+    """Ranks that split each layer's matrices (tensor parallelism) and train on the same rollouts."""
 
 
 class OffloadSettings(Section):
@@ -75,12 +75,12 @@ class OffloadSettings(Section):
     a file."""
 
     weights: bool = False
-    """The policy, from when it is published until the next training step; reference and previous policy, but for their
+    """The policy, from its publication until the next training step; reference and previous policy, except in their
     own stage."""
     gradients: bool = False
-    """What DDP exchanges gradients in; gradients themselves are freed after each optimizer step in any case."""
+    """DDP's gradient buckets; gradients themselves are always freed after each optimizer step."""
     optimizer: bool = False
-    """The optimizer's state, but for each optimizer step."""
+    """The optimizer's state, except in optimizer steps."""
     folder: str | None = None
     """Where a Learner on a CPU puts the file; null: the system's folder for temporary files."""
 
@@ -89,25 +89,25 @@ class LearnerSettings(Section):
     """How the Learner works, and how it is spread over `placement.learner.ranks`."""
 
     sharding: Sharding = "none"
-    """ddp: a whole copy of the model on each rank; fsdp2: weights, gradients and optimizer are cut over the ranks;
+    """ddp: a whole copy of the model on each rank; fsdp2: weights, gradients and optimizer are sharded over them;
     deepspeed: as much of these as zero_stage says, by DeepSpeed's engine."""
     zero_stage: ZeroStage | None = None
-    """What ZeRO cuts with deepspeed: 1 the optimizer, 2 gradients too, 3 weights too; null: 2."""
+    """What ZeRO shards with deepspeed: 1 the optimizer, 2 gradients too, 3 weights too; null: 2."""
     mesh: Annotated[MeshSettings, EmptyIfNull] = MeshSettings()
-    """How the ranks are laid out."""
+    """The mesh of ranks."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which fsdp2 adds gradients up over ranks."""
+    """Precision in which fsdp2 adds up gradients over ranks."""
     balance: Balance = "longest_first"
-    """How groups are shared out: in turns, or the longest or the costliest first to the rank that has least."""
+    """How groups are divided: in turns, or the longest or the costliest first to the rank that has least."""
     publish: Publish = "shards"
     """How weights leave the ranks: each writes its pieces, or rank 0 gathers them tensor by tensor or all at once."""
     offload: OffloadSettings | None = None
-    """What leaves the device between phases; null: nothing, and nothing of it is measured."""
+    """What leaves the device between phases; null: nothing, and nothing is measured."""
     overlapped_publish: bool = False
     """Publish weights while the next training step runs forward and backward; its optimizer step waits for the copy."""
     stream: Literal["in_order", "as_scored"] | None = None
     """Train on each Generator's part of a batch when it is scored, in the batch's order or in that of arrival, with one
-    optimizer step for all; null: when the whole batch is."""
+    optimizer step for all; null: train when the whole batch is scored."""
 
 
 def mesh_shape(scenario: Scenario) -> MeshShape:
@@ -234,7 +234,7 @@ def mesh_takes_all_ranks(scenario: Scenario) -> Problem | None:
 
 
 def ranks_stand_on_nodes(scenario: Scenario) -> Problem | None:
-    """Ranks that are laid over nodes are all of them, by whole tensor groups, and nobody shares their place."""
+    """Ranks per node add up to all ranks, keep tensor groups whole, and are not colocated."""
     ranks, per_node = scenario.placement.learner.ranks, scenario.placement.learner.per_node
     if per_node is None:
         return None
@@ -280,7 +280,7 @@ def zero_stage_is_deepspeeds(scenario: Scenario) -> Problem | None:
 
 
 def deepspeed_takes_one_dimension(scenario: Scenario) -> Problem | None:
-    """DeepSpeed cuts over all ranks, and weights that it has cut are gathered tensor by tensor."""
+    """DeepSpeed shards over all ranks, and weights that it has sharded are gathered tensor by tensor."""
     learner = scenario.learner
     if learner.sharding != "deepspeed":
         return None
@@ -298,7 +298,7 @@ def deepspeed_takes_one_dimension(scenario: Scenario) -> Problem | None:
 
 
 def deepspeed_trains_float32(scenario: Scenario) -> Problem | None:
-    """DeepSpeed's own way with weights or losses of 16 bits is another than ours."""
+    """DeepSpeed handles weights and losses of 16 bits differently."""
     if scenario.learner.sharding != "deepspeed" or scenario.placement.learner.ranks == 1:
         return None
     model: Any = scenario.model
@@ -323,7 +323,7 @@ def gradients_are_added_up_by_fsdp2(scenario: Scenario) -> Problem | None:
 
 
 def publish_overlaps_training(scenario: Scenario) -> Problem | None:
-    """Weights can leave beside a training step where there is one, and where nothing but a copy is left to be made."""
+    """Weights can leave during a training step if only a copy is left to be made."""
     learner = scenario.learner
     if not learner.overlapped_publish:
         return None
@@ -352,7 +352,7 @@ def publish_overlaps_training(scenario: Scenario) -> Problem | None:
 
 
 def stream_adds_up(scenario: Scenario) -> Problem | None:
-    """Parts of a batch add up where it is all fresh, has one optimizer step, and no rollout depends on the others."""
+    """Parts of a batch add up if it is all fresh, has one optimizer step, and no rollout depends on the others."""
     key, delta = "learner.stream", scenario.advantage.delta_for(scenario.loss.type)
     how = scenario.learner.stream
     if how is None:
@@ -427,7 +427,7 @@ def ranks_have_rows(scenario: Scenario) -> Problem | None:
 
 
 def offload_has_something(scenario: Scenario) -> Problem | None:
-    """DeepSpeed keeps hold of its own buffers, and a paced Learner has nothing."""
+    """DeepSpeed keeps its own buffers, and a paced Learner has nothing to offload."""
     if not offloaded(scenario):
         return None
     settings = scenario.learner.offload
@@ -442,7 +442,7 @@ def offload_has_something(scenario: Scenario) -> Problem | None:
 
 
 def rank_faults_strike(scenario: Scenario) -> Problem | None:
-    """A fault of a rank needs that rank, and a step that comes."""
+    """A fault of a rank needs an existing rank and step."""
     ranks, faults = scenario.placement.learner.ranks, scenario.faults
     for name in ("slow_rank", "dead_rank", "hung_rank"):
         fault, key = getattr(faults, name), f"faults.{name}"

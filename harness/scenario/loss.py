@@ -61,9 +61,9 @@ class KlSettings(Section):
     weighted_by_ratio: bool = False
     """Multiply the KL in the loss by the ratio, with gradient: then k1's and k3's is the KL's own, off-policy too."""
     reference: Literal["frozen", "reclone", "polyak"] = "frozen"
-    """The initial policy; replaced by the current one now and then; or averaged towards it now and then."""
+    """The initial policy (frozen); replaced by the current one at intervals; or averaged towards it at intervals."""
     reclone_every: AtLeast1 | None = None
-    """Training steps between two re-clonings; only with `reference: reclone`."""
+    """Training steps between two replacements; only with `reference: reclone`."""
     alpha: Fraction | None = None
     """For `polyak`: reference <- (1 - alpha) * reference + alpha * policy, in float32."""
     polyak_every: AtLeast1 | None = None
@@ -115,7 +115,7 @@ class LossSettings(Section):
     proximal: Literal["engine", "recompute"] = "engine"
     """With lag or replay, what the ratio divides by: the engine's log-probs, or the Learner's at the step's start."""
     importance: Annotated[ImportanceSettings, EmptyIfNull] = ImportanceSettings()
-    """Importance sampling: weights that correct for an engine or a policy that is not quite the Learner's."""
+    """Importance sampling: weights that correct for an engine or a policy that differs from the Learner's."""
 
 
 class AdvantageSettings(Section):
@@ -269,7 +269,7 @@ def reclone_interval(scenario: Scenario) -> Problem | None:
 
 
 def polyak_weight(scenario: Scenario) -> Problem | None:
-    """An average has a weight, and nothing else has one."""
+    """Only a Polyak average has a weight."""
     kl = scenario.loss.kl
     if kl.reference == "polyak" and kl.alpha is None:
         what = "loss.kl.reference is polyak, and loss.kl.alpha is null"
@@ -308,7 +308,7 @@ def minimum_is_reached(scenario: Scenario) -> Problem | None:
 
 
 def constant_is_used(scenario: Scenario) -> Problem | None:
-    """A divisor that no sum is divided by would be ignored in silence."""
+    """A divisor that no sum is divided by would be ignored silently."""
     loss = scenario.loss
     if loss.constant is None or loss.aggregation == "constant":
         return None
@@ -364,7 +364,7 @@ def kl_weight_is_used(scenario: Scenario) -> Problem | None:
 
 
 def ratio_level_is_used(scenario: Scenario) -> Problem | None:
-    """A loss without a ratio of its own would ignore its level in silence."""
+    """A loss without a ratio of its own would ignore its level silently."""
     loss = scenario.loss
     if loss.ratio_level == "token" or loss.type in WITH_RATIO:
         return None

@@ -103,7 +103,7 @@ class Scenario(Section):
     minibatches_per_epoch: AtLeast1 = 1
     """Parts into which a pass is split, one optimizer step each."""
     shuffle_minibatches: bool = True
-    """Deal the groups to these parts anew in each pass; false: the same consecutive responses every time."""
+    """Assign the groups to these parts at random in each pass; false: the same consecutive responses every time."""
     gradient_accumulation_steps: AtLeast1 = 1
     """Parts into which an optimizer step is split to save memory; the result is the same."""
     allow_uncorrected: bool = False
@@ -115,13 +115,13 @@ class Scenario(Section):
     optimizer: Annotated[OptimizerSettings, EmptyIfNull] = OptimizerSettings()
     """The optimizer."""
     learner: Annotated[LearnerSettings, EmptyIfNull] = LearnerSettings()
-    """How the Learner is spread over its ranks."""
+    """How the Learner uses its ranks."""
     evaluation: Annotated[EvaluationSettings, EmptyIfNull] = EvaluationSettings()
     """Validation on held-out prompts."""
     max_lag: AtLeast0 = 0
     """Policy versions by which a Generator may be behind the Learner; 0 is synchronous."""
     lag_control: Literal["wait", "drop", "in_flight"] = "wait"
-    """When max_lag bites: Generators wait, what is too old is dropped, or weights are swapped between two tokens."""
+    """At max_lag: Generators wait, what is too old is dropped, or weights are swapped between two tokens."""
     replay: Annotated[ReplaySettings, EmptyIfNull] = ReplaySettings()
     """Training on rollouts more than once."""
     dynamic_sampling: Annotated[DynamicSamplingSettings, EmptyIfNull] = DynamicSamplingSettings()
@@ -131,32 +131,32 @@ class Scenario(Section):
     transport: TransportSettings = InProcessTransportSettings()
     """How weights move from the Learner to the Generators; any type but `in_process` runs the parts as Ray actors."""
     faults: Annotated[FaultSettings, EmptyIfNull] = FaultSettings()
-    """What to do when a part dies or nothing moves."""
+    """What to do when a part dies or hangs, and faults for tests."""
     transport_sweep: TransportSweepSettings | None = None
-    """Measure weight syncs alone instead of training; most other settings then play no part."""
+    """Measure weight syncs instead of training; most other settings then have no effect."""
     reward_target: float = 0.5
     """The comparison prints the seconds until this validation reward was reached."""
     save_policy: bool = True
     """Save the trained policy as a Hugging Face folder."""
     save_policy_every: AtLeast1 | None = None
-    """Also keep the policy of every so many training steps, each as a folder `policies/step_N`; null keeps none."""
+    """Training steps between two saved policies, each a folder `policies/step_N`; null saves none."""
     checkpoint: Annotated[CheckpointSettings, EmptyIfNull] = CheckpointSettings()
-    """Checkpoints from which the run goes on after it was stopped or killed; training steps kept for `recompute`."""
+    """Checkpoints from which a stopped or killed run continues; training steps kept for `recompute`."""
     arrivals: Annotated[ArrivalSettings, EmptyIfNull] = ArrivalSettings()
-    """The order in which rollouts arrive, on which an asynchronous run depends: to be written down, or repeated."""
+    """The order in which rollouts arrive, on which an asynchronous run depends: recorded, or repeated."""
     endpoint: EndpointName = "seconds_per_step"
-    """What decides between arms: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
+    """Primary endpoint: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] = 1
-    """Blocks: in each one every arm is built anew and runs once, with seed, seed + 1 and so on; 6 allow a verdict."""
+    """Blocks: in each one every arm runs once, with seed, seed + 1 and so on; a verdict needs 6."""
     stop_at_half_width: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Make no more blocks once the endpoint's interval for every arm is within this (0.01: 1%) of its middle."""
+    """Stop once the endpoint's interval for every arm is within this (0.01: 1%) of its middle."""
     interleaving: Literal["auto", "step", "run"] = "auto"
     """How arms take turns: by training step, or run after run; `auto` takes steps where all arms have max_lag 0 and
     make no checkpoints."""
     profile: NonEmptyText = "light"
     """Probes beside the stage spans: a profile in profiles/ (off, light, full, nsight, pyspy), or a YAML file."""
     trackers: Annotated[tuple[Tracker, ...], FromList] = ("jsonl", "tensorboard")
-    """Where each step's metrics go beside the results; your own tracker as `package.module:Name`."""
+    """Trackers that also get each step's metrics; your own as `package.module:Name`."""
     arms: Annotated[dict[FolderName, ArmChanges], EmptyIfNull] = Field(default_factory=dict)
     """Variants compared in one run: for each name, the dotted keys it changes."""
     sweep: Annotated[dict[str, AxisValues], Field(max_length=MOST_AXES), EmptyIfNull] = Field(default_factory=dict)
@@ -324,7 +324,7 @@ def train_batch_holds_a_group(scenario: Scenario) -> Problem | None:
 
 
 def endpoint_is_measured(scenario: Scenario) -> Problem | None:
-    """What decides between arms must be there in each of them."""
+    """The primary endpoint must be measured in every arm."""
     endpoint, transport = scenario.endpoint, scenario.transport.type
     if scenario.transport_sweep is not None and endpoint != "seconds_per_step":
         what = f"endpoint is {endpoint}, and a transport_sweep neither trains nor has arms to decide between"

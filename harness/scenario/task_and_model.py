@@ -54,7 +54,7 @@ class ChatSettings(Section):
     chat_template: bool = False
     """Ask through the chat template of the model's tokenizer, each prompt as a user's turn."""
     system_prompt: NonEmptyText | None = None
-    """The chat's turn in front of each prompt; null leaves it to the template. Goes with `chat_template`."""
+    """System message before each prompt; null leaves it to the template. Needs `chat_template`."""
 
 
 class KeywordsTaskSettings(ChatSettings):
@@ -65,7 +65,7 @@ class KeywordsTaskSettings(ChatSettings):
     train: NonEmptyText | None = None
     """JSONL file with training prompts and answers, as `dataset keywords` writes it; null: made from the word list."""
     validation: NonEmptyText | None = None
-    """JSONL file with the held-out prompts; goes with `train`."""
+    """JSONL file with the held-out prompts; needs `train`."""
     keywords_per_prompt: Annotated[int, Field(ge=2, le=8)] = 2
     """How many words a sentence must include; at least 2. With files, what the warm start is taught."""
     train_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS)] = 4096
@@ -73,22 +73,22 @@ class KeywordsTaskSettings(ChatSettings):
     validation_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS)] = 256
     """How many held-out prompts there are; their word combinations never occur in training."""
     seed: Seed = 0
-    """Seed of the prompts. It is apart from the scenario's seed, so that seeds share one set of prompts."""
+    """Seed of the prompts. Independent of the scenario's seed, so that seeds share one set of prompts."""
 
 
 class RewardFunctionSettings(Section):
-    """One of several reward functions, or one that is called in another way."""
+    """One of several reward functions, or one with other arguments."""
 
     function: Annotated[str, Field(pattern=FUNCTION)]
     """The function as `package.module:function`."""
     weight: float = 1.0
-    """Its reward is multiplied by this in the sum of all."""
+    """Its weight in the sum of all rewards."""
     per: Literal["response", "group"] = "response"
     """Called for each `response`, or once for the `group` of responses to one prompt: a list in, a list out."""
     takes: Literal["ground_truth", "row"] = "ground_truth"
     """Its second argument: the `ground_truth`, or the whole `row` of the data file."""
     name: Annotated[str, Field(pattern=NAME)] | None = None
-    """What its part is called in the metrics: `reward/<name>`; null: the function's name."""
+    """Its name in the metrics: `reward/<name>`; null: the function's name."""
 
     @property
     def label(self) -> str:
@@ -128,7 +128,7 @@ class JsonlTaskSettings(ChatSettings):
     reward: Reward
     """Reward function as `package.module:function`, called with (response, ground_truth); or a weighted list."""
     reward_timeout_s: Seconds | None = 30.0
-    """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
+    """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit."""
     prompt_field: NonEmptyText = "prompt"
     """Key of the prompt in each row."""
     answer_field: NonEmptyText = "answer"
@@ -153,27 +153,27 @@ class MathsTaskSettings(ChatSettings):
     reward: Literal["r1_zero", "question_only"] | None = None
     """How answers are found: in the tags of `r1_zero`, or anywhere; null: as the prompt asks, if it is no file."""
     symbolic_timeout_s: Seconds = 2.0
-    """Seconds that the symbolic comparison of one answer may take; then the answer counts as wrong."""
+    """Time limit for the symbolic comparison of one answer; an answer that exceeds it counts as wrong."""
 
 
 class ArithmeticTaskSettings(Section):
-    """Sums that the harness makes up, with verified answers: maths that a small model can learn on a CPU."""
+    """Generated arithmetic problems with verified answers, which a small model can learn on a CPU."""
 
     type: Literal["arithmetic"] = "arithmetic"
-    """Made-up arithmetic problems."""
+    """Generated arithmetic problems."""
     train_prompts: Annotated[int, Field(ge=1, le=20_000)] = 4096
     """How many different training problems there are."""
     validation_prompts: Annotated[int, Field(ge=1, le=2000)] = 256
     """How many held-out problems there are; none of them occurs in training."""
     seed: Seed = 0
-    """Seed of the problems. It is apart from the scenario's seed, so that seeds share one set of problems."""
+    """Seed of the problems. Independent of the scenario's seed, so that seeds share one set of problems."""
 
 
 class SortingTaskSettings(Section):
     """Sort three numbers: the smallest task on which policy gradients can be watched."""
 
     type: Literal["sorting"] = "sorting"
-    """Three prompts of three numbers each; goes with `model.type: sorting`."""
+    """Three prompts of three numbers each; needs `model.type: sorting`."""
     reward: Literal["positions", "inclusion_ordering"] = "inclusion_ordering"
     """`positions`: numbers at their sorted place; `inclusion_ordering`: numbers that occur, and ordered neighbours."""
 
@@ -184,9 +184,9 @@ class OwnTaskSettings(ChatSettings):
     type: OwnName
     """Your class as `package.module:Name`."""
     options: OwnOptions = Field(default_factory=dict)
-    """Keyword arguments it is made with."""
+    """Keyword arguments of the class."""
     reward_timeout_s: Seconds | None = 30.0
-    """Seconds that one group's rewards may take; then the group is given up and counted. null: no limit."""
+    """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit."""
 
 
 TaskSettings = Annotated[
@@ -250,7 +250,7 @@ class PacedModelSettings(PolicySettings):
 
 
 class SortingModelSettings(PolicySettings):
-    """The sorting toy's model: it writes all positions at once, each from its own matrix."""
+    """The model of the sorting task: it writes all positions at once, each from its own matrix."""
 
     type: Literal["sorting"] = "sorting"
     """The model of `task.type: sorting`."""
@@ -281,19 +281,19 @@ class NativeEngineSettings(Section):
 
 
 class FakeEngineSettings(Section):
-    """An engine that makes up tokens at once, for tests."""
+    """An engine that returns invented tokens at once, for tests."""
 
     type: Literal["fake"] = "fake"
     """The engine of the tests."""
 
 
 class PacedEngineSettings(Section):
-    """An engine that sleeps instead of sampling; goes with `model.type: paced`."""
+    """An engine that sleeps instead of sampling; needs `model.type: paced`."""
 
     type: Literal["paced"] = "paced"
     """Sleeps instead of sampling; the weights it loads are copied into its own tensors."""
     generate_s: SecondsOr0 = 0.5
-    """Seconds of one batch; several Generators share it out."""
+    """Seconds of one batch; several Generators divide it."""
     spread: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far the seconds of one batch may differ from that, as a fraction; drawn from the seed."""
 
@@ -317,9 +317,9 @@ class VllmEngineSettings(ServingEngineSettings):
     tensor_parallel: Parts = 1
     """Workers that split each layer's matrices and key/value heads; more than 1 are processes with a GPU each."""
     context: AtLeast1 | None = None
-    """Most tokens of a prompt and its response; null: what the model was made for. Less needs less memory."""
+    """Most tokens of a prompt and its response; null: the model's own limit. Less needs less memory."""
     kv_cache_gib: Positive | None = None
-    """GiB for keys and values; null: what max_batch full responses need, at most 4, or half a GPU's room."""
+    """GiB for keys and values; null: what max_batch full responses need, at most 4, or half a GPU's free memory."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of a GPU's whole memory that vLLM takes; the rest of it goes to keys and values. Not with kv_cache_gib."""
 
@@ -333,7 +333,7 @@ class SglangEngineSettings(ServingEngineSettings):
     """SGLang, for machines with a GPU."""
 
     type: Literal["sglang"] = "sglang"
-    """SGLang; it has to be installed by hand."""
+    """SGLang; it must be installed separately."""
     memory_fraction: Fraction = 0.4
     """Share of the GPU's memory that SGLang takes for weights, keys and values."""
 
@@ -344,7 +344,7 @@ class OwnEngineSettings(ServingEngineSettings):
     type: OwnName
     """Your class as `package.module:Name`."""
     options: OwnOptions = Field(default_factory=dict)
-    """Keyword arguments it is made with, beside those that every engine is offered."""
+    """Keyword arguments of the class, in addition to those that every engine gets."""
     mismatch_bound: Positive | None = None
     """Largest gap between engine and Learner log-probs after a weight sync, else the run stops; null: not measured."""
 
@@ -369,7 +369,7 @@ class SamplingSettings(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens with at least this probability; 1 is all of them."""
     min_tokens: AtLeast0 = 1
-    """A response cannot end before this many tokens. Ratios to the engine and KL know that with `loss.ban_eos` only."""
+    """A response cannot end before this many tokens. Ratios and KL allow for that only with `loss.ban_eos`."""
     max_tokens: AtLeast1 = 32
     """A response is cut after this many tokens."""
     stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
@@ -407,7 +407,7 @@ def sorting_goes_together(scenario: Scenario) -> Problem | None:
 
 
 def trained_weights_are_no_float16(scenario: Scenario) -> Problem | None:
-    """What an optimizer step adds to weights of float16 is mostly below the half of their last bit.
+    """Most updates of an optimizer step are too small for float16 weights.
 
     Adam's epsilon of 1e-8 is 0 there too, and torch's loss scaling takes no gradients of float16.
     """

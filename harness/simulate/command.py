@@ -57,7 +57,7 @@ def _changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-other-versions",
         action="store_true",
-        help="take this machine's profile although it was measured with other versions of the packages",
+        help="accept this machine's profile although it was measured with other package versions",
     )
 
 
@@ -66,9 +66,9 @@ def _worlds(parser: argparse.ArgumentParser) -> None:
         "--draws",
         type=from_1,
         metavar="N",
-        help="simulated worlds behind an interval (default: 39; of a sweep 19, of more than 150 points 7)",
+        help="simulated runs behind an interval (default: 39; of a sweep 19, of more than 150 points 7)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the worlds (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the simulated runs (default: 0)")
 
 
 def _sweeps(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def _sweeps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ask",
         choices=QUESTIONS,
-        help="a ready-made first axis: how many, or which; gpus: how many, "
+        help="a predefined first axis: how many, or which; gpus: how many, "
         "which part of them ranks, and how these share",
     )
     parser.add_argument(

@@ -336,11 +336,11 @@ def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Tabl
 
 def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, ...]:
     draws = max(item.forecast.draws for item in items)
-    said = [f"Median over {draws} simulated worlds [90% interval]; rewards are not simulated."]
+    said = [f"Median over {draws} simulated runs [90% interval]; rewards are not simulated."]
     if draws < FEWEST_DRAWS:
-        said[0] += f" With fewer than {FEWEST_DRAWS} worlds the interval is Student's, which assumes normal ones."
+        said[0] += f" With fewer than {FEWEST_DRAWS} draws the interval is Student's, which assumes normal errors."
     if draws == 1:
-        said = ["One simulated world, and no interval. Rewards are not simulated."]
+        said = ["One simulated run, and no interval. Rewards are not simulated."]
     if machine.origin == "datasheet":
         said.append(f"NOT MEASURED: {machine.name} is made from data sheets, and no run was ever compared with it.")
     return tuple(said)

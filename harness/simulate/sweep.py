@@ -486,7 +486,7 @@ def knee_table(swept: Swept, sweep: Sweep) -> Table:
     measured = "" if machine.origin == "measured" else ", not measured"
     title = f"{sweep.scenario}, machine profile {machine.name}{measured}: what to choose{SIMULATED}"
     asked = sweep.question
-    worlds = f"{asked.draws} simulated worlds of {asked.base['steps']} training steps"
+    worlds = f"{asked.draws} simulated runs of {asked.base['steps']} training steps"
     notes = [f"{len(swept.answers):,} points, each in {worlds}; [90% interval] of such a run."]
     if machine.origin == "datasheet":
         notes.append(f"NOT MEASURED: {machine.name} is made from data sheets, and no run was ever compared with it.")

@@ -1,8 +1,8 @@
-"""Contracts for parts of your own: what every task, engine, transport, tracker and policy must do, as classes of tests.
+"""Contract tests for your own parts: what every task, engine, transport, tracker and policy must do, as test classes.
 
-Subclass one in a test module, say how your part is made, and run pytest. The harness's own parts are held to the same
-classes. May import everything but the command line. Each class needs pytest when it is asked for, and what its part
-needs; start with ``task``, the shortest.
+Subclass one in a test module, say how your part is made, and run pytest. The harness's own parts pass the same tests.
+May import everything but the command line. Each class needs pytest, and what its part needs; start with ``task``, the
+shortest.
 """
 
 from __future__ import annotations

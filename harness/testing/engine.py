@@ -82,7 +82,7 @@ def largest_scoring_gap(model: nn.Module, scored: Sequence[Any]) -> float:
 
 
 class EngineContract:
-    """Say in a subclass how the engine is made.
+    """Contract of an engine. Say in a subclass how it is made.
 
     Attributes:
         tokenizer: by which the engine decodes.
@@ -218,7 +218,7 @@ class EngineContract:
 
 
 class ModelEngineContract(EngineContract):
-    """Of an engine that samples from a model: its tokens and log-probs are those of the model's full forward passes.
+    """For an engine that samples from a model: its tokens and log-probs are those of the model's full forward passes.
 
     Attributes:
         model: the policy, which returns ``.logits`` (B, T, V) for token ids (B, T). Its logits should be spread over

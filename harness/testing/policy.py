@@ -39,7 +39,7 @@ def by_definition(model: nn.Module, batch: Batch, temperature: float) -> Tensor:
 
 
 class PolicyContract:
-    """Say in a subclass in which folder the model is, as ``model.path`` would.
+    """Contract of a policy. Say in a subclass in which folder the model is, as ``model.path`` would.
 
     Its logits should be spread over several units, so that the numbers of these tests say something.
     """

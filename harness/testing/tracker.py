@@ -9,7 +9,7 @@ from harness.results.trackers.streams import MetricStream
 
 
 class TrackerContract:
-    """Say in a subclass how the tracker is made, and read back what it wrote if that can be done."""
+    """Contract of a tracker. Say in a subclass how it is made, and read back what it wrote if that is possible."""
 
     def make_tracker(self, folder: Path) -> MetricStream:
         """Return the tracker of a run in this folder."""

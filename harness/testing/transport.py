@@ -210,7 +210,7 @@ class Moved:
 
 
 class TransportContract:
-    """Say in a subclass which transport it is.
+    """Contract of a transport. Say in a subclass which one it is.
 
     Attributes:
         transport: as in ``transport.type``: ``package.module:NAME``. The actors import it, so it must be importable in

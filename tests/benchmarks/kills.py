@@ -160,7 +160,7 @@ def run_driver(case: Case, traces: Traces, folder: Path, reference: bytes, ranks
     )
     if again.returncode:
         case.wrong.append(f"exit code {again.returncode}: {again.stderr.strip()[-300:]}")
-    elif "goes on with" not in again.stderr:
+    elif "continues " not in again.stderr:
         case.wrong.append(f"it said {again.stderr.strip()[-300:]}")
     check_end(case, out, reference, "resumed")
 

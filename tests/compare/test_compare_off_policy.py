@@ -98,10 +98,10 @@ def test_the_sentences(three_arms: Experiment) -> None:
         "after the other, if stages took as long then; idle: Generator 20.0%, Scorer 90.0%, Learner 20.0%."
     )
     assert [finding.text for finding in off_policy_findings(three_arms)] == [
-        "a_wait: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
+        "a_wait: the lag bound of 1 made a Generator wait before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
         "b_drop: 15.0% of the generated rollouts were dropped as too old, 25.0 tokens long on average against 10.0 of "
         "those trained on.",
-        "c_replay: the lag bound of 1 held a Generator back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
+        "c_replay: the lag bound of 1 made a Generator wait before 6 of 6 batches, for 1.20 s (15.0% of the loop).",
         "c_replay: the replay buffer held 5.50 groups on average, of 8 at most, and a step drew 2.00 of them, each "
         "held group alike (uniform). They were 1.56 versions old on average, 3 at most. A group that was drawn was "
         "used 1.33 times on average, 2 at most. Of 21 groups that left, 14 made room for newer ones, 7 were used up; "
@@ -118,7 +118,7 @@ def test_a_bound_that_never_bit_and_nothing_dropped_are_said(make_lagged_run: Ma
     make_lagged_run(arm="far", max_lag=7)  # batches 0 to 7 need no version but 0
     make_lagged_run(arm="drop", settings="lag_control: drop\n")
     said = [finding.text for finding in off_policy_findings(_experiment(tmp_path))]
-    assert "far: the lag bound of 7 never held a Generator back." in said
+    assert "far: the lag bound of 7 never made a Generator wait." in said
     assert "drop: no rollout became too old and was dropped." in said
 
 
@@ -129,7 +129,7 @@ def test_what_dynamic_sampling_discarded_is_said_in_one_line(make_lagged_run: Ma
     said = [finding.text for finding in findings(_experiment(tmp_path)) if finding.name == "dynamic_sampling"]
     assert said == [
         "on: dynamic sampling discarded 36.0% of the generated groups, whose rewards were all equal; of the groups "
-        "trained on 50.0% were still so."
+        "trained on 50.0% still had equal rewards."
     ]
 
 

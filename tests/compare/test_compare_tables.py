@@ -230,7 +230,7 @@ def test_seeds_are_shown_as_mean_and_range(three_seeds: Experiment) -> None:
     assert "Mean [lowest, highest] over 3 runs that differ in the seed." in stage_table(three_seeds).notes
     assert caveats(three_seeds) == [
         "The runs ran one after the other, so drift of the machine shows as a difference between them.",
-        "Up to 3 runs of one variant, and nothing to set it against: figures, not a verdict.",
+        "Up to 3 runs of one variant, and nothing to compare it with: figures, not a verdict.",
     ]
 
 
@@ -280,7 +280,7 @@ def test_unlike_machines_versions_and_commits_are_said(two_arms: Experiment) -> 
     )
     assert unlike([first, second]) == []
     assert unlike([first, replace(second, manifest=other)]) == [
-        "The runs come from 2 kinds of machine (0123456789ab, ba9876543210): seconds do not compare.",
+        "The runs come from 2 kinds of machine (0123456789ab, ba9876543210): seconds cannot be compared.",
         "The versions of torch differ: 2.13.0, 2.14.0.",
         "The versions of ray differ: none, 2.60.0.",
         "The thread counts differ: 2, 4.",

@@ -116,7 +116,7 @@ def test_killed_and_interrupted_it_ends_as_if_nothing_had_happened(folder: Path,
     code, said = stopped_in_the_third_batch(folder, "killed", signal.SIGINT)
     assert (code, "Traceback" in said) == (130, False)
     assert "going on after 4 of 12 prompts in killed; 1 lines of an unfinished batch were dropped" in said
-    assert "4 of 12 prompts are done and kept in killed; the same command goes on from there" in said
+    assert "4 of 12 prompts are done and kept in killed; the same command continues from there" in said
 
     (folder / "go").touch()
     again, whole = harness(*evaluate("killed")), harness(*evaluate("whole"))

@@ -135,7 +135,7 @@ def test_control_c_says_how_it_stands_and_the_run_says_that_it_was_interrupted(t
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert (
-        "interrupted: 1 finished, 1 diverged, 1 cut short, 3 not run yet; the same command goes on from there" in said
+        "interrupted: 1 finished, 1 diverged, 1 cut short, 3 not run yet; the same command continues from there" in said
     )
     assert statuses(out) == {"seed=0": "completed", "seed=1": "failed", "seed=2": "interrupted"}
 

@@ -35,7 +35,7 @@ INVARIANTS = {
     "evaluations": "each version that is due is evaluated with exactly its weights and told once, in order",
     "time": "each lane accounts for all of its time: a span begins where the one before ended",
     "replaced": "each death is told once",
-    "no idling": "when the clock goes on, nobody waits for rollouts, a batch, weights or room that is there",
+    "no idling": "when the clock advances, nobody waits for rollouts, a batch, weights or room that is available",
     "no deadlock": "while anyone waits, something can still happen",
     "it ends": f"a run has at most {MOST_EVENTS} events",
     "right end": "a run ends early exactly where a fault must end it, and says so",

@@ -250,7 +250,7 @@ def test_a_learner_that_dies_more_often_ends_the_run_which_a_new_process_goes_on
 
 def test_a_learner_that_dies_before_the_first_checkpoint_ends_the_run(scenario: Scenario, tmp_path: Path) -> None:
     folder = restarted(scenario, tmp_path, [1], 5)
-    assert "there is no checkpoint to go on from" in (tmp_path / "error").read_text()
+    assert "there is no checkpoint to resume from" in (tmp_path / "error").read_text()
     assert load_run(folder).status == "failed"
 
 
@@ -306,7 +306,7 @@ def test_auto_begins_a_run_where_none_can_go_on_and_says_so(
     shutil.copytree(runs[1], tmp_path / "resumed" / "a")
     said = auto()
     assert begun == [tmp_path]
-    assert said.splitlines()[0] == f"goes on with {tmp_path / 'resumed' / 'a'}"
+    assert said.splitlines()[0] == f"continues {tmp_path / 'resumed' / 'a'}"
     assert load_run(tmp_path / "resumed" / "a").status == "completed"
 
 

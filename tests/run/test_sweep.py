@@ -316,7 +316,7 @@ def test_an_interrupt_while_the_comparison_is_drawn_says_that_every_point_is_the
         raise KeyboardInterrupt
 
     trial, out, plan = scenario(tmp_path), tmp_path / "out", Plan({})
-    with pytest.raises(Interrupted, match="3 finished; the same command goes on from there"):
+    with pytest.raises(Interrupted, match="3 finished; the same command continues from there"):
         run_sweep(trial, out, QUIET, plan, interrupted)
     shown: list[Path] = []
     run_sweep(trial, out, QUIET, plan, shown.append)

@@ -139,7 +139,7 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
     assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in text
     assert "sync (simulated)" in said
     assert "Outcome (simulated)" in said
-    assert "These runs never took place" in text
+    assert "These runs are simulated" in text
     assert "reward" not in text.lower().replace("rewards, losses and gradients are not simulated", "")
     assert harness(["compare", str(experiment), "--format", "json", "--baseline", "lag1"]) == 0
     found = json.loads(capsys.readouterr().out)["campaigns"][0]
@@ -172,10 +172,10 @@ def test_simulated_runs_beside_real_ones_are_told_apart(
 ) -> None:
     made = make_run(scenario="async_lag1", arm="sync").folder.parent
     real, simulated = gather([made])[0][0], gather([experiment])[0][0]
-    assert any("were simulated and the others took place" in text for text in unlike([*real.runs, *simulated.runs]))
+    assert any("were simulated and the others are real" in text for text in unlike([*real.runs, *simulated.runs]))
     of_both = [environment_values(item.runs[0].manifest)["simulation"] for item in (real, simulated)]
     assert of_both == ["took place", "abacus"]
-    assert not any("never took place" in sentence for sentence in caveats(real))
+    assert not any("are simulated" in sentence for sentence in caveats(real))
     assert harness(["compare", str(experiment), str(made)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "simulated by the profile abacus" in text

@@ -37,7 +37,7 @@ def _none(judgements: Sequence[Judgement]) -> list[Markup | None]:
     why = (
         "No verdict. It takes at least two blocks, in each of which every arm runs once under the same conditions; "
         f"this experiment has {'one' if blocks == 1 else 'none that the arms share'}. One block cannot tell what an "
-        "arm does from a slow spell of the machine."
+        "arm does from a slow phase of the machine."
     )
     how = element(
         "p", "To get one, repeat the arms in blocks: ", element("code", "python -m harness bench A B --blocks 6"),

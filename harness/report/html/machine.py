@@ -55,7 +55,7 @@ def _processes(counted: Sequence[Counted]) -> Markup:
         own = f"{_cell(sampler)} ({numbers.percent(share)} of a core)" if share is not None else numbers.NOTHING
         rows.append((item.name, "the sampler itself", own, *(numbers.NOTHING,) * 3))
     header = ("variant", "process", "CPU, s", "cores, mean", "peak memory, GiB", "peak threads")
-    notes = ("From samples taken during the loop; what came and went between two of them is not seen.",)
+    notes = ("From samples taken during the loop; what happened between two samples is not seen.",)
     return table(Table("Processes", header, tuple(rows), notes, words=2))
 
 

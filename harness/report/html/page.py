@@ -231,7 +231,7 @@ def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> M
 
     Args:
         out: the file; replaced as a whole, or left as it was where something fails.
-        everything: show every experiment in full, not the newest only.
+        everything: show every experiment in full, not only the newest.
 
     Raises:
         UserError: a path does not exist or holds no readable run, or ``out`` cannot be written.

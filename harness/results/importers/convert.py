@@ -190,7 +190,7 @@ class Converter:
 
     Args:
         devices: on which the run ran; None where it is not known.
-        validation: the log's name that is the validation reward, where several could be.
+        validation: the name in the log that is the validation reward, where several could be.
     """
 
     def __init__(self, crosswalk: Crosswalk, devices: int | None = None, validation: str | None = None) -> None:

@@ -18,7 +18,7 @@ from harness.core.terminal_text import plain
 from harness.results.anonymous import safe_name
 from harness.run.commands.arguments import output_arguments, run_scenario_of, scenario_arguments
 
-DESCRIPTION = "Record what later runs are set against. Each run of the scenario is one occasion of the baseline."
+DESCRIPTION = "Record stored baselines for later comparisons. Each run of the scenario is one occasion of the baseline."
 EXAMPLES = """examples:
   python -m harness baseline record main noise --occasions 5 --every 60
   python -m harness baseline record main noise          # one more, on another day
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("experiment", metavar="FOLDER", type=Path, help="the experiment's folder")
     _arm(add)
     _results(add)
-    shown = actions.add_parser("list", help="show the stored baselines and what can be seen against them")
+    shown = actions.add_parser("list", help="show the stored baselines and which changes they can detect")
     _results(shown)
     json_argument(shown)
     remove = actions.add_parser("remove", help="forget a baseline; its experiments stay", allow_abbrev=False)

@@ -1,4 +1,4 @@
-"""``python -m harness bench``: run scenarios as arms in blocks, and come to a verdict."""
+"""``python -m harness bench``: run scenarios as arms in blocks, for a verdict."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from harness.run.commands.arguments import dry_run_argument, output_arguments, r
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+", help="the baseline, then what is set against it")
-    parser.add_argument("--blocks", type=int, metavar="N", help="blocks, at most (default: the scenario's, or 10)")
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+", help="the baseline, then what is compared with it")
+    parser.add_argument(
+        "--blocks", type=int, metavar="N", help="greatest number of blocks (default: the scenario's, or 10)"
+    )
     parser.add_argument("--again", action="store_true", help="run the baseline twice in each block: the noise floor")
     parser.add_argument(
-        "--stop-at-half-width", metavar="SHARE", help="stop once all intervals of step time are within it, such as 1%%"
+        "--stop-at-half-width",
+        metavar="SHARE",
+        help="stop once all intervals of step time are this narrow, such as 1%%",
     )
     set_argument(parser)
     dry_run_argument(parser)

@@ -1,4 +1,4 @@
-"""``python -m harness list``: show the scenarios there are, by the question that they answer."""
+"""``python -m harness list``: show the available scenarios, by the question that they answer."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ class Listed:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("words", metavar="WORD", nargs="*", help="show those whose name, question or line has it")
-    parser.add_argument("--all", action="store_true", help="also those that examine the project itself")
+    parser.add_argument("words", metavar="WORD", nargs="*", help="show those whose name, question or line contains it")
+    parser.add_argument("--all", action="store_true", help="also those that test the project itself")
     json_argument(parser)
 
 

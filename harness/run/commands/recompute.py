@@ -1,4 +1,4 @@
-"""``python -m harness recompute``: make a training step that a run has kept once more, and compare every figure.
+"""``python -m harness recompute``: compute a kept training step again, and compare every figure.
 
 Exit codes: 0 all agree; 1 one does not; 2 bad input.
 """
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path, help="the run's folder")
     parser.add_argument("--step", type=from_0, required=True, metavar="N", help="the training step, counted from 0")
     parser.add_argument(
-        "--scenario", metavar="SCENARIO", help="the run's scenario, where the saved one lacks the folders of its files"
+        "--scenario", metavar="SCENARIO", help="the run's scenario, if the saved one lacks the folders of its files"
     )
     parser.add_argument(
         "--tolerance", type=float, metavar="SHARE", help="relative difference of figures that agree (default: 1e-5)"

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--resume",
         metavar="FOLDER",
-        help="go on with this run from its newest checkpoint, or with what is left of this experiment, by its own "
-        "scenario where none is named; auto: with the newest of SCENARIO that is not over, else begin it",
+        help="continue this run from its newest checkpoint, or this experiment with its unfinished runs; the saved "
+        "scenario is used if none is named; auto: continue the newest unfinished run of SCENARIO, or begin one",
     )
     dry_run_argument(how)
     output_arguments(parser)
@@ -67,7 +67,7 @@ def _go_on_or_begin(options: argparse.Namespace, scenario: Scenario) -> int:
         print(f"begins a new run of {scenario.name}: {plain(why_not)}", file=sys.stderr)
         return _begin(options, scenario)
     if options.quiet:  # else the line comes with what was found
-        print(f"goes on with {folder}", file=sys.stderr)
+        print(f"continues {folder}", file=sys.stderr)
     return go_on_with(folder, scenario, options.quiet, amount=amount_of(options))
 
 
@@ -77,7 +77,7 @@ def _go_on(options: argparse.Namespace) -> int:
 
     folder = Path(options.resume)
     if (folder / IDENTITY).is_file():
-        what = "this is a sweep, which goes on by the command that began it"
+        what = "this is a sweep, which is continued by the command that began it"
         raise UserError(
             what, str(folder), f"python -m harness sweep {options.scenario or folder.resolve().parent.name}"
         )

@@ -9,14 +9,15 @@ from harness.core.arguments import from_1, set_argument
 from harness.core.atomic_files import check_writable
 from harness.run.commands.arguments import amount_of, dry_run_argument, output_arguments
 
-DESCRIPTION = "Run every arm, point and block of a scenario once, or go on where that was stopped."
+DESCRIPTION = "Run every arm, point and block of a scenario once, or continue where it was stopped."
 EXAMPLES = """examples:
   python -m harness sweep learning_rates
   python -m harness sweep learning_rates --status
   python -m harness sweep baselines --set steps=20 --set 'sweep={"seed": [0, 1]}'
 
-Stop it whenever you like (Ctrl-C, a power cut): the same command goes on from there. Points that have a result are not
-run again; one that diverged has one. What was cut short is kept in .attempts in the experiment's folder and run again.
+It can be stopped at any time (Ctrl-C, a power cut); the same command continues. Points that have a result are not run
+again; one that diverged has one. Points that were cut short are kept in .attempts in the experiment's folder and run
+again.
 """
 
 
@@ -27,13 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output_arguments(parser)
     how = parser.add_mutually_exclusive_group()
     dry_run_argument(how)
-    how.add_argument("--status", action="store_true", help="show what became of each point, and run nothing")
+    how.add_argument("--status", action="store_true", help="show the state of each point, and run nothing")
     parser.add_argument(
-        "--attempts", type=from_1, default=3, metavar="N", help="starts of a point that fails, in all (default: 3)"
+        "--attempts",
+        type=from_1,
+        default=3,
+        metavar="N",
+        help="greatest number of starts of a point that fails (default: 3)",
     )
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="give points that failed too often as many attempts again"
-    )
+    parser.add_argument("--retry-failed", action="store_true", help="give points that failed too often new attempts")
     parser.add_argument("--fresh", action="store_true", help="begin a new experiment; the old one stays as it is")
 
 

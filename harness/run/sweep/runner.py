@@ -83,7 +83,7 @@ def run_sweep(
     Raises:
         UserError: the scenario names something that cannot be used, or another sweep is at work on it.
         RunStopped: points are left that failed too often.
-        Interrupted: Ctrl-C or SIGTERM; the same command goes on from there.
+        Interrupted: Ctrl-C or SIGTERM; the same command continues from there.
     """
     variants = variants_of(scenario)
     together = _side_by_side(scenario, variants)
@@ -104,7 +104,7 @@ def run_sweep(
                     show(folder)
             except (KeyboardInterrupt, Interrupted):
                 said = standing(sweep.points())
-                raise Interrupted(f"{said}; the same command goes on from there\n  results: {folder}") from None
+                raise Interrupted(f"{said}; the same command continues from there\n  results: {folder}") from None
     _raise_failed(read_points(folder, variants), folder)
     return 0
 
@@ -204,7 +204,7 @@ class _Sweep:
             if point.last is not None and resume is None:
                 set_aside(self._folder, point)
         for name, found in resumes.items():
-            self._say("; ".join([f"{name} goes on from {found.checkpoint.folder.name}", *found.warnings]))
+            self._say("; ".join([f"{name} continues from {found.checkpoint.folder.name}", *found.warnings]))
         variants = [point.variant for point in group]
         self._starts.update(variant.name for variant in variants)
         number = 1 + min(self._variants.index(variant) for variant in variants)

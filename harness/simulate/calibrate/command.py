@@ -72,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out runs of this model; may be repeated",
     )
     parser.add_argument("--description", default="", metavar="TEXT", help="a line about the machine")
-    parser.add_argument("--force", action="store_true", help="replace a profile that is there already")
-    out_argument(parser, Path("results"), "where measured runs go (default: results)", ["--results"])
+    parser.add_argument("--force", action="store_true", help="replace an existing profile")
+    out_argument(parser, Path("results"), "results folder of the measured runs (default: results)", ["--results"])
     set_argument(parser, "; of the measured runs")
     parser.add_argument(
         "--ranks", type=from_1, default=2, metavar="N", help="between which collectives are measured (default: 2)"

@@ -30,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "results", metavar="RESULTS", type=Path, help="a run's folder, or one with the runs of a scenario"
     )
-    parser.add_argument("--run", metavar="NAME", help="which run, where there are several: its folder or its arm")
+    parser.add_argument("--run", metavar="NAME", help="which run, if there are several: its folder or its arm")
     set_argument(parser)
     parser.add_argument(
         "--scale",
         action="append",
         default=[],
         metavar="STAGE=FACTOR",
-        help="make a stage take so many times its seconds: update=0.5; `call` is the way of a call; may be repeated",
+        help="multiply a stage's seconds: update=0.5; `call` is the transit of a call; may be repeated",
     )
     parser.add_argument(
         "--machine",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"predict although the run's own replay is off by up to this share (default: {100 * ERROR_BOUND:g}%%)",
     )
     file_argument(parser, None, "draw the timelines before and after, as a .png file")
-    out_argument(parser, None, "write both replays there as runs, for compare, report and trace")
+    out_argument(parser, None, "folder for both replays as runs, for compare, report and trace")
     json_argument(parser)
 
 

@@ -99,7 +99,7 @@ def _time_table(answer: Answer) -> Table:
     rows.append(("replayed as it was (simulated)", number(answer.before.step_s), change(1 + answer.error)))
     if not answer.change.is_none:
         rows.append((f"{changed_to(answer)} (simulated)", number(answer.after.step_s), change(answer.ratio)))
-    note = "replayed: set against recorded. The change: set against the replay."
+    note = "replayed: compared with recorded. The change: compared with the replay."
     return Table("Step time, seconds", ("run", "step time", "difference"), tuple(rows), (note,))
 
 
