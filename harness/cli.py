@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -100,6 +101,8 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
         argv: the arguments after the program's name; None takes the process's own.
         run_scenario: what ``run`` and ``bench`` call; None takes ``harness.run.experiment.run_scenario``.
     """
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        return carry_out(_complete)
     if argv is None:
         keep_freed_memory()
     return carry_out(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv), run_scenario))
@@ -261,8 +264,17 @@ def _meant(word: str, value: str, guess: bool) -> str | None:
     return f"did you mean --set {setting}=VALUE?" if setting else None
 
 
-def _overview() -> argparse.ArgumentParser:
-    """Return the parser that lists the commands, without importing any."""
+def _complete() -> int:
+    """Answer a shell that asks what can follow what is typed."""
+    from harness.completion import complete
+
+    words = os.environ["COMP_LINE"].split()[int(os.environ["_ARGCOMPLETE"]) :]
+    complete(_overview(in_full=words[0] if words else None))
+    return 0
+
+
+def _overview(in_full: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser that lists the commands, without importing any but that one which is to take its arguments."""
     parser = Parser(
         prog=program(),
         description="Benchmark and simulate GRPO post-training: run a scenario, look at what it cost and gained.",
@@ -273,7 +285,9 @@ def _overview() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"grpo-harness {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, purpose, _) in COMMANDS.items():
-        commands.add_parser(name, help=purpose, add_help=False)
+        command = commands.add_parser(name, help=purpose, add_help=name == in_full)
+        if name == in_full:
+            importlib.import_module(COMMANDS[name][0]).add_arguments(command)
     return parser
 
 

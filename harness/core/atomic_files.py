@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -69,6 +70,27 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_replaceable(path: Path, kind: str, is_ours: Callable[[Path], bool]) -> None:
+    """Refuse to write a file where it cannot be, or in place of one that is not of its kind.
+
+    Args:
+        kind: what the command writes, in a word.
+        is_ours: whether a file is one of those.
+
+    Raises:
+        UserError: with what is in the way.
+    """
+    if path.is_dir():
+        raise UserError(f"{str(path)!r} is a folder", str(path), f"name the file of the {kind} with -o FILE")
+    if not path.parent.is_dir():
+        what = f"there is no folder {str(path.parent)!r} for the {kind}"
+        fix = f"make it first (mkdir -p {shlex.quote(str(path.parent))}), or name another file"
+        raise UserError(what, str(path), fix)
+    if os.path.lexists(path) and not is_ours(path):
+        what = f"{str(path)!r} is there already, and is no {kind} of this command"
+        raise UserError(what, str(path), "name another file with -o FILE, or remove that one")
 
 
 def check_writable(path: Path) -> None:

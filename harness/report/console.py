@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -12,15 +14,34 @@ WIDTH_WITHOUT_TERMINAL = 120
 
 
 class Output(Console):
-    """Standard output."""
+    """Standard output; lines of a pipe or a file end with their text, where tables are as wide as their widest line."""
 
     def __init__(self) -> None:
-        has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-        super().__init__(width=None if has_width else WIDTH_WITHOUT_TERMINAL, highlight=False)
+        is_terminal, has_width = sys.stdout.isatty(), "COLUMNS" in os.environ
+        super().__init__(
+            file=None if is_terminal else _WithoutSpacesAtEnds(),
+            width=None if is_terminal or has_width else WIDTH_WITHOUT_TERMINAL,
+            highlight=False,
+        )
 
     def on_broken_pipe(self) -> None:
         """Leave it to the command."""
         raise BrokenPipeError
+
+
+class _WithoutSpacesAtEnds(io.TextIOBase):
+    """Passes whole lines, as rich writes them, on to standard output."""
+
+    @property
+    def encoding(self) -> str:
+        return sys.stdout.encoding
+
+    def write(self, text: str) -> int:
+        sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 def shown_path(path: Path) -> str:

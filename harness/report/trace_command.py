@@ -20,7 +20,7 @@ Open the file at https://ui.perfetto.dev (Open trace file). It is read in the br
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("folder", metavar="RUN_OR_EXPERIMENT", type=Path, help="folder of a run or of an experiment")
-    said = "default: trace.json.gz in that folder, of a reference run here; .json: not compressed"
+    said = "default: trace.json.gz in that folder, of a reference run here; .json: not compressed; replaces traces only"
     file_argument(parser, None, said)
     json_argument(parser)
     told = "sqlite export of an Nsight Systems report on this run, shown with it; may be repeated"
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for item in written.left_out:
         print(plain(f"warning: left out {str(item.folder)!r}: {item.error.what}"), file=sys.stderr)
-    print(plain(f"trace: {written.path}"))
+    print(plain(f"trace: {written.path}{' (in place of an earlier one)' if written.replaced else ''}"))
     counts = f"{written.slices:,} slices, {written.arrows:,} arrows, {written.samples:,} counter values"
     per_steps = f", {written.num_bytes / written.steps / 1e4:.2f} MB per 100 steps" if written.steps else ""
     runs = "1 run" if len(written.runs) == 1 else f"{len(written.runs)} runs"

@@ -252,6 +252,23 @@ def dotted_keys(*classes: SectionClass, prefix: str = "") -> Iterator[str]:
         yield from dotted_keys(*_below(classes, name), prefix=f"{prefix}{name}.")
 
 
+def choices_of(key: str, root: SectionClass) -> list[str]:
+    """Return the values of a dotted key that can be listed, as YAML has them; empty for numbers, texts and sections."""
+    *sections, name = key.split(".")
+    classes: tuple[SectionClass, ...] = (root,)
+    for section in sections:
+        classes = _below(classes, section)
+    annotations = [model.model_fields[name].annotation for model in classes if name in model.model_fields]
+    return list(dict.fromkeys(choice for annotation in annotations for choice in _choices_in(annotation)))
+
+
+def _choices_in(annotation: object) -> Iterator[str]:
+    if annotation is bool:
+        yield from ("true", "false")
+    for part in get_args(annotation):
+        yield from (part,) if isinstance(part, str) else _choices_in(part)
+
+
 def _data_path(location: tuple[str | int, ...], root: SectionClass) -> tuple[Path, tuple[SectionClass, ...]]:
     """Translate the place of a pydantic error, which also names the chosen ``type`` of sections that have several."""
     path: Path = ()

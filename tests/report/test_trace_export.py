@@ -298,7 +298,25 @@ def test_the_command_says_what_it_wrote(
     assert f"trace: {folder / 'trace.json.gz'}" in output
     assert "1 run, 2 training steps" in output
     assert "MB per 100 steps" in output
+    first = (folder / "trace.json.gz").read_bytes()
     read_trace(folder / "trace.json.gz")
+
+    assert main(["trace", str(folder)]) == 0
+    assert "trace.json.gz (in place of an earlier one)" in capsys.readouterr().out
+    assert (folder / "trace.json.gz").read_bytes() == first
+
+
+@pytest.mark.parametrize("name", ["mine.json", "mine.json.gz"])
+def test_what_is_no_trace_is_not_replaced(
+    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder, mine = make_run(steps=1).folder, tmp_path / name
+    mine.write_text('{"mine": 1}', encoding="utf-8")
+
+    assert main(["trace", str(folder), "-o", str(mine)]) == 2
+
+    assert f"{name}' is there already, and is no trace of this command" in capsys.readouterr().err
+    assert mine.read_text(encoding="utf-8") == '{"mine": 1}'
 
 
 @pytest.mark.parametrize(
@@ -307,7 +325,7 @@ def test_the_command_says_what_it_wrote(
         (["nowhere"], "'nowhere' does not exist"),
         ([".", "-o", "trace.pftrace"], "its name must end in .json.gz or .json"),
         (["."], "holds 2 experiments; a trace shows one"),
-        (["own", "-o", "blocked/t.json.gz"], "cannot write 'blocked/t.json.gz'"),
+        (["own", "-o", "blocked/t.json.gz"], "there is no folder 'blocked' for the trace"),
     ],
 )
 def test_bad_input_is_said_in_a_line_with_what_to_do(

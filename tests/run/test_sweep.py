@@ -357,6 +357,10 @@ def test_status_tells_without_running(tmp_path: Path, capsys: pytest.CaptureFixt
     trial, out = scenario(tmp_path), tmp_path / "out"
     assert show_status(trial, out) == 0
     assert "no sweep of this scenario" in capsys.readouterr().out
+    show_status(trial, out, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["experiment"] is None
+    assert [point["state"] for point in told["points"]] == ["not run yet"] * 3
     assert not out.exists()
     plan = Plan({2: [RunStopped("an actor died")] * 3})
     with pytest.raises(RunStopped):
@@ -365,3 +369,10 @@ def test_status_tells_without_running(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert "2 finished, 1 failed" in said
     assert said.count("an actor died") == 3
+    show_status(trial, out, as_json=True)
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["state"] for point in points].count("failed") == 1
+    (failed,) = [point for point in points if point["state"] == "failed"]
+    assert [attempt["reason"] for attempt in failed["attempts"]] == ["an actor died"] * 3
+    assert failed["result"] is None
+    assert Path(failed["folder"]).is_dir()

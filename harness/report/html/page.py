@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +17,7 @@ from harness.compare.step_times import step_ratio
 from harness.compare.sync_tables import sweep_points
 from harness.compare.tables import Table, overview_table, seed_note, step_cell
 from harness.compare.verdicts import Judgement, judgements
-from harness.core.atomic_files import whole_file
+from harness.core.atomic_files import check_replaceable, whole_file
 from harness.core.errors import UserError
 from harness.report.brief import headline, largest_lever, lever_command
 from harness.report.data import ReportData, read_report_data
@@ -236,7 +234,7 @@ def make_report(paths: Sequence[Path], out: Path, everything: bool = False) -> M
     Raises:
         UserError: a path does not exist or holds no readable run, or ``out`` cannot be written.
     """
-    _check_target(out)
+    check_replaceable(out, "report", is_report)
     experiments, damaged = gather(paths, brief=True)
     folders = {folder.resolve(): folder for path in paths for folder in find_run_folders(path)}
     shown = _shown(experiments, list(folders.values()), damaged, everything)
@@ -294,19 +292,6 @@ def is_report(path: Path) -> bool:
     except OSError:
         return False
     return head.startswith(b"<!doctype html>") and _TITLE.encode() in head
-
-
-def _check_target(out: Path) -> None:
-    if out.is_dir():
-        raise UserError(f"{str(out)!r} is a folder", where=str(out), fix="name a file, such as -o report.html")
-    if not out.parent.is_dir():
-        what = f"there is no folder {str(out.parent)!r} for the report"
-        raise UserError(
-            what, where=str(out), fix=f"make it first (mkdir -p {shlex.quote(str(out.parent))}), or name another file"
-        )
-    if os.path.lexists(out) and not is_report(out):
-        what = f"{str(out)!r} is there already, and is no report of this command"
-        raise UserError(what, where=str(out), fix="name another file with -o FILE, or remove that one")
 
 
 def _write(out: Path, page: str) -> None:

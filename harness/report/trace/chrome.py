@@ -25,6 +25,8 @@ Arguments = tuple[tuple[str, int | float | str | bool], ...]
 """(name, value) pairs, shown in the order given; numbers are finite and have at most 64 bits."""
 
 LONGEST_TEXT = 400
+HEAD = b'{"displayTimeUnit":"ns","traceEvents":[\n'
+"""How every trace of ours begins."""
 
 
 class Arrow(NamedTuple):
@@ -132,7 +134,7 @@ class TraceWriter:
         self.slices = self.instants = self.samples = self.arrows = 0
 
     def __enter__(self) -> TraceWriter:
-        self._stream.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
+        self._stream.write(HEAD)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from harness.compare.experiments import label_runs
-from harness.core.atomic_files import whole_file
+from harness.core.atomic_files import check_replaceable, whole_file
 from harness.core.errors import UserError
 from harness.probes.nsight_export import read_export
-from harness.report.trace.chrome import TraceWriter
+from harness.report.trace.chrome import HEAD, TraceWriter
 from harness.report.trace.nsight import MatchedReport, match_report, nsight_tracks
 from harness.report.trace.tracks import run_tracks
 from harness.results import DamagedRun, Run, find_runs
@@ -32,6 +34,7 @@ class WrittenTrace:
         arrows: chains of spans joined by arrows.
         left_out: runs that could not be read.
         reports: of Nsight Systems, in the order given.
+        replaced: whether an earlier trace was there.
     """
 
     path: Path
@@ -44,14 +47,15 @@ class WrittenTrace:
     arrows: int
     left_out: tuple[DamagedRun, ...]
     reports: tuple[MatchedReport, ...] = ()
+    replaced: bool = False
 
 
 def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] = ()) -> WrittenTrace:
     """Write the runs of a run's or an experiment's folder as one trace; every run starts at time 0.
 
     Args:
-        path: of the file; by default ``trace.json.gz`` in the folder, or here where that holds reference runs. A trace
-            that is there is replaced.
+        path: of the file; by default ``trace.json.gz`` in the folder, or here where that holds reference runs. An
+            earlier trace there is replaced.
         nsight: sqlite exports of Nsight Systems' reports on the run, to be shown below its own tracks.
 
     Raises:
@@ -64,6 +68,8 @@ def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] =
         what = f"the trace would be {path.name!r}; its name must end in {' or '.join(ENDINGS)}"
         raise UserError(what, where=str(path), fix=f"-o {path.with_suffix('')}{ENDINGS[0]}")
     runs, damaged = _runs(folder)
+    check_replaceable(path, "trace", is_trace)
+    replaced = path.exists()
     if nsight and len(runs) > 1:
         what = f"{str(folder)!r} holds {len(runs)} runs, and a report of Nsight Systems belongs to one"
         raise UserError(what, str(folder), f"python -m harness trace {runs[0].folder} --nsys {nsight[0]}")
@@ -91,7 +97,17 @@ def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] =
         arrows=writer.arrows,
         left_out=tuple(damaged),
         reports=reports,
+        replaced=replaced,
     )
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file is a trace of ours, compressed or not."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return stream.read(len(HEAD)) == HEAD
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def run_names(runs: Sequence[Run]) -> list[tuple[str, Run]]:

@@ -217,12 +217,15 @@ def _first_line(path: Path) -> str:
 
 
 def _print(shown: list[Listed]) -> None:
-    from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    console, question = Console(width=None if sys.stdout.isatty() else 120, highlight=False), ""
+    from harness.report.console import Output
+
+    console, question = Output(), ""
     width = max(len(item.name) for item in shown)
+    is_narrow = console.width < width + 40
     for item in shown:
         if item.question != question:
             console.print(Text(("\n" if question else "") + item.question, style="bold"))
@@ -234,8 +237,11 @@ def _print(shown: list[Listed]) -> None:
         said = Text(plain(item.description))
         if item.needs:
             said.append(f" (needs {item.needs})", style="dim")
-        line.add_row(Text(f"  {plain(item.name)}"), Text(_minutes(item.minutes)), said)
+        facts = Text(f"  {plain(item.name)}"), Text(_minutes(item.minutes))
+        line.add_row(*facts, *(() if is_narrow else (said,)))
         console.print(line)
+        if is_narrow:
+            console.print(Padding(said, (0, 0, 0, 4)))
 
 
 def _minutes(minutes: int | None) -> str:

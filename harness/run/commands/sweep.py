@@ -53,6 +53,6 @@ def run(options: argparse.Namespace) -> int:
     from harness.run.sweep.runner import SweepOptions, run_sweep, show_status
 
     if options.status:
-        return show_status(scenario, options.out)
+        return show_status(scenario, options.out, options.json)
     chosen = SweepOptions(options.attempts, options.retry_failed, options.fresh, options.quiet)
     return run_sweep(scenario, options.out, chosen, show=partial(show_results, amount=amount_of(options)))

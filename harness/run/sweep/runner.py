@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from harness.compare.learning import divergence, evaluations
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
+from harness.report.console import Output
 from harness.results import Manifest, load_run
 from harness.results.experiment_plan import held
 from harness.run.arm_runner import ArmRunner
@@ -109,10 +111,14 @@ def run_sweep(
     return 0
 
 
-def show_status(scenario: Scenario, out: Path) -> int:
+def show_status(scenario: Scenario, out: Path, as_json: bool = False) -> int:
     """Print what became of each point so far, without running anything; return the exit code, 0."""
-    variants, folder = variants_of(scenario), find_experiment(out, scenario)
-    console = Console(width=None if Console().is_terminal else 160)
+    variants, folder, console = variants_of(scenario), find_experiment(out, scenario), Output()
+    if as_json:
+        points = [Point(each, Path()) for each in variants] if folder is None else read_points(folder, variants)
+        facts = {"experiment": None if folder is None else str(folder), "points": [*map(_as_facts, points)]}
+        print(json.dumps(facts, indent=2))
+        return 0
     if folder is None:
         _say_changes(out, scenario, _speaker(console, quiet=False))
         print(f"no sweep of this scenario in {out}: {len(variants)} points to run")
@@ -375,6 +381,17 @@ def status_table(points: Sequence[Point]) -> Table:
         cells = (point.variant.label, str(point.state), str(len(point.attempts)), "\n".join(said))
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def _as_facts(point: Point) -> dict[str, object]:
+    """A row of that table for programs; without a folder where there is none yet."""
+    return {
+        "point": point.variant.label,
+        "state": str(point.state),
+        "folder": None if point.last is None else str(point.folder),
+        "result": what_came_of_it(point) if point.state.is_result else None,
+        "attempts": [{"state": str(attempt.state), "reason": attempt.reason} for attempt in point.attempts],
+    }
 
 
 def first_line(reason: str | None) -> str:
