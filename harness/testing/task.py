@@ -14,7 +14,7 @@ RESPONSES = ["", " ", "A red apple.", "ÄÖ \u2028 \U0001f600 \x00", "a, b, c: {
 
 
 class TaskContract:
-    """Contract of a task. Say in a subclass how the task is made; ``right_response`` if there is a response of full reward."""
+    """Contract of a task. Say in a subclass how it is made; ``right_response`` if there is one of full reward."""
 
     def make_task(self) -> Task:
         """Return the task, made anew."""
