@@ -154,9 +154,10 @@ def _largest_stage(lead: str, shares: Mapping[str, Mapping[Stage, float]]) -> st
 
 
 def stage_shares(variant: Variant) -> dict[Stage, float]:
-    """Return each stage's share of a step, as a mean over the variant's runs, of those that ran."""
+    """Return each stage's share of a step, as a mean over the variant's runs that made one, of stages that ran."""
+    measured = [run.stages for run in variant.runs if run.measured_steps]
     means = {
-        stage: sum(run.stages[stage].share for run in variant.runs if stage in run.stages) / len(variant.runs)
+        stage: sum(stages[stage].share for stages in measured if stage in stages) / max(1, len(measured))
         for stage in Stage
         if not stage.is_wait
     }

@@ -259,9 +259,11 @@ def _taken_cores(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
         return
     if steal >= 0.01 * (busy + idle + steal):
         yield f"The hypervisor gave {percent(steal / (busy + idle + steal))} of the cores' time to other machines."
-    own = [figures.cpu_s for figures in process_figures(rows, window)] + [sampling_cpu_s(rows, window)]
+    processes = process_figures(rows, window)
+    own = [figures.cpu_s for figures in processes] + [sampling_cpu_s(rows, window)]
     known = [cpu_s for cpu_s in own if cpu_s is not None]
-    others = (busy - sum(known)) * 1e9 / host["busy"].covered_ns(window)
+    ended_s = sum(interpolated(rows, each.source, "children_cpu_s").growth(window) or 0.0 for each in processes)
+    others = (busy - sum(known) - ended_s) * 1e9 / host["busy"].covered_ns(window)
     if len(known) == len(own) and others >= 0.1:
         yield f"Processes that are no part of the run, or serve Ray, used {number(others)} cores on average."
 

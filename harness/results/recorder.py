@@ -202,7 +202,8 @@ class RunRecorder:
         profiled = facts.step in self._profiled
         warmup = facts.step - self._first_step < WARMUP_FLOOR
         cold = warmup and self._first_step > 0  # after a resume
-        self._seconds.append(StepSeconds(facts.step, wall_s, not (profiled or cold or evaluation_s(spans))))
+        evaluated = evaluation_s(spans) or any(it.stage is Stage.EVALUATE for it in self._tracer.still_open())
+        self._seconds.append(StepSeconds(facts.step, wall_s, not (profiled or cold or evaluated)))
         lanes, parts = self._lane_seconds(spans, window[1])
         row = step_row(
             step=facts.step,

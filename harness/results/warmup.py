@@ -59,10 +59,13 @@ def read_warm_up(outcome: Mapping[str, Any], rows: Sequence[StepRow]) -> WarmUp:
     stored = outcome.get("warmup")
     if isinstance(stored, dict) and isinstance(stored.get("steps"), int) and "slow_start" in stored:
         return WarmUp(stored["steps"], stored.get("steady"), bool(stored["slow_start"]))
-    evaluated = Stage.EVALUATE.value
-    return warm_up_of(
-        [StepSeconds(row.step, row.wall_s, not row.profiled and not row.stages_s.get(evaluated)) for row in rows]
-    )
+    return warm_up_of([StepSeconds(row.step, row.wall_s, _is_plain(row)) for row in rows])
+
+
+def _is_plain(row: StepRow) -> bool:
+    """As ``RunRecorder`` has it: no profiler, no evaluation, and not the start of another process after a resume."""
+    resumed = row.warmup and row.step >= WARMUP_FLOOR
+    return not (row.profiled or resumed or row.stages_s.get(Stage.EVALUATE.value))
 
 
 def steady_from(times: Sequence[float]) -> WarmUp:

@@ -145,9 +145,10 @@ def _on_ordered(choices: Sequence[Choice]) -> Knee:
 
 
 def _between(chosen: Sequence[float]) -> tuple[float, float]:
-    """Return the choices between which nine in ten lie, none beyond those that were made."""
+    """Return the choices between which nine in ten lie, of those that were made."""
     spread = estimate(chosen)
-    return max(min(chosen), math.floor(spread.low)), min(max(chosen), math.ceil(spread.high))
+    low = max((value for value in chosen if value <= spread.low), default=min(chosen))
+    return low, min((value for value in chosen if value >= spread.high), default=max(chosen))
 
 
 def _of_names(choices: Sequence[Choice]) -> Knee:

@@ -124,6 +124,17 @@ def test_no_gpu_and_why() -> None:
     assert energy_account([], [], "gpu0", (0, S)) == (None, "not_sampled")
 
 
+def test_cpu_time_of_a_process_that_ended_counts_with_its_parent() -> None:
+    rows = [
+        host(0, cpu_busy_s=0.0, cpu_idle_s=0.0, cpu_steal_s=0.0),
+        host(10, cpu_busy_s=8.0, cpu_idle_s=12.0, cpu_steal_s=0.0),
+    ]
+    rows += series("sampler", "cpu_s", [0.0, 0.0], 10 * S) + series("driver", "cpu_s", [1.0, 5.0], 10 * S)
+    (others,) = contention(rows, (0, 10 * S))
+    assert "0.400 cores" in others  # (8 - 4) / 10
+    assert contention(rows + series("driver", "children_cpu_s", [0.0, 4.0], 10 * S), (0, 10 * S)) == []
+
+
 def test_contention_in_sentences() -> None:
     quiet = {"cpu_busy_s": 0.0, "cpu_idle_s": 0.0, "cpu_steal_s": 0.0, "throttled_s": 0.0}
     quiet |= {"pressure_cpu_some_s": 0.0, "pressure_memory_some_s": 0.0, "pressure_io_some_s": 0.0}

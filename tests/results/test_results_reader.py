@@ -399,3 +399,18 @@ def test_warm_up_that_shows_only_at_the_end_is_flagged_when_read(make_run: Make)
         path.write_text(json.dumps(manifest))
         run = load_run(path.parent)
         assert ([row.warmup for row in run.steps], run.warm_up) == ([True, True, *[False] * 4], WarmUp(2, True))
+
+
+def test_the_first_steps_after_a_resume_do_not_count_when_an_older_runs_warm_up_is_found(make_run: Make) -> None:
+    path = make_run(steps=24).folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["outcome"]["warmup"] = None
+    path.write_text(json.dumps(manifest))
+    steps = path.parent / "steps.jsonl"
+    rows = [json.loads(line) for line in steps.read_text().splitlines()]
+    for row in rows:
+        if row["kind"] == "step":
+            row["warmup"] = row["step"] < 4  # of the process that began, and of one that resumed at step 2
+            row["wall_s"] = 60.0 if row["warmup"] else 1.0 + row["step"] % 2 / 100
+    steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load_run(path.parent).warm_up == WarmUp(2, True)

@@ -98,6 +98,15 @@ def test_the_knee_is_the_smallest_value_within_five_percent_of_the_best() -> Non
     assert "one step more (3): +4.1%" in said  # 102 / 98 - 1
 
 
+def test_the_range_of_choices_ends_at_values_of_the_axis() -> None:
+    # of 29 draws one has its best at 1 and one at 64: nine in ten are interpolated to lie between 4.5 and 36
+    low, middle, high = ([10.0] * 29 for _ in range(3))
+    low[0] = high[28] = 90.0
+    middle[1:28] = [90.0] * 27
+    choices = [Choice(1, tuple(low)), Choice(8, tuple(middle)), Choice(64, tuple(high))]
+    assert find_knee(choices, Axis("placement.generator.count", (1, 8, 64))).between == (1, 64)
+
+
 def test_a_value_is_judged_against_the_best_of_the_same_world() -> None:
     # By the medians, 40, 60 and 60, 2 would be enough; but in two of the three worlds it has 0.6 and 0.9 of what 3 has,
     # shares of 0.6, 0.9 and 1 with the median 0.9.

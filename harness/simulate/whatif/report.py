@@ -16,7 +16,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.report.style import label, picture_style, save
 from harness.report.timeline import Excerpt, choose_steps, draw_excerpts, excerpt_of
-from harness.results import Manifest, RunFolder, WarmUp, experiment_name, step_row, tail_row
+from harness.results import Manifest, RunFolder, experiment_name, step_row, tail_row
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.rows import LaneSeconds
 from harness.results.writer import timestamp, utc_now
@@ -221,11 +221,10 @@ def _write(answer: Answer, folder: RunFolder, manifest: Manifest, scenario: Scen
 
 
 def _outcome(answer: Answer, replayed: Replayed) -> dict[str, Any]:
-    warmup = sum(row.warmup for row in replayed.rows)
     ledger = {column: asdict(getattr(replayed.ledger, column)) for column in LEDGER_COLUMNS}
     return {
         "steps_done": len(replayed.rows),
-        "warmup": asdict(WarmUp(warmup, answer.run.warm_up.steady, answer.run.warm_up.slow_start)),
+        "warmup": asdict(answer.run.warm_up),
         "ledger": ledger,
     }
 
