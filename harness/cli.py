@@ -22,6 +22,7 @@ from harness.core.allocator import keep_freed_memory
 from harness.core.arguments import Parser
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.installation import PART_OF, as_typed, how_to_install, program
+from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain_lines, silence_output
 
 if TYPE_CHECKING:
@@ -101,11 +102,13 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
         argv: the arguments after the program's name; None takes the process's own.
         run_scenario: what ``run`` and ``bench`` call; None takes ``harness.run.experiment.run_scenario``.
     """
-    if argv is None and "_ARGCOMPLETE" in os.environ:
+    if argv is not None:
+        return carry_out(lambda: _dispatch(list(argv), run_scenario))
+    if "_ARGCOMPLETE" in os.environ:
         return carry_out(_complete)
-    if argv is None:
-        keep_freed_memory()
-    return carry_out(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv), run_scenario))
+    keep_freed_memory()
+    with signals_as_interrupts():
+        return carry_out(lambda: _dispatch(sys.argv[1:], run_scenario))
 
 
 def carry_out(command: Callable[[], int]) -> int:

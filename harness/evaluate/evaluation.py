@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.core.errors import Interrupted, UserError
+from harness.core.interrupts import signals_as_interrupts
 from harness.core.progress import progress_bars
 from harness.core.protocols import Engine
 from harness.core.seeds import derive_seed
@@ -30,7 +31,7 @@ from harness.evaluate.results import results
 from harness.models.chat import chat_encoder
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
-from harness.run.errors import settings_as_arguments, signals_as_interrupts
+from harness.run.errors import settings_as_arguments
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 from harness.tasks.scoring import GroupRewards, RewardFailed
 

@@ -29,6 +29,7 @@ from rich.console import Console
 
 from harness.compare.tables import Table
 from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.interrupts import signals_as_interrupts
 from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.core.progress import progress_bars
 from harness.core.seeds import derive_seed
@@ -40,7 +41,7 @@ from harness.models.chat import chat_encoder
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
 from harness.report.text import print_table
-from harness.run.errors import settings_as_arguments, signals_as_interrupts
+from harness.run.errors import settings_as_arguments
 from harness.run.standalone_sampler import Sampler, model_name
 from harness.tasks.keywords import (
     BLOCK_SIZE,

@@ -29,11 +29,11 @@ class Output(Console):
         raise BrokenPipeError
 
 
-class _WithoutSpacesAtEnds(io.TextIOBase):
+class _WithoutSpacesAtEnds(io.StringIO):
     """Passes whole lines, as rich writes them, on to standard output."""
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]  # which has no other way to be changed
         return sys.stdout.encoding
 
     def write(self, text: str) -> int:

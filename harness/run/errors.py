@@ -1,10 +1,8 @@
-"""Context managers that turn a full GPU, a signal or a setting's error into what a user of the command reads."""
+"""Context managers that turn a full GPU or a setting's error into what a user of the command reads."""
 
 from __future__ import annotations
 
 import re
-import signal
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,18 +88,3 @@ def _in_arguments(text: str | None) -> str | None:
     for setting, argument in ARGUMENTS.items():
         text = text and text.replace(setting, argument)
     return text
-
-
-@contextmanager
-def signals_as_interrupts() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, also in a job whose shell made it ignore Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    terminate = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGTERM, terminate)

@@ -17,6 +17,7 @@ from harness.compare.as_json import comparison
 from harness.compare.experiments import gather
 from harness.core.checkpoints import LATEST
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain
 from harness.report.console import Output
 from harness.report.text import print_list
@@ -25,7 +26,7 @@ from harness.results.writer import CHECKPOINTS, PICTURES, REPORT, SCENARIO
 from harness.run.arm_runner import ArmRunner
 from harness.run.arrivals import recorded_arrivals
 from harness.run.blocks import run_blocks
-from harness.run.errors import full_gpu_as_user_error, signals_as_interrupts
+from harness.run.errors import full_gpu_as_user_error
 from harness.run.factory import PartsFactory
 from harness.run.interleaving import interleaving_of, points_of, side_by_side
 from harness.run.parts import Build

@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -30,7 +30,7 @@ from harness.engines.paced import PacedEngine
 from harness.learner.paced import made_up_weights, stamp
 from harness.results.rows import SyncRow
 from harness.run.actors.deaths import cause_of_death, own_error
-from harness.run.actors.part import ActorSpec, ProcessSetup, Reply, arrival
+from harness.run.actors.part import ActorSpec, ProcessSetup, Reply, arrival, start_limit_s
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.devices import resolve_device
 from harness.run.interleaving import alternating_order
@@ -190,7 +190,7 @@ class SweepActors:
     def __init__(self, scenario: Scenario, session: RaySession, weights: Weights, logs: ProcessLogs) -> None:
         settings, placement = _sweep_of(scenario), scenario.placement
         transports = settings.transports
-        self._weights, self._version = weights, -1
+        self._weights, self._version, self._limit_s = weights, -1, scenario.faults.stall_after_s
         self._folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
 
         def launch(lane: str, part: PartSettings, make: Callable[[str, Tracer], Any]) -> tuple[Any, Any, Any]:
@@ -209,8 +209,8 @@ class SweepActors:
             launched.append(launch(lane, placement.generator, partial(make_sweep_generator, transports, lane)))
         self._handles = [handle for handle, *_ in launched]
         try:
-            with _plain_errors():
-                ray.get([facts for _, facts, _ in launched])
+            with _plain_errors(limit_s := start_limit_s(self._limit_s)):
+                ray.get([facts for _, facts, _ in launched], timeout=limit_s)
             for name in transports:
                 if transport_kind(name).two_sided:
                     make_group(self._handles, name)
@@ -227,8 +227,10 @@ class SweepActors:
         self._version += 1
         learner, generators = self._handles[0], self._handles[1 : 1 + wanted.receivers]
         kind, version, sent = transport_kind(wanted.transport), self._version, []
-        with _plain_errors():
-            published: Reply = ray.get(learner.call.remote("publish_weights", kind.name, version))
+        with _plain_errors(self._limit_s):
+            published: Reply = ray.get(
+                learner.call.remote("publish_weights", kind.name, version), timeout=self._limit_s
+            )
             if kind.two_sided:
                 tensors = learner.outgoing.options(tensor_transport=kind.tensor_transport)
                 sent = [tensors.remote(kind.name, version)]
@@ -236,8 +238,9 @@ class SweepActors:
             for generator in generators:
                 called_ns.append(time.perf_counter_ns())
                 loading.append(generator.call.remote("load_weights", kind.name, published.value, *sent))
-            replies: list[Reply] = ray.get(loading)
-            copied: Reply = ray.get(generators[0].call.remote("plain_copy_s", published.value.num_bytes))
+            replies: list[Reply] = ray.get(loading, timeout=self._limit_s)
+            copying = generators[0].call.remote("plain_copy_s", published.value.num_bytes)
+            copied: Reply = ray.get(copying, timeout=self._limit_s)
         loaded = [
             [arrival(reply.spans, at_ns), *reply.spans] if sent else reply.spans
             for reply, at_ns in zip(replies, called_ns, strict=True)
@@ -288,14 +291,17 @@ def _seconds(spans: Sequence[Span], stage: Stage) -> float:
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Raise what happened in an actor as if it had happened here."""
+def _plain_errors(limit_s: float) -> Iterator[None]:
+    """Raise what happened in an actor as if it had happened here; ``limit_s`` is how long an answer may take."""
     try:
         yield
     except RayTaskError as error:
         raise own_error(error) from None
     except RayActorError as error:
         raise RunStopped(f"an actor of the transport sweep died: {cause_of_death(error)}") from None
+    except GetTimeoutError:
+        what = "an actor of the transport sweep has not answered"
+        raise RunStopped(f"{what} within {limit_s:g} s (faults.stall_after_s)") from None
 
 
 # ---- the run

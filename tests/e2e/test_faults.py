@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -11,13 +12,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import pytest
 import torch
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.results import Run, find_runs
-from harness.run.actors.part import ActorPart, ActorSpec, LearnerHandle, ProcessSetup, close_parts, wait_until_built
+from harness.run.actors.deaths import DEATHS
+from harness.run.actors.part import (
+    LEAST_START_S,
+    ActorPart,
+    ActorSpec,
+    LearnerHandle,
+    ProcessSetup,
+    close_parts,
+    in_thread,
+    start_limit_s,
+    wait_until_built,
+)
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
@@ -220,7 +233,7 @@ def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
     def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         factory.session(asked)
         spawned.append(ActorPart(ActorSpec(ProcessSetup("learner", 1, None), make, {"num_cpus": 0}), tracer))
-        wait_until_built(spawned)
+        wait_until_built(spawned, 300.0)
         return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0], None))
 
     with pytest.raises(UserError) as told:
@@ -309,6 +322,61 @@ save_policy: false
     assert ledger.failed.rollouts == 2 * failed
     assert ledger.trained.rollouts == 16 - 2 * failed
     assert run.replaced == {}
+
+
+def stopped_from_the_start(tracer: Tracer) -> Any:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_part_that_stops_while_it_starts_is_named_and_leaves_nothing(
+    factory: PartsFactory, own_traces: Traces, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    factory.session(scenario_of(tmp_path, "transport: {type: nixl}\n"))
+    before = set(own_traces.processes("ray::PartActor"))
+    part = ActorPart(
+        ActorSpec(ProcessSetup("generator", 1, None), stopped_from_the_start, {"num_cpus": 0}), RecordingTracer(int)
+    )
+
+    def stopped() -> bool:
+        pids = set(own_traces.processes("ray::PartActor")) - before
+        return bool(pids) and all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids)
+
+    wait_until(stopped, "it stopped")
+    with pytest.raises(
+        RunStopped, match=r"^generator did not start within 0.5 s \(faults\.stall_after_s, but at least"
+    ):
+        wait_until_built([part], 0.5)
+    close_parts([part])
+    wait_until(lambda: set(own_traces.processes("ray::PartActor")) <= before, "the stopped actor ended", 10)
+
+
+def test_a_start_may_take_as_long_as_a_stage_and_never_less_than_its_least() -> None:
+    assert [start_limit_s(stall_after_s) for stall_after_s in (8.0, 600.0)] == [LEAST_START_S, 600.0]
+
+
+def test_whoever_gives_up_waiting_for_a_part_ends_it_and_the_thread_that_waits(
+    factory: PartsFactory, tmp_path: Path
+) -> None:
+    factory.session(scenario_of(tmp_path, "transport: {type: nixl}\n"))
+    part = ActorPart(
+        ActorSpec(ProcessSetup("generator", 1, None), stopped_from_the_start, {"num_cpus": 0}), RecordingTracer(int)
+    )
+    ended: list[type[BaseException]] = []
+
+    def wait() -> None:
+        try:
+            part.finish_building()
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    async def give_up() -> None:
+        await asyncio.wait_for(in_thread(wait, [part]), 0.5)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())  # which waits for its threads
+    assert len(ended) == 1
+    assert issubclass(ended[0], DEATHS)
 
 
 def test_a_stage_that_hangs_is_reported_with_stacks(

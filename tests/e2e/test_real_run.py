@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,32 @@ def test_an_interrupted_run_stays_readable(
     run = only_run(tmp_path)
     assert run.status == "interrupted"
     assert len(run.steps) >= 3
+
+
+def test_sigterm_before_the_run_has_begun_is_ctrl_c_too(environment: dict[str, str], tmp_path: Path) -> None:
+    """As soon as the command hears it: while it imports, or loads the scenario."""
+    process = subprocess.Popen(
+        command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}"),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not hears(process.pid, signal.SIGTERM):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=300)[1]
+    finally:
+        process.kill()
+    assert (process.returncode, errors.splitlines()[-1][:11]) == (130, "interrupted")
+
+
+def hears(pid: int, number: signal.Signals) -> bool:
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -48,12 +48,15 @@ WRITING_S = 120.0
 """Seconds in which a profiler writes its file."""
 PULSE_S = 5.0
 """Seconds in which an idle actor answers."""
+LEAST_START_S = 120.0
+"""Seconds that a start may take, however short a stage may be: processes load their libraries first."""
 MOVING = "weights"
 """The concurrency group in which weights move: a Generator loads them while it samples, or a Learner publishes them
 while it trains."""
 MOVES = ("load_weights", "publish_weights", "begin_publish", "write_shards", "finish_publish")
 """The methods of that group."""
 
+T = TypeVar("T")
 Make = Callable[..., Any]
 """Makes a worker, given its tracer."""
 
@@ -415,7 +418,7 @@ class ActorPart:
             stage: what it may still be doing.
         """
         with self.tracer.underway(self.lane, stage), suppress(*DEATHS):
-            await asyncio.to_thread(self.finish_building)  # of one that was being replaced
+            await in_thread(self.finish_building, [self])  # of one that was being replaced
             for group in {None, self.spec.moving_lane and MOVING}:
                 await self.handle.forget.options(concurrency_group=group).remote()
         self.device_figures.clear()
@@ -464,7 +467,7 @@ class ActorPart:
             replacements.count(self.lane, reason)
             self.launch_again()
             try:
-                return await asyncio.to_thread(self.finish_building)
+                return await in_thread(self.finish_building, [self])
             except DEATHS as error:
                 reason = f"while it started: {cause_of_death(error)}"
 
@@ -525,19 +528,45 @@ def clock_offset_ns(
     return offset_ns
 
 
-def wait_until_built(parts: Sequence[ActorPart]) -> None:
+async def in_thread(wait: Callable[[], T], parts: Sequence[ActorPart]) -> T:
+    """Return what a wait for these parts returns. Whoever gives it up ends them, so that its thread ends too.
+
+    Args:
+        wait: blocks until their actors have answered, or are dead.
+        parts: for which it waits.
+    """
+    try:
+        return await asyncio.to_thread(wait)
+    except asyncio.CancelledError:
+        for part in parts:
+            ray.kill(part.handle)
+        raise
+
+
+def start_limit_s(stall_after_s: float) -> float:
+    """Return the seconds that a start may take: as long as any stage, and at least ``LEAST_START_S``."""
+    return max(stall_after_s, LEAST_START_S)
+
+
+def wait_until_built(parts: Sequence[ActorPart], limit_s: float) -> None:
     """Return when the workers of all parts are built.
 
     When one has failed, the others have ``LAST_WORDS_S`` to fail too: ranks of a Learner would wait for a dead one.
 
+    Args:
+        parts: just launched.
+        limit_s: see ``start_limit_s``.
+
     Raises:
         HarnessError: what building a worker raised, or that its process died, of the first part; those come before what
-            is put down as another one's failure, as a connection that broke off.
+            is put down as another one's failure, as a connection that broke off. Or who has not started in time.
     """
     failures: list[tuple[bool, int, HarnessError]] = []
     waiting = {part.building: number for number, part in enumerate(parts)}
+    ends_s = time.monotonic() + limit_s
     while waiting:
-        built, _ = ray.wait(list(waiting), timeout=LAST_WORDS_S if failures else None)
+        left_s = LAST_WORDS_S if failures else max(0.0, ends_s - time.monotonic())
+        built, _ = ray.wait(list(waiting), timeout=left_s)
         if not built:
             break
         number = waiting.pop(built[0])
@@ -550,6 +579,11 @@ def wait_until_built(parts: Sequence[ActorPart]) -> None:
             failures.append((type(error) is RunStopped, number, error))
     if failures:
         raise min(failures)[2]
+    if waiting:
+        late = " and ".join(parts[number].lane for number in sorted(waiting.values()))
+        raise RunStopped(
+            f"{late} did not start within {limit_s:g} s (faults.stall_after_s, but at least {LEAST_START_S:g})"
+        )
 
 
 def end_windows(parts: Sequence[ActorPart]) -> None:

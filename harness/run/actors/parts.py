@@ -36,6 +36,8 @@ from harness.run.actors.part import (
     boot_id,
     close_parts,
     end_windows,
+    in_thread,
+    start_limit_s,
     wait_until_built,
 )
 from harness.run.actors.placement import Placement, ResourceRequest
@@ -86,7 +88,7 @@ class ActorParts(RunningParts):
     Raises:
         UserError: a file, model, reward function or device that the scenario names cannot be used, or the cluster does
             not have what the parts ask for.
-        RunStopped: an actor died while it started.
+        RunStopped: an actor died while it started, or did not start in time.
         Interrupted: ``should_stop`` returned True.
     """
 
@@ -98,6 +100,7 @@ class ActorParts(RunningParts):
         open_session: Callable[[Scenario], RaySession],
     ) -> None:
         self._scenario, self._kind = scenario, transport_kind(scenario.transport.type)
+        self._start_limit_s = start_limit_s(scenario.faults.stall_after_s)
         self._kind.check_usable()
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
@@ -207,7 +210,7 @@ class ActorParts(RunningParts):
             for part in self._ranks:
                 starting.enter_context(part.tracer.underway(part.lane, Stage.STARTUP))
             await asyncio.gather(
-                asyncio.to_thread(wait_until_built, self._ranks),
+                in_thread(partial(wait_until_built, self._ranks, self._start_limit_s), self._ranks),
                 *(part.settle(stage) for part, stage in self._outliving),
             )
         for part in self._ranks:
@@ -244,7 +247,7 @@ class ActorParts(RunningParts):
 
     def _wait_until_ready(self) -> None:
         """Return when every worker is built, and connected where the transport needs that beforehand."""
-        wait_until_built(self._actors)
+        wait_until_built(self._actors, self._start_limit_s)
         if self._kind.two_sided:
             with ends_the_run(f"Learner and Generators could not be connected by {self._kind.name}"):
                 make_group([part.handle for part in self._members], self._kind.name)
@@ -257,7 +260,8 @@ class ActorParts(RunningParts):
         """
         await self._members[0].check_alive()
         with ends_the_run(f"Learner and Generators could not be connected anew by {self._kind.name}"):
-            await asyncio.to_thread(remake_group, [part.handle for part in self._members], self._kind.name)
+            remake = partial(remake_group, [part.handle for part in self._members], self._kind.name)
+            await in_thread(remake, self._members)
 
     def _check_profilers(self) -> None:
         """Refuse profilers for parts on other machines: they are started from here, and write here.

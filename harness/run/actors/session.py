@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import ray
+from ray._private import utils as ray_utils
 from ray._private.services import canonicalize_bootstrap_address
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # absent from its stub
 
@@ -77,7 +78,7 @@ class RaySession:
         self._own_folder = OwnFolder()
         self.address, self.folder = address, self._own_folder.path
         try:
-            with warnings.catch_warnings(), _holding_ctrl_c():
+            with warnings.catch_warnings(), _holding_ctrl_c(), _own_sigterm():
                 warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
                 if self.is_local and not {_TOKEN, _TOKEN_PATH} & os.environ.keys():
                     self._make_token()
@@ -154,6 +155,21 @@ def _holding_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if asked:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep Ray from answering SIGTERM: it would print a stack and leave with exit code 1, the run marked failed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    kept, ray_utils.set_sigterm_handler = ray_utils.set_sigterm_handler, lambda handler: None
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler = kept
+        signal.signal(signal.SIGTERM, before)  # its library in C has set one of its own
 
 
 def _check_limits() -> None:

@@ -17,13 +17,13 @@ from rich.text import Text
 
 from harness.compare.learning import divergence, evaluations
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
 from harness.report.console import Output
 from harness.results import Manifest, load_run
 from harness.results.experiment_plan import held
 from harness.run.arm_runner import ArmRunner
-from harness.run.errors import signals_as_interrupts
 from harness.run.experiment import show_results
 from harness.run.factory import PartsFactory
 from harness.run.interleaving import points_of
