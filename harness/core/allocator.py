@@ -4,8 +4,9 @@ By default glibc hands freed blocks of more than 32 MiB, and the top of the heap
 page by page when the next ones are made. A training pass makes the same tensors again every time. Kept, a pass by
 itself takes 0.95 to 0.98 of the CPU seconds in float32 and 0.82 to 0.92 in bfloat16 (3M to 100M parameters, one
 thread), at the same peak; the quickstart's steps on actors take 0.96 and 0.95 of their seconds, on threads of one
-process 0.98 and about the same. Blocks of more than 1 GiB still go back. There is one arena, since the others keep no
-block above 64 MiB.
+process 0.98 and about the same. Blocks of more than 256 MiB still go back: weights of 0.5 GiB that the object
+store took as one block each time left holes, until their sender held 4.5 GiB. There is one arena, since the others keep
+no block above 64 MiB.
 
 Where a process makes and frees whole layers of unlike sizes all the time, as a rank that holds a piece of the model
 does, what is kept is full of holes. By default that is so too: glibc raises the size from which a block is mapped by
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 
 _SETTINGS = {  # by the names of the environment, with their numbers in malloc.h
     "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
-    "MALLOC_MMAP_THRESHOLD_": (-3, 2**30),
+    "MALLOC_MMAP_THRESHOLD_": (-3, 2**28),
     "MALLOC_ARENA_MAX": (-8, 1),
 }
 _GIVES_BACK = {"MALLOC_TRIM_THRESHOLD_": 2**24, "MALLOC_MMAP_THRESHOLD_": 2**20, "MALLOC_ARENA_MAX": 1}

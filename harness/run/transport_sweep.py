@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -29,7 +29,7 @@ from harness.core.types import WeightHandle
 from harness.engines.paced import PacedEngine
 from harness.learner.paced import made_up_weights, stamp
 from harness.results.rows import SyncRow
-from harness.run.actors.deaths import cause_of_death, own_error
+from harness.run.actors.deaths import DEATHS, cause_of_death, own_error
 from harness.run.actors.part import ActorSpec, ProcessSetup, Reply, arrival, start_limit_s
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.devices import resolve_device
@@ -297,7 +297,7 @@ def _plain_errors(limit_s: float) -> Iterator[None]:
         yield
     except RayTaskError as error:
         raise own_error(error) from None
-    except RayActorError as error:
+    except DEATHS as error:
         raise RunStopped(f"an actor of the transport sweep died: {cause_of_death(error)}") from None
     except GetTimeoutError:
         what = "an actor of the transport sweep has not answered"
