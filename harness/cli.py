@@ -84,7 +84,7 @@ COMMANDS = {
     "whatif": (
         "harness.simulate.whatif.command",
         "replay a recorded run with one thing changed",
-        "whatif results/reference/async_lag1 --scale update=0.5",
+        "whatif results/reference/async_lag1 --run lag1,block=00 --scale update=0.5",
     ),
     "import": (
         "harness.results.import_command",

@@ -11,7 +11,7 @@ from harness.core.arguments import file_argument, json_argument
 
 DESCRIPTION = "Write a run, or all runs of an experiment side by side, as a trace for ui.perfetto.dev."
 EXAMPLES = """examples:
-  python -m harness trace results/reference/inflight -o inflight.json.gz
+  python -m harness trace results/reference/paced_overlap -o overlap.json.gz
   python -m harness trace RUN --nsys RUN/profiles/learner.sqlite   # from: nsys export --type=sqlite learner.nsys-rep
 
 Open the file at https://ui.perfetto.dev (Open trace file). It is read in the browser and not uploaded."""

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.core.errors import HarnessError, RunStopped, UserError
+from harness.core.interrupts import holding_interrupts
 from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
@@ -169,19 +170,20 @@ class ArmRunner:
         measure_memory = partial(_measure_memory, sessions, self._experiment.has_gpu)
         for number, arm in enumerate(arms):
             try:
-                session = self._experiment.open_run(
-                    arm,
-                    interleaving=interleaving,
-                    row_listeners=listeners[number],
-                    pass_turn=schedule.slot(number).finished,
-                    measure_memory=measure_memory,
-                )
+                with holding_interrupts():  # between the run's folder and the session that says how it ended
+                    opened = self._experiment.open_run(
+                        arm,
+                        interleaving=interleaving,
+                        row_listeners=listeners[number],
+                        pass_turn=schedule.slot(number).finished,
+                        measure_memory=measure_memory,
+                    )
+                    sessions.append(opened)
             except UserError as error:
                 self.failures.append((arm.label, error))
                 for opened in sessions:
                     opened.finish(error)
                 return False
-            sessions.append(session)
         return True
 
     async def _take_turns(self, sessions: list[RunSession], schedule: RoundRobinSchedule | Alone) -> None:

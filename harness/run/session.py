@@ -17,6 +17,7 @@ import torch
 from harness.core.atomic_files import sync, whole_file
 from harness.core.checkpoints import steps_in
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
+from harness.core.interrupts import holding_interrupts
 from harness.core.trace import RecordingTracer
 from harness.models.flops import utilisation_of
 from harness.probes.clock import PausableClock
@@ -136,6 +137,10 @@ class RunSession:
         if self._finished:
             return
         self._finished = True
+        with holding_interrupts():  # else the manifest says "running" for good
+            self._write_how_it_ended(error)
+
+    def _write_how_it_ended(self, error: BaseException | None) -> None:
         if error is None:
             self._write_end("completed")
             return

@@ -38,7 +38,7 @@ from tests.hostile.documents import IMPOSSIBLE
 from tests.hostile.outcome import Silent
 
 ROOT = Path(__file__).parents[2]
-SOUND_RUN = ROOT / "results/reference/sync_k1-vs-sync_k2/20261121-165005/again,block=0"
+SOUND_RUN = ROOT / "results/reference/sync_k1-vs-sync_k2/20261125-205319/sync_k1,block=0"
 TRL_LOG = ROOT / "tests/data/importers/trl_1.16_trainer_state.json"
 ROW_FILES = ("steps.jsonl", "spans.jsonl", "counters.jsonl")
 NOT_OURS = ("400 digits", "5000 digits", "nested 100000 deep")

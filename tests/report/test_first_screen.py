@@ -53,6 +53,16 @@ def test_headline_picture_lever_and_figures_come_in_this_order(make_run: Make, t
     assert bars[:2] == ["0.500", "2.00"]
 
 
+def test_bars_are_means_over_all_runs_where_one_alone_kept_its_spans(make_run: Make, tmp_path: Path) -> None:
+    """Steps of 1 s and 2.5 s, of which the update is 0.5 and 2 s; the run of the slow ones has no spans any more."""
+    make_run(arm="k1", block=0)
+    slow = [("generator", Stage.GENERATE, 0.3), ("scorer", Stage.SCORE, 0.1), ("learner", Stage.UPDATE, 2.0)]
+    run = make_run(arm="k1", block=1, stages=[*slow, ("generator", Stage.WEIGHT_LOAD, 0.1)])
+    (run.folder / "spans.jsonl").unlink()
+    page = page_of(run.folder.parent, tmp_path / "r.html")
+    assert set(re.findall(r"<title>update: ([\d.]+) s</title>", page.partition("</figure>")[0])) == {"1.25"}
+
+
 def test_the_lever_names_a_line_that_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     folder = next((REPOSITORY / "results" / "reference" / "sync_k").glob("*"))

@@ -180,10 +180,9 @@ def test_the_page_says_what_its_committed_runs_say() -> None:
     assert step.ratio == pytest.approx(step_ratio(blocks.variants[0], blocks.variants[1]))
     assert f"Step time `{step.verdict}`, {_interval(step)}" in page
     stages = {effect.name: effect for effect in judged.stages if effect.verdict is Verdict.DIFFERENT}
-    assert list(stages) == ["old_logprobs", "update", "evaluate"]
+    assert list(stages) == ["old_logprobs", "update"]
     assert f"`update` took {_percent(stages['update'].ratio)} longer" in page
     assert f"adds {_percent(stages['old_logprobs'].ratio)} of a step" in page
-    assert f"`evaluate` took {_percent(stages['evaluate'].ratio)} longer" in page
     assert floor.ratio is not None
     assert f"is {100 * abs(floor.ratio - 1):.1f}% apart ({change(floor.low)} to {change(floor.high)})" in page
 

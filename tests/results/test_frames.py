@@ -29,7 +29,7 @@ def test_frames_hold_what_the_rows_say() -> None:
 
 
 def test_spans_rollouts_and_syncs_are_frames_too() -> None:
-    results = harness.load_results(REFERENCE / "async_lag1")
+    results = harness.load_results(REFERENCE / "sync_k")
     spans = [span for run in results.runs for span in run.spans()]
     assert list(results.spans["end_s"] - results.spans["start_s"]) == pytest.approx(
         [(span.end_ns - span.start_ns) / 1e9 for span in spans]

@@ -19,7 +19,7 @@ from harness.results.jsonl import parse_json, read_file
 from harness.results.reader import parse_settings
 
 REFERENCE = Path(__file__).parents[2] / "results/reference"
-SOUND = REFERENCE / "sync_k1-vs-sync_k2/20261121-165005/again,block=0"
+SOUND = REFERENCE / "sync_k1-vs-sync_k2/20261125-205319/sync_k1,block=0"
 MANIFEST, SETTINGS, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 STEPS, SPANS, COUNTERS, ROLLOUTS = "steps.jsonl", "spans.jsonl", "counters.jsonl", "rollouts.jsonl"
 READ_BY = {
@@ -153,7 +153,7 @@ CASES: list[tuple[str, str, Callable[[Path], None]]] = [
 def test_a_damaged_run_is_left_out_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, file: str, damage: Callable[[Path], None]
 ) -> None:
-    experiment = tmp_path / "results" / "sync_k1-vs-sync_k2" / "20261121-165005"
+    experiment = tmp_path / "results" / "sync_k1-vs-sync_k2" / "20261125-205319"
     for name in ("sound", "damaged"):
         shutil.copytree(SOUND, experiment / name)
     damage(experiment / "damaged" / file)

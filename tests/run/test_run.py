@@ -1,8 +1,11 @@
 """The composition root on simulated parts: turns, folders, and how a run ends when something goes wrong."""
 
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +172,26 @@ def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: 
     assert {run.manifest.status for run in runs.values()} == {"interrupted"}
     assert {run.manifest.error for run in runs.values()} == {None}
     assert [row.step for row in runs["k4"].steps] == [0]
+
+
+@pytest.mark.parametrize("moment", ["harness.run.session.open_streams", "harness.run.session.memory_line"])
+def test_a_signal_while_a_run_is_opened_or_written_down_leaves_none_that_seems_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    module, _, name = moment.rpartition(".")
+    before, struck = getattr(sys.modules[module], name), list[bool]()
+
+    def strike(*arguments: Any, **named: Any) -> Any:
+        if not struck:
+            struck.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return before(*arguments, **named)
+
+    monkeypatch.setattr(moment, strike)
+    with pytest.raises(Interrupted):
+        run_scenario(scenario(tmp_path, "steps: 1\n"), tmp_path / "out", True, build_simulated_parts, unseen)
+    (run,) = runs_by_name(tmp_path / "out").values()
+    assert run.manifest.status == ("completed" if name == "memory_line" else "interrupted")
 
 
 def arm_of(resolved: Scenario) -> Arm:

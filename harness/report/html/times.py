@@ -73,7 +73,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _steps(report_data: ReportData, variants: Sequence[Variant]) -> Markup:
-    rows = [(variant, stage_seconds(variant), *_exposed(report_data, variant.name)) for variant in variants]
+    rows = [(variant, stage_seconds(variant), *_exposed(report_data, variant)) for variant in variants]
     ends = [max(sum(spent.values()), *wall_s(variant)) for variant, spent, _, _ in rows]
     axis, bars = linear([0.0, *ends], from_zero=True), list[Bar]()
     for variant, spent, parts, nobody in rows:
@@ -94,13 +94,13 @@ def _steps(report_data: ReportData, variants: Sequence[Variant]) -> Markup:
 
 
 def _bars(variant: Variant, spent: Parts, parts: Parts, nobody: float) -> list[Bar]:
+    """Return an arm's bars; ``parts`` and ``nobody`` are its exposed seconds, empty where no run kept its spans."""
     values = wall_s(variant)
     seeds = f" ({len(values)} runs)" if len(values) > 1 else ""
-    total = sum(spent.values())
+    total, alone = sum(spent.values()), _take_turns(variant)
     mean, ends = fmean(values), _ends(values)
     wall = f"{numbers.number(mean)} s{mark(variant)}"
     heading = f"{variant.name}{seeds}"
-    alone = total <= (1 + SIDE_BY_SIDE) * mean
     left = nobody if parts else max(0.0, mean - total)
     rest = [Segment(NOBODY[0], left, f"{NOBODY[1]}: {numbers.number(left)} s")] if left > 0 else []
     if alone or not parts:
@@ -109,6 +109,11 @@ def _bars(variant: Variant, spent: Parts, parts: Parts, nobody: float) -> list[B
         Bar(SPENT, _segments(spent), f"{numbers.number(total)} s", heading),
         Bar("exposed", [*_segments(parts), *rest], wall, whisker=ends),
     ]
+
+
+def _take_turns(variant: Variant) -> bool:
+    """Whether an arm's lanes worked one after the other: their stages add up to no more than its steps."""
+    return sum(stage_seconds(variant).values()) <= (1 + SIDE_BY_SIDE) * fmean(wall_s(variant))
 
 
 def _segments(parts: Parts) -> list[Segment]:
@@ -125,21 +130,34 @@ def _says(report_data: ReportData, variants: Sequence[Variant], twice: bool) -> 
     said = f"Means over {window}, evaluations included."
     if twice:
         said += " Spent: added over lanes that work side by side. Exposed: what the loop waited for; that is the step."
-    if not any(report_data.exposures.values()):
+    kept, runs = sum(map(len, report_data.exposures.values())), sum(len(wall_s(variant)) for variant in variants)
+    if not kept:
         said += " No spans were kept; a thick mark is the whole step where its stages add up to more."
+    elif kept < runs and twice:
+        said += f" Exposed shares are those of the {kept} of {runs} runs that kept their spans."
     if several > 1:
         said += f" Whiskers: lowest to highest of up to {several} runs."
     return " ".join([said, *(f"{MARK} {note}" for note in steadiness_notes(variants))])
 
 
-def _exposed(report_data: ReportData, name: str) -> tuple[Parts, float]:
-    """Return mean exposed seconds per step of each stage, and of no stage."""
-    found = report_data.exposures.get(name, [])
+def _exposed(report_data: ReportData, variant: Variant) -> tuple[Parts, float]:
+    """Return mean exposed seconds per step of each stage, and of no stage.
+
+    Where only some runs kept their spans: those runs' shares of the mean step of all. Then none where lanes took turns,
+    since what they spent is what was exposed.
+    """
+    found = report_data.exposures.get(variant.name, [])
     if not found:
         return {}, 0.0
     stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]
     parts = {stage: fmean(part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found) for stage in stages}
-    return parts, fmean(part.nobody_ns / 1e9 / steps for part, steps in found)
+    nobody, walls = fmean(part.nobody_ns / 1e9 / steps for part, steps in found), wall_s(variant)
+    if len(found) == len(walls):
+        return parts, nobody
+    if _take_turns(variant):
+        return {}, 0.0
+    scale = fmean(walls) / (sum(parts.values()) + nobody)
+    return {stage: seconds * scale for stage, seconds in parts.items()}, nobody * scale
 
 
 def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Table:

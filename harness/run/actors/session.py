@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import ray
@@ -24,6 +24,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 
 from harness.core.allocator import allocator_environment
 from harness.core.errors import UserError
+from harness.core.interrupts import holding_interrupts
 from harness.core.own_folder import OwnFolder
 from harness.probes.nsight import SESSION_CONFIG
 from harness.probes.windows import process_name
@@ -78,7 +79,8 @@ class RaySession:
         self._own_folder = OwnFolder()
         self.address, self.folder = address, self._own_folder.path
         try:
-            with warnings.catch_warnings(), _holding_ctrl_c(), _own_sigterm():
+            # stopped half-way through its start, Ray leaves processes behind
+            with warnings.catch_warnings(), holding_interrupts(), _own_sigterm():
                 warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
                 if self.is_local and not {_TOKEN, _TOKEN_PATH} & os.environ.keys():
                     self._make_token()
@@ -115,7 +117,7 @@ class RaySession:
 
     def close(self) -> None:
         """End the local Ray with all its processes, or leave the cluster; remove what was written."""
-        with _holding_ctrl_c():
+        with holding_interrupts():
             ray.shutdown()
         if self._own_token:
             self._own_token = False
@@ -130,31 +132,6 @@ class RaySession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@contextmanager
-def _holding_ctrl_c() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends, or is asked for twice.
-
-    A Ray that is stopped half-way through its start leaves processes behind, and threads that crash at the exit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) > 1:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if asked:
-            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

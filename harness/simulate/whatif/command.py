@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  python -m harness whatif results/reference/async_lag1 --run lag1,seed=0 --scale update=0.5
+  python -m harness whatif results/reference/async_lag1 --run lag1,block=00 --scale update=0.5
   python -m harness whatif results/reference/paced_overlap --run sync --set max_lag=1 -o before_and_after.png
 
 The run is replayed by the real loop on a virtual clock, with its own times, lengths, rewards and order."""
