@@ -43,7 +43,7 @@ class OwnFolder:
         """Remove it with all that is in it; closing twice does no harm."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             os.close(lock)
             _OF_THIS_PROCESS.discard(self.path)
 
@@ -70,11 +70,32 @@ def remove_abandoned() -> list[Path]:
                     fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if os.read(lock, 64) != _this_kernel():
                         continue
-                    shutil.rmtree(owner.parent, ignore_errors=True)
-                    removed.append(owner.parent)
+                    if _remove(owner.parent):
+                        removed.append(owner.parent)
             finally:
                 os.close(lock)
     return removed
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a folder; where something is still written into it, its owner's file stays for the next command to find.
+
+    Returns:
+        whether it is gone.
+    """
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != OWNER:
+                os.unlink(entry.path)
+        if os.listdir(folder) in ([], [OWNER]):
+            (folder / OWNER).unlink(missing_ok=True)
+            try:
+                folder.rmdir()
+            except OSError:  # something was written in this very moment
+                (folder / OWNER).write_bytes(_this_kernel())
+    return not folder.exists()
 
 
 def _this_kernel() -> bytes:

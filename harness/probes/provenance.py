@@ -126,8 +126,8 @@ def _memory_gib(meminfo: Path, limit: Path) -> int | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints, or None where it fails, is absent or takes more than 5 seconds."""
-    command = ["git", "-C", str(folder), *arguments]
+    """Return what git prints, or None where it fails, is absent or takes more than 5 seconds; it locks nothing."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):

@@ -10,6 +10,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -19,7 +20,9 @@ from harness.core.marked_processes import MARKS, end_marked, marked, with_mark
 from harness.core.own_folder import remove_abandoned
 
 LOOK_S = 1.0
-"""Seconds between two looks at what there is, while the parts of a run start."""
+"""Seconds between two looks at what there is, while the parts of a run start, and at folders after the end."""
+LAST_LOOKS = 3
+"""Looks at folders after the end: a process that lost both its mark and its parents, as vLLM's may, writes on a while."""
 _STARTING, _STARTED = b"+", b"-"
 _PROGRAM = (
     "import sys; _, parent, mark, *sys.path[:] = sys.argv; "
@@ -99,4 +102,6 @@ def guard(parent: int, mark: str) -> None:
         starting += (word == _STARTING) - (word == _STARTED)
         known |= marked(mark, known)
     end_marked(mark, known)
-    remove_abandoned()
+    for _ in range(LAST_LOOKS):
+        remove_abandoned()
+        time.sleep(LOOK_S)

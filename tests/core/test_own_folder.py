@@ -68,3 +68,15 @@ def test_closing_twice_closes_nothing_of_others() -> None:
     other = os.open(os.devnull, os.O_RDONLY)
     folder.close()
     os.close(other)
+
+
+def test_a_folder_that_is_still_written_into_is_found_again(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_an_owner(temporary)
+    (left,) = temporary.iterdir()
+    (left / "cache").mkdir()
+    with monkeypatch.context() as busy:
+        busy.setattr("shutil.rmtree", lambda *_, **__: None)
+        assert remove_abandoned() == []
+    assert sorted(os.listdir(left)) == [OWNER, "cache"]
+    assert remove_abandoned() == [left]
+    assert list(temporary.iterdir()) == []
