@@ -22,7 +22,7 @@ from harness.core.own_folder import remove_abandoned
 LOOK_S = 1.0
 """Seconds between two looks at what there is, while the parts of a run start, and at folders after the end."""
 LAST_LOOKS = 3
-"""Looks at folders after the end: a process that lost both its mark and its parents, as vLLM's may, writes on a while."""
+"""Looks at folders after the end: a process of vLLM that lost its mark and its parents may write on for a while."""
 _STARTING, _STARTED = b"+", b"-"
 _PROGRAM = (
     "import sys; _, parent, mark, *sys.path[:] = sys.argv; "
