@@ -133,15 +133,15 @@ def stage_columns(rows: Sequence[StepRow], lanes: LaneTimes | None = None) -> di
         lanes: of those whose spans were read; for the others, what the rows say counts.
     """
     of_rows = [row.lanes if lanes else {"": row.stages_s} for row in rows]
-    named: dict[str, list[float]] = {}
+    named = defaultdict[str, list[float]](lambda: [0.0] * len(rows))
     for place, by_lane in enumerate(of_rows):
         for lane, stages_s in by_lane.items():
             if not lanes or part_of(lane) not in lanes:
                 for name, seconds in stages_s.items():
-                    named.setdefault(name, [0.0] * len(rows))[place] += seconds
+                    named[name][place] += seconds
     for stages in (lanes or {}).values():
         for stage, column in stages.items():
-            before = named.get(stage.value, [0.0] * len(rows))
+            before = named[stage.value]
             named[stage.value] = [one + other for one, other in zip(before, column, strict=True)]
     return {stage: named[stage.value] for stage in Stage if stage.value in named}
 

@@ -61,7 +61,7 @@ CASES: dict[str, Callable[[Path], None]] = {
 def measured(damage: Callable[[Path], None]) -> Iterator[tuple[str, int, float, float, float, str]]:
     """Yield (command, exit code, seconds, CPU seconds, peak GB, first line of errors) beside a sound run."""
     with tempfile.TemporaryDirectory(prefix="hostile-") as temporary:
-        experiment = Path(temporary) / "sync_k1-vs-sync_k2/20261121-165005"
+        experiment = Path(temporary) / "sync_k1-vs-sync_k2/20261125-205319"
         for name in ("sound", "damaged"):
             shutil.copytree(SOUND_RUN, experiment / name)
         damage(experiment / "damaged")
