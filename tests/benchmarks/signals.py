@@ -138,7 +138,11 @@ def expected(kind: str, now: Moment, arms: Arms) -> Expected:
         return Expected(0, complete)
     if now.statuses[arm] is None and now.building:
         without = tuple(None if arms.together or place == arm else "completed" for place in range(len(arms.names)))
-        said = "died while it started" if kind == "kill part" else f"did not start within {LEAST_START_S:g} s"
+        said = (
+            "died while it started"
+            if kind == "kill part"
+            else rf"did not start( within {LEAST_START_S:g} s|, for which)"
+        )
         return Expected(1, without, f"{lane or '(generator|scorer|learner)'}.* {said}")
     if kind == "kill part" and not lane.startswith("learner"):
         return Expected(0, complete, replaced=(arm, lane), done_by=(arm, lane))

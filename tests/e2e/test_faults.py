@@ -328,6 +328,10 @@ def stopped_from_the_start(tracer: Tracer) -> Any:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def gave_up(tracer: Tracer) -> Any:
+    raise RuntimeError("no answer for 50 s")
+
+
 def test_a_part_that_stops_while_it_starts_is_named_and_leaves_nothing(
     factory: PartsFactory, own_traces: Traces, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
@@ -346,7 +350,13 @@ def test_a_part_that_stops_while_it_starts_is_named_and_leaves_nothing(
         RunStopped, match=r"^generator did not start within 0.5 s \(faults\.stall_after_s, but at least"
     ):
         wait_until_built([part], 0.5)
-    close_parts([part])
+    other = ActorPart(ActorSpec(ProcessSetup("learner", 1, None), gave_up, {"num_cpus": 0}), RecordingTracer(int))
+    with pytest.raises(RunStopped) as told:
+        wait_until_built([part, other], 300.0)
+    assert str(told.value).splitlines() == [
+        "generator did not start, for which learner waited: an actor failed with RuntimeError: no answer for 50 s"
+    ]
+    close_parts([part, other])
     wait_until(lambda: set(own_traces.processes("ray::PartActor")) <= before, "the stopped actor ended", 10)
 
 

@@ -559,7 +559,8 @@ def wait_until_built(parts: Sequence[ActorPart], limit_s: float) -> None:
 
     Raises:
         HarnessError: what building a worker raised, or that its process died, of the first part; those come before what
-            is put down as another one's failure, as a connection that broke off. Or who has not started in time.
+            is put down as another one's failure, as a connection that broke off. Or who has not started in time, or not
+            when another one gave up waiting for it.
     """
     failures: list[tuple[bool, int, HarnessError]] = []
     waiting = {part.building: number for number, part in enumerate(parts)}
@@ -577,10 +578,14 @@ def wait_until_built(parts: Sequence[ActorPart], limit_s: float) -> None:
             failures.append((False, number, RunStopped(what)))
         except HarnessError as error:
             failures.append((type(error) is RunStopped, number, error))
+    late = " and ".join(parts[number].lane for number in sorted(waiting.values()))
     if failures:
-        raise min(failures)[2]
-    if waiting:
-        late = " and ".join(parts[number].lane for number in sorted(waiting.values()))
+        is_consequence, number, failure = min(failures)
+        if late and is_consequence:
+            what = f"{late} did not start, for which {parts[number].lane} waited: {first_line(failure)}"
+            raise RunStopped(what) from None
+        raise failure
+    if late:
         raise RunStopped(
             f"{late} did not start within {limit_s:g} s (faults.stall_after_s, but at least {LEAST_START_S:g})"
         )
