@@ -1,11 +1,16 @@
 """``python -m harness`` as a process: exit codes, no traceback, nothing heavy imported."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from harness.core.errors import UserError
+from harness.run.actors import session
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -80,3 +85,20 @@ def test_a_limit_of_the_shell_is_one_error(tmp_path, limit, arguments, says):
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("grpo-")] == []
+
+
+@pytest.mark.parametrize(("limit", "is_enough"), [(300, False), (10**6, True), (resource.RLIM_INFINITY, True)])
+def test_a_limit_on_processes_counts_those_that_the_user_has(monkeypatch, limit, is_enough):
+    """It does not hold for root, as whom these tests may run."""
+    of_others = resource.getrlimit
+    found = lambda kind: (limit, limit) if kind == resource.RLIMIT_NPROC else of_others(kind)  # noqa: E731
+    monkeypatch.setattr(resource, "getrlimit", found)
+    with monkeypatch.context() as root:
+        root.setattr(os, "getuid", lambda: 0)
+        session._check_limits()
+    monkeypatch.setattr(os, "getuid", lambda: psutil.Process().uids().real or 12345)
+    if is_enough:
+        session._check_limits()
+        return
+    with pytest.raises(UserError, match="the limit of 300 processes and threads of this user is too low for Ray"):
+        session._check_limits()

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import ray
 from ray._private import utils as ray_utils
 from ray._private.services import canonicalize_bootstrap_address
@@ -35,7 +36,9 @@ PROBE_S = 5.0
 """Seconds that a cluster may take to accept a connection."""
 LEAST_FILES = 1024
 LEAST_ADDRESSES = 64 * 2**30
-"""Below these Ray's processes may hang at the start; each reserves far more addresses than it uses."""
+LEAST_THREADS = 512
+"""Below these Ray's processes may hang at the start: each reserves far more addresses than it uses, and a small run on
+two cores has 325 threads."""
 _SHARED_MEMORY = Path("/dev/shm")
 _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _START_FIX = "see that the machine has memory and disk space left, and that TMPDIR, if set, is a short path"
@@ -152,14 +155,22 @@ def _own_sigterm() -> Iterator[None]:
 def _check_limits() -> None:
     """Refuse limits of the shell under which Ray's processes hang at the start, instead of saying so.
 
+    The limit on processes counts the threads of all of the user's processes, and does not hold for root.
+
     Raises:
         UserError: with the limit and the least that Ray is known to start with.
     """
-    for limit, least, what, option in (
-        (resource.RLIMIT_NOFILE, LEAST_FILES, "open files", f"ulimit -n {LEAST_FILES}"),
-        (resource.RLIMIT_AS, LEAST_ADDRESSES, "bytes of address space", "ulimit -v unlimited"),
-    ):
-        most = resource.getrlimit(limit)[1 if limit == resource.RLIMIT_NOFILE else 0]  # Ray raises the files to it
+    limits = [
+        (resource.getrlimit(resource.RLIMIT_NOFILE)[1], LEAST_FILES, "open files", f"ulimit -n {LEAST_FILES}"),
+        (resource.getrlimit(resource.RLIMIT_AS)[0], LEAST_ADDRESSES, "bytes of address space", "ulimit -v unlimited"),
+    ]  # Ray raises that of files to the hard one
+    threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.getuid() and threads != resource.RLIM_INFINITY:
+        own = [each.info for each in psutil.process_iter(["uids", "num_threads"])]
+        there = sum(it["num_threads"] or 0 for it in own if it["uids"] and it["uids"].real == os.getuid())
+        least = LEAST_THREADS + there
+        limits.append((threads, least, "processes and threads of this user", f"ulimit -u {least}"))
+    for most, least, what, option in limits:
         if most != resource.RLIM_INFINITY and most < least:
             raise UserError(
                 f"the limit of {most} {what} is too low for Ray, which needs {least}",
