@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from harness.core.named_files import nearest
 from harness.core.types import SamplingParams
@@ -128,7 +128,8 @@ class JsonlTaskSettings(ChatSettings):
     reward: Reward
     """Reward function as `package.module:function`, called with (response, ground_truth); or a weighted list."""
     reward_timeout_s: Seconds | None = 30.0
-    """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit."""
+    """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit, and
+    no process of its own: a function that ends its process then ends the run."""
     prompt_field: NonEmptyText = "prompt"
     """Key of the prompt in each row."""
     answer_field: NonEmptyText = "answer"
@@ -186,7 +187,8 @@ class OwnTaskSettings(ChatSettings):
     options: OwnOptions = Field(default_factory=dict)
     """Keyword arguments of the class."""
     reward_timeout_s: Seconds | None = 30.0
-    """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit."""
+    """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit, and
+    no process of its own: a function that ends its process then ends the run."""
 
 
 TaskSettings = Annotated[
@@ -392,7 +394,15 @@ class EvaluationSettings(Section):
     prompts: AtLeast1 = 256
     """Validation prompts used, one response each."""
     examples: AtLeast0 = 4
-    """Rollouts of each validation kept in the results, to be read."""
+    """Rollouts of each validation kept in the results, to be read; by default at most `prompts`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _examples_of_few_prompts(cls, given: object) -> object:
+        """Keep all of fewer prompts than the default."""
+        if isinstance(given, dict) and "examples" not in given and given.get("prompts") in (1, 2, 3):
+            return given | {"examples": given["prompts"]}
+        return given
 
 
 def sorting_goes_together(scenario: Scenario) -> Problem | None:

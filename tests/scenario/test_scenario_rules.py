@@ -172,7 +172,7 @@ CASES = [
     ),
     ({"model": {"preset": "maths"}}, "warm_start_suits_the_task", "", "", ["model.preset", "task.type"]),
     (
-        {"evaluation": {"prompts": 3}},
+        {"evaluation": {"prompts": 3, "examples": 4}},
         "examples_are_evaluated",
         "4 3",
         "3",
