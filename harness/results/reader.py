@@ -252,11 +252,13 @@ def _flagged(rows: list[StepRow], warm_up: WarmUp, starts: Sequence[int]) -> tup
     Each new process warms up as the first one did, so as many steps are flagged after each of ``starts``. Where no step
     would be left, the rows keep their flags: all of a short run count, or none.
     """
-    warm = {step for start in starts for step in range(start, start + warm_up.steps)}
-    if all(row.step in warm for row in rows):
+    spells = [range(start, start + warm_up.steps) for start in starts]  # however long a damaged manifest says they are
+    warm = [any(row.step in spell for spell in spells) for row in rows]
+    if all(warm):
         return tuple(rows)
     return tuple(
-        msgspec.structs.replace(row, warmup=True) if row.step in warm and not row.warmup else row for row in rows
+        msgspec.structs.replace(row, warmup=True) if is_warm and not row.warmup else row
+        for row, is_warm in zip(rows, warm, strict=True)
     )
 
 

@@ -126,11 +126,15 @@ def _stats(**changes: Any) -> dict[str, Any]:
         (json.dumps({"benchmarks": [_stats(median=None)]}), "is damaged: it lacks 'median'"),
         (
             json.dumps({"benchmarks": [_stats(median=float("nan"))]}),
-            f"is damaged: a time of '{LOSS}' is nan; it must be a number of seconds, 0 or more",
+            f"is damaged: a time of '{LOSS}' is nan; it must be a number of seconds from 0 to 1e+09",
+        ),
+        (
+            json.dumps({"benchmarks": [_stats(median=10**400)]}),
+            f"is damaged: a time of '{LOSS}' is {10**400}; it must be a number of seconds from 0 to 1e+09",
         ),
         (
             json.dumps({"benchmarks": [_stats(q1="fast")]}),
-            f"is damaged: a time of '{LOSS}' is 'fast'; it must be a number of seconds, 0 or more",
+            f"is damaged: a time of '{LOSS}' is 'fast'; it must be a number of seconds from 0 to 1e+09",
         ),
         (
             json.dumps({"benchmarks": [_stats(rounds=1.5)]}),

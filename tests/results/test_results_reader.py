@@ -414,3 +414,11 @@ def test_the_first_steps_after_a_resume_do_not_count_when_an_older_runs_warm_up_
             row["wall_s"] = 60.0 if row["warmup"] else 1.0 + row["step"] % 2 / 100
     steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert load_run(path.parent).warm_up == WarmUp(2, True)
+
+
+def test_a_warm_up_of_more_steps_than_memory_could_hold_changes_no_flags(make_run: Make) -> None:
+    path = make_run(steps=3).folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["outcome"]["warmup"] = {"steps": 2**40, "steady": True, "slow_start": False}
+    path.write_text(json.dumps(manifest))
+    assert [row.warmup for row in load_run(path.parent).steps] == [False, False, False]
