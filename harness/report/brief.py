@@ -63,13 +63,13 @@ def print_brief(console: Console, material: ReportData, judged: Sequence[Judgeme
     if lever := largest_lever(material):
         console.print(Text(plain(lever)))
     told = caveats(experiment)
-    for line in told[:MOST_CAVEATS]:
-        console.print(Padding(Text(f"- {plain(line)}", style="dim"), (0, 1)))
     left = len(told) - MOST_CAVEATS
+    more = [f"{plural(left, 'more caveat')} below all tables."] if left > 0 else []
+    for line in [*told[:MOST_CAVEATS], *more]:
+        console.print(Padding(Text(f"- {plain(line)}", style="dim"), (0, 1)))
     console.print()
     if page is not None:
-        more = f" (and {plural(left, 'caveat')} more)" if left > 0 else ""
-        console.print(Text(f"page: {plain(shown_path(page))}{more}"), soft_wrap=True)
+        console.print(Text(f"page: {plain(shown_path(page))}"), soft_wrap=True)
     console.print(
         Text(as_typed(f"all tables: python -m harness compare {plain(shown_path(experiment.folder))}")), soft_wrap=True
     )

@@ -382,7 +382,10 @@ def _grader() -> AnswerGrader:
 
 def grade(data: bytes, folder: Path) -> None:
     """Grade a response, as bytes that may be no UTF-8."""
-    response = data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
+    try:
+        response = data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        response = data.decode("utf-8", "replace")
     for function in (r1_zero_reward_fn, question_only_reward_fn):
         rewards = function(response, "1/2", agree=_grader())
         if not set(rewards.values()) <= {0.0, 1.0}:
