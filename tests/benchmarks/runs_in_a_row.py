@@ -4,7 +4,8 @@
 
 Prints, before the first run and after each: processes below this one, its open descriptors and resident memory, the
 bytes in /dev/shm and the temporary files. Exits with 1 where one of them is more after the last run than after the
-second, resident memory by more than is allowed. With ``--commands`` each run is a command of its own.
+second, resident memory by more than is allowed. With ``--commands`` each run is a command of its own. Ray itself leaves
+up to two sockets at each ``init`` and ``shutdown`` in one process, without any part of this project: they are allowed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ SETTINGS = (
 SCENARIO = "sync_k1"
 WARM = 2
 """Runs after which everything is loaded."""
+RAYS_OWN = 2
+"""Descriptors that each start of Ray leaves."""
 TORCH_CACHE = "torchinductor_"
 
 
@@ -81,7 +84,8 @@ def main() -> int:
                 flush=True,
             )
     warm, last = found[min(WARM, asked.runs)], found[-1]
-    allowed = Held(0, 0, asked.memory_mib, 0, 0)
+    of_ray = 0 if asked.commands else RAYS_OWN * max(0, asked.runs - WARM)
+    allowed = Held(0, of_ray, asked.memory_mib, 0, 0)
     grown = [
         f"{name}: {before:g} to {after:g}"
         for name, before, after, more in zip(Held._fields, warm, last, allowed, strict=True)
