@@ -410,13 +410,14 @@ def _statuses(statuses: Iterable[str]) -> str:
 
 
 def overview_table(experiments: Sequence[Experiment]) -> Table:
-    """Return one line for each experiment; ranges run over all its runs.
+    """Return one line for each experiment, with the status where not all runs are complete; ranges are over its runs.
 
     Where not all were made on one kind of machine with the same versions and threads, a letter says which group each
     belongs to, and the notes say what sets the groups apart.
     """
     environments = groups(experiments)
-    header: tuple[str, ...] = ("runs", "status", "steps", "s per step", "last reward", "length")
+    is_odd = any(run.status != "completed" for experiment in experiments for run in experiment.runs)
+    header = ("runs", *(("status",) if is_odd else ()), "steps", "s per step", "last reward")
     header = ("scenario", "experiment", *(("in",) if len(environments) > 1 else ()), *header)
     rows = []
     for experiment in experiments:
@@ -424,11 +425,11 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
         letters = (letters_of(experiment, environments),) if len(environments) > 1 else ()
         rows.append(
             (
-                *(experiment.title, experiment.name, *letters, str(len(runs)), _statuses(run.status for run in runs)),
+                *(experiment.title, experiment.name, *letters, str(len(runs))),
+                *((_statuses(run.status for run in runs),) if is_odd else ()),
                 _over_runs([run.steps for run in runs], count),
                 _over_runs([run.step_s for run in runs], number) + "".join(sorted({*map(mark, experiment.variants)})),
                 _over_runs([run.last.reward if run.last else None for run in runs], reward),
-                _over_runs([run.last.length if run.last else None for run in runs], number),
             )
         )
     words = 3 if len(environments) > 1 else 2

@@ -40,6 +40,8 @@ from harness.results.writer import PICTURES, REPORT
 
 Judging = Callable[[Experiment], Sequence[Judgement]]
 """Returns the verdicts on an experiment."""
+LONGEST_NAME = 20
+"""Characters up to which a name is kept on one line, while figures beside it are broken."""
 
 
 def print_comparison(
@@ -82,7 +84,8 @@ def print_table(console: Console, table: Table) -> None:
     for part in _fitting(table, console.width):
         drawn = RichTable(box=box.SIMPLE_HEAD, title=Text(plain(part.title), style="bold"), title_justify="left")
         for index, name in enumerate(part.header):
-            drawn.add_column(Text(plain(name)), justify="left" if index < table.words else "right")
+            is_name = index < table.words and all(len(row[index]) <= LONGEST_NAME for row in part.rows)
+            drawn.add_column(Text(plain(name)), justify="left" if index < table.words else "right", no_wrap=is_name)
         for row in part.rows:
             drawn.add_row(*(Text(plain(cell)) for cell in row))
         console.print(drawn)

@@ -41,8 +41,8 @@ def test_the_newest_experiment_is_shown_in_detail(results: Path, capsys: pytest.
     assert main([str(results)]) == 0
     output = capsys.readouterr()
     lines = [" ".join(line.split()) for line in output.out.splitlines()]
-    assert "quickstart 20261119-080000 1 completed 4 1.50 0.550 18.0" in lines
-    assert "sync_k 20261120-111500 2 completed 4 1.50 0.550 18.0" in lines
+    assert "quickstart 20261119-080000 1 4 1.50 0.550" in lines
+    assert "sync_k 20261120-111500 2 4 1.50 0.550" in lines
     assert "sync_k / 20261120-111500" in lines
     assert "quickstart / 20261119-080000" not in lines
     assert "update 0.500 33.3% 0.500 33.3%" in lines
@@ -159,7 +159,7 @@ def test_damage_in_the_newest_experiment_takes_out_the_run_and_not_the_experimen
     assert f"warning: left out '{bad}': " in output.err
     lines = [" ".join(line.split()) for line in output.out.splitlines()]
     assert "update 0.500 33.3%" in lines
-    assert "sync_k 20261120-111500 1 completed 4 1.50 0.550 18.0" in lines
+    assert "sync_k 20261120-111500 1 4 1.50 0.550" in lines
 
 
 def test_a_run_folder_is_shown_without_its_siblings(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

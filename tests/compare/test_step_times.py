@@ -163,7 +163,7 @@ def test_a_run_that_gets_slower_keeps_its_fast_start(make_run: Make, tmp_path: P
     assert run.step_s == pytest.approx((8 * 0.1 + 30 * 0.15) / 38)
     row = next(row for row in stage_table(experiment).rows if row[0] == "whole step")
     assert row[1].startswith(f"0.139{MARK} ")
-    assert overview_table([experiment]).rows[0][5] == f"0.139{MARK}"
+    assert overview_table([experiment]).rows[0][4] == f"0.139{MARK}"
     message_is("\n".join(steadiness_notes([variant])))
 
 
