@@ -37,6 +37,7 @@ def offered(line: str, folder: Path) -> list[str]:
         ("grpo-harness bench sync_k1 sync_k2 --set replay.m", ["replay.max_age=", "replay.max_uses="]),
         ("grpo-harness run quickstart --set loss.kl.reference=", ["frozen", "reclone", "polyak"]),
         ("grpo-harness run quickstart --set loss.kl.monitor=", ["true", "false"]),
+        ("grpo-harness run quickstart --set faults.delays=", [""]),
         ("grpo-harness simulate sync_k1 --machine cpu-2", ["cpu-2-cores"]),
         ("grpo-harness baseline record main no", ["noise"]),
         ("grpo-harness compare resu", ["results/"]),

@@ -84,11 +84,13 @@ def _remove(folder: Path) -> bool:
         whether it is gone.
     """
     with suppress(OSError):
-        for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            elif entry.name != OWNER:
-                os.unlink(entry.path)
+        for name in os.listdir(folder):
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif name != OWNER:
+                with suppress(OSError):  # gone in the meantime
+                    path.unlink()
         if os.listdir(folder) in ([], [OWNER]):
             (folder / OWNER).unlink(missing_ok=True)
             try:

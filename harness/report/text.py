@@ -40,8 +40,6 @@ from harness.results.writer import PICTURES, REPORT
 
 Judging = Callable[[Experiment], Sequence[Judgement]]
 """Returns the verdicts on an experiment."""
-LONGEST_NAME = 20
-"""Characters up to which a name is kept on one line, while figures beside it are broken."""
 
 
 def print_comparison(
@@ -81,11 +79,14 @@ def print_pareto(console: Console, experiment: Experiment, axes: tuple[Axis, Axi
 def print_table(console: Console, table: Table) -> None:
     """Draw a table; one that is too wide for the console is drawn in parts."""
     console.print()
-    for part in _fitting(table, console.width):
+    width = console.width
+    for part in _fitting(table, width):
         drawn = RichTable(box=box.SIMPLE_HEAD, title=Text(plain(part.title), style="bold"), title_justify="left")
         for index, name in enumerate(part.header):
-            is_name = index < table.words and all(len(row[index]) <= LONGEST_NAME for row in part.rows)
-            drawn.add_column(Text(plain(name)), justify="left" if index < table.words else "right", no_wrap=is_name)
+            is_name = index < table.words
+            drawn.add_column(
+                Text(plain(name)), justify="left" if is_name else "right", no_wrap=is_name and _keeps_names(part, width)
+            )
         for row in part.rows:
             drawn.add_row(*(Text(plain(cell)) for cell in row))
         console.print(drawn)
@@ -147,6 +148,14 @@ def _fitting(table: Table, width: int) -> list[Table]:
         return [table]
     room = max(1, (width - widths[0] - 2) // max(widths[1:]))
     return columns_apart(table, room)
+
+
+def _keeps_names(table: Table, width: int) -> bool:
+    """Whether names can stay on one line with every word of the other columns whole beside them."""
+    columns = list(zip(table.header, *table.rows, strict=True))
+    names = [max(map(len, column)) for column in columns[: table.words]]
+    others = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns[table.words :]]
+    return sum(names) + sum(others) + 2 * len(columns) + 2 <= width
 
 
 def markdown_table(table: Table) -> str:

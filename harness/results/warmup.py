@@ -63,7 +63,7 @@ def read_warm_up(outcome: Mapping[str, Any], rows: Sequence[StepRow]) -> WarmUp:
 
 
 def _is_plain(row: StepRow) -> bool:
-    """As ``RunRecorder`` has it: no profiler, no evaluation, and not the start of another process after a resume."""
+    """Whether a step had no profiler, no evaluation, and was not among the first of a process that resumed the run."""
     resumed = row.warmup and row.step >= WARMUP_FLOOR
     return not (row.profiled or resumed or row.stages_s.get(Stage.EVALUATE.value))
 

@@ -131,8 +131,9 @@ class ArmRunner:
                         asyncio.run(self._take_turns(sessions, schedule))
             except BaseException as error:
                 self._stop.set()
-                for session in sessions:
-                    session.finish(error)
+                with holding_interrupts():  # a second signal may come while the first run is written down
+                    for session in sessions:
+                        session.finish(error)
                 raise
         found = [session.memory for session in sessions if session.memory]
         if found and not passing:  # of what runs side by side, the last one found the most

@@ -134,11 +134,10 @@ class RunSession:
         Raises:
             UserError: the folder cannot be written, where there was no other error.
         """
-        if self._finished:
-            return
-        self._finished = True
         with holding_interrupts():  # else the manifest says "running" for good
-            self._write_how_it_ended(error)
+            if not self._finished:
+                self._finished = True
+                self._write_how_it_ended(error)
 
     def _write_how_it_ended(self, error: BaseException | None) -> None:
         if error is None:

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.core.errors import HarnessError, Interrupted, RunStopped
+from harness.core.interrupts import holding_interrupts
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage, Tracer
 from harness.core.types import WeightHandle
@@ -30,7 +31,7 @@ from harness.engines.paced import PacedEngine
 from harness.learner.paced import made_up_weights, stamp
 from harness.results.rows import SyncRow
 from harness.run.actors.deaths import DEATHS, cause_of_death, own_error
-from harness.run.actors.part import ActorSpec, ProcessSetup, Reply, arrival, start_limit_s
+from harness.run.actors.part import LEAST_START_S, ActorSpec, ProcessSetup, Reply, arrival, start_limit_s
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.devices import resolve_device
 from harness.run.interleaving import alternating_order
@@ -301,7 +302,8 @@ def _plain_errors(limit_s: float) -> Iterator[None]:
         raise RunStopped(f"an actor of the transport sweep died: {cause_of_death(error)}") from None
     except GetTimeoutError:
         what = "an actor of the transport sweep has not answered"
-        raise RunStopped(f"{what} within {limit_s:g} s (faults.stall_after_s)") from None
+        least = f", but at least {LEAST_START_S:g}" if limit_s == LEAST_START_S else ""
+        raise RunStopped(f"{what} within {limit_s:g} s (faults.stall_after_s{least})") from None
 
 
 # ---- the run
@@ -319,10 +321,10 @@ def run_transport_sweep(
     """
     for name in _sweep_of(variant.scenario).transports:
         transport_kind(name).check_here()
-    start_s = time.perf_counter()
-    folder = experiment.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
-    rows = 0
+    start_s, rows, folder = time.perf_counter(), 0, None
     try:
+        with holding_interrupts():
+            folder = experiment.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
         for row in _sync_rows(variant.scenario, session, folder.log, console, quiet):
             folder.append_step(row.to_json())
             folder.flush()
@@ -330,9 +332,12 @@ def run_transport_sweep(
     except BaseException as error:
         asked_to_stop = isinstance(error, KeyboardInterrupt | Interrupted)
         status, why = ("interrupted", None) if asked_to_stop else ("failed", str(error))
-        folder.finish(status, why, {"syncs": rows})
+        if folder is not None:
+            with holding_interrupts():
+                folder.finish(status, why, {"syncs": rows})
         raise
-    folder.finish("completed", None, {"syncs": rows, "elapsed_s": time.perf_counter() - start_s})
+    with holding_interrupts():
+        folder.finish("completed", None, {"syncs": rows, "elapsed_s": time.perf_counter() - start_s})
 
 
 def _sync_rows(

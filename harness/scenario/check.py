@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -265,6 +265,8 @@ def choices_of(key: str, root: SectionClass) -> list[str]:
 def _choices_in(annotation: object) -> Iterator[str]:
     if annotation is bool:
         yield from ("true", "false")
+    if get_origin(annotation) is dict:  # a mapping, whose keys are no values
+        return
     for part in get_args(annotation):
         yield from (part,) if isinstance(part, str) else _choices_in(part)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from harness.core.named_files import nearest
 from harness.core.types import SamplingParams
@@ -394,15 +394,7 @@ class EvaluationSettings(Section):
     prompts: AtLeast1 = 256
     """Validation prompts used, one response each."""
     examples: AtLeast0 = 4
-    """Rollouts of each validation kept in the results, to be read; by default at most `prompts`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _examples_of_few_prompts(cls, given: object) -> object:
-        """Keep all of fewer prompts than the default."""
-        if isinstance(given, dict) and "examples" not in given and given.get("prompts") in (1, 2, 3):
-            return given | {"examples": given["prompts"]}
-        return given
+    """Rollouts of each validation kept in the results, to be read; all where there are fewer."""
 
 
 def sorting_goes_together(scenario: Scenario) -> Problem | None:
@@ -564,16 +556,6 @@ def enough_validation_prompts(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "evaluation.prompts", "task.validation_prompts")
 
 
-def examples_are_evaluated(scenario: Scenario) -> Problem | None:
-    """Examples are taken from the validation rollouts."""
-    wanted, present = scenario.evaluation.examples, scenario.evaluation.prompts
-    if wanted <= present:
-        return None
-    what = f"evaluation.examples is {wanted}, must be at most evaluation.prompts {present}"
-    fix = f"set evaluation.examples to at most {present}"
-    return broken(what, fix, "evaluation.examples", "evaluation.prompts")
-
-
 def one_size_of_vllms_cache(scenario: Scenario) -> Problem | None:
     """vLLM's memory is said in one way, and a share of a GPU needs a GPU."""
     engine = scenario.engine
@@ -649,7 +631,6 @@ TASK_AND_MODEL_RULES = (
     chat_template_of_a_folder,
     own_prompt_names_its_reward,
     enough_validation_prompts,
-    examples_are_evaluated,
     one_size_of_vllms_cache,
     workers_have_gpus,
     token_bounds,

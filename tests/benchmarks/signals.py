@@ -290,8 +290,11 @@ def strike(
     if process.poll() is not None or not pids:
         return []
     pid = pids[int(fraction * 1e6) % len(pids)]
-    before = moment(process.pid, pid, out, arms)
-    os.kill(pid, NUMBERS[kind.split()[0]])
+    try:
+        before = moment(process.pid, pid, out, arms)
+        os.kill(pid, NUMBERS[kind.split()[0]])
+    except OSError:  # it has just ended
+        return []
     return [before, Moment(statuses_in(out, arms), before.heard, before.part, before.building)]
 
 

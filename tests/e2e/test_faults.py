@@ -338,7 +338,7 @@ def test_a_part_that_stops_while_it_starts_is_named_and_leaves_nothing(
     factory.session(scenario_of(tmp_path, "transport: {type: nixl}\n"))
     before = set(own_traces.processes("ray::PartActor"))
     part = ActorPart(
-        ActorSpec(ProcessSetup("generator", 1, None), stopped_from_the_start, {"num_cpus": 0}), RecordingTracer(int)
+        ActorSpec(ProcessSetup("learner/0", 1, None), stopped_from_the_start, {"num_cpus": 0}), RecordingTracer(int)
     )
 
     def stopped() -> bool:
@@ -347,14 +347,14 @@ def test_a_part_that_stops_while_it_starts_is_named_and_leaves_nothing(
 
     wait_until(stopped, "it stopped")
     with pytest.raises(
-        RunStopped, match=r"^generator did not start within 0.5 s \(faults\.stall_after_s, but at least"
+        RunStopped, match=r"^learner/0 did not start within 0.5 s \(faults\.stall_after_s, but at least"
     ):
         wait_until_built([part], 0.5)
-    other = ActorPart(ActorSpec(ProcessSetup("learner", 1, None), gave_up, {"num_cpus": 0}), RecordingTracer(int))
+    other = ActorPart(ActorSpec(ProcessSetup("learner/1", 1, None), gave_up, {"num_cpus": 0}), RecordingTracer(int))
     with pytest.raises(RunStopped) as told:
         wait_until_built([part, other], 300.0)
     assert str(told.value).splitlines() == [
-        "generator did not start, for which learner waited: an actor failed with RuntimeError: no answer for 50 s"
+        "learner/0 did not start, for which learner/1 waited: an actor failed with RuntimeError: no answer for 50 s"
     ]
     close_parts([part, other])
     wait_until(lambda: set(own_traces.processes("ray::PartActor")) <= before, "the stopped actor ended", 10)

@@ -174,11 +174,9 @@ def test_an_interrupted_run_says_so_and_names_the_folder(tmp_path: Path, error: 
     assert [row.step for row in runs["k4"].steps] == [0]
 
 
-@pytest.mark.parametrize("moment", ["harness.run.session.open_streams", "harness.run.session.memory_line"])
-def test_a_signal_while_a_run_is_opened_or_written_down_leaves_none_that_seems_to_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    module, _, name = moment.rpartition(".")
+def striking_once(monkeypatch: pytest.MonkeyPatch, called: str) -> None:
+    """Have the first call of a function meet Ctrl-C."""
+    module, _, name = called.rpartition(".")
     before, struck = getattr(sys.modules[module], name), list[bool]()
 
     def strike(*arguments: Any, **named: Any) -> Any:
@@ -187,11 +185,32 @@ def test_a_signal_while_a_run_is_opened_or_written_down_leaves_none_that_seems_t
             signal.raise_signal(signal.SIGINT)
         return before(*arguments, **named)
 
-    monkeypatch.setattr(moment, strike)
+    monkeypatch.setattr(called, strike)
+
+
+@pytest.mark.parametrize(
+    ("called", "status"),
+    [("harness.run.session.open_streams", "interrupted"), ("harness.run.session.memory_line", "completed")],
+)
+def test_a_signal_while_a_run_is_opened_or_written_down_leaves_none_that_seems_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str, status: str
+) -> None:
+    striking_once(monkeypatch, called)
     with pytest.raises(Interrupted):
         run_scenario(scenario(tmp_path, "steps: 1\n"), tmp_path / "out", True, build_simulated_parts, unseen)
     (run,) = runs_by_name(tmp_path / "out").values()
-    assert run.manifest.status == ("completed" if name == "memory_line" else "interrupted")
+    assert run.manifest.status == status
+
+
+def test_a_second_signal_while_the_first_arm_is_written_down_leaves_the_other_interrupted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    striking_once(monkeypatch, "harness.run.session.memory_line")
+    build = failing_at(1, KeyboardInterrupt(), [])
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        run_scenario(scenario(tmp_path, ARMS), tmp_path / "out", True, show=unseen, build=build)
+    runs = runs_by_name(tmp_path / "out")
+    assert [run.manifest.status for run in runs.values()] == ["interrupted"] * 2
 
 
 def arm_of(resolved: Scenario) -> Arm:

@@ -417,8 +417,3 @@ def test_an_error_pickles_with_everything_in_it(folder):
 
     error = refused_text(folder, "stepps: 3\n")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-
-
-@pytest.mark.parametrize(("prompts", "examples"), [(1, 1), (3, 3), (4, 4), (256, 4)])
-def test_of_few_validation_prompts_all_are_kept_to_be_read(prompts, examples):
-    assert load_scenario("quickstart", [f"evaluation.prompts={prompts}"]).evaluation.examples == examples

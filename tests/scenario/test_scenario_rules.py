@@ -172,13 +172,6 @@ CASES = [
     ),
     ({"model": {"preset": "maths"}}, "warm_start_suits_the_task", "", "", ["model.preset", "task.type"]),
     (
-        {"evaluation": {"prompts": 3, "examples": 4}},
-        "examples_are_evaluated",
-        "4 3",
-        "3",
-        ["evaluation.examples", "evaluation.prompts"],
-    ),
-    (
         {"loss": {"kl": {"reference": "reclone"}}},
         "reclone_interval",
         "",

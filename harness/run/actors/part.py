@@ -49,7 +49,7 @@ WRITING_S = 120.0
 PULSE_S = 5.0
 """Seconds in which an idle actor answers."""
 LEAST_START_S = 120.0
-"""Seconds that a start may take, however short a stage may be: processes load their libraries first."""
+"""Seconds that the start of a run's parts may take, however short a stage may be: they load their libraries first."""
 MOVING = "weights"
 """The concurrency group in which weights move: a Generator loads them while it samples, or a Learner publishes them
 while it trains."""
@@ -470,6 +470,9 @@ class ActorPart:
                 return await in_thread(self.finish_building, [self])
             except DEATHS as error:
                 reason = f"while it started: {cause_of_death(error)}"
+            except asyncio.CancelledError:  # which ends it; where the Learner alone is restarted, another is made
+                replacements.made -= 1
+                raise
 
 
 def _spoken(method: str) -> str:
@@ -559,8 +562,8 @@ def wait_until_built(parts: Sequence[ActorPart], limit_s: float) -> None:
 
     Raises:
         HarnessError: what building a worker raised, or that its process died, of the first part; those come before what
-            is put down as another one's failure, as a connection that broke off. Or who has not started in time, or not
-            when another one gave up waiting for it.
+            is put down as another one's failure, as a connection that broke off. Or who has not started in time, or the
+            rank that another rank gave up waiting for.
     """
     failures: list[tuple[bool, int, HarnessError]] = []
     waiting = {part.building: number for number, part in enumerate(parts)}
@@ -581,7 +584,8 @@ def wait_until_built(parts: Sequence[ActorPart], limit_s: float) -> None:
     late = " and ".join(parts[number].lane for number in sorted(waiting.values()))
     if failures:
         is_consequence, number, failure = min(failures)
-        if late and is_consequence:
+        of_one_learner = all(parts[each].lane.startswith("learner") for each in (number, *waiting.values()))
+        if late and is_consequence and of_one_learner:  # ranks, which wait for each other
             what = f"{late} did not start, for which {parts[number].lane} waited: {first_line(failure)}"
             raise RunStopped(what) from None
         raise failure
