@@ -30,18 +30,22 @@ def offered(line: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("grpo-harness r", ["run", "report", "recompute"]),
-        ("grpo-harness run quick", ["quickstart", "quickstart_seeds"]),
+        pytest.param("grpo-harness r", ["run", "report", "recompute"], marks=pytest.mark.slow),
+        pytest.param("grpo-harness run quick", ["quickstart", "quickstart_seeds"], marks=pytest.mark.slow),
         ("grpo-harness run mi", ["mine"]),
         ("grpo-harness run quickstart --dr", ["--dry-run"]),
-        ("grpo-harness bench sync_k1 sync_k2 --set replay.m", ["replay.max_age=", "replay.max_uses="]),
+        pytest.param(
+            "grpo-harness bench sync_k1 sync_k2 --set replay.m",
+            ["replay.max_age=", "replay.max_uses="],
+            marks=pytest.mark.slow,
+        ),
         ("grpo-harness run quickstart --set loss.kl.reference=", ["frozen", "reclone", "polyak"]),
-        ("grpo-harness run quickstart --set loss.kl.monitor=", ["true", "false"]),
+        pytest.param("grpo-harness run quickstart --set loss.kl.monitor=", ["true", "false"], marks=pytest.mark.slow),
         ("grpo-harness run quickstart --set faults.delays=", [""]),
-        ("grpo-harness simulate sync_k1 --machine cpu-2", ["cpu-2-cores"]),
-        ("grpo-harness baseline record main no", ["noise"]),
-        ("grpo-harness compare resu", ["results/"]),
-        ("grpo-harness dataset keywords --model x --r", ["--rows"]),
+        pytest.param("grpo-harness simulate sync_k1 --machine cpu-2", ["cpu-2-cores"], marks=pytest.mark.slow),
+        pytest.param("grpo-harness baseline record main no", ["noise"], marks=pytest.mark.slow),
+        pytest.param("grpo-harness compare resu", ["results/"], marks=pytest.mark.slow),
+        pytest.param("grpo-harness dataset keywords --model x --r", ["--rows"], marks=pytest.mark.slow),
     ],
 )
 def test_what_is_offered(tmp_path: Path, line: str, words: list[str]) -> None:

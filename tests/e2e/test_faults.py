@@ -332,6 +332,7 @@ def gave_up(tracer: Tracer) -> Any:
     raise RuntimeError("no answer for 50 s")
 
 
+@pytest.mark.slow
 def test_a_part_that_stops_while_it_starts_is_named_and_leaves_nothing(
     factory: PartsFactory, own_traces: Traces, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

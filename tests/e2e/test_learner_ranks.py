@@ -239,6 +239,7 @@ def _working_s(stages_s: Mapping[str, float]) -> float:
     return sum(seconds for stage, seconds in stages_s.items() if not Stage(stage).is_wait)
 
 
+@pytest.mark.slow
 def test_the_lanes_of_all_ranks_close_and_their_seconds_are_not_added_up(factory: PartsFactory, tmp_path: Path) -> None:
     text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: ddp}}\n"
     assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
