@@ -321,7 +321,8 @@ def statuses_in(out: Path, arms: Arms) -> tuple[str | None, ...]:
     for file in out.rglob(MANIFEST):
         with suppress(FileNotFoundError):
             manifest = json.loads(file.read_text())
-            found[manifest["arm"] or ""] = manifest["status"]
+            if "status" in manifest:  # else that of a checkpoint
+                found[manifest["arm"] or ""] = manifest["status"]
     return tuple(found.get(name) for name in arms.names)
 
 
