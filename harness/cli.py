@@ -124,6 +124,7 @@ def carry_out(command: Callable[[], int]) -> int:
     except RunStopped as error:
         return _say(f"stopped: {error}", 1)
     except (Interrupted, KeyboardInterrupt) as error:
+        exec("")  # else `python -m` ends by SIGINT, where a module's own exec, as a dataclass's, was interrupted
         return _say(f"interrupted: {error}" if str(error) else "interrupted", 130)
     except BrokenPipeError:
         silence_output()

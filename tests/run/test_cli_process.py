@@ -102,3 +102,14 @@ def test_a_limit_on_processes_counts_those_that_the_user_has(monkeypatch, limit,
         return
     with pytest.raises(UserError, match="the limit of 300 processes and threads of this user is too low for Ray"):
         session._check_limits()
+
+
+def test_an_interrupt_in_the_exec_of_a_module_ends_with_130(tmp_path):
+    """CPython remembers such an interrupt, though it was caught, and lets ``python -m`` end by SIGINT."""
+    lines = ["import sys", "from harness.cli import carry_out"]
+    (tmp_path / "odd.py").write_text(
+        "\n".join([*lines, "sys.exit(carry_out(lambda: exec('raise KeyboardInterrupt')))"])
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(PROJECT)))}
+    done = subprocess.run([sys.executable, "-m", "odd"], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

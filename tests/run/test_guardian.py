@@ -7,8 +7,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.core.marked_processes import MARKS, marked, with_mark
@@ -48,7 +50,11 @@ def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> 
 
 
 def command_lines(mark: str) -> list[str]:
-    return sorted(" ".join(each.cmdline()[:2]) for each in marked(mark))
+    lines = list[str]()
+    for each in marked(mark):
+        with suppress(psutil.NoSuchProcess):
+            lines.append(" ".join(each.cmdline()[:2]))
+    return sorted(lines)
 
 
 def started(tmp_path: Path) -> tuple[subprocess.Popen[str], int, str]:
@@ -58,14 +64,13 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], int, str]:
     assert driver.stdout is not None
     with driver.stdout:
         forked, mark = driver.stdout.readline().split()
-    until(lambda: len(marked(mark)) == 2, "the two that sleep")
+    until(lambda: command_lines(mark) == ["sleep 600"] * 2, "the two that sleep")
     return driver, int(forked), mark
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
 def test_whatever_ends_a_command_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
     driver, forked, mark = started(tmp_path)
-    assert command_lines(mark) == ["sleep 600", "sleep 600"]
     driver.send_signal(number)
     assert driver.wait(60) == -number
     until(lambda: not marked(mark), "what the driver has started ended", 10)
@@ -99,7 +104,9 @@ def test_closing_leaves_what_was_started_and_takes_its_mark_alone(
     descriptors = sorted(os.listdir("/proc/self/fd"))
     guardian = Guardian()
     subprocess.run([sys.executable, "-c", HIDDEN], check=True)
-    assert len(marked(outer)) == 4  # the two that sleep unseen, the one before, and the guardian
+    # the two that sleep unseen, and the one before; beside them the guardian
+    until(lambda: command_lines(outer).count("sleep 600") == 3, "all sleep")
+    assert len(marked(outer)) == 4
     guardian.close()
     guardian.close()
     left = marked(outer)
