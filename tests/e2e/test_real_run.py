@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_the_saved_policy_can_be_trained_further(
     assert first.value == pytest.approx(last.value, abs=1e-9)  # the same weights, prompts and seed
 
 
+@contextmanager
+def endless_run(environment: dict[str, str], out: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={out}"),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
@@ -162,19 +178,10 @@ def test_the_saved_policy_can_be_trained_further(
 def test_an_interrupted_run_stays_readable(
     number: signal.Signals, environment: dict[str, str], finished: object, tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}"),
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with endless_run(environment, tmp_path) as process:
         wait_for_steps(tmp_path, process, 3)
         process.send_signal(number)
         errors = process.communicate(timeout=300)[1]
-    finally:
-        process.kill()
     assert process.returncode == 130
     assert "what was measured so far is in" in errors
     assert "Traceback" not in errors
@@ -185,22 +192,13 @@ def test_an_interrupted_run_stays_readable(
 
 def test_sigterm_before_the_run_has_begun_is_ctrl_c_too(environment: dict[str, str], tmp_path: Path) -> None:
     """As soon as the command hears it: while it imports, or loads the scenario."""
-    process = subprocess.Popen(
-        command("run", "quickstart", *TINY, "--set=steps=100000", f"--out={tmp_path}"),
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with endless_run(environment, tmp_path) as process:
         deadline = time.monotonic() + 300
         while not hears(process.pid, signal.SIGTERM):
             assert time.monotonic() < deadline
             time.sleep(0.001)
         process.send_signal(signal.SIGTERM)
         errors = process.communicate(timeout=300)[1]
-    finally:
-        process.kill()
     assert (process.returncode, errors.splitlines()[-1][:11]) == (130, "interrupted")
 
 
