@@ -41,9 +41,7 @@ from harness.scenario.learner import in_shards, mesh_shape, microbatches, offloa
 from harness.scenario.loop_plan import rank_lanes
 from harness.scenario.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
-from harness.transports.catalogue import transport_kind
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
-from harness.transports.sharded import shard_sender
 
 if TYPE_CHECKING:
     from harness.learner import PolicyTrainer
@@ -554,6 +552,8 @@ def make_learner_rank(
     from harness.learner.last_calls import NotingTracer
     from harness.run.rank_faults import SlowComputing, struck_tracer
     from harness.run.rank_worker import LearnerRank
+    from harness.transports.catalogue import transport_kind  # loads Ray
+    from harness.transports.sharded import shard_sender
 
     proven, name, slow = mismatch_bound(scenario) is not None, scenario.transport.type, scenario.faults.slow_rank
     lane = rank_lanes(scenario)[group.rank]

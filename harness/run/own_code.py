@@ -45,12 +45,13 @@ def check_own_code(scenario: Scenario) -> None:
     from harness.results.trackers.streams import OWN_TRACKER
     from harness.run.builders import OWN_ENGINE, OWN_TASK, own_functions
     from harness.tasks.rewards import KIND as OWN_REWARD
-    from harness.transports.catalogue import transport_kind
 
     for key, name in own_names(scenario).items():
         if key.startswith("task.reward"):
             import_function(name, OWN_REWARD)
         elif key.startswith("transport"):
+            from harness.transports.catalogue import transport_kind  # loads Ray
+
             transport_kind(name)
         elif key.startswith("trackers"):
             import_part(name, OWN_TRACKER, {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-import ray
 import torch.distributed as dist
 
 Place = tuple[str, int]
@@ -14,7 +13,11 @@ Place = tuple[str, int]
 
 def reachable_at(interface: str) -> str:
     """Return this machine's address on the interface: with any but ``lo``, where Ray reaches this node."""
-    return "127.0.0.1" if interface == "lo" else str(ray.util.get_node_ip_address())
+    if interface == "lo":
+        return "127.0.0.1"
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def listen(host: str) -> Any:
