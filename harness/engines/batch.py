@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -168,7 +168,7 @@ class BatchSampler:
         goes_on = sampling.pinned_lengths is not None or batch.length < sampling.min_tokens
         banned = self._tokenizer.eos_token_id if goes_on else None
         tokens_R, log_probs_R = draw(logits_RV, sampling, uniforms_R, banned)
-        finished = batch.record(tokens_R.cpu().numpy(), log_probs_R.cpu().numpy(), self._backend.logits_version)
+        finished = batch.record(*_on_host(tokens_R, log_probs_R), self._backend.logits_version)
         if finished is None or batch.is_done:
             return tokens_R
         sources, targets, num_rows = batch.drop(finished)
@@ -179,6 +179,14 @@ class BatchSampler:
     def _poll(self, length: int, sampling: SamplingParams) -> None:
         if self._should_stop is not None and self._should_stop():
             raise Interrupted(f"sampling was stopped after {length} of at most {sampling.max_tokens} tokens")
+
+
+def _on_host(tokens_R: Tensor, log_probs_R: Tensor) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.float32]]:
+    """Both by one copy, since each waits for the device."""
+    if tokens_R.device.type == "cpu":
+        return tokens_R.numpy(), log_probs_R.numpy()
+    both_2R = torch.stack((tokens_R.int(), log_probs_R.view(torch.int32))).cpu().numpy()
+    return both_2R[0], both_2R[1].view(np.float32)
 
 
 def split_into_batches(num_prompts: int, num_samples: int, max_batch: int) -> Iterator[list[Row]]:
@@ -237,6 +245,7 @@ class _Rows:
         self._log_probs_TR = np.zeros(shape, dtype=np.float32)
         self._versions_T = np.zeros(sampling.max_tokens, dtype=np.int64)
         self._row_in_slot = np.arange(len(rows))
+        self._rows_on_device: Tensor | None = None  # the same, since a row left
         self._stopped_at_R = np.zeros(len(rows), dtype=np.int64)
         self.length = 0
 
@@ -259,10 +268,12 @@ class _Rows:
         """Pick, from one value for each row, those of the rows still in a slot, in the order of the slots."""
         if len(self._row_in_slot) == len(self._rows):
             return values_R
-        return values_R[torch.from_numpy(self._row_in_slot).to(values_R.device)]
+        if self._rows_on_device is None:
+            self._rows_on_device = torch.from_numpy(self._row_in_slot).to(values_R.device)
+        return values_R[self._rows_on_device]
 
     def record(
-        self, tokens: npt.NDArray[np.int64], log_probs: npt.NDArray[np.float32], version: int
+        self, tokens: npt.NDArray[np.integer[Any]], log_probs: npt.NDArray[np.float32], version: int
     ) -> npt.NDArray[np.bool_] | None:
         """Append a token, sampled by ``version``, to the row in each slot; return which slots it finishes, if any."""
         self._token_ids_TR[self.length, self._row_in_slot] = tokens
@@ -275,7 +286,7 @@ class _Rows:
         self._stopped_at_R[self._row_in_slot[finished]] = self.length
         return finished
 
-    def _finished(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _finished(self, tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.bool_]:
         if self._pinned_R is not None:
             return np.asarray(self._pinned_R[self._row_in_slot] == self.length)
         if self.length <= self._sampling.min_tokens:
@@ -292,7 +303,7 @@ class _Rows:
         """Let the finished slots' rows leave; return the plan by which the others close ranks."""
         sources, targets, num_rows = fill_holes(finished)
         self._row_in_slot[targets] = self._row_in_slot[sources]
-        self._row_in_slot = self._row_in_slot[:num_rows].copy()
+        self._row_in_slot, self._rows_on_device = self._row_in_slot[:num_rows].copy(), None
         return sources, targets, num_rows
 
     def completions(self) -> list[Completion]:

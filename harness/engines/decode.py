@@ -27,6 +27,8 @@ from harness.models.products import rounded_up
 
 _FIRST_POSITIONS = 4096
 """Rotations that are computed at once; contexts of today reach 131,072, and few responses are as long."""
+PROMPT_TOKENS_ON_GPU = 2**13
+"""Prompt tokens, with padding, that a GPU computes at a time: what they need beside the cache stays below 1 GB."""
 
 
 class LayerColumns(NamedTuple):
@@ -94,6 +96,13 @@ class PaddedPrompts(NamedTuple):
     positions_PT: Tensor
     lengths_P: Tensor
     mask_P1TT: Tensor | None
+
+    def part(self, first: int, last: int) -> PaddedPrompts:
+        """Return the prompts from ``first`` up to ``last``."""
+        mask = None if self.mask_P1TT is None else self.mask_P1TT[first:last]
+        return PaddedPrompts(
+            self.token_ids_PT[first:last], self.positions_PT[first:last], self.lengths_P[first:last], mask
+        )
 
 
 def pad(prompts: Sequence[Sequence[int]], device: torch.device) -> PaddedPrompts:
@@ -182,6 +191,9 @@ class CachedDecoder:
         dtype: of the weights.
         device: where everything lives.
         cache_dtype: of the cached keys and values, and of the products with them.
+
+    Attributes:
+        prompt_tokens: most tokens of prompts, with padding, that are computed at a time; None: all of a batch.
     """
 
     def __init__(
@@ -190,6 +202,7 @@ class CachedDecoder:
         self.config, self._dtype, self._device = config, dtype, device
         self.weights: InferenceWeights | None = None
         self.logits_version = 0
+        self.prompt_tokens = None if device.type == "cpu" else PROMPT_TOKENS_ON_GPU
         self._cache = KeyValueCache(config, device, cache_dtype)
         self._rotations = rotation_table(config, min(config.max_position_embeddings, _FIRST_POSITIONS)).to(device)
         self._norm_floor = torch.tensor(math.sqrt(config.hidden_size * config.rms_norm_eps), device=device)
@@ -222,15 +235,29 @@ class CachedDecoder:
         self._positions_R, self._padding_R1T = padded.lengths_P[rows], padding_bias(padded, rows)
         self._cache.allocate(len(rows), self._length + max_tokens - 1)
         self._buffers = _make_buffers(self.config, len(rows), self._dtype, self._device)
+        at_once = len(prompts) if self.prompt_tokens is None else max(1, self.prompt_tokens // self._length)
+        logits = [
+            self._prefill_part(weights, padded.part(first, first + at_once), first, prompt_of_row)
+            for first in range(0, len(prompts), at_once)
+        ]
+        return torch.cat(logits)[rows]
+
+    def _prefill_part(
+        self, weights: InferenceWeights, padded: PaddedPrompts, first: int, prompt_of_row: Sequence[int]
+    ) -> Tensor:
+        """Fill the cache of these prompts' rows; return the prompts' logits. ``first`` is the number of the first."""
+        of_part = [prompt - first for prompt in prompt_of_row]
+        slots = [slot for slot, prompt in enumerate(of_part) if 0 <= prompt < len(padded.lengths_P)]
+        rows = torch.tensor([of_part[slot] for slot in slots], device=self._device)
         hidden = weights.embedding[padded.token_ids_PT]
         rotation = self._rotations[padded.positions_PT][:, :, None, None]
+        places = slice(None) if len(slots) == len(of_part) else torch.tensor(slots, device=self._device)
         for layer, cached in zip(weights.layers, self._cache.prompts(self._length), strict=True):
             is_last = layer is weights.layers[-1]
             q, k, v = self._prompt_heads(hidden, layer, rotation)
-            cached[0], cached[1] = k[rows], v[rows]
+            cached[0][places], cached[1][places] = k[rows].to(cached.dtype), v[rows].to(cached.dtype)
             hidden = self._prompt_layer(hidden, q, k, v, layer, padded, is_last)
-        logits_PV = weights.head(self._norm(hidden, torch.empty_like(hidden))).float()
-        return logits_PV[rows]
+        return weights.head(self._norm(hidden, torch.empty_like(hidden))).float()
 
     def step(self, token_ids_R: Tensor) -> Tensor:
         """See ``DecodeBackend``."""
@@ -329,6 +356,9 @@ class CachedDecoder:
         if is_last:
             x_PTC, q = x_PTC[:, -1:], q[:, :, -1:]
             mask = None if mask is None else mask[:, :, -1:]
+        if self._device.type != "cpu":  # in float32, and with a mask and grouped heads, no fused kernel computes it
+            times = 1 if mask is None else q.shape[1] // k.shape[1]
+            q, k, v = q.to(self._dtype), *(part.to(self._dtype).repeat_interleave(times, 1) for part in (k, v))
         attended = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None and not is_last, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.core.types import SamplingParams
 
@@ -73,32 +74,64 @@ def _greedy(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     return tokens_R1.squeeze(1), log_probs_R1.squeeze(1)
 
 
-def invert(
-    probs_RV: Tensor, uniforms_R: Tensor, scan: Callable[[Tensor, int], Tensor] = torch.cumsum
-) -> tuple[Tensor, Tensor]:
+def invert(probs_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
     """The first token whose cumulative probability exceeds u times the total, and its log-probability.
 
-    u is a multiple of 2^-24 below 1, for which the rounded product u * total stays below the total. Summed in order, a
-    token of probability 0 never raises the cumulative sum, so it is never drawn. A parallel scan may round each sum
-    differently (CUDA's of a single row does): where it points at such a token, the nearest possible one before it is
-    drawn, or the first. What is not a number stays so; the caller reports it.
+    u is a multiple of 2^-24 below 1, for which the rounded product u * total stays below the total. A CPU sums in
+    order, so that a token of probability 0 never raises the cumulative sum and is never drawn. What is not a number
+    stays so; the caller reports it.
 
     Args:
         probs_RV: (R, V) float32, each row with a token above 0; need not sum to 1.
         uniforms_R: (R,) in [0, 1).
-        scan: sums along a dimension, as ``torch.cumsum`` does.
     """
-    cumulative_RV = scan(probs_RV, -1)
+    if probs_RV.device.type != "cpu":
+        return invert_in_blocks(probs_RV, uniforms_R)
+    cumulative_RV = torch.cumsum(probs_RV, -1)
     total_R1 = cumulative_RV[:, -1:]
     tokens_R1 = torch.searchsorted(cumulative_RV, uniforms_R.unsqueeze(1) * total_R1, right=True)
     tokens_R1.clamp_(max=probs_RV.shape[1] - 1)
-    drawn_R1 = probs_RV.gather(1, tokens_R1)
-    if not drawn_R1.all():
-        possible_RV = probs_RV > 0
-        ids_V = torch.arange(probs_RV.shape[1], device=probs_RV.device)
-        before_R1 = torch.where(possible_RV & (ids_V <= tokens_R1), ids_V, -1).amax(1, keepdim=True)
-        first_R1 = possible_RV.int().argmax(1, keepdim=True)
-        tokens_R1 = torch.where(before_R1 < 0, first_R1, before_R1)
-        drawn_R1 = probs_RV.gather(1, tokens_R1)
-    log_probs_R1 = (drawn_R1 / total_R1).log_()
+    log_probs_R1 = (probs_RV.gather(1, tokens_R1) / total_R1).log_()
     return tokens_R1.squeeze(1), log_probs_R1.squeeze(1)
+
+
+def invert_in_blocks(
+    probs_RV: Tensor,
+    uniforms_R: Tensor,
+    block: int = 512,
+    scan: Callable[[Tensor, int], Tensor] = torch.cumsum,
+) -> tuple[Tensor, Tensor]:
+    """As ``invert``, for a GPU: first a block of tokens is drawn by its mass, then a token of the block.
+
+    Two short scans use the whole GPU, where one over the vocabulary uses a thread block a row: 0.04 against 0.25 ms for
+    64 rows of 151,936 on an H100. Nothing waits for the device. Rounding may draw the neighbour of the token that
+    ``invert`` draws, about once in a thousand tokens.
+
+    Args:
+        probs_RV, uniforms_R: as in ``invert``.
+        block: tokens in one.
+        scan: sums along a dimension, as ``torch.cumsum`` does; on a GPU the order in which it adds is not defined.
+    """
+    blocks_RNB = F.pad(probs_RV, (0, -probs_RV.shape[1] % block)).unflatten(1, (-1, block))
+    masses_RN = blocks_RNB.sum(-1)
+    cumulative_RN = scan(masses_RN, -1)
+    total_R1 = cumulative_RN[:, -1:]
+    targets_R1 = uniforms_R.unsqueeze(1) * total_R1
+    block_R1 = _first_above(cumulative_RN, targets_R1, masses_RN)
+    before_R1 = F.pad(cumulative_RN, (1, 0)).gather(1, block_R1)
+    probs_RB = blocks_RNB.gather(1, block_R1[:, :, None].expand(-1, -1, block)).squeeze(1)
+    place_R1 = _first_above(scan(probs_RB, -1), targets_R1 - before_R1, probs_RB)
+    log_probs_R1 = (probs_RB.gather(1, place_R1) / total_R1).log_()
+    return (block_R1 * block + place_R1).squeeze(1), log_probs_R1.squeeze(1)
+
+
+def _first_above(cumulative_RN: Tensor, targets_R1: Tensor, masses_RN: Tensor) -> Tensor:
+    """Where the cumulative masses first exceed the target; if the mass there is 0, the last before it that is not.
+
+    A parallel scan may round each sum differently, so that a mass of 0 raises it. Before all masses the first is taken.
+    """
+    at_R1 = torch.searchsorted(cumulative_RN, targets_R1, right=True)
+    possible_RN = masses_RN > 0
+    ids_N = torch.arange(masses_RN.shape[1], device=masses_RN.device)
+    last_R1 = torch.where(possible_RN & (ids_N <= at_R1), ids_N, -1).amax(1, keepdim=True)
+    return torch.where(last_R1 < 0, possible_RN.int().argmax(1, keepdim=True), last_R1)

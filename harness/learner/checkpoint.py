@@ -56,6 +56,7 @@ from torch import Tensor
 
 from harness.core.checkpoints import WrittenFile, write_file
 from harness.core.errors import UserError
+from harness.learner.pinned_memory import pinned_memory
 from harness.learner.trainer import PolicyTrainer, TrainingState
 from harness.transports.checksum import bytes_of, checksum
 from harness.transports.shards import Shard, TensorSlice, WritePlan, held_slices, shards_of, write_plans
@@ -96,7 +97,7 @@ class KeptMemory:
     def __init__(self, pieces: Sequence[TensorSlice], pinned: bool) -> None:
         self.pieces, self._pinned = pieces, pinned
         sizes = [piece.numel * piece.dtype.itemsize for piece in pieces]
-        self._whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        self._whole = pinned_memory(sum(sizes)) if pinned else torch.empty(sum(sizes), dtype=torch.uint8)
         self._blocks = [
             part.view(piece.dtype).view(piece.sizes)
             for piece, part in zip(pieces, self._whole.split(sizes), strict=True)
@@ -106,7 +107,7 @@ class KeptMemory:
         """Copy the pieces' tensors and return the bytes."""
         torch._foreach_copy_(self._blocks, list(tensors), non_blocking=self._pinned)
         if self._pinned:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # a Generator beside it goes on
         return self._whole.numpy().data
 
 

@@ -11,7 +11,6 @@ them, and the process's resident memory falls for real.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import platform
 import tempfile
@@ -28,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from harness.core.trace import NullTracer, Stage, Tracer
 from harness.core.types import Metric, Metrics
+from harness.learner.pinned_memory import pinned_memory
 from harness.scenario.learner import Held
 
 Tensors = Callable[[], Iterable[Tensor]]
@@ -119,7 +119,7 @@ class HostPlace:
     def keep(self, number: int, memory: Tensor) -> None:
         """See ``Place``."""
         if number not in self._kept:
-            self._kept[number] = torch.empty(len(memory), dtype=torch.uint8, pin_memory=True)
+            self._kept[number] = pinned_memory(len(memory))
         self._kept[number].copy_(memory, non_blocking=True)
 
     def fetch(self, number: int, memory: Tensor) -> None:
@@ -131,8 +131,7 @@ class HostPlace:
         torch.cuda.current_stream().synchronize()
 
     def give_back(self) -> None:
-        """See ``Place``."""
-        gc.collect()
+        """See ``Place``. A search for garbage first would take longer than the copy: 190 ms beside 124 for 6.2 GB."""
         torch.cuda.empty_cache()
 
     def resident_bytes(self) -> int:

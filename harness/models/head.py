@@ -48,8 +48,8 @@ def score_hidden(
     *,
     entropy_gradient: bool = False,
     banned_M: Tensor | None = None,
-    max_logits: int = MAX_LOGITS,
-    piece_logits: int = PIECE_LOGITS,
+    max_logits: int | None = None,
+    piece_logits: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Score tokens as ``scoring.score_tokens`` does, from hidden states and the output matrix.
 
@@ -62,14 +62,18 @@ def score_hidden(
         with_entropy: also return the entropies.
         entropy_gradient: see ``score_tokens``.
         banned_M: see ``score_tokens``.
-        max_logits: most logits kept for the way back.
-        piece_logits: most logits computed at a time.
+        max_logits: most logits kept for the way back; None: ``MAX_LOGITS`` of the device.
+        piece_logits: most logits computed at a time; None: ``PIECE_LOGITS`` of the device.
 
     Returns:
         Log-probabilities (M,), and entropies (M,) or None. With sharded weights every rank has all of them, and given
         their gradients, those of all ``hidden_MC``.
     """
     part, weight_VC = own_part(weight_VC, token_ids_M)
+    device = "cpu" if hidden_MC.device.type == "cpu" else "cuda"
+    rows = max(1, (piece_logits or PIECE_LOGITS[device]) // max(1, weight_VC.shape[0]))
+    if device == "cuda" and rows > 128:
+        rows -= rows % 128  # whole tiles of its products
     scores: tuple[Tensor, Tensor | None] = _Scores.apply(
         hidden_MC,
         weight_VC,
@@ -78,8 +82,8 @@ def score_hidden(
         temperature,
         with_entropy,
         with_entropy and entropy_gradient,
-        max_logits,
-        max(1, piece_logits // max(1, weight_VC.shape[0])),
+        MAX_LOGITS[device] if max_logits is None else max_logits,
+        rows,
         part,
     )
     return scores

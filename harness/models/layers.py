@@ -93,6 +93,28 @@ def queries_per_block(device: torch.device) -> int:
     return 128 if device.type == "cpu" else 1024
 
 
+def avoid_cudnn_attention() -> None:
+    """Have torch take its flash or memory-efficient attention on a GPU, for the rest of this process.
+
+    From 2.11 on, torch takes cuDNN's first on Hopper, which builds a plan for each new shape. On an H100 that made a
+    microbatch of a new length take up to twice as long, and a decoded token of a transformers model 40 to 640 ms in
+    place of 4; on known shapes cuDNN was not faster (docs/measured/h100.md).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def attention_kernels() -> list[str]:
+    """Return which kernels of attention torch may take on a GPU in this process, by torch's names."""
+    backends = torch.backends.cuda
+    allowed = {
+        "flash": backends.flash_sdp_enabled(),
+        "mem_efficient": backends.mem_efficient_sdp_enabled(),
+        "cudnn": backends.cudnn_sdp_enabled(),
+        "math": backends.math_sdp_enabled(),
+    }
+    return [name for name, is_allowed in allowed.items() if is_allowed]
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_scores: int = MAX_SCORES) -> Tensor:
     """softmax(q k^T / sqrt(D) + bias) v, each key head serving a group of query heads.
 

@@ -9,6 +9,7 @@ predicts nothing that is scored, so it is not run; the first is predicted by the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -189,11 +190,17 @@ def _lay_out(
 
 
 def _shared_prompt_attention(batch: PackedBatch) -> Attention:
+    @cache
+    def blocks_in(dtype: torch.dtype) -> list[list[QueryBlock]]:
+        """A GPU's kernel takes the bias in the type of the values; all layers share, and keep, one copy."""
+        return [[block._replace(bias=block.bias.to(dtype)) for block in rows.blocks] for rows in batch.rows]
+
     def attend(q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, layer: int) -> Tensor:
         attended = []
-        for rows in batch.rows:
+        all_blocks = blocks_in(torch.float32 if v_NHD.device.type == "cpu" else v_NHD.dtype)
+        for rows, blocks in zip(batch.rows, all_blocks, strict=True):
             keys, values = (_rows(part, rows.key_slots_RK) for part in (k_NHD, v_NHD))
-            attended += attention_in_blocks(_rows(q_NHD, rows.query_slots_RS), keys, values, rows.blocks)
+            attended += attention_in_blocks(_rows(q_NHD, rows.query_slots_RS), keys, values, blocks)
         return torch.cat([part.flatten(0, 1) for part in attended]).index_select(0, batch.attended_slots_N)
 
     return attend

@@ -442,6 +442,10 @@ def make_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Pol
         UserError: the model cannot be used.
         Interrupted: ``should_stop`` returned True.
     """
+    if scenario.uses_gpu(has_gpu=True):
+        from harness.models.layers import avoid_cudnn_attention
+
+        avoid_cudnn_attention()
     policy: Policy = BUILDERS["model", scenario.model.type](scenario, device, should_stop)
     return policy
 

@@ -178,6 +178,10 @@ class RunSession:
         outcome = self.recorder.outcome() | ({"memory": self.memory} if self.memory else {})
         if kept := kept_policies(self.folder.folder):
             outcome["policies"] = list(kept)
+        if self.arm.parts.learner_on_gpu:
+            from harness.models.layers import attention_kernels
+
+            outcome["attention_kernels"] = attention_kernels()
         return outcome
 
 

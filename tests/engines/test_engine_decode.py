@@ -107,6 +107,19 @@ def test_logits_of_every_step_with_ragged_prompts_and_rows_that_leave(config, li
             logits = decoder.step(torch.tensor(tokens))
 
 
+@pytest.mark.parametrize("prompt_tokens", [1, 2 * max(map(len, RAGGED))], ids=["one by one", "two at a time"])
+def test_prompts_that_are_computed_in_pieces_give_the_same_logits(prompt_tokens):
+    model, prompt_of_row = spread_model(GROUPED, 1), [0, 2, 1, 1, 3]
+    whole, pieces = decoder_for(model), decoder_for(model)
+    pieces.prompt_tokens = prompt_tokens
+    tokens = torch.tensor([5, 6, 7, 8, 9])
+    with torch.inference_mode():
+        for decoder in (whole, pieces):
+            decoder.found = [decoder.prefill(RAGGED, prompt_of_row, 3), decoder.step(tokens)]
+    for expected, found in zip(whole.found, pieces.found, strict=True):
+        assert (expected - found).abs().max() < 1e-5
+
+
 def test_slots_that_wait_for_a_rounder_number_to_leave_change_nothing():
     model = spread_model(GROUPED, 1)
     decoder = decoder_for(model)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.core.types import SamplingParams
 from harness.engines.rng import philox, pinned_lengths, row_uniforms
-from harness.engines.sampling import draw, invert, keep_nucleus
+from harness.engines.sampling import draw, invert, invert_in_blocks, keep_nucleus
 
 LARGEST_UNIFORM = 1 - 2.0**-24
 
@@ -162,8 +162,13 @@ def test_frequencies_follow_the_distribution():
 
 
 def rounded_by(errors):
-    """A scan whose sums are each off by a share of the total, as those of a parallel scan may be."""
-    return lambda probs, dim: probs.cumsum(dim) + torch.tensor(errors) * probs.sum(dim, keepdim=True)
+    """A scan whose sums are each off by a share of the total, as those of a parallel scan may be; others are exact."""
+
+    def scan(masses, dim):
+        off = torch.tensor(errors[: masses.shape[dim]] + [0.0] * (masses.shape[dim] - len(errors)))
+        return masses.cumsum(dim) + off * masses.sum(dim, keepdim=True)
+
+    return scan
 
 
 @pytest.mark.parametrize(
@@ -177,15 +182,28 @@ def rounded_by(errors):
 )
 def test_a_scan_that_rounds_never_draws_an_impossible_token(errors, uniform, token):
     probs = torch.tensor([[0.5, 0.0, 0.0, 0.5, 0.0]])
-    tokens, log_probs = invert(probs, torch.tensor([uniform]), rounded_by(errors))
+    tokens, log_probs = invert_in_blocks(probs, torch.tensor([uniform]), 8, rounded_by(errors))
     assert tokens.tolist() == [token]
     assert log_probs.tolist() == pytest.approx([math.log(0.5)], abs=0.011)  # the total is off too
 
 
 def test_before_the_first_possible_token_the_first_is_drawn_and_other_rows_keep_theirs():
     probs = torch.tensor([[0.0, 0.0, 0.25, 0.75], [0.5, 0.25, 0.25, 0.0]])
-    tokens, _ = invert(probs, torch.tensor([0.0, 0.6]), rounded_by([0.0, 0.01, 0.0, 0.0]))
+    tokens, _ = invert_in_blocks(probs, torch.tensor([0.0, 0.6]), 4, rounded_by([0.0, 0.01, 0.0, 0.0]))
     assert tokens.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("block", [1, 3, 512])
+def test_in_blocks_a_gpu_draws_what_a_cpu_draws(block) -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = (torch.randn(400, 1000, generator=generator) * 4).softmax(-1)
+    probs[:, ::3] = 0.0
+    uniforms = torch.randint(0, 2**24, (400,), generator=generator) / 2**24
+    tokens, log_probs = invert_in_blocks(probs, uniforms, block)
+    expected, expected_log_probs = invert(probs, uniforms)
+    same = tokens == expected
+    assert int((~same).sum()) <= 2  # rounding at a border draws the neighbour
+    assert torch.allclose(log_probs[same], expected_log_probs[same], rtol=0, atol=1e-5)
 
 
 @settings(max_examples=300, deadline=None)
@@ -197,13 +215,14 @@ def test_before_the_first_possible_token_the_first_is_drawn_and_other_rows_keep_
         st.sampled_from([0.0, 2.0**-24, LARGEST_UNIFORM]), st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
     ),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    block=st.sampled_from([1, 2, 7, 64]),
     data=st.data(),
 )
-def test_however_a_scan_rounds_the_token_is_possible_and_its_log_prob_finite(logits, uniform, top_p, data):
+def test_however_a_scan_rounds_the_token_is_possible_and_its_log_prob_finite(logits, uniform, top_p, block, data):
     probs = torch.tensor([logits]).softmax(-1)
     keep_nucleus(probs, top_p)
     errors = data.draw(st.lists(st.floats(-(2.0**-10), 2.0**-10, width=32), min_size=len(logits), max_size=len(logits)))
-    tokens, log_probs = invert(probs, torch.tensor([uniform]), rounded_by(errors))
+    tokens, log_probs = invert_in_blocks(probs, torch.tensor([uniform]), block, rounded_by(errors))
     assert probs[0, int(tokens)] > 0
     assert math.isfinite(float(log_probs))
 

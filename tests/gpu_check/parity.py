@@ -26,7 +26,7 @@ from harness.models.bucket import BucketLayout
 from harness.models.config import PRESETS, TINY_QWEN2
 from harness.models.decoder import DecoderLM
 from harness.models.head import score_hidden
-from harness.models.layers import attention, bias_from, rms_norm
+from harness.models.layers import attention, avoid_cudnn_attention, bias_from, rms_norm
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
 from harness.run.builders import EXACT_BOUND
@@ -49,6 +49,7 @@ LOADS = 5
 
 def run(report: Report) -> None:
     """The phase ``parity``."""
+    avoid_cudnn_attention()
     parts = [_operators, _train_step, _draws, _in_flight_loads, _checksums, _published_copies]
     parts += [partial(_engine_and_learner, make, precision) for make in MODELS for precision in LOG_PROBS]
     for part in parts:

@@ -25,6 +25,7 @@ class Report:
 
     Args:
         file: where they go; the phase may keep other things in the folder ``folder`` beside it.
+        lean: whether minutes are paid for: what a CPU can tell as well is left out.
 
     Attributes:
         figures: by name; plain values.
@@ -32,8 +33,8 @@ class Report:
         headline: what the summary shows of a phase that passed.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file, self.folder = file, file.with_suffix("")
+    def __init__(self, file: Path, lean: bool = False) -> None:
+        self.file, self.folder, self.lean = file, file.with_suffix(""), lean
         self.figures: dict[str, Any] = {}
         self.failures: list[str] = []
         self.headline = ""
@@ -96,14 +97,15 @@ def require(modules: Sequence[str] = (), programs: Sequence[str] = ()) -> None:
         raise Skipped(", ".join(missing))
 
 
-def work(target: str, file: str) -> int:
+def work(target: str, file: str, lean: str = "") -> int:
     """Run a phase in this process; return the exit code, 1 where it failed.
 
     Args:
         target: the phase's function, as ``package.module:function``.
         file: of its report.
+        lean: not empty: see ``Report``.
     """
-    report = Report(Path(file))
+    report = Report(Path(file), bool(lean))
     module, _, name = target.partition(":")
     try:
         phase: Callable[[Report], None] = getattr(importlib.import_module(module), name)

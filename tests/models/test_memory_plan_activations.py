@@ -165,9 +165,10 @@ def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]
 
 def test_logits_are_bounded_by_what_is_kept_and_one_piece() -> None:
     many = Batch(rows=4, prompts=1, prompt=64, response=1024)
-    kept, piece = MAX_LOGITS // 151936, PIECE_LOGITS // 151936
+    kept, piece = MAX_LOGITS["cpu"] // 151936, PIECE_LOGITS["cpu"] // 151936
     assert (kept, piece) == (883, 220)  # of the 4,096 tokens
     assert logit_bytes(shape(QWEN), many, 4, autocast=False) == (883 + 220) * 151936 * 4
+    assert logit_bytes(shape(QWEN), many, 4, autocast=False, on_gpu=True) == (1766 + 1766) * 151936 * 4
     few = Batch(rows=1, prompts=1, prompt=64, response=100)
     assert logit_bytes(shape(QWEN), few, 4, autocast=True) == 100 * 151936 * (4 + 4 + 2)
 

@@ -10,6 +10,7 @@ import torch
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer
 from harness.core.types import Purpose, WorkItem
+from harness.models.layers import attention_kernels
 from harness.models.make_folder import make_folder
 from harness.run.actors.parts import ActorParts
 from harness.run.builders import Policy, check_fits, make_generator, make_policy, make_task, never, prompt_encoder
@@ -114,3 +115,14 @@ def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(tmp
     with pytest.raises(UserError, match="the model's tokenizer has no chat template") as caught:
         check_fits(trial, make_task(trial), make_policy(trial, "cpu", never))
     assert caught.value.where == "task.chat_template"
+
+
+@pytest.mark.parametrize(("device", "kernels"), [("auto", {"flash", "mem_efficient", "math"}), ("cpu", None)])
+def test_where_a_gpu_may_compute_attention_never_takes_cudnns_kernel(device: str, kernels: set[str] | None) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        make_policy(load_scenario("quickstart", [f"placement.device={device}", "model.preset=tiny"]), "cpu", never)
+        assert set(attention_kernels()) == (kernels or {"flash", "mem_efficient", "math", "cudnn"})
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

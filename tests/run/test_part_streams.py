@@ -32,11 +32,14 @@ class Cuda:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.priorities: dict[str, int] = {}
         self._names = iter(("generator", "scorer", "learner"))
         self._default, self._of_thread = Stream("default", self.log), threading.local()
 
-    def Stream(self) -> Stream:
-        return Stream(next(self._names), self.log)
+    def Stream(self, priority: int = 0) -> Stream:
+        name = next(self._names)
+        self.priorities[name] = priority
+        return Stream(name, self.log)
 
     def set_stream(self, stream: Stream) -> None:
         self._of_thread.stream = stream
@@ -149,6 +152,12 @@ def test_each_parts_stream_waits_for_what_it_needs_and_for_no_other() -> None:
         *loaded(1),
         *trained,
     ]
+
+
+def test_the_generators_short_kernels_go_before_those_of_the_learner() -> None:
+    cuda = Cuda()
+    streams_of_their_own("cuda", False, cuda)
+    assert cuda.priorities == {"generator": -1, "scorer": 0, "learner": 0}
 
 
 @pytest.mark.parametrize(("device", "colocated"), [("cpu", False), ("cpu", True), ("cuda", True)])

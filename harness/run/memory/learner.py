@@ -215,7 +215,8 @@ def backward_amount(shape: Shape, batch: Batch, width: int, autocast: bool, on_g
     The gradients inside of a layer are taken to be as large as what it keeps: each has the shape of a kept tensor. A
     pass without gradients, for log-probabilities, has as much of one layer at a time.
     """
-    logits = logit_bytes(replace(shape, vocab_size=math.ceil(shape.vocab_size / tensor)), batch, width, autocast)
+    part = replace(shape, vocab_size=math.ceil(shape.vocab_size / tensor))
+    logits = logit_bytes(part, batch, width, autocast, on_gpu=on_gpu)
     layer = layer_bytes(shape, batch, width, autocast, on_gpu=on_gpu, tensor=tensor)
     name, num_bytes = max((("logits", logits), ("one layer's way back", layer)), key=lambda item: item[1])
     return Amount(name, num_bytes, ("reference_logprobs", "gradients"))
