@@ -383,8 +383,8 @@ def line_rows(lines: Sequence[Line], variants: Sequence[Variant]) -> list[tuple[
 
 
 def _target_cell(variant: Variant, key: str) -> str:
-    times = target_times(variant)
-    return numbers.NOTHING if times is None else times.text(seconds=key == "seconds_to_target")
+    times, seconds = target_times(variant), key == "seconds_to_target"
+    return numbers.NOTHING if times is None or (times.within and not seconds) else times.text(seconds)
 
 
 def targets(runs: Sequence[RunFigures]) -> list[float]:
