@@ -160,6 +160,17 @@ def test_the_lane_table(make_run: Make, tmp_path: Path) -> None:
     )
 
 
+def test_the_lane_table_says_how_many_runs_it_is_of(make_run: Make, tmp_path: Path) -> None:
+    for seed in range(3):
+        run = make_run(point={"seed": seed}, seed=seed)
+        if seed:
+            (run.folder / "spans.jsonl").unlink()
+    experiment = _only_experiment(tmp_path)
+    of_one = "over the 1 of 3 runs that kept their spans"
+    assert [of_one in note for note in lane_table(experiment).notes] == [True]
+    assert [of_one in note for note in outcome_table(experiment).notes].count(True) == 1  # idle ratios
+
+
 def test_without_spans_the_lane_table_says_so(make_run: Make, tmp_path: Path) -> None:
     (make_run().folder / "spans.jsonl").unlink()
     table = lane_table(_only_experiment(tmp_path))
