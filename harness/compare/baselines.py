@@ -10,7 +10,7 @@ baseline says how far occasions of the same thing lie apart, and grows by one wh
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from math import exp, inf, log, log1p, sqrt
@@ -110,10 +110,11 @@ def load_baseline(results: Path, name: str) -> Baseline:
     return Baseline(newest, variant_named(newest, entry.arm), tuple(occasions[:-1]))
 
 
-def unknown_baseline(results: Path, name: str) -> UserError:
-    """Return the error of a name that is no stored baseline's and no arm's, with the names there are."""
+def unknown_baseline(results: Path, name: str, arms: Collection[str] = ()) -> UserError:
+    """Return the error of a name that is no stored baseline's and none of the ``arms``, with the names there are."""
     known = ", ".join(sorted(read_baselines(results))) or "none yet"
-    fix = f"name an arm of the experiment, or one of the baselines of {results / FILE} ({known})"
+    arm = f"an arm of the newest experiment ({', '.join(arms)}), or " if arms else ""
+    fix = f"name {arm}one of the baselines of {results / FILE} ({known})"
     return UserError(f"there is no baseline and no arm called {name!r}", "--baseline", fix)
 
 

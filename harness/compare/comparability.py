@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.compare.caveats import DIFFERENCES, NOT_INSTALLED, UNKNOWN, environment
+from harness.compare.caveats import DIFFERENCES, NOT_INSTALLED, UNKNOWN, environment, on_gpu
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import listed, plural
 from harness.compare.stats import Effect, Verdict
@@ -33,10 +33,10 @@ def why_not_comparable(
         before, after: every run of the two.
         allowed: what may differ all the same: one of ``DIFFERENCES``, ``SETTINGS``, or a setting's dotted key.
         one_command: whether they are arms of one experiment, which differ in settings on purpose. Other thread counts
-            then give no reason where the arms set them.
+            then give no reason where the arms set them; nor do they where all runs compute on a GPU.
     """
     accepted = {*allowed, *UNLIKE_IS_MEANT}
-    if one_command and threads_are_set(before, after):
+    if all(map(on_gpu, [*before, *after])) or (one_command and threads_are_set(before, after)):
         accepted.add("threads")
     reasons = unlike_environments([*before, *after], accepted)
     if not one_command:
@@ -101,9 +101,10 @@ def threads_are_set(before: Sequence[RunFigures], after: Sequence[RunFigures]) -
 
 
 def unlike_threads(before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]) -> str | None:
-    """Say with how many threads two arms ran where they differ, for a gate to refuse; None where that is allowed."""
+    """Say with how many threads two arms ran where they differ, for a gate to refuse; None where that is allowed, or
+    all runs compute on a GPU."""
     counts = sorted({run.manifest.threads for run in (*before, *after) if run.manifest.threads is not None})
-    if len(counts) < 2 or "threads" in allowed:
+    if len(counts) < 2 or "threads" in allowed or all(map(on_gpu, [*before, *after])):
         return None
     return f"they ran with {listed([str(count) for count in counts])} threads; --allow-difference threads accepts that"
 
@@ -141,12 +142,13 @@ def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
     what the text of the prompt template was.
 
     ``model.threads: null`` means as many as the machine gives: where all parts share one process and every run has
-    recorded how many threads that were, ``environment_values`` compares those in place of the setting.
+    recorded how many threads that were, ``environment_values`` compares those in place of the setting. Where all runs
+    compute on a GPU, no setting of threads has to be alike.
     """
     flat = [flat_settings(run.settings) for run in runs]
     in_process = all(settings.get("transport.type") == "in_process" for settings in flat)
     recorded = in_process and all(run.manifest.threads is not None for run in runs)
-    left_out = _THREADS if recorded else ()
+    left_out = _THREADS if recorded or all(map(on_gpu, runs)) else ()
     tables = []
     for run, settings in zip(runs, flat, strict=True):
         kept = {key: value for key, value in settings.items() if key.split(".")[0] not in EXPERIMENT_SETTINGS}

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, permutations
 from statistics import fmean
+from typing import Any
 
 from harness.compare.attribution import overlap_bound
 from harness.compare.checkpoints import checkpoint_sentence
@@ -29,11 +31,13 @@ from harness.compare.numbers import Format, count, listed, mean_range, number, p
 from harness.compare.ranks import find_straggler
 from harness.compare.replay import replay_sentence
 from harness.compare.rewards import final_reward, reward_difference
+from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.step_times import ratio_of_medians, steadiness_notes, step_ratio, uneven_sentence
 from harness.compare.sync_tables import sweep_findings, sweep_points, sync_findings
 from harness.compare.tables import Read, blocked_s, is_off_policy, mean_length, mean_of, rollout_share
-from harness.compare.verdicts import settings_of
+from harness.compare.verdicts import judgements, settings_of
 from harness.core.trace import Stage
+from harness.results.reader import flat_settings
 
 RISE_WORTH_SAYING = 1.2  # of response length, last over first
 FALL_WORTH_SAYING = 0.1  # of validation reward, from best to last
@@ -41,6 +45,12 @@ PEAK_WORTH_SAYING = 10.0  # of gradient norm, over its median
 GAIN_WORTH_SAYING = 1.05  # of the loop's speed
 LAG_SETTINGS = ("max_lag", "lag_control", "replay", "placement")
 """What may differ where lag is what two variants differ in; lagged parts need cores of their own."""
+
+CORES = (
+    "model.threads",
+    *(f"placement.{part}.{what}" for part in ("generator", "scorer", "learner") for what in ("cpus", "threads")),
+)
+"""Settings that say how many cores an arm has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ def findings(experiment: Experiment) -> list[Finding]:
         *_named("steady", steadiness_notes(variants)),
         *_named("single_steps", map(uneven_sentence, variants)),
         *_named("against", [_against(experiment, base, other) for other in others]),
+        *_named("cores", _idle_cores(experiment)),
         *_named("sync", sync_findings(experiment)),
         *off_policy_findings(experiment),
     ]
@@ -190,6 +201,31 @@ def _cost(base: Variant, other: Variant) -> str:
     times = f"{mean_range(mine, number)} s against {mean_range(theirs, number)} s"
     single = f"; {of_medians:.2f} times in the median of single steps" if of_medians is not None else ""
     return f"{ratio:.2f} times the seconds per step ({times}{single})"
+
+
+def _idle_cores(experiment: Experiment) -> list[str]:
+    """Say where an arm with more CPUs or threads than another of the same settings is not faster, by the interval of
+    the ratio of their seconds per step."""
+    alike: dict[str, list[tuple[Variant, dict[str, Any]]]] = {}
+    for variant in experiment.variants:
+        settings = flat_settings(settings_of(variant.runs[0]))
+        cores = {key: settings.pop(key, None) for key in CORES}
+        alike.setdefault(repr(sorted(settings.items())), []).append((variant, cores))
+    texts = []
+    for (fewer, given), (more, wanted) in chain.from_iterable(permutations(arms, 2) for arms in alike.values()):
+        unlike = {key: (given[key], wanted[key]) for key in CORES if given[key] != wanted[key]}
+        if not unlike or not all(low is not None and high is not None and low < high for low, high in unlike.values()):
+            continue
+        (step,) = (item.step for item in judgements(experiment, fewer.name) if item.other == more.name)
+        if step.ratio is None or step.low is None or step.high is None or step.high < 1:
+            continue
+        what = ", ".join(f"{key} {high} against {low}" for key, (low, high) in unlike.items())
+        is_not = "is not" if step.low > 1 - STEP_THRESHOLD else "is not shown to be"
+        texts.append(
+            f"{more.name} {is_not} faster than {fewer.name}, which has the same settings and fewer cores ({what}): "
+            f"{step.ratio:.3f} times the seconds per step, 95% interval {step.low:.3f} to {step.high:.3f}."
+        )
+    return texts
 
 
 def _gain(variant: Variant) -> str:

@@ -31,31 +31,30 @@ class Named:
     name: str
 
 
-def read_name(text: str, results: Path, arms: Collection[str], other_arms: Collection[str] = ()) -> Named:
+def read_name(text: str, results: Path, arms: Collection[str]) -> Named:
     """Tell what ``--baseline TEXT`` stands for; ``arm:NAME`` and ``stored:NAME`` say it.
 
     Args:
         results: the results folder, where names of baselines are kept.
         arms: of the newest experiment, those among them that cannot be read.
-        other_arms: of the other experiments, which count where nothing else has the name.
 
     Raises:
         UserError: the name is both a stored baseline's and an arm's, or neither's.
     """
     kind, _, rest = text.partition(":")
-    if kind == "arm" and rest:
-        return Named("arm", rest)
     if kind == "stored" and rest:
         return Named("stored", rest)
-    is_arm, is_stored = any(is_called(arm, text) for arm in arms), text in read_baselines(results)
+    as_arm = rest if kind == "arm" and rest else text
+    is_arm = any(is_called(arm, as_arm) for arm in arms)
+    is_stored = as_arm == text and text in read_baselines(results)
     if is_arm and is_stored:
         what = f"{text!r} is a stored baseline, and an arm of the newest experiment"
         raise UserError(what, "--baseline", f"write --baseline stored:{text} or --baseline arm:{text}")
     if is_stored:
         return Named("stored", text)
-    if is_arm or any(is_called(arm, text) for arm in other_arms):
-        return Named("arm", text)
-    raise unknown_baseline(results, text)
+    if is_arm:
+        return Named("arm", as_arm)
+    raise unknown_baseline(results, text, arms)
 
 
 class Judge:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import NormalDist, fmean
 from typing import Literal
 
@@ -217,12 +218,18 @@ class Divergence:
     best: Evaluated | None = None
 
 
+FEWEST_LOOKS = 5
+"""Evaluations before the one that reached a reward below which it says when that was only to within an interval."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearningFigures:
     """What became of a run's learning; None where the run does not tell.
 
     Attributes:
         target_step: policy version of the first evaluation that reached the reward target.
+        target_within: training steps between the evaluation before and that one; None where it was not reached, or at
+            least ``FEWEST_LOOKS`` evaluations came before.
         grad_norm_p95: of the training steps' gradient norms, before clipping.
         max_grad_norm: the scenario's; larger gradients are scaled down to it.
         scaled_down: share of training steps with a (mean) gradient norm above that.
@@ -231,6 +238,7 @@ class LearningFigures:
     """
 
     target_step: int | None
+    target_within: int | None
     grad_norm_p95: float | None
     max_grad_norm: float | None
     scaled_down: float | None
@@ -244,9 +252,12 @@ def learning_figures(run: Run, target: float | None) -> LearningFigures:
     largest = run.setting("optimizer.max_grad_norm")
     bound = float(largest) if isinstance(largest, int | float) else None
     evaluated = evaluations(run)
-    reached = (item.step for item in evaluated if target is not None and item.reward >= target)
+    before = list(takewhile(lambda item: target is None or item.reward < target, evaluated))
+    target_step = evaluated[len(before)].step if len(before) < len(evaluated) else None
+    within = None if target_step is None else target_step - (before[-1].step if before else 0)
     return LearningFigures(
-        target_step=next(reached, None),
+        target_step=target_step,
+        target_within=within if within and len(before) < FEWEST_LOOKS else None,
         grad_norm_p95=percentile(norms, 95) if norms else None,
         max_grad_norm=bound,
         scaled_down=sum(norm > bound for norm in norms) / len(norms) if norms and bound is not None else None,

@@ -188,15 +188,19 @@ def target_sentence(experiment: Experiment) -> str:
         return f"No variant was seen at validation reward {target:g}."
     seconds = "; ".join(f"{name} {times.text()}" for name, times in known)
     steps = "; ".join(
-        f"{name} {times.text(seconds=False, with_counts=False)}" for name, times in known if times.reached
+        f"{name} {times.text(seconds=False, with_counts=False)}"
+        for name, times in known
+        if times.reached and times.within is None
     )
-    return f"Seconds until validation reward {target:g} was first seen: {seconds}. In training steps: {steps}."
+    text = f"Seconds until validation reward {target:g} was first seen: {seconds}."
+    return f"{text} In training steps: {steps}." if steps else text
 
 
 def target_clause(experiment: Experiment, base: Variant, other: Variant) -> str:
-    """Set the times to the reward target of two variants side by side, with a test where there are seeds enough."""
+    """Set the times to the reward target of two variants side by side, with a test where there are seeds enough;
+    nothing where evaluations are too few to know one of them."""
     mine, theirs = target_times(other), target_times(base)
-    if mine is None or theirs is None or mine.target != theirs.target:
+    if mine is None or theirs is None or mine.target != theirs.target or mine.within or theirs.within:
         return ""
     if not mine.reached and not theirs.reached:
         return f"neither reached reward {mine.target:g}"

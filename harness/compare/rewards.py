@@ -95,6 +95,8 @@ class TargetTimes:
 
     Attributes:
         reached, seeds: how many of how many.
+        within: training steps to within which alone the times are known, by the coarsest of the runs that reached it;
+            then there are no medians. None where enough evaluations came before.
         seconds, steps: Kaplan-Meier medians over the seeds, in seconds of the loop and in training steps. Without an
             interval below ``FEWEST_SEEDS`` seeds. Without a median where most seeds did not reach it: they all stop
             being looked at when their runs end, so that it would be that of the few that ran on for longest.
@@ -103,6 +105,7 @@ class TargetTimes:
     target: float
     reached: int
     seeds: int
+    within: int | None
     seconds: Median
     steps: Median
 
@@ -115,12 +118,16 @@ class TargetTimes:
         """
         form: Format = number if seconds else _whole_or_half
         found = self.seconds if seconds else self.steps
-        if self.seeds == 1:
+        if self.within is not None:
+            text = f"known only to within one evaluation interval: {plural(self.within, 'step')}"
+        elif self.seeds == 1:
             return "not reached" if found.at is None else form(found.at)
-        text = "median not reached" if found.at is None else f"median {form(found.at)}"
+        else:
+            text = "median not reached" if found.at is None else f"median {form(found.at)}"
         if found.low is not None:
             text += f", 95% interval from {form(found.low)}" + ("" if found.high is None else f" to {form(found.high)}")
-        return text + (f", {self.reached} of {plural(self.seeds, 'seed')}" if with_counts else "")
+        counted = with_counts and self.seeds > 1
+        return text + (f", {self.reached} of {plural(self.seeds, 'seed')}" if counted else "")
 
 
 def target_times(variant: Variant) -> TargetTimes | None:
@@ -135,7 +142,9 @@ def target_times(variant: Variant) -> TargetTimes | None:
         return None
     seconds = _times(variant, lambda run: run.seconds_to_target, lambda last: last.elapsed_s)
     steps = _times(variant, lambda run: run.learning.target_step if run.learning else None, lambda last: last.step)
-    return TargetTimes(target, sum(time.seen for time in seconds), len(seconds), _median(seconds), _median(steps))
+    within = max((run.learning.target_within or 0 for run in variant.runs if run.learning), default=0) or None
+    medians = [Median(None, None, None) if within else _median(times) for times in (seconds, steps)]
+    return TargetTimes(target, sum(time.seen for time in seconds), len(seconds), within, *medians)
 
 
 def target_log_rank(base: Variant, other: Variant) -> LogRank | None:

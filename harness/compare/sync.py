@@ -103,6 +103,7 @@ class SyncPoint:
     Attributes:
         median_s, low_s, high_s: from the start of the publish to the end of the slowest load: the median, and the 10th
             and 90th percentile of the repeats.
+        middle_s: from the 25th to the 75th percentile of the repeats.
         copy_s: median of one plain copy of the same bytes in warm memory.
         publish_s, transfer_s, load_s, verify_s: medians of the stages.
     """
@@ -115,6 +116,7 @@ class SyncPoint:
     median_s: float
     low_s: float
     high_s: float
+    middle_s: float
     copy_s: float
     publish_s: float
     transfer_s: float
@@ -130,6 +132,11 @@ class SyncPoint:
     def share_of_copy(self) -> float:
         """Bandwidth from publish to loaded, as a fraction of that of the plain copy."""
         return self.copy_s / self.median_s
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether the middle half of the repeats spans more than half of their median: another time would differ."""
+        return self.middle_s > 0.5 * self.median_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +186,7 @@ def _point(group: Sequence[SyncRow]) -> SyncPoint:
         median_s=statistics.median(totals),
         low_s=percentile(totals, 10),
         high_s=percentile(totals, 90),
+        middle_s=percentile(totals, 75) - percentile(totals, 25),
         copy_s=statistics.median(row.plain_copy_s for row in group),
         publish_s=statistics.median(row.publish_s for row in group),
         transfer_s=statistics.median(row.transfer_s for row in group),
@@ -190,11 +198,13 @@ def _point(group: Sequence[SyncRow]) -> SyncPoint:
 def sync_costs(points: Sequence[SyncPoint]) -> list[SyncCost]:
     """Fit the cost of each transport and number of receivers; relative errors are made small, and no cost is negative.
 
+    Unstable points are left out, and with them what has no others.
     A coefficient that the sweep does not vary (one tensor count, one size) is left at 0 and falls to the fixed cost.
     """
     groups: dict[tuple[str, int], list[SyncPoint]] = {}
     for point in points:
-        groups.setdefault((point.transport, point.receivers), []).append(point)
+        if not point.is_unstable:
+            groups.setdefault((point.transport, point.receivers), []).append(point)
     return [_fit(name, receivers, group) for (name, receivers), group in groups.items()]
 
 

@@ -23,6 +23,8 @@ OBJECT_STORES = {
     "object_store": "Ray's object store given torch tensors, its default",
     "object_store_numpy": "Ray's object store given numpy arrays",
 }
+UNSTABLE = "!"
+"""Marks a time that does not repeat."""
 _MS, _MB = 1e3, 1e-6
 
 
@@ -180,15 +182,20 @@ def _of_kind(points: Sequence[SyncPoint], kind: tuple[int, int]) -> list[SyncPoi
 
 def _times(kind: tuple[int, int], points: Sequence[SyncPoint]) -> Table:
     fewest = min(point.repeats for point in points)
-    notes = (
+    notes: tuple[str, ...] = (
         f"Medians of {fewest} syncs in turns, +- half the range from 10th to 90th percentile; from the start of the "
         "publish until the weights are in tensors of the last receiver's own. Verification is timed apart.",
     )
+    if any(point.is_unstable for point in points):
+        notes += (
+            f"{UNSTABLE}: unstable, the repeats from 25th to 75th percentile span more than half of the median; not "
+            "used in the fitted cost.",
+        )
     title = f"Publish to own tensors, ms: {plural(kind[0], 'receiver')}, {plural(kind[1], 'tensor')}"
 
     def cell(point: SyncPoint) -> str:
         half_range = (point.high_s - point.low_s) / 2 / point.median_s
-        return f"{number(1e3 * point.median_s)} +-{100 * half_range:.0f}%"
+        return f"{number(1e3 * point.median_s)} +-{100 * half_range:.0f}%{UNSTABLE if point.is_unstable else ''}"
 
     return _by_size(title, points, cell, notes, with_copy=True)
 

@@ -67,6 +67,15 @@ def seed_note(variants: Sequence[Variant]) -> tuple[str, ...]:
     return (f"Mean [lowest, highest] over {most} runs that differ in the seed.",) if most > 1 else ()
 
 
+def spans_note(runs: Sequence[RunFigures]) -> tuple[str, ...]:
+    """Say of how many runs the figures are that need spans, where some runs have none or theirs were not read."""
+    known, of = sum(bool(run.lanes) for run in runs), len(runs)
+    if not 0 < known < of:
+        return ()
+    which = "that kept their spans" if of <= MOST_WITH_SPANS else "whose spans were read; --all reads them all"
+    return (f"Lanes, idle ratios and what the lag bound held back are means over the {known} of {of} runs {which}.",)
+
+
 def stage_table(experiment: Experiment) -> Table:
     """Return seconds per training step and share of the measured window of each stage, one column for each variant."""
     stages = [stage for stage in Stage if not stage.is_wait and any(_ran(run, stage) for run in experiment.runs)]
@@ -154,14 +163,9 @@ def lane_table(experiment: Experiment) -> Table:
         for lane in in_pipeline_order({lane for run in variant.runs for lane in run.lanes}):
             accounts = [run.lanes[lane] for run in variant.runs if lane in run.lanes]
             rows.append((variant.name, lane, *_lane_cells(accounts)))
-    runs, known = len(experiment.runs), sum(bool(run.lanes) for run in experiment.runs)
-    if not rows:
-        notes: tuple[str, ...] = ("No spans were kept with these runs.",)
-    elif known == runs or runs <= MOST_WITH_SPANS:
-        notes = seed_note(experiment.variants)
-    else:
-        which = f"the {known} of {runs} runs whose spans were read; --all reads them all"
-        notes = (f"Mean [lowest, highest] over {which}.",)
+    notes: tuple[str, ...] = ("No spans were kept with these runs.",)
+    if rows:
+        notes = spans_note(experiment.runs) or seed_note(experiment.variants)
     return Table(
         title=f"Lanes: seconds of {window_words(experiment.runs)}, and their shares",
         header=("variant", "lane", "seconds", "in stages", "waiting", "unattributed"),
@@ -338,7 +342,7 @@ def outcome_table(experiment: Experiment) -> Table:
     """Return reward, length, cost and health of each variant, one column each; lines that no run has are left out."""
     variants = experiment.variants
     status = ("status", *(_statuses(map(_status, variant.runs)) for variant in variants))
-    notes = list(seed_note(variants))
+    notes = [*seed_note(variants), *spans_note(experiment.runs)]
     prompts = [run.last.prompts for run in experiment.runs if run.last and not run.is_imported]
     if prompts:
         error = 0.5 / min(prompts) ** 0.5  # the largest standard error of a mean of values in [0, 1]
@@ -363,6 +367,7 @@ def off_policy_table(experiment: Experiment) -> Table | None:
         "Never trained on: left over at the end, or pushed out of the replay buffer unused; what was dropped is not in "
         "it.",
         *seed_note(experiment.variants),
+        *spans_note(experiment.runs),
     )
     return Table("Off-policy", header, tuple(line_rows(OFF_POLICY_LINES, experiment.variants)), notes, divisible=True)
 
@@ -383,8 +388,8 @@ def line_rows(lines: Sequence[Line], variants: Sequence[Variant]) -> list[tuple[
 
 
 def _target_cell(variant: Variant, key: str) -> str:
-    times = target_times(variant)
-    return numbers.NOTHING if times is None else times.text(seconds=key == "seconds_to_target")
+    times, seconds = target_times(variant), key == "seconds_to_target"
+    return numbers.NOTHING if times is None or (times.within and not seconds) else times.text(seconds)
 
 
 def targets(runs: Sequence[RunFigures]) -> list[float]:

@@ -136,7 +136,7 @@ def brief_table(experiment: Experiment) -> Table:
     """Return one table of at most a dozen rows: a sweep's first; the stages of one variant; else a row for each."""
     if sweep_points(experiment):
         table = sweep_tables(experiment)[0]
-        return _cut(replace(table, notes=()))
+        return _cut(replace(table, notes=table.notes[1:]))  # without what is measured, with what a mark means
     if len(experiment.variants) == 1:
         (variant,) = experiment.variants
         kept = {stage.value for stage, share in stage_shares(variant).items() if share >= WORTH_A_ROW} | {"whole"}

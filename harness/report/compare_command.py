@@ -31,6 +31,7 @@ from harness.compare.experiments import Experiment, gather, gather_newest, is_ca
 from harness.compare.gates import FINE, GateResult, Judge, Named, gate, read_limit, read_name, refusals_of
 from harness.compare.pareto import DEFAULT, Axis, check_figures, pareto, read_axes
 from harness.compare.stats import STEP_THRESHOLD
+from harness.compare.verdicts import variant_named
 from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain, plain_lines, silence_output
@@ -126,7 +127,7 @@ def _compare(options: argparse.Namespace, errors: Console) -> int:
     _check_allowed(options.allow_difference, experiments)
     judge = Judge(
         options.paths[0],
-        _named(options, experiments, detailed[-1], damaged),
+        _named(options, detailed, damaged),
         limit or STEP_THRESHOLD,
         options.allow_difference,
     )
@@ -157,18 +158,20 @@ def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> N
             raise UserError(f"{name!r} is nothing that runs differ in", "--allow-difference", fix)
 
 
-def _named(
-    options: argparse.Namespace,
-    experiments: Sequence[Experiment],
-    newest: Experiment,
-    damaged: Sequence[DamagedRun],
-) -> Named | None:
-    """Return what ``--baseline`` stands for; None where it was not given."""
+def _named(options: argparse.Namespace, detailed: Sequence[Experiment], damaged: Sequence[DamagedRun]) -> Named | None:
+    """Return what ``--baseline`` stands for; None where it was not given.
+
+    An arm has to be one of the newest experiment, and of each experiment where several paths are named: those are to
+    be compared, while ``--all`` and ``--json`` show whatever a folder holds.
+    """
     if options.baseline is None:
         return None
+    *others, newest = detailed
     arms = [variant.name for variant in newest.variants] + list(gaps(newest, damaged).lost)
-    others = {variant.name for experiment in experiments for variant in experiment.variants}
-    return read_name(options.baseline, options.paths[0], arms, others)
+    named = read_name(options.baseline, options.paths[0], arms)
+    for experiment in others if named.kind == "arm" and len(options.paths) > 1 else ():
+        variant_named(experiment, named.name)
+    return named
 
 
 def _gate(

@@ -222,15 +222,15 @@ def test_settings_that_were_not_saved_are_not_alike(make_run: Make, tmp_path: Pa
 def test_what_a_name_stands_for(make_run: Make, tmp_path: Path) -> None:
     results = tmp_path / "results"
     add_occasion(results, "main", occasion(make_run, tmp_path, 1, [1.0] * 2))
-    assert read_name("main", results, ["a", "b"], ["main"]) == Named("stored", "main")  # an older experiment's arm
+    assert read_name("main", results, ["a", "b"]) == Named("stored", "main")
     assert read_name("a", results, ["a", "b"]) == Named("arm", "a")
-    assert read_name("c", results, ["a", "b"], ["c"]) == Named("arm", "c")
     assert read_name("stored:main", results, ["main"]) == Named("stored", "main")
     assert read_name("arm:main", results, ["main"]) == Named("arm", "main")
     with pytest.raises(UserError):
         read_name("main", results, ["main"])
-    with pytest.raises(UserError):
-        read_name("gone", results, ["a"], ["b"])
+    for name in ("gone", "arm:main"):
+        with pytest.raises(UserError, match=r"\(a, b\)"):
+            read_name(name, results, ["a", "b"])
 
 
 def test_baselines_that_are_not_there_or_damaged_are_said_so(make_run: Make, tmp_path: Path) -> None:

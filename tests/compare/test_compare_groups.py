@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.caveats import DIFFERENCES, environment, group_letter, groups, legend, letters_of
-from harness.compare.comparability import environment_values
+from harness.compare.caveats import DIFFERENCES, caveats, environment, group_letter, groups, legend, letters_of
+from harness.compare.comparability import environment_values, why_not_comparable
 from harness.compare.experiments import gather
+from harness.compare.stats import Verdict
 from harness.compare.tables import overview_table
+from harness.compare.verdicts import judgements
 from harness.results import Manifest, RunFolder
 
 Make = Callable[..., RunFolder]
@@ -100,6 +102,54 @@ def test_groups_stand_side_by_side_with_a_legend_of_what_differs(make_run: Make,
         ("sync_k", "20261120-111500", "A+B", "3"),
     ]
     assert (table.notes, table.words) == (legend(found), 3)
+
+
+ON_GPU = "placement: {device: auto, colocated: false}\ntransport: {type: in_process}\n"
+ACTORS_ON_GPU = "placement: {device: auto, generator: {gpus: 0.5}, learner: {gpus: 0.5}}\ntransport: {type: nixl}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "torch", "alike"),
+    [
+        (ON_GPU, "2.13.0+cu128", True),
+        (ON_GPU.replace("auto", "cuda"), "2.13.0+cu128", True),
+        (ON_GPU.replace("auto", "cpu"), "2.13.0+cu128", False),
+        (ON_GPU, "2.13.0+cpu", False),
+        (ON_GPU.replace("in_process", "gloo"), "2.13.0+cu128", False),  # actors that reserve none
+        (ACTORS_ON_GPU, "2.13.0+cu128", True),
+        (ACTORS_ON_GPU.replace("generator: {gpus: 0.5}", "generator: {gpus: 0}"), "2.13.0+cu128", False),
+    ],
+)
+def test_threads_of_runs_on_a_gpu_do_not_keep_them_apart(
+    make_run: Make, tmp_path: Path, settings: str, torch: str, alike: bool
+) -> None:
+    """Of runs of 16 threads and of 8 on one H100 it was said that their seconds cannot be compared."""
+    for block in range(6):
+        for arm, threads in (("sync", 16), ("lag1", 8)):
+            make_run(
+                arm=arm, block=block, seed=block, threads=threads, machine=LARGE, versions={"torch": torch},
+                settings=f"steps: 4\n{settings}",
+            )  # fmt: skip
+    experiments, _ = gather([tmp_path / "results"])
+    *_, said = legend(groups(experiments))
+    assert said.startswith("A and B compute on a GPU") == alike
+    assert ("cannot be compared" in said) != alike
+    (judged,) = judgements(experiments[0])
+    assert (judged.step.verdict is Verdict.NOT_COMPARABLE, judged.no_gate is None) == (not alike, alike)
+    notes = [text for text in caveats(experiments[0]) if text.startswith("The thread counts differ: 8, 16")]
+    assert ["compute on a GPU" in note for note in notes] == [alike]
+    runs = experiments[0].runs
+    assert bool(why_not_comparable(runs[:6], runs[6:], (), one_command=False)) != alike
+
+
+def test_groups_on_gpus_stay_apart_from_other_machines(make_run: Make, tmp_path: Path) -> None:
+    for experiment, threads in (("1", 16), ("2", 8)):
+        make_run(experiment=experiment, threads=threads, machine=LARGE, settings=ON_GPU)
+    make_run(experiment="3")
+    experiments, _ = gather([tmp_path / "results"])
+    said = legend(groups(experiments))
+    assert said[3] == "Seconds of one of these groups cannot be compared with those of another."
+    assert said[4].startswith("A and B compute on a GPU")
 
 
 def test_letters_go_on_after_z() -> None:

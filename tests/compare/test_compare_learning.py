@@ -55,7 +55,7 @@ def test_figures_of_a_run_that_learns(make_run: Make, tmp_path: Path) -> None:
     found = learning_of(tmp_path)
     # norms in order 0.5, 1.0, 1.5, 2.0: place 0.95 * 3 = 2.85, so 1.5 + 0.85 * 0.5; two of four are above 1
     assert found.grad_norm_p95 == pytest.approx(1.925)
-    assert replace(found, grad_norm_p95=None) == LearningFigures(2, None, 1.0, 0.5, None)
+    assert replace(found, grad_norm_p95=None) == LearningFigures(2, 2, None, 1.0, 0.5, None)
 
 
 def test_a_reward_that_is_gone_for_good_is_a_divergence(make_run: Make, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_sentences_on_a_sweep(make_run: Make, tmp_path: Path, message_is: Me
         "0.0001 0.82 95 0.77 0.87 3 0.0003 0.62 95 0.58 0.66 3 0.003 0.00 95 0.00 0.00 3 3 3",
         "0.0001 0.0003 0.20 0.16 0.24 0.003 0.82 0.73 0.91 95 3",
         "0.003 0 1 0.003 1 2 0.003 2 3",
-        "0.5 0.0001 6.00 95 6.00 3 3 0.0003 6.00 95 6.00 3 3 0.003 0 3 0.0001 4 95 4 0.0003 4 95 4",
+        "0.5 0.0001 4 3 3 0.0003 4 3 3 0.003 0 3",
         "1 95 0.0001 0.500 1.86 25 0.0003 0.500 1.86 25 0.003 0.500 1.86 25",
     ]
     message_is("\n".join(said))

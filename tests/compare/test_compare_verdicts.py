@@ -15,6 +15,7 @@ from harness.compare import gather
 from harness.compare.block_values import BlockSeconds, Primary, paired_runs, paired_seconds
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
+from harness.compare.findings import findings
 from harness.compare.gates import INCONCLUSIVE, WORSE, gate
 from harness.compare.stats import Verdict
 from harness.compare.verdicts import (
@@ -490,3 +491,59 @@ def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(m
         (found,) = judgements(experiment)
         assert (found.step.blocks, found.unfinished) == (blocks, 1)
         assert "1 runs of a and b did not finish." in verdict_sentences([found])
+
+
+IN_PROCESS = "steps: 6\ntransport: {{type: in_process}}\nmodel: {{threads: {threads}}}\n"
+IN_ACTORS = "steps: 6\ntransport: {{type: nixl}}\nplacement: {{generator: {{cpus: {cpus}, threads: {cpus}}}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor", "said"),
+    [
+        ((IN_PROCESS.format(threads=1), IN_PROCESS.format(threads=2)), 1.05, "model.threads 2 against 1"),
+        ((IN_PROCESS.format(threads=2), IN_PROCESS.format(threads=1)), 0.95, "model.threads 2 against 1"),
+        ((IN_ACTORS.format(cpus=1), IN_ACTORS.format(cpus=2)), 1.0, "placement.generator.cpus 2 against 1"),
+        ((IN_PROCESS.format(threads=1), IN_PROCESS.format(threads=2)), 0.9, None),  # faster
+        ((IN_PROCESS.format(threads=1), IN_PROCESS.format(threads=2) + "max_lag: 1\n"), 1.05, None),
+        (
+            (IN_PROCESS.format(threads="null"), IN_PROCESS.format(threads=2)),
+            1.05,
+            None,
+        ),  # how many were given is not set
+        ((IN_PROCESS.format(threads=1), IN_PROCESS.format(threads=1)), 1.0, None),
+    ],
+)
+def test_more_cores_that_did_nothing_are_told(
+    make_run: Make, tmp_path: Path, settings: tuple[str, str], factor: float, said: str | None
+) -> None:
+    """Nobody said that the synchronous arm that lag 1 beat gained nothing from its second core."""
+    for block in range(6):
+        for place, (arm, pace) in enumerate((("first", 1.0), ("second", factor))):
+            off = 1 + 0.002 * (-1) ** (block + place)
+            make_run(
+                arm=arm, block=block, seed=block, steps=6, position=place, settings=settings[place],
+                pace=lambda step, pace=pace * off: pace,
+            )  # fmt: skip
+    (experiment,), _ = gather([tmp_path / "results"])
+    found = [finding.text for finding in findings(experiment) if finding.name == "cores"]
+    if said is None:
+        assert found == []
+        return
+    (text,) = found
+    fewer, more = ("second", "first") if factor < 1 else ("first", "second")
+    assert text.startswith(f"{more} is not faster than {fewer}, which has the same settings and fewer cores ({said}")
+    judged = {item.other: item.step for item in judgements(experiment, fewer)}[more]
+    assert f"{judged.ratio:.3f} times the seconds per step, 95% interval {judged.low:.3f} to {judged.high:.3f}" in text
+
+
+def test_cores_that_may_have_helped_are_told_so(make_run: Make, tmp_path: Path) -> None:
+    for block in range(6):
+        for place, (arm, pace) in enumerate((("first", 1.0), ("second", 0.8 if block % 2 else 1.2))):
+            settings = IN_PROCESS.format(threads=1 + place)
+            make_run(
+                arm=arm, block=block, seed=block, steps=6, position=place, settings=settings,
+                pace=lambda step, pace=pace: pace,
+            )  # fmt: skip
+    (experiment,), _ = gather([tmp_path / "results"])
+    (text,) = [finding.text for finding in findings(experiment) if finding.name == "cores"]
+    assert text.startswith("second is not shown to be faster than first")

@@ -140,10 +140,21 @@ def test_an_arm_of_an_older_experiment_does_not_hide_a_stored_baseline(bench: Be
 def test_an_arm_that_only_an_older_experiment_has_is_no_baseline_of_the_newest(bench: Bench) -> None:
     bench.run({"left": 1.0, "right": 1.0}, day=10)
     bench.run({"old": 1.0, "new": 1.0})
-    code, said = bench.gate("--baseline", "left")
-    assert code == 3
-    assert "'left'" in said
-    assert bench.type("--baseline", "left")[0] == 0  # without a gate each experiment shows what it has
+    for name in ("left", "arm:left"):
+        for code, said in (bench.gate("--baseline", name), bench.type("--baseline", name)):
+            assert code == 2
+            assert "(old, new)" in said
+    assert bench.type("--baseline", "old", "--all")[0] == 0  # an older one shows what it has
+
+
+def test_experiments_that_are_named_are_set_against_an_arm_that_each_has(bench: Bench) -> None:
+    """The old code showed two tables without a ratio, with exit code 0."""
+    older, newest = bench.run({"left": 1.0, "both": 1.0}, day=10), bench.run({"right": 1.0, "both": 1.0})
+    assert bench.type(str(newest), "--baseline", "both", at=older)[0] == 0
+    code, said = bench.type(str(newest), "--baseline", "right", at=older)
+    assert code == 2
+    assert "bench/20261110-080000" in said
+    assert "left, both" in said
 
 
 @pytest.mark.parametrize("damage", [lose_steps, cut_manifests, shutil.rmtree], ids=["steps", "manifests", "runs"])

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from harness.compare import Experiment, gather
 from harness.compare.endpoints import WEIGHT_SYNC_SECONDS
 from harness.compare.sync import SyncCost, fastest_by_size, percentile, sync_costs, sync_points
-from harness.compare.sync_tables import sync_findings, sync_sentences, sync_table
+from harness.compare.sync_tables import sweep_tables, sync_findings, sync_sentences, sync_table
 from harness.results import RunFolder
 from harness.results.rows import SyncRow
 from harness.results.writer import STEPS
@@ -184,6 +184,31 @@ def test_the_fit_finds_the_costs_that_made_the_times() -> None:
         assert cost.per_tensor_s == pytest.approx(per_tensor, rel=1e-6)
         assert cost.per_byte_s == pytest.approx(per_byte, rel=1e-6)
         assert cost.worst < 1e-9
+
+
+def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    # 0.6, 0.8, 1, 1.2 and 1.4: the middle half spans 0.4; 0.6, 0.7, 1, 1.3 and 1.4: 0.6 of the median
+    spreads = {100: (9.0, 0.6, 0.7, 1.0, 1.3, 1.4)}
+    timed = [
+        row("nixl", size, 1, repeat, factor)
+        for size in (10, 50, 100)
+        for repeat, factor in enumerate(spreads.get(size, (9.0, 0.6, 0.8, 1.0, 1.2, 1.4)))
+    ]
+    timed = [structs.replace(it, total_s=3 * it.total_s) if it.num_bytes == 100_000_000 else it for it in timed]
+    points = sync_points(timed)
+    assert [(point.megabytes, point.is_unstable) for point in points] == [(10, False), (50, False), (100, True)]
+    (cost,) = sync_costs(points)
+    assert (cost.per_byte_s, cost.worst) == (pytest.approx(COSTS["nixl"][2]), pytest.approx(0.0, abs=1e-9))
+    assert sync_costs(points[2:]) == []
+    run = make_run(status="running")
+    for item in timed:
+        run.append_step(to_builtins(item))
+    run.finish("completed", None, {})
+    times = sweep_tables(_experiment(tmp_path))[0]
+    assert [cell.endswith("!") for cell in times.rows[0][1:]] == [False, False, True]
+    assert [note.startswith("!: unstable") for note in times.notes] == [False, True]
 
 
 def test_no_fitted_cost_is_negative_and_what_was_not_varied_is_left_out() -> None:

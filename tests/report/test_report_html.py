@@ -108,6 +108,21 @@ def test_exposed_times_stand_beside_the_times_spent(lagged: Path, tmp_path: Path
     assert "its exposed time, is update in lag1 (70% of a step) and lag3 (70% of a step)." in page
 
 
+def test_spent_and_exposed_are_of_the_same_runs(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    """The lanes take turns, and the one of two blocks without spans is twice as slow: it looked as if half of the time
+    spent had been hidden."""
+    for block in (0, 1):
+        run = make_run(scenario="turns", block=block, seed=block, pace=lambda step, block=block: 1.0 + block)
+    (run.folder / "spans.jsonl").unlink()
+    page = _report(tmp_path / "results", tmp_path / "report.html")
+    table = page.partition("<caption>Seconds per training step, spent and exposed")[2].partition("</figure>")[0]
+    for stage, seconds in (("generate", "0.300"), ("update", "0.500")):
+        row = re.search(rf'<th scope="row">{stage}</th>((?:<td class="n">[^<]*</td>)+)', table)
+        assert row is not None
+        assert re.findall(r">([^<]*)</td>", row[1])[:2] == [seconds, seconds]
+    assert "of the 1 of 2 runs that kept their spans" in table
+
+
 def test_the_timeline_shows_six_steps_by_rule(lagged: Path, tmp_path: Path) -> None:
     page = _report(lagged, tmp_path / "report.html")
     # the first window after a quarter of 12 steps: steps 3 to 8, 6 s; the update of step 3 goes from 0.2 to 0.9 s

@@ -75,6 +75,11 @@ def test_steps_and_powers() -> None:
     assert whole(0, 39) == Scale(0, 39, (0.0, 10.0, 20.0, 30.0, 39))  # 39 / 5 rounds up to 10
     assert whole(0, 33) == Scale(0, 33, (0.0, 10.0, 20.0, 33))  # the end has a tick, and room
     assert whole(5, 5) == Scale(5, 6.0, (5,))
+    assert whole(0, 12).ticks == (0.0, 2.5, 5.0, 7.5, 10.0, 12)  # of seconds
+    assert whole(0, 12, steps=True).ticks == (0.0, 5.0, 12)
+    assert whole(1, 4, steps=True).ticks == (1.0, 2.0, 3.0, 4.0)
+    assert whole(0, 250, steps=True).ticks == (0.0, 50.0, 100.0, 150.0, 200.0, 250.0)
+    assert whole(0, 1, steps=True).ticks == (0.0, 1.0)
     powers = logarithmic([3.0, 4000.0])
     assert (powers.low, powers.high, powers.ticks) == (1.0, 10_000.0, (1.0, 10.0, 100.0, 1000.0, 10_000.0))
     assert powers.place(100.0) == pytest.approx(0.5)
@@ -89,10 +94,22 @@ def test_ticks_are_written_with_the_decimals_they_need() -> None:
     assert tick_text(axis.ticks[1], axis) == "10.5"
     axis = whole(0, 4000)
     assert tick_text(1000.0, axis) == "1,000"
+    axis = whole(0, 12)  # the last gap, 2.0, needs no decimals; 2.5 was written as 2 and 7.5 as 8
+    assert [tick_text(tick, axis) for tick in axis.ticks] == ["0.0", "2.5", "5.0", "7.5", "10.0", "12.0"]
     axis = linear([0.0, 0.0003])
     assert tick_text(axis.ticks[1], axis) == "0.0001"
     axis = linear([0.0, 0.00003])
     assert tick_text(axis.ticks[1], axis) == "1e-5"
+
+
+def test_a_step_axis_has_whole_steps() -> None:
+    """The ticks of twelve steps stood at 2.5 and 7.5 and said 2 and 8."""
+    drawn = str(
+        draw_chart(Chart("Reward", "training step", "reward", [Line(0, [(0.0, 0.1), (12.0, 0.5)])], "It rises."))
+    )
+    ticks = re.findall(r'<text x="([\d.]+)%"[^>]*class="tick-text">([^<]*)</text>', drawn)
+    assert [text for _, text in ticks] == ["0", "5", "12"]
+    assert [float(x) / 100 * 12 for x, _ in ticks] == pytest.approx([0.0, 5.0, 12.0], abs=0.01)
 
 
 def test_a_chart_puts_points_where_its_axes_say() -> None:

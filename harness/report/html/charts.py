@@ -15,6 +15,7 @@ from harness.report.html.markup import Markup, element, join, share, short
 from harness.report.html.theme import marker_id, variant_class
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+_ROUND_STEPS = (1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,16 @@ def linear(values: Iterable[float], most_ticks: int = 5, from_zero: bool = False
     return Scale(ticks[0], ticks[-1], ticks)
 
 
-def whole(low: float, high: float, most_ticks: int = 5) -> Scale:
-    """Return an axis that ends at the values themselves; its ticks are round, and one is at an end that is whole."""
+def whole(low: float, high: float, most_ticks: int = 5, steps: bool = False) -> Scale:
+    """Return an axis that ends at the values themselves; its ticks are round, and one is at an end that is whole.
+
+    Args:
+        steps: of training steps: ticks at whole numbers alone.
+    """
     if high <= low:
         return Scale(low, low + 1.0, (low,))
-    step = _round_step((high - low) / most_ticks)
+    rough = (high - low) / most_ticks
+    step = _round_step(max(1.0, rough), _ROUND_STEPS) if steps else _round_step(rough)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     ticks = [step * number for number in range(first, last + 1)]
     if float(high).is_integer() and step >= 1 and ticks and ticks[-1] < high:  # the last step has a tick of its own
@@ -77,21 +83,19 @@ def logarithmic(values: Iterable[float]) -> Scale:
     return Scale(10.0**low, 10.0**high, tuple(tick for tick in ticks if tick <= 10.0**high * (1 + 1e-9)), log=True)
 
 
-def _round_step(rough: float) -> float:
+def _round_step(rough: float, parts: Sequence[float] = _ROUND) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(part * power for part in _ROUND if part * power >= rough * (1 - 1e-9))
+    return next(part * power for part in parts if part * power >= rough * (1 - 1e-9))
 
 
 def tick_text(value: float, scale: Scale) -> str:
-    """Write a tick with as many decimals as tell it from its neighbours: 0.25, 40, 1,000, 2e-05."""
+    """Write a tick with as many decimals as the ticks of its axis need: 0.25, 40, 1,000, 2e-05."""
     value = 0.0 if abs(value) < 1e-12 * max(abs(scale.low), abs(scale.high)) else value
     largest = max(abs(scale.low), abs(scale.high))
     if value and (largest < 0.001 or (scale.log and value < 0.001) or largest >= 1e7):
         return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-    gap = value if scale.log else min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=1.0)
-    decimals = max(0, -math.floor(math.log10(gap) + 1e-9)) if gap else 0
-    if not scale.log and decimals < 6 and round(gap, decimals) != round(gap, decimals + 1):
-        decimals += 1
+    ticks, near = ((value,), 1e-9 * abs(value)) if scale.log else (scale.ticks, 1e-9 * largest)
+    decimals = next((few for few in range(9) if all(abs(round(tick, few) - tick) <= near for tick in ticks)), 9)
     return f"{value:,.{decimals}f}"
 
 
@@ -252,7 +256,7 @@ def draw_chart(chart: Chart) -> Markup:
     if not xs:
         return element("div", title, element("p", "not logged", class_="note"), class_="panel")
     xs += chart.x_ends
-    x_axis = logarithmic(xs) if chart.log_x else whole(min(xs), max(xs))
+    x_axis = logarithmic(xs) if chart.log_x else whole(min(xs), max(xs), steps=all(float(x).is_integer() for x in xs))
     y_axis = logarithmic(ys) if chart.log_y else linear(ys, from_zero=chart.from_zero)
     lines = [line for line in chart.lines if line.points]  # a variant may lack what another one logs
     inner = [_stretched(line, x_axis, y_axis) for line in lines]

@@ -26,7 +26,7 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
     parts = [
         *(verdict_sentence(item) for item in judgements if item.primary.blocks > 1 and item.primary.ratio is not None),
         *(finding.text for finding in found if finding.name in LEARNED),
-        *(finding.text for finding in found if finding.name == "steady"),
+        *(finding.text for finding in found if finding.name in ("cores", "steady")),
         *(uneven_sentence(variant, only_hidden=True) for variant in material.experiment.variants),
         exposed_finding(shares, nobodys),
         overlap_finding(material.experiment),

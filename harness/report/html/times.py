@@ -170,7 +170,14 @@ def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Tabl
     rows.append((NOBODY[1], *(cell for variant in variants for cell in _nobody_cells(report_data, variant))))
     columns = [f"{variant.name}, {what}" for variant in variants for what in ("spent", "exposed", "of a step")]
     several = any(len(variant.runs) > 1 for variant in variants)
+    runs = [run for variant in variants for run in variant.runs if run.steps]
+    kept = sum(bool(run.lanes) for run in runs)
     notes = (
+        *(
+            (f"All columns are of the {kept} of {len(runs)} runs that kept their spans.",)
+            if 0 < kept < len(runs)
+            else ()
+        ),
         "Exposed: each instant of the loop belongs to the stage that the Learner is in; while the Learner waits, to "
         "the stage that it waits for (score, then weight stages, then generate, then evaluate); else to no stage.",
         *(("In brackets: lowest and highest over runs.",) if several else ()),
@@ -179,7 +186,8 @@ def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Tabl
 
 
 def _cells(report_data: ReportData, variant: Variant, stage: Stage) -> tuple[str, str, str]:
-    spent = [spent_s(run, stage) for run in variant.runs if run.steps]
+    runs = [run for run in variant.runs if run.steps]
+    spent = [spent_s(run, stage) for run in [run for run in runs if run.lanes] or runs]
     found = report_data.exposures.get(variant.name, [])
     mine = [part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found]
     fraction = exposed_shares(report_data, variant.name).get(stage, 0.0)
