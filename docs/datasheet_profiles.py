@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.simulate.machine import FOLDER, Device, MachineProfile, StageCost, profile_yaml, rounded, save_machine
 from harness.simulate.ranks import COLLECTIVES
 
-MADE = "2026-11-23"
+MADE = "2026-11-26"
 
 TRAINING_SHARE = 0.4
 """Of the peak. Llama 3's pre-training reached 38-43% on H100 (arXiv:2407.21783, table 4): assumed for updates, and for
@@ -45,6 +45,9 @@ NARROW_CACHE = 0.5
 STEP_S, CALL_S, RESPONSE_S, DISK_GB_S, HOST_GB_S = 1e-3, 2e-3, 1e-4, 1.0, 20.0
 """A decode step's scheduling and sampling; one way of a call to an actor, as on the measured CPU machine; scoring one
 response; writing to a disk; copying from a GPU to pinned main memory. Assumed."""
+NATIVE_LAYER_S = 0.27e-3
+"""A layer of a decode step of the native engine, whose kernels the host launches one by one: 7.5 ms for 28 layers, whatever
+the rows, measured on the host of one H100 (docs/measured/h100.md). It depends on the host more than on the GPU."""
 LOG_SD = 0.35
 """Spread of the truth around these costs. Shares of the peak from 0.25 to 0.6 are reported for training; that range, as
 90% of a normal distribution of logarithms, has a standard deviation of ln(0.6 / 0.25) / 3.29 = 0.27. Another 0.2 is for
@@ -208,6 +211,10 @@ def _notes(sheet: DataSheet) -> Iterator[str]:
         f"assumed: {1e3 * STEP_S:g} ms for a decode step's scheduling, {1e3 * CALL_S:g} ms for each way of a call, "
         f"{1e3 * RESPONSE_S:g} ms to score a response, {DISK_GB_S:g} GB/s to disk"
     )
+    yield (
+        f"engine native: {1e3 * NATIVE_LAYER_S:g} ms a layer of a decode step more, for launches, as measured on the "
+        "host of one H100 (docs/measured/h100.md), and a cache in float32"
+    )
 
 
 def _stages(sheet: DataSheet) -> Iterator[StageCost]:
@@ -218,6 +225,9 @@ def _stages(sheet: DataSheet) -> Iterator[StageCost]:
     products = {"prompt_gflop": gflop_s / PREFILL_SHARE, "row_gflop": gflop_s / PREFILL_SHARE}
     one_pass = gflop_s / TRAINING_SHARE
     yield _cost("generate", decode | products)
+    yield _cost(
+        "generate", decode | products | {"decode_layer": NATIVE_LAYER_S, "context_gb": memory_s}, engine="native"
+    )
     yield _cost("score", {"call": CALL_S, "response": RESPONSE_S})
     yield _cost("prepare_batch", {"call": CALL_S})
     yield _cost("old_logprobs", {"call": CALL_S, "position_gflop": one_pass})

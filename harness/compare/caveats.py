@@ -311,8 +311,8 @@ def _shared_gpu(experiment: Experiment) -> list[str]:
     whose = f"{', '.join(names)}: " if len(names) < len(experiment.variants) else ""
     return [
         f"{whose}Generator and Learner share one GPU in one process, each on a CUDA stream of its own: they share its "
-        "compute, so that each slows the other. On one H100, with weights of 1.5B parameters, a decode step took 8.3 "
-        "ms alone, 13.8 ms beside training, 11.6 ms with stream priority for decoding."
+        "compute, so that each slows the other. On one H100, with weights of 1.5B parameters, a decode step took 8 ms "
+        "alone and 12 to 18 ms beside training."
     ]
 
 
