@@ -46,8 +46,8 @@ STEP_S, CALL_S, RESPONSE_S, DISK_GB_S, HOST_GB_S = 1e-3, 2e-3, 1e-4, 1.0, 20.0
 """A decode step's scheduling and sampling; one way of a call to an actor, as on the measured CPU machine; scoring one
 response; writing to a disk; copying from a GPU to pinned main memory. Assumed."""
 NATIVE_LAYER_S = 0.27e-3
-"""A layer of a decode step of the native engine, whose kernels the host launches one by one: 7.5 ms for 28 layers, whatever
-the rows, measured on the host of one H100 (docs/measured/h100.md). It depends on the host more than on the GPU."""
+"""A layer of a decode step of the native engine, whose kernels the host launches one by one: 7.5 ms for 28 layers,
+whatever the rows, on the host of one H100 (docs/measured/h100.md). It depends on the host more than on the GPU."""
 LOG_SD = 0.35
 """Spread of the truth around these costs. Shares of the peak from 0.25 to 0.6 are reported for training; that range, as
 90% of a normal distribution of logarithms, has a standard deviation of ln(0.6 / 0.25) / 3.29 = 0.27. Another 0.2 is for

@@ -44,6 +44,8 @@ from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
 
 if TYPE_CHECKING:
+    import torch
+
     from harness.learner import PolicyTrainer
     from harness.learner.offload import Offload
     from harness.learner.process_group import RankGroup
@@ -546,7 +548,19 @@ def make_learner(
         first_probe=probe,
         offload=offload,
         overlapped=_overlapped_publish(scenario),
+        publish_dtype=_publish_dtype(scenario),
     )
+
+
+def _publish_dtype(scenario: Scenario) -> torch.dtype | None:
+    """Return the type in which weights travel; None: that in which they are trained."""
+    if getattr(scenario.transport, "dtype", "trained") == "trained":
+        return None
+    import torch
+
+    settings: Any = scenario.engine
+    dtype: torch.dtype = getattr(torch, settings.precision)
+    return dtype
 
 
 def make_learner_rank(

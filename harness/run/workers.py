@@ -129,12 +129,20 @@ def publish_weights(
     tracer: Tracer,
     lane: str,
     copied: Callable[[], None] = lambda: None,
+    dtype: torch.dtype | None = None,
 ) -> WeightHandle:
     """Publish weights: stage ``weight_publish``, and ``weight_verify`` where the handle gets a checksum of them.
 
-    ``copied`` is called when the weights may change.
+    Args:
+        sender, weights, version, still_needed: see ``WeightSender``.
+        with_checksum: whether.
+        tracer, lane: record the stages.
+        copied: called when the weights may change.
+        dtype: in which they travel; None: as they are.
     """
     with tracer.span(lane, Stage.WEIGHT_PUBLISH, version, version):
+        if dtype is not None:
+            weights = {name: tensor.detach().to(dtype) for name, tensor in weights.items()}
         weight_handle = sender.publish_weights(weights, version, still_needed)
     copied()
     if not with_checksum:
@@ -405,6 +413,7 @@ class LearnerWorker:
             weights; later the tokens are of the rollouts trained on last. None: nothing is to be proven.
         offload: the trainer's, where it has one.
         overlapped: lets another thread publish while this one trains; None: they take turns.
+        publish_dtype: in which the weights travel; None: as they are trained.
     """
 
     def __init__(
@@ -413,6 +422,7 @@ class LearnerWorker:
         sender: WeightSender,
         *,
         tracer: Tracer,
+        publish_dtype: torch.dtype | None = None,
         verify: bool = False,
         save: Callable[[Path], None] | None = None,
         lane: str = "learner",
@@ -421,7 +431,7 @@ class LearnerWorker:
         overlapped: OverlappedPublish | None = None,
     ) -> None:
         self.trainer, self.sender, self.tracer, self.verify = trainer, sender, tracer, verify
-        self._offload = offload or Offload()
+        self._offload, self._publish_dtype = offload or Offload(), publish_dtype
         self.save, self.lane, self.overlapped = save, lane, overlapped
         self.publish_lane = lane if overlapped is None else publisher_lane(lane)
         self._probe_rows = first_probe
@@ -515,6 +525,7 @@ class LearnerWorker:
                 tracer=self.tracer,
                 lane=self.publish_lane,
                 copied=copied,
+                dtype=self._publish_dtype,
             )
         proof = leaving.proof or self._proof(version)
         self._offload.between_steps(version - 1, version)

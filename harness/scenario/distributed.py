@@ -168,6 +168,8 @@ class ActorTransportSettings(Section):
 
     verify: bool = True
     """Compare a checksum of what the engine loaded from with the published one at each sync; else the run stops."""
+    dtype: Literal["trained", "engine"] = "trained"
+    """Weights travel in the type in which they are trained, or in engine.precision: half the bytes for bfloat16."""
 
 
 class ObjectStoreTransportSettings(ActorTransportSettings):
@@ -381,6 +383,20 @@ def sglang_has_its_process(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "sampling.top_p", "engine.type")
 
 
+def weights_have_the_engines_type(scenario: Scenario) -> Problem | None:
+    """Weights that travel in the engine's type need an engine that has one, and leave one Learner whole."""
+    if getattr(scenario.transport, "dtype", "trained") == "trained":
+        return None
+    keys = "transport.dtype", "placement.learner.ranks"
+    if scenario.placement.learner.ranks > 1:
+        what = f"transport.dtype is engine, must be trained with {scenario.placement.learner.ranks} {keys[1]}"
+        return broken(what, "set transport.dtype to trained", *keys)
+    if getattr(scenario.engine, "precision", None) is None:
+        what = f"transport.dtype is engine, and engine.type {scenario.engine.type} has no precision"
+        return broken(what, "set transport.dtype to trained", "transport.dtype", "engine.type")
+    return None
+
+
 def shards_share_a_batch(scenario: Scenario) -> Problem | None:
     """Several Generators share a rollout batch; if batches take what comes first, in equal parts."""
     count, prompts = scenario.placement.generator.count, scenario.prompts_per_batch
@@ -540,6 +556,7 @@ DISTRIBUTED_RULES = (
     vllm_owns_its_group,
     sglang_has_its_process,
     shards_share_a_batch,
+    weights_have_the_engines_type,
     actors_for_several_parts,
     one_host_transport,
     gpu_transport,

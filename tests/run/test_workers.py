@@ -140,6 +140,20 @@ def test_a_loaded_checksum_that_differs_stops_the_run() -> None:
     ]
 
 
+def test_weights_may_travel_in_the_engines_type_with_half_the_bytes_and_their_own_checksum() -> None:
+    engine, tracer, transport = Echo(), ticking(), InProcessTransport(snapshot=False)
+    weights = {"w": torch.tensor([1.0, 1 + 2**-12, -3.0])}
+    how = {"with_checksum": True, "tracer": tracer, "lane": "learner"}
+    whole, half = (
+        publish_weights(transport, weights, version, frozenset({0}), dtype=dtype, **how)
+        for version, dtype in enumerate((None, torch.bfloat16))
+    )
+    assert (whole.num_bytes, half.num_bytes) == (12, 6)
+    generator_of(engine, tracer, transport).load_weights(half)
+    assert engine.weights["w"].dtype is torch.bfloat16
+    assert engine.weights["w"].tolist() == [1.0, 1.0, -3.0]
+
+
 def test_a_group_tells_the_versions_of_its_tokens() -> None:
     class TwoVersions(Echo):
         def _answer(self, token_ids: Sequence[int]) -> Completion:

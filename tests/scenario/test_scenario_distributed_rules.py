@@ -23,6 +23,7 @@ def generators(count, **placement):
     return {"placement": {"generator": {"count": count}, **placement}}
 
 
+DDP = {"learner": {"sharding": "ddp"}}
 # The usual rollout batch has 64 / 8 = 8 prompts.
 CASES = [
     ({"lag_control": "drop"}, "lag_control_has_lag", "0", "1", ["lag_control", "max_lag"]),
@@ -61,6 +62,20 @@ CASES = [
         "3 8",
         "",
         ["placement.generator.count", "rollout_batch_size", "group_size"],
+    ),
+    (
+        {"transport": {"type": "nixl", "dtype": "engine"}, "placement": {"learner": {"ranks": 2}}, **DDP},
+        "weights_have_the_engines_type",
+        "2",
+        "",
+        ["transport.dtype", "placement.learner.ranks"],
+    ),
+    (
+        {"transport": {"type": "nixl", "dtype": "engine"}, "engine": {"type": "fake"}},
+        "weights_have_the_engines_type",
+        "",
+        "",
+        ["transport.dtype", "engine.type"],
     ),
     (generators(2), "actors_for_several_parts", "2 1", "1", ["placement.generator.count", "transport.type"]),
     (

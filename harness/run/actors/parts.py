@@ -380,7 +380,7 @@ def transport_options(scenario: Scenario, session: RaySession) -> TransportOptio
 
     Files go below the session's folder where the scenario names none, so that they end with it, whoever is killed.
     """
-    settings = scenario.transport.model_dump(exclude={"type", "verify"})  # whatever else a transport has
+    settings = scenario.transport.model_dump(exclude={"type", "verify", "dtype"})  # whatever else a transport has
     settings["own"] = settings.pop("options", {})
     if settings.get("folder", "") is None and session.is_local:
         settings["folder"] = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
