@@ -358,6 +358,21 @@ def test_arms_and_sweep_can_be_overridden(folder):
     assert scenario.sweep == {"loss.cliprange": [0.1, 0.2]}
 
 
+def test_arms_of_a_child_replace_those_it_extends_or_come_beside_them(folder):
+    (folder / "base.yaml").write_text("arms: {k1: {}, k4: {epochs_per_batch: 4, loss.cliprange: 0.3}}\n")
+    own = load_text(folder, "extends: base\narms: {k2: {epochs_per_batch: 2}}\n")
+    assert own.arms == {"k2": {"epochs_per_batch": 2}}
+    more = load_text(folder, "extends: base\narms+: {k2: {epochs_per_batch: 2}, k4: {epochs_per_batch: 3}}\n")
+    assert more.arms == {
+        "k1": {}, "k4": {"epochs_per_batch": 3, "loss.cliprange": 0.3}, "k2": {"epochs_per_batch": 2}
+    }  # fmt: skip
+    assert load_text(folder, "extends: base\nsteps: 3\n").arms.keys() == {"k1", "k4"}
+    assert load_text(folder, "extends: base\n", "arms={k2: {epochs_per_batch: 2}}").arms.keys() == {"k2"}
+    assert load_text(folder, "extends: base\n", "arms.k2.epochs_per_batch=2").arms.keys() == {"k1", "k4", "k2"}
+    wrong = refused_text(folder, "extends: base\narms+: {k2: {stepz: 2}}\n")
+    assert (wrong.where, wrong.what) == ("scenarios/s.yaml, line 2", "in `k2`: unknown key `stepz`")
+
+
 def test_extends_merges_blocks_but_not_name_and_description(folder):
     (folder / "base.yaml").write_text(
         "name: b\ndescription: of b\nsteps: 7\nloss: {cliprange: 0.3, kl: {monitor: true}}\n"
