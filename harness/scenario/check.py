@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from harness.scenario.yaml_files import Tree
 
 SectionClass = type[BaseModel]
+_ALIKE, _ALMOST = 0.6, 0.85
+"""How much like a key a word has to be to mean it; more where a key of another section is called exactly so."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -117,15 +119,17 @@ class _Translation:
     def _known_keys(self) -> str:
         word, section = str(self.name), dotted(self.path[:-1])
         known = [name for owner in self.owners for name in owner.model_fields]
-        close = nearest(word, known, 2)
+        keys = list(dotted_keys(self.root))
+        elsewhere = [key for key in keys if not section and key.endswith(f".{word}")]
+        close = nearest(word, known, 2, _ALMOST if elsewhere else _ALIKE)
         leaf = word.rpartition(".")[2].lower().replace("-", "_")
         if self.root is Scenario and not (section and close) and leaf in NOT_OFFERED | SETTING_OF:
             return NOT_OFFERED.get(leaf) or f"did you mean `{SETTING_OF[leaf]}`?"
-        keys = list(dotted_keys(self.root))
-        by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
-        if close and "." not in word and (section or word not in by_leaf):
+        if close and "." not in word:
             here = section + "." if section else ""
-            return "did you mean " + " or ".join(f"`{here}{name}`" for name in close) + "?"
+            meant = [f"{here}{name}" for name in close] + (elsewhere if len(elsewhere) == 1 else [])
+            return "did you mean " + " or ".join(f"`{key}`" for key in meant) + "?"
+        by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
         for other in classes_at(self.path[:-1], self.root):
             if word in other.model_fields and "type" in other.model_fields:
                 kind = _type_of(other)

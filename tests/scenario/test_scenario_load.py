@@ -325,6 +325,9 @@ def test_null_puts_a_block_back_to_its_defaults(folder):
     ("override", "said", "advised"),
     [
         ("stepps=3", "stepps", "steps"),
+        ("step=3", "step", "steps"),
+        ("max_age=3", "max_age", "max_lag replay.max_age"),
+        ("cliprange=0.3", "cliprange", "loss.cliprange"),
         ("optimiser.learning_rate=1", "optimiser", "optimizer"),
         ("loss.clip_range=1", "loss.clip_range", "loss.cliprange loss.cliprange_high"),
         ("lr=1", "lr", "optimizer.learning_rate"),
