@@ -130,24 +130,22 @@ class _Translation:
             meant = [f"{here}{name}" for name in close] + (elsewhere if len(elsewhere) == 1 else [])
             return "did you mean " + " or ".join(f"`{key}`" for key in meant) + "?"
         by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
-        for other in classes_at(self.path[:-1], self.root):
-            if word in other.model_fields and "type" in other.model_fields:
-                kind = _type_of(other)
-                return f"it belongs to `{section}.type: {kind}`: set that type, or leave it out"
+        if kinds := self._other_types(word):
+            chosen = " or ".join(_type_of(owner) for owner in self.owners)
+            return f"leave it out: it is a setting of `{section}.type: {kinds}`, and not of `{chosen}`"
         if "." in word and word in keys:
             top = word.split(".")[0]
             return f"dotted keys are for --set, arms and sweep; here write `{top}:` and the rest below it"
         found = nearest(word.rsplit(".", 1)[-1], by_leaf)
         if not found:
             return f"valid here: {', '.join(known)}"
-        key = by_leaf[found[0]]
-        kinds = [_type_of(other) for other in self._other_kinds() if found[0] in other.model_fields]
-        return f"did you mean `{key}`" + (f", of `{section}.type: {kinds[0]}`?" if kinds else "?")
+        key, kinds = by_leaf[found[0]], self._other_types(found[0])
+        return f"did you mean `{key}`" + (f", of `{section}.type: {kinds}`?" if kinds else "?")
 
-    def _other_kinds(self) -> list[SectionClass]:
-        """Return the classes that the section of the last key has with another ``type``."""
+    def _other_types(self, key: str) -> str:
+        """Return the types, other than the chosen one, with which the section of the last key has a key."""
         found = [other for other in classes_at(self.path[:-1], self.root) if other not in self.owners]
-        return [other for other in found if "type" in other.model_fields]
+        return ", ".join(_type_of(other) for other in found if {key, "type"} <= other.model_fields.keys())
 
     def _missing(self) -> Problem:
         above = self.path[:-1]

@@ -187,7 +187,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ("learning_rate: 1\n", 1, "learning_rate", "optimizer.learning_rate"),
         ("advantage: {zzz: 1}\n", 1, "advantage.zzz", ""),
         ("loss.type: grpo_clip\n", 1, "loss.type", "loss:"),
-        ("model: {path: x}\n", 1, "model.path", "model.type: folder"),
+        ("model: {path: x}\n", 1, "model.path", "model.type: folder preset"),
         ("steps: 0\n", 1, "steps 0 1", "60"),
         ("steps: true\n", 1, "steps", "60"),
         ("steps: 6.5\n", 1, "steps 6.5", "60"),
@@ -220,7 +220,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ),
         ("engine: native\n", 1, "engine key: value", "engine.type=native engine: {type: native}"),
         ("transport: {type: nixle}\n", 1, "transport.type", "nixl"),
-        ("transport: {type: gloo, preallocate: true}\n", 1, "transport.preallocate", "transport.type: nixl"),
+        (
+            "transport: {verify: false}\n",
+            1,
+            "transport.verify",
+            "transport.type: object_store, object_store_numpy, nixl, gloo, nccl, broadcast, cuda_ipc, disk, "
+            "shared_memory, package.module:Name in_process",
+        ),
+        ("transport: {type: gloo, preallocate: true}\n", 1, "transport.preallocate", "transport.type: nixl gloo"),
         (
             "transport: {progress_thread_delay: 5, type: nixl}\n",
             1,
