@@ -69,6 +69,19 @@ def test_bench_of_one_scenario_keeps_its_arms(folder):
     assert (scenario.name, list(scenario.arms), scenario.blocks) == ("mine", ["one", "two"], 10)
 
 
+def test_bench_of_a_single_arm_names_the_command_that_compares_it_with_itself(folder, capsys):
+    (folder / "scenarios" / "plain.yaml").write_text("steps: 10\n")
+    run = RecordingRun()
+    assert main(["bench", "plain", "--set", "sampling.stop=[a b]"], run) == 2
+    told = capsys.readouterr().err
+    assert "nothing would be compared" in told
+    assert "python -m harness bench plain --set 'sampling.stop=[a b]' --again;" in told
+    assert run.calls == []
+    assert main(["bench", "plain", "--set", "sampling.stop=[a b]", "--again"], run) == 0
+    assert [list(scenario.arms) for scenario, _, _ in run.calls] == [["plain", "again"]]
+    assert main(["run", "plain"], run) == 0  # as `make bench` does
+
+
 def test_run_writes_to_results_and_shows_progress_unless_told_otherwise():
     run = RecordingRun()
     main(["run", "scenarios/mine.yaml"], run)
