@@ -14,7 +14,7 @@ from harness.run.needs import needs_of
 from harness.scenario import SCENARIOS, Scenario, expand, load_scenario
 from harness.scenario.check import dotted_keys
 from harness.scenario.meanings import MEANT, NOT_OFFERED, SETTING_OF
-from harness.simulate.dry_run import plan_of
+from harness.simulate.dry_run import dry_run, plan_of
 from harness.simulate.machine import load_machine
 
 
@@ -234,6 +234,29 @@ def test_a_plan_tells_seconds_by_the_machines_profile(folder):
     assert two.seconds > one.seconds > 0
     longer = plan_of(load_scenario("mine", ["steps=20"]), Path("out"), profile)
     assert longer.seconds == pytest.approx(2 * (one.seconds + two.seconds), rel=0.25)  # twice the steps, one start
+    assert longer.startup_s == pytest.approx(2 * 0.253943)  # of the profile, for each of two runs in this process
+
+
+def test_a_plan_counts_the_start_of_each_run_of_each_block(folder, capsys, monkeypatch):
+    profile = load_machine("cpu-2-cores")
+    plan = plan_of(load_scenario("async_lag1", ["blocks=6"]), Path("out"), profile)
+    starts = 6 * (2 * 0.253943 + 2 * 7.65622)  # two arms in one process and two of actors
+    assert plan.startup_s == pytest.approx(starts)
+    assert plan.seconds == pytest.approx(starts + 6 * sum(arm.seconds or 0.0 for arm in plan.arms))
+    monkeypatch.setattr("harness.simulate.dry_run.profile_of_machine", lambda: profile)
+    assert dry_run(load_scenario("async_lag1", ["blocks=6"]), Path("out"), quiet=True) == 0
+    assert "with 95 s of start-up" in capsys.readouterr().out
+    unknown = plan_of(load_scenario("mine"), Path("out"), profile.model_copy(update={"startup_s": {}}))
+    assert (unknown.startup_s, unknown.seconds) == (None, pytest.approx(sum(arm.seconds or 0 for arm in unknown.arms)))
+
+
+def test_the_minutes_of_the_list_count_start_ups():
+    """A run with Ray actors takes about eight seconds to start, each anew."""
+    start_s = load_machine("cpu-2-cores").startup_s["actors"]
+    for name, minutes, _ in (row for rows in QUESTIONS.values() for row in rows):
+        starts = sum(variant.scenario.uses_ray for variant in expand(load_scenario(name)))
+        if minutes is not None and starts > 1:
+            assert minutes >= starts * start_s / 60, name
 
 
 def test_what_a_run_needs_is_told_with_what_brings_it():
