@@ -134,6 +134,7 @@ def judgements(
     """Set every variant of an experiment against one of them; all together, so that chance is corrected for once.
 
     An arm of the baseline's own settings is no candidate for a difference: it is the noise floor, judged by itself.
+    Asynchronous arms have to beat the fastest synchronous one: where that is not the baseline, they are told.
 
     Args:
         experiment: its variants; blocks are paired by (seed, block).
@@ -154,7 +155,20 @@ def judgements(
     arms = iter(_judged([draft for draft in drafts if not draft.is_noise_floor]))
     found = [_judged([draft])[0] if draft.is_noise_floor else next(arms) for draft in drafts]
     floor = next((item.primary for item in found if item.is_noise_floor), None)
-    return [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in found]
+    found = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in found]
+    is_in_turns = [draft.after[0].settings.get("max_lag") == 0 for draft in drafts]
+    if base.runs[0].settings.get("max_lag") != 0 or all(is_in_turns):
+        return found
+    said = tuple(
+        f"{item.other} is synchronous too, and faster than {item.base} ({change(item.step.ratio)}): what lag brings "
+        f"against it shows --baseline {item.other}"
+        for item, in_turns in zip(found, is_in_turns, strict=True)
+        if in_turns and item.step.verdict is Verdict.DIFFERENT and item.step.ratio is not None and item.step.ratio < 1
+    )
+    return [
+        item if in_turns else replace(item, cautions=(*item.cautions, *said))
+        for item, in_turns in zip(found, is_in_turns, strict=True)
+    ]
 
 
 def judge_against(

@@ -17,10 +17,10 @@ VERSUS = "-vs-"
 """Between the names of scenarios that one command sets side by side."""
 
 
-def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Return up to ``count`` of the known words that look like ``word``, the nearest first."""
+def nearest(word: str, known: Iterable[str], count: int = 1, likeness: float = 0.6) -> list[str]:
+    """Return up to ``count`` of the known words that are so much like ``word`` (1: equal), the nearest first."""
     by_lower = {item.lower(): item for item in known}
-    return [by_lower[match] for match in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)]
+    return [by_lower[match] for match in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=likeness)]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
 from harness.run.needs import gpus_reserved
 from harness.run.own_code import check_own_code
-from harness.scenario import Scenario, Variant
+from harness.scenario import Scenario, Variant, identical_arms
 from harness.scenario.loop_plan import all_lanes
 from harness.scenario.task_and_model import workers_of
 
@@ -38,7 +38,7 @@ def check_before_start(
 
     Args:
         points: the arms of each point, block by block.
-        say: takes the memory plan of each point, in a line, and another one where bfloat16 is slow here.
+        say: takes the memory plan of each point, in a line, and one each where arms are identical or bfloat16 is slow.
         free: the memory to fit into; None looks at this machine.
         nvml: the module ``pynvml``; None imports it.
 
@@ -82,6 +82,8 @@ def check_before_start(
         check_pyspy()
     groups = [group for variants in points for group in side_by_side(variants)]
     for line in dict.fromkeys(check_memory(group, free) for group in groups):
+        say(line)
+    for line in identical_arms([variant for variants in points for variant in variants]):
         say(line)
     if slow := slow_precision(scenarios, free.has_gpu):
         say(slow)

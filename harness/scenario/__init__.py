@@ -6,7 +6,7 @@ what the loop is told. ``yaml_files`` and ``check`` are for every YAML that peop
 """
 
 from harness.core.named_files import SCENARIOS
-from harness.scenario.axes import Variant, changes_of, expand
+from harness.scenario.axes import Variant, changes_of, expand, identical_arms
 from harness.scenario.distributed import (
     PartSettings,
     PlacementSettings,
@@ -45,6 +45,7 @@ __all__ = [
     "broken_rules",
     "changes_of",
     "expand",
+    "identical_arms",
     "json_schema",
     "load_scenario",
     "load_side_by_side",

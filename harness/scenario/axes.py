@@ -94,6 +94,19 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     return variants
 
 
+def identical_arms(variants: Sequence[Variant]) -> list[str]:
+    """Return a sentence on each set of runs of one block with the same settings, such as a copy for the noise floor."""
+    alike: dict[str, list[str]] = {}
+    for variant in variants:
+        if not variant.block:
+            alike.setdefault(variant.scenario.model_dump_json(), []).append(f"`{variant.label}`")
+    return [
+        f"note: {', '.join(labels)} have the same settings, so what they differ by is noise"
+        for labels in alike.values()
+        if len(labels) > 1
+    ]
+
+
 def changes_of(scenario: Scenario, variant: Variant) -> dict[str, Any]:
     """Return the settings in which a run differs from its scenario, by dotted key; those of blocks are left out."""
     of_blocks = {"arms", "sweep", "blocks", "stop_at_half_width"} | ({"seed"} if variant.block is not None else set())

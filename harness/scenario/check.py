@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from harness.scenario.yaml_files import Tree
 
 SectionClass = type[BaseModel]
+_ALIKE, _ALMOST = 0.6, 0.85
+"""How much like a key a word has to be to mean it; more where a key of another section is called exactly so."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -117,33 +119,33 @@ class _Translation:
     def _known_keys(self) -> str:
         word, section = str(self.name), dotted(self.path[:-1])
         known = [name for owner in self.owners for name in owner.model_fields]
-        close = nearest(word, known, 2)
+        keys = list(dotted_keys(self.root))
+        elsewhere = [key for key in keys if not section and key.endswith(f".{word}")]
+        close = nearest(word, known, 2, _ALMOST if elsewhere else _ALIKE)
         leaf = word.rpartition(".")[2].lower().replace("-", "_")
         if self.root is Scenario and not (section and close) and leaf in NOT_OFFERED | SETTING_OF:
             return NOT_OFFERED.get(leaf) or f"did you mean `{SETTING_OF[leaf]}`?"
-        keys = list(dotted_keys(self.root))
-        by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
-        if close and "." not in word and (section or word not in by_leaf):
+        if close and "." not in word:
             here = section + "." if section else ""
-            return "did you mean " + " or ".join(f"`{here}{name}`" for name in close) + "?"
-        for other in classes_at(self.path[:-1], self.root):
-            if word in other.model_fields and "type" in other.model_fields:
-                kind = _type_of(other)
-                return f"it belongs to `{section}.type: {kind}`: set that type, or leave it out"
+            meant = [f"{here}{name}" for name in close] + (elsewhere if len(elsewhere) == 1 else [])
+            return "did you mean " + " or ".join(f"`{key}`" for key in meant) + "?"
+        by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
+        if kinds := self._other_types(word):
+            chosen = " or ".join(_type_of(owner) for owner in self.owners)
+            return f"leave it out: it is a setting of `{section}.type: {kinds}`, and not of `{chosen}`"
         if "." in word and word in keys:
             top = word.split(".")[0]
             return f"dotted keys are for --set, arms and sweep; here write `{top}:` and the rest below it"
         found = nearest(word.rsplit(".", 1)[-1], by_leaf)
         if not found:
             return f"valid here: {', '.join(known)}"
-        key = by_leaf[found[0]]
-        kinds = [_type_of(other) for other in self._other_kinds() if found[0] in other.model_fields]
-        return f"did you mean `{key}`" + (f", of `{section}.type: {kinds[0]}`?" if kinds else "?")
+        key, kinds = by_leaf[found[0]], self._other_types(found[0])
+        return f"did you mean `{key}`" + (f", of `{section}.type: {kinds}`?" if kinds else "?")
 
-    def _other_kinds(self) -> list[SectionClass]:
-        """Return the classes that the section of the last key has with another ``type``."""
+    def _other_types(self, key: str) -> str:
+        """Return the types, other than the chosen one, with which the section of the last key has a key."""
         found = [other for other in classes_at(self.path[:-1], self.root) if other not in self.owners]
-        return [other for other in found if "type" in other.model_fields]
+        return ", ".join(_type_of(other) for other in found if {key, "type"} <= other.model_fields.keys())
 
     def _missing(self) -> Problem:
         above = self.path[:-1]

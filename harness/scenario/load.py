@@ -30,6 +30,7 @@ from harness.scenario.yaml_files import (
 
 _OWN_KEYS = ("name", "description")
 AGAIN = "again"
+MORE_ARMS = "arms+"
 MOST_EXTENDED = 20
 """Scenarios in a row of which each extends the next."""
 MOST_OVERRIDES, _LONGEST_ORIGIN = 1000, 200
@@ -42,7 +43,8 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
 
     Args:
         path_or_name: a YAML file, or the name of one in a scenarios folder.
-        overrides: ``key=value`` with dotted keys and YAML values, laid over the file in this order.
+        overrides: ``key=value`` with dotted keys and YAML values, laid over the file in this order; ``arms={...}``
+            replaces all arms.
 
     Raises:
         UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
@@ -54,7 +56,8 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
         what = f"--set is given {len(overrides):,} times, must be at most {MOST_OVERRIDES:,}"
         raise UserError(what, None, "write a scenario file with these settings")
     for override in overrides:
-        tree = tree.overlaid(_override_tree(override))
+        top = _override_tree(override)
+        tree = (tree.without("arms") if override.partition("=")[0].strip() == "arms" else tree).overlaid(top)
     return _checked(tree, display(path))
 
 
@@ -80,7 +83,10 @@ def _checked(tree: Tree, subject: str) -> Scenario:
 
 
 def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
-    """Return the data of a file laid over what it extends. A name and a description are not inherited."""
+    """Return the data of a file laid over what it extends.
+
+    A name and a description are not inherited. ``arms`` replace those of the base, and ``arms+`` come beside them.
+    """
     tree = read_tree(SCENARIOS, path)
     base_name = tree.data.get("extends")
     if base_name is None:
@@ -96,8 +102,12 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
     if base_path.resolve() in chain:
         names = [link.stem for link in chain[chain.index(base_path.resolve()) :]] + [base_path.stem]
         raise UserError(f"scenarios extend each other: {' -> '.join(names)}", where, "let one of them stand alone")
-    base = _file_tree(base_path, chain).without(*_OWN_KEYS)
-    return base.overlaid(tree.without("extends"))
+    replaced = (*_OWN_KEYS, "arms") if "arms" in tree.data else _OWN_KEYS
+    whole = _file_tree(base_path, chain).without(*replaced).overlaid(tree.without("extends", MORE_ARMS))
+    if tree.data.get(MORE_ARMS) is None:
+        return whole
+    origins = {("arms", *path[1:]): place for path, place in tree.origins.items() if path[0] == MORE_ARMS}
+    return whole.overlaid(Tree({"arms": tree.data[MORE_ARMS]}, origins))
 
 
 def _base_path(name: str, path: Path, where: str) -> Path:

@@ -290,6 +290,8 @@ def json_schema() -> dict[str, Any]:
     schema = Scenario.model_json_schema()
     extends = {"type": "string", "description": "Scenario that this one starts from: a name, or a path from this file."}
     properties = {"extends": extends, **schema.pop("properties")}
+    about = "Arms that come beside those of the scenario that this one starts from; `arms` would replace them."
+    properties["arms+"] = properties["arms"] | {"description": about}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "properties": properties}
 
 

@@ -15,6 +15,7 @@ from harness.results.anonymous import safe_name
 from harness.run.needs import Need, needs_of
 from harness.run.progress import duration
 from harness.scenario import Scenario, Variant, changes_of, expand
+from harness.simulate.cost_model import placement_of
 from harness.simulate.machine import MachineProfile, profile_of_machine
 from harness.simulate.simulated_run import simulate_run
 
@@ -52,7 +53,8 @@ class Plan:
 
     Attributes:
         blocks: of the scenario.
-        seconds: of all loops together; None where no profile tells, or not of every kind of run.
+        seconds: of all runs together; None where no profile tells, or not of every kind of run.
+        startup_s: the part of it in which runs start; None where the profile does not tell, and it is not counted.
         why_unknown: why there are none.
         machine: name of the profile.
         missing: what this machine lacks, each with what brings it.
@@ -63,6 +65,7 @@ class Plan:
     blocks: int
     arms: tuple[Arm, ...]
     seconds: float | None
+    startup_s: float | None
     why_unknown: str
     machine: str | None
     missing: tuple[Need, ...]
@@ -133,6 +136,8 @@ def plan_of(scenario: Scenario, out: Path, profile: MachineProfile | None = None
     known = [arm.seconds * arm.runs for arm in arms if arm.seconds is not None]
     covered = sum(arm.runs for arm in arms if arm.seconds is not None)
     whole = sum(known) * len(variants) / covered if known and not reasons else None
+    starts = [] if profile is None else [profile.startup_s.get(placement_of(each.scenario)) for each in variants]
+    startup_s = sum(start for start in starts if start is not None) if starts and None not in starts else None
     if scenario.transport_sweep is not None:
         why = "a sweep of transports is not simulated"
     elif profile is None:
@@ -143,7 +148,8 @@ def plan_of(scenario: Scenario, out: Path, profile: MachineProfile | None = None
         scenario=scenario.name,
         blocks=scenario.blocks,
         arms=tuple(arms),
-        seconds=whole,
+        seconds=None if whole is None else whole + (startup_s or 0.0),
+        startup_s=startup_s,
         why_unknown=why,
         machine=None if profile is None else profile.name,
         missing=tuple(missing.values()),
@@ -187,4 +193,5 @@ def _lines(plan: Plan) -> Sequence[str]:
 def _how_long(plan: Plan) -> str:
     if plan.seconds is None:
         return "nobody knows for how long"
-    return f"about {duration(plan.seconds)} beside start-up (by the machine profile {plan.machine})"
+    starts = "beside start-up" if plan.startup_s is None else f"with {duration(plan.startup_s)} of start-up"
+    return f"about {duration(plan.seconds)} {starts} (by the machine profile {plan.machine})"

@@ -162,6 +162,7 @@ class MachineProfile(Section):
         notes: what was assumed or carried over, in sentences.
         run_correlation: of the run effects (see ``StageCost.run_log_sd``) of two stages in the same run.
         contention: on shared cores; None where every part has a device of its own.
+        startup_s: seconds from the start of a run to that of its loop, in one process and with Ray actors, where known.
         stages: costs.
         lengths: as sampled.
     """
@@ -176,6 +177,7 @@ class MachineProfile(Section):
     notes: tuple[NonEmptyText, ...] = ()
     run_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.5
     contention: Contention | None = None
+    startup_s: dict[Literal["in_process", "actors"], NotNegative] = Field(default_factory=dict)
     stages: tuple[StageCost, ...]
     lengths: tuple[Lengths, ...] = ()
 
@@ -230,10 +232,10 @@ def measured_on(name: str, fingerprint: object) -> MachineProfile | None:
 
 
 def profile_of_machine() -> MachineProfile | None:
-    """Return the profile that was measured on this machine; None where there is none."""
+    """Return the newest profile that was measured on this machine; None where there is none."""
     fingerprint = machine_facts()["fingerprint"]
     found = (measured_on(name, fingerprint) for name in known_machines())
-    return next((profile for profile in found if profile is not None), None)
+    return max((profile for profile in found if profile is not None), key=lambda profile: profile.made, default=None)
 
 
 def save_machine(profile: MachineProfile, path: Path) -> None:

@@ -280,8 +280,12 @@ def axis_of(question: str, scenario: Scenario, machine: MachineProfile) -> Axis:
     )
     kinds = [kind for kind in known if not kind.startswith("in_process")]  # which no other placement can have
     if not kinds:
-        what = f"the profile {machine.name} knows no transport that takes time, so there is nothing to choose from"
-        raise UserError(what, "--ask transport", "take a profile that was calibrated with transports")
+        knows = "knows no transport that takes time, so there is nothing to choose from"
+        if any(cost.stage == "weight_publish" and not cost.where for cost in machine.stages):
+            knows = "has one cost of a weight sync for all transports, so it cannot tell them apart"
+        sweep = "transport_sweep_gpu" if machine.has_gpu else "transport_sweep"
+        fix = f"measure them on such a machine: python -m harness run {sweep}; or name a profile that has transports"
+        raise UserError(f"the profile {machine.name} {knows}", "--ask transport", fix)
     return Axis(ALIASES["transport"], tuple(kinds))
 
 

@@ -47,7 +47,7 @@ SMALL = (
 )
 SCENARIOS = {
     "rdt_nixl": "blocks=1",
-    "async_lag1": "blocks=1",
+    "async_lag1": "blocks=1 arms={sync: {placement.colocated: true}, lag1: {max_lag: 1}}",
     "vllm_sync": "",
     "learner_fsdp2": "blocks=1",
     "sync_k1": "checkpoint={every: 1} transport={type: shared_memory}",

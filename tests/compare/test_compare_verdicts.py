@@ -102,6 +102,21 @@ def test_the_weather_cancels_in_blocks_and_the_slower_stage_is_named(make_run: M
     assert "generate" not in sentence
 
 
+def test_lag_against_a_synchronous_arm_that_is_not_the_fastest_is_told(make_run: Make, tmp_path: Path) -> None:
+    """Against ``slow`` lag is 40% faster, against ``fast`` 25%; ``slow`` first, then ``fast`` as the baseline."""
+    settings = {"slow": SETTINGS, "fast": OTHER_SETTINGS, "lag1": SETTINGS.replace("max_lag: 0", "max_lag: 1")}
+    for block in range(8):
+        for arm, update_s in (("slow", 0.5), ("fast", 0.3 + block / 1000), ("lag1", 0.1 + block / 1000)):
+            run(make_run, arm, block, update_s, settings=settings[arm], position=list(settings).index(arm))
+    told = {item.other: item.cautions for item in judgements(experiment_of(tmp_path))}
+    (caution,) = told["lag1"]
+    assert caution.startswith("fast is synchronous too, and faster than slow (-19.7%)")  # (0.5 + 0.3035) / 1
+    assert caution.endswith("--baseline fast")
+    assert told["fast"] == ()
+    against_fast = {item.other: item.cautions for item in judgements(experiment_of(tmp_path), "fast")}
+    assert against_fast == {"slow": (), "lag1": ()}
+
+
 def test_the_table_has_a_row_for_the_step_and_each_stage(make_run: Make, tmp_path: Path) -> None:
     ten_blocks(make_run, SLOWER)
     found = judgements(experiment_of(tmp_path))

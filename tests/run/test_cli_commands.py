@@ -14,7 +14,7 @@ from harness.run.needs import needs_of
 from harness.scenario import SCENARIOS, Scenario, expand, load_scenario
 from harness.scenario.check import dotted_keys
 from harness.scenario.meanings import MEANT, NOT_OFFERED, SETTING_OF
-from harness.simulate.dry_run import plan_of
+from harness.simulate.dry_run import dry_run, plan_of
 from harness.simulate.machine import load_machine
 
 
@@ -67,6 +67,19 @@ def test_bench_of_one_scenario_keeps_its_arms(folder):
     assert main(["bench", "mine"], run) == 0
     ((scenario, _, _),) = run.calls
     assert (scenario.name, list(scenario.arms), scenario.blocks) == ("mine", ["one", "two"], 10)
+
+
+def test_bench_of_a_single_arm_names_the_command_that_compares_it_with_itself(folder, capsys):
+    (folder / "scenarios" / "plain.yaml").write_text("steps: 10\n")
+    run = RecordingRun()
+    assert main(["bench", "plain", "--set", "sampling.stop=[a b]"], run) == 2
+    told = capsys.readouterr().err
+    assert "nothing would be compared" in told
+    assert "python -m harness bench plain --set 'sampling.stop=[a b]' --again;" in told
+    assert run.calls == []
+    assert main(["bench", "plain", "--set", "sampling.stop=[a b]", "--again"], run) == 0
+    assert [list(scenario.arms) for scenario, _, _ in run.calls] == [["plain", "again"]]
+    assert main(["run", "plain"], run) == 0  # as `make bench` does
 
 
 def test_run_writes_to_results_and_shows_progress_unless_told_otherwise():
@@ -221,6 +234,29 @@ def test_a_plan_tells_seconds_by_the_machines_profile(folder):
     assert two.seconds > one.seconds > 0
     longer = plan_of(load_scenario("mine", ["steps=20"]), Path("out"), profile)
     assert longer.seconds == pytest.approx(2 * (one.seconds + two.seconds), rel=0.25)  # twice the steps, one start
+    assert longer.startup_s == pytest.approx(2 * 0.253943)  # of the profile, for each of two runs in this process
+
+
+def test_a_plan_counts_the_start_of_each_run_of_each_block(folder, capsys, monkeypatch):
+    profile = load_machine("cpu-2-cores")
+    plan = plan_of(load_scenario("async_lag1", ["blocks=6"]), Path("out"), profile)
+    starts = 6 * (2 * 0.253943 + 2 * 7.65622)  # two arms in one process and two of actors
+    assert plan.startup_s == pytest.approx(starts)
+    assert plan.seconds == pytest.approx(starts + 6 * sum(arm.seconds or 0.0 for arm in plan.arms))
+    monkeypatch.setattr("harness.simulate.dry_run.profile_of_machine", lambda: profile)
+    assert dry_run(load_scenario("async_lag1", ["blocks=6"]), Path("out"), quiet=True) == 0
+    assert "with 95 s of start-up" in capsys.readouterr().out
+    unknown = plan_of(load_scenario("mine"), Path("out"), profile.model_copy(update={"startup_s": {}}))
+    assert (unknown.startup_s, unknown.seconds) == (None, pytest.approx(sum(arm.seconds or 0 for arm in unknown.arms)))
+
+
+def test_the_minutes_of_the_list_count_start_ups():
+    """A run with Ray actors takes about eight seconds to start, each anew."""
+    start_s = load_machine("cpu-2-cores").startup_s["actors"]
+    for name, minutes, _ in (row for rows in QUESTIONS.values() for row in rows):
+        starts = sum(variant.scenario.uses_ray for variant in expand(load_scenario(name)))
+        if minutes is not None and starts > 1:
+            assert minutes >= starts * start_s / 60, name
 
 
 def test_what_a_run_needs_is_told_with_what_brings_it():

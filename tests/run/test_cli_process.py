@@ -61,7 +61,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-RAY_RUN = ["run", "async_lag1", "--set", "steps=1", "--out", "out"]
+RAY_RUN = ["run", "async_lag_sweep", "--set", "steps=1", "--out", "out"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import FolderModelSettings, Scenario, expand, load_scenario
+from harness.scenario import FolderModelSettings, Scenario, expand, identical_arms, load_scenario
 
 
 def expanded(**settings):
@@ -20,6 +20,16 @@ def refused(**settings):
 
 def names(**settings):
     return [variant.name for variant in expanded(**settings)]
+
+
+def test_arms_with_the_same_settings_are_named():
+    arms = {"a": {"steps": 3}, "b": {}, "c": {"steps": 3}, "d": {"steps": 60}}
+    assert identical_arms(expanded(arms=arms, blocks=2)) == [
+        "note: `a`, `c` have the same settings, so what they differ by is noise",
+        "note: `b`, `d` have the same settings, so what they differ by is noise",
+    ]
+    assert identical_arms(expanded(steps=3)) == []
+    assert identical_arms(expanded(sweep={"seed": [0, 1]})) == []
 
 
 def test_a_plain_scenario_is_one_run_without_a_folder_of_its_own():

@@ -89,7 +89,7 @@ def test_the_json_schema_describes_every_setting():
     schema = json_schema()
     assert schema["additionalProperties"] is False
     assert list(schema["properties"])[:4] == ["extends", "name", "description", "seed"]
-    assert set(schema["properties"]) == {"extends", *Scenario.model_fields}
+    assert set(schema["properties"]) == {"extends", "arms+", *Scenario.model_fields}
     blocks = [schema, *schema["$defs"].values()]
     described = {f"#/$defs/{name}" for name, block in schema["$defs"].items() if block.get("description")}
     values = [(key, value) for block in blocks for key, value in block["properties"].items()]

@@ -187,7 +187,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ("learning_rate: 1\n", 1, "learning_rate", "optimizer.learning_rate"),
         ("advantage: {zzz: 1}\n", 1, "advantage.zzz", ""),
         ("loss.type: grpo_clip\n", 1, "loss.type", "loss:"),
-        ("model: {path: x}\n", 1, "model.path", "model.type: folder"),
+        ("model: {path: x}\n", 1, "model.path", "model.type: folder preset"),
         ("steps: 0\n", 1, "steps 0 1", "60"),
         ("steps: true\n", 1, "steps", "60"),
         ("steps: 6.5\n", 1, "steps 6.5", "60"),
@@ -220,7 +220,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ),
         ("engine: native\n", 1, "engine key: value", "engine.type=native engine: {type: native}"),
         ("transport: {type: nixle}\n", 1, "transport.type", "nixl"),
-        ("transport: {type: gloo, preallocate: true}\n", 1, "transport.preallocate", "transport.type: nixl"),
+        (
+            "transport: {verify: false}\n",
+            1,
+            "transport.verify",
+            "transport.type: object_store, object_store_numpy, nixl, gloo, nccl, broadcast, cuda_ipc, disk, "
+            "shared_memory, package.module:Name in_process",
+        ),
+        ("transport: {type: gloo, preallocate: true}\n", 1, "transport.preallocate", "transport.type: nixl gloo"),
         (
             "transport: {progress_thread_delay: 5, type: nixl}\n",
             1,
@@ -325,6 +332,9 @@ def test_null_puts_a_block_back_to_its_defaults(folder):
     ("override", "said", "advised"),
     [
         ("stepps=3", "stepps", "steps"),
+        ("step=3", "step", "steps"),
+        ("max_age=3", "max_age", "max_lag replay.max_age"),
+        ("cliprange=0.3", "cliprange", "loss.cliprange"),
         ("optimiser.learning_rate=1", "optimiser", "optimizer"),
         ("loss.clip_range=1", "loss.clip_range", "loss.cliprange loss.cliprange_high"),
         ("lr=1", "lr", "optimizer.learning_rate"),
@@ -356,6 +366,21 @@ def test_arms_and_sweep_can_be_overridden(folder):
     )
     assert scenario.arms == {"k1": {"epochs_per_batch": 1}, "k2": {"epochs_per_batch": 2}}
     assert scenario.sweep == {"loss.cliprange": [0.1, 0.2]}
+
+
+def test_arms_of_a_child_replace_those_it_extends_or_come_beside_them(folder):
+    (folder / "base.yaml").write_text("arms: {k1: {}, k4: {epochs_per_batch: 4, loss.cliprange: 0.3}}\n")
+    own = load_text(folder, "extends: base\narms: {k2: {epochs_per_batch: 2}}\n")
+    assert own.arms == {"k2": {"epochs_per_batch": 2}}
+    more = load_text(folder, "extends: base\narms+: {k2: {epochs_per_batch: 2}, k4: {epochs_per_batch: 3}}\n")
+    assert more.arms == {
+        "k1": {}, "k4": {"epochs_per_batch": 3, "loss.cliprange": 0.3}, "k2": {"epochs_per_batch": 2}
+    }  # fmt: skip
+    assert load_text(folder, "extends: base\nsteps: 3\n").arms.keys() == {"k1", "k4"}
+    assert load_text(folder, "extends: base\n", "arms={k2: {epochs_per_batch: 2}}").arms.keys() == {"k2"}
+    assert load_text(folder, "extends: base\n", "arms.k2.epochs_per_batch=2").arms.keys() == {"k1", "k4", "k2"}
+    wrong = refused_text(folder, "extends: base\narms+: {k2: {stepz: 2}}\n")
+    assert (wrong.where, wrong.what) == ("scenarios/s.yaml, line 2", "in `k2`: unknown key `stepz`")
 
 
 def test_extends_merges_blocks_but_not_name_and_description(folder):

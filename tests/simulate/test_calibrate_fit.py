@@ -216,6 +216,14 @@ def test_costs_without_noise_are_found_and_written_and_read_again(
     assert "slow-down of a part by each other one at work: 0.20, with a standard error of 0.15" in told
 
 
+def test_a_start_up_is_the_median_of_the_runs_that_wrote_theirs_down(writer: Writer) -> None:
+    writer.write_all(noise=0.1)
+    assert fit(_runs(writer), "abacus").startup_s == {}
+    for number, seconds in enumerate((60.0, 8.0, 9.0, None)):  # the first one has the warm start in it
+        writer.write(("tiny", "small")[number % 2], noise=0.1, startup_s=seconds)
+    assert fit(_runs(writer), "abacus").startup_s == {"actors": 9.0}
+
+
 def test_ranges_and_spans_are_those_of_the_runs(writer: Writer) -> None:
     """12 runs of 8 steps, of which 2 are warm-up: 72 spans, of 16 to 128 responses, and a quarter beyond.
 

@@ -23,13 +23,14 @@ from harness.simulate.experiment import without_rewards
 from harness.simulate.machine import load_machine, save_machine
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
+ONE_LAG = ABACUS.with_name("one_lag.yaml")
 SMALL = (
     "steps=5", "rollout_batch_size=16", "group_size=4", "evaluation.every=5", "evaluation.prompts=4",
     "evaluation.examples=0", "sampling.pinned_lengths=[11, 11]", "model.threads=null",
 )  # fmt: skip
 
 
-def simulate(*arguments: str, scenario: str = "async_lag1", machine: Path = ABACUS) -> int:
+def simulate(*arguments: str, scenario: str = str(ONE_LAG), machine: Path = ABACUS) -> int:
     changes = [word for change in SMALL for word in ("--set", change)]
     return harness(["simulate", scenario, "--machine", str(machine), *changes, "--draws", "3", *arguments])
 
@@ -37,7 +38,7 @@ def simulate(*arguments: str, scenario: str = "async_lag1", machine: Path = ABAC
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
     assert simulate("--out", str(tmp_path), "--quiet", "--set", "blocks=1") == 0
-    (folder,) = (tmp_path / "async_lag1").iterdir()
+    (folder,) = (tmp_path / "one_lag").iterdir()
     return folder
 
 
@@ -135,7 +136,7 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
     assert harness(["compare", str(experiment)]) == 0
     said = capsys.readouterr().out
     text = " ".join(said.split())
-    assert "async_lag1 (simulated) / " in said
+    assert "one_lag (simulated) / " in said
     assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in text
     assert "sync (simulated)" in said
     assert "Outcome (simulated)" in said
@@ -152,13 +153,13 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
 def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Path) -> None:
     make_report([experiment], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "<h1>async_lag1 (simulated)</h1>" in page
+    assert "<h1>one_lag (simulated)</h1>" in page
     assert "SIMULATED by the machine profile abacus" in page
-    assert "python -m harness simulate async_lag1 --machine abacus" in page
+    assert "python -m harness simulate one_lag --machine abacus" in page
     pictures = [path.name for path in make_pictures(experiment, tmp_path / "pictures")]
     assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
     (found,), _ = gather([experiment])
-    assert (found.title, found.simulated) == ("async_lag1 (simulated)", "abacus")
+    assert (found.title, found.simulated) == ("one_lag (simulated)", "abacus")
     assert [name for name, _ in run_names(list(runs_of(experiment).values()))] == [
         "sync (simulated)",
         "lag1 (simulated)",
@@ -170,7 +171,7 @@ def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Pat
 def test_simulated_runs_beside_real_ones_are_told_apart(
     experiment: Path, make_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = make_run(scenario="async_lag1", arm="sync").folder.parent
+    made = make_run(scenario="one_lag", arm="sync").folder.parent
     real, simulated = gather([made])[0][0], gather([experiment])[0][0]
     assert any("were simulated and the others are real" in text for text in unlike([*real.runs, *simulated.runs]))
     of_both = [environment_values(item.runs[0].manifest)["simulation"] for item in (real, simulated)]
@@ -243,7 +244,7 @@ def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: p
     assert "EXTRAPOLATING in sync and lag1: generate" in text
     assert "paper, not measured (simulated)" in text
     assert "NOT MEASURED: paper is made from data sheets" in text
-    (folder,) = (tmp_path / "async_lag1").iterdir()
+    (folder,) = (tmp_path / "one_lag").iterdir()
     said = caveats(gather([folder])[0][0])
     assert any(sentence.startswith("EXTRAPOLATING: generate") for sentence in said)
     assert any("was not measured" in sentence for sentence in said)
@@ -256,9 +257,9 @@ def test_a_sweep_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
     # the Learner sets the pace from lag 1 on: 0.23 s against 0.42 s
     assert "With epochs_per_batch 1: take lag 1, the smallest within 5% of the best throughput" in text
     assert "Lag also costs learning, which is not simulated" in text
-    (folder,) = (tmp_path / "async_lag1").iterdir()
+    (folder,) = (tmp_path / "one_lag").iterdir()
     header = json.loads((folder / "points.jsonl").read_text().splitlines()[0])
-    assert header["command"].startswith("python -m harness simulate async_lag1 --machine ")
+    assert header["command"].startswith(f"python -m harness simulate {ONE_LAG} --machine ")
     assert sorted(path.name for path in folder.iterdir()) == ["points.csv", "points.jsonl", "sweep.png"]
 
 

@@ -14,6 +14,7 @@ from harness.simulate.machine import Device, MachineProfile, StageCost, load_mac
 from harness.simulate.points import facts_of, load_for, only_variant, steady, variants_of
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
+ONE_LAG = str(ABACUS.with_name("one_lag.yaml"))
 
 
 def gpu_machine(link_gb_s: float | None = 100.0) -> MachineProfile:
@@ -56,7 +57,7 @@ def test_a_public_size_is_a_model_of_that_many_weights(size: str, weights: int) 
 
 
 def test_a_preset_and_a_number_of_generators_are_laid_over_the_scenario() -> None:
-    loaded, _ = load_for("async_lag1", load_machine(ABACUS), ["steps=5"], model="course", generators=2)
+    loaded, _ = load_for(ONE_LAG, load_machine(ABACUS), ["steps=5"], model="course", generators=2)
     assert (loaded.model.type, getattr(loaded.model, "preset", None), loaded.steps) == ("preset", "course", 5)
     assert loaded.placement.generator.count == 2
 
@@ -69,19 +70,19 @@ def test_an_unknown_model_is_refused_with_what_there_is() -> None:
 
 
 def test_each_part_gets_a_gpu_where_the_machine_has_some() -> None:
-    loaded, added = load_for("async_lag1", gpu_machine())
+    loaded, added = load_for(ONE_LAG, gpu_machine())
     assert added == ("placement.device=cuda", "placement.generator.gpus=1", "placement.learner.gpus=1")
     assert (loaded.placement.device, loaded.placement.generator.gpus, loaded.placement.learner.gpus) == ("cuda", 1, 1)
     nccl, added = load_for("paced_overlap", gpu_machine(), ["transport.type=nccl"])  # refused without a GPU
     assert (nccl.transport.type, len(added)) == ("nccl", 3)
-    asked, _ = load_for("async_lag1", gpu_machine(), ["placement.generator.gpus=0.5"])
+    asked, _ = load_for(ONE_LAG, gpu_machine(), ["placement.generator.gpus=0.5"])
     assert asked.placement.generator.gpus == 0.5  # what was typed stays
     one_process, added = load_for("sync_k1", gpu_machine())
     assert (one_process.placement.device, added) == ("cuda", ("placement.device=cuda",))
 
 
 def test_arms_are_named_and_a_sweep_starts_from_one_run() -> None:
-    both = load_scenario("async_lag1", ["blocks=1"])
+    both = load_scenario(ONE_LAG, ["blocks=1"])
     assert [variant.arm for variant in variants_of(both, None)] == ["sync", "lag1"]
     assert only_variant(both, "lag1").max_lag == 1
     with pytest.raises(UserError, match="no arm called 'lag9'"):

@@ -70,6 +70,16 @@ def test_ready_made_questions_look_into_scenario_and_profile() -> None:
         axis_of("transport", scenario, no_transports)
 
 
+@pytest.mark.parametrize("name", ["a100-80gb", "b200-sxm", "h100-sxm", "h200-sxm", "l40s", "rtx-4090"])
+def test_data_sheets_do_not_tell_transports_apart_and_say_what_would(name: str) -> None:
+    with pytest.raises(UserError, match="one cost of a weight sync for all transports") as caught:
+        axis_of("transport", load_scenario("sizing_1_5b"), load_machine(name))
+    assert "run transport_sweep_gpu;" in str(caught.value.fix)
+    sweep = load_scenario("transport_sweep_gpu").transport_sweep
+    assert sweep is not None
+    assert "cuda_ipc" in sweep.transports
+
+
 def test_few_points_have_more_draws() -> None:
     assert draws_for([Axis("seed", tuple(range(150)))]) == 19
     assert draws_for([Axis("seed", tuple(range(151)))]) == 7

@@ -17,7 +17,8 @@ EXAMPLES = """examples:
   python -m harness list
   python -m harness list replay
 
-Minutes are those of all runs on two CPU cores, as the simulator has them; a warm start comes on top, once.
+Minutes are those of all runs on two CPU cores, as the simulator has them, with the start of each; a warm start comes on
+top, once.
 """
 QUESTIONS: dict[str, tuple[tuple[str, int | None, str], ...]] = {
     "First steps": (
@@ -39,12 +40,12 @@ QUESTIONS: dict[str, tuple[tuple[str, int | None, str], ...]] = {
         ("off_policy", 3, ""),
     ),
     "What does lag gain, and what does it cost?": (
-        ("async_lag1", 2, "Ray"),
+        ("async_lag1", 7, "Ray"),
         ("async_lag_sweep", 1, "Ray"),
-        ("inflight", 1, "Ray"),
-        ("generators", 1, "Ray"),
-        ("streaming", 13, "Ray"),
-        ("overlapped_publish", 2, "Ray"),
+        ("inflight", 2, "Ray"),
+        ("generators", 6, "Ray"),
+        ("streaming", 15, "Ray"),
+        ("overlapped_publish", 3, "Ray"),
         ("paced_overlap", 1, "Ray, NIXL"),
         ("async_replay_k4", 1, "Ray, NIXL"),
     ),
@@ -54,7 +55,7 @@ QUESTIONS: dict[str, tuple[tuple[str, int | None, str], ...]] = {
         ("replay_large", 1, "Ray"),
     ),
     "How should weights move?": (
-        ("rdt_nixl", 1, "Ray, NIXL"),
+        ("rdt_nixl", 3, "Ray, NIXL"),
         ("rdt_gloo", 1, "Ray, NIXL"),
         ("rdt_gpu", None, "GPU, Ray, NIXL"),
         ("rdt_nccl", None, "2 GPUs, Ray, CuPy, NIXL"),

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the scenario and print what it would run; return the exit code."""
-    from harness.scenario import changes_of, expand, load_scenario, resolved_yaml
+    from harness.scenario import changes_of, expand, identical_arms, load_scenario, resolved_yaml
 
     scenario = load_scenario(options.scenario, options.set)
     if options.resolved:
@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
         for variant in variants if len(variants) > 1 else ():
             changed = ", ".join(f"{key}={value}" for key, value in changes_of(scenario, variant).items())
             print(f"  {variant.name}" + (f": {changed}" if changed else ""))
+        print("".join(f"{line}\n" for line in identical_arms(variants)), end="")
     if not options.check_code:
         _name_code(variants)
     return 0

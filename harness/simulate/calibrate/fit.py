@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Literal
 
 from harness.core.errors import UserError
 from harness.results import Run
@@ -100,10 +102,21 @@ def calibration(
         notes=(*excluded, *_unused(runs, (*training, *sweeps), exclude_models), *notes, *said, *told),
         run_correlation=rounded(run_correlation(found, stages)),
         contention=contention,
+        startup_s=_startups(training),
         stages=tuple(stages),
         lengths=tuple(recorded_lengths(training)),
     )
     return Calibration(profile, found)
+
+
+def _startups(runs: Sequence[Run]) -> dict[Literal["in_process", "actors"], float]:
+    """Return the median seconds of a start-up by where the parts ran; a warm start is in the first one only."""
+    found: dict[Literal["in_process", "actors"], list[float]] = {}
+    for run in runs:
+        in_process, seconds = run.setting("transport.type") == "in_process", run.manifest.startup_s
+        if seconds is not None:
+            found.setdefault("in_process" if in_process else "actors", []).append(seconds)
+    return {place: rounded(median(values)) for place, values in found.items()}
 
 
 def _unused(runs: Sequence[Run], used: Sequence[Run], models: Collection[str]) -> list[str]:
