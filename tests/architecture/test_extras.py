@@ -63,6 +63,7 @@ def test_commands_run_with_the_packages_of_an_extra_alone(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_gpu_checks_parity_holds_on_this_machine_without_ray(
     packages_of: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
