@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Generator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,18 @@ import pytest
 from harness.probes.provenance import code_state, machine_facts, package_versions
 
 COMMIT_FACTS = ("id", "time", "dirty")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count bfloat16 among the long ones on a CPU without instructions for it, where it takes many times as long."""
+    for item in items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if item.path.parent == Path(__file__).parent and given.get("precision") == "bfloat16":
+            import torch
+
+            if not torch.cpu._is_avx512_bf16_supported():
+                item.add_marker("slow")
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Real runs of the `tiny` preset through the command line: everything is what a user gets, only smaller."""
+"""Real runs of the `tiny` preset through the command line: everything is what a user gets, only smaller.
+
+They have the packages of the extra ``train`` alone, which promises real runs in one process.
+"""
 
 import json
 import os
@@ -7,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,10 +31,12 @@ TINY = [
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(
+    packages_of: Callable[[str], dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """The user's environment, with a cache folder of the tests' own."""
     cache = tmp_path_factory.mktemp("cache")
-    return os.environ | {"XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return packages_of("train") | {"XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def command(*arguments: str) -> list[str]:

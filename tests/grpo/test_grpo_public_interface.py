@@ -1,8 +1,6 @@
 """The names, argument orders and defaults that outside test suites bind to."""
 
 import inspect
-import subprocess
-import sys
 
 import pytest
 
@@ -83,11 +81,3 @@ def test_all_lists_the_interface_in_order_and_every_name_exists():
     assert set(INTERFACE) <= set(grpo.__all__)
     assert grpo.__all__ == sorted(grpo.__all__)
     assert [name for name in grpo.__all__ if not hasattr(grpo, name)] == []
-
-
-def test_importing_the_maths_loads_neither_ray_nor_transformers_nor_pydantic():
-    program = (
-        "import sys, harness.grpo; print(sorted({'ray', 'transformers', 'pydantic', 'pandas'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

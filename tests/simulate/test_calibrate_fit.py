@@ -6,8 +6,6 @@ import argparse
 import random
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -479,13 +477,3 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
     with pytest.raises(UserError, match="is there already"):
         command.run(options, run, measure)
     assert len(asked) == 13
-
-
-def test_fitting_and_loading_need_no_heavy_library() -> None:
-    """A fresh interpreter: torch alone would take longer to import than the fit takes."""
-    code = (
-        "import sys, harness.simulate.calibrate.command, harness.simulate.calibrate.quality;"
-        "import harness.simulate.machine;"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'transformers', 'vllm')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

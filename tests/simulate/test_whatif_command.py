@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,13 +117,3 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", "--help"]) == 0
 
     assert "python -m harness whatif results/reference/async_lag1 --run" in capsys.readouterr().out
-
-
-def test_importing_loads_nothing_heavy() -> None:
-    heavy = "{'torch', 'ray', 'transformers', 'vllm', 'matplotlib', 'seaborn', 'pandas'}"
-    modules = "harness.simulate.whatif.command, harness.simulate.whatif.report"
-    code = f"import sys, {modules}; print(sorted({heavy} & set(sys.modules)))"
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "[]\n"
