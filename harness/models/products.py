@@ -64,7 +64,7 @@ def add_weight_gradient(total_MK: Tensor, grad_NM: Tensor, x_NK: Tensor) -> None
 
 
 _SMALL_ROWS = 2048
-"""Rows below which products are so cheap that an eighth more of them could not be measured in a quickstart's seconds."""
+"""Rows below which an eighth more of them costs too little to be measured in the seconds of a quickstart."""
 
 
 def rounded_up(rows: int, multiple: int = 1) -> int:
