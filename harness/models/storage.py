@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from harness.core.errors import UserError
@@ -100,7 +100,8 @@ def load_policy(
     _require_fitting(stored, empty, shape.tie_word_embeddings)
     if without_weights:
         return empty, tokenizer
-    return _load_decoder(folder, shape, dtype).to(device).eval(), tokenizer
+    _fill(empty.to_empty(device=device), stored)
+    return empty, tokenizer
 
 
 def _write_decoder(
@@ -309,19 +310,21 @@ def _stored_weights(folder: Path) -> dict[str, _Stored]:
     return stored
 
 
-def _load_decoder(folder: Path, shape: ModelConfig, dtype: torch.dtype) -> DecoderLM:
-    model = DecoderLM(shape, seed=None)
-    expected, weights = model.state_dict().keys(), dict[str, Tensor]()
-    for path in _weight_files(folder):
+def _fill(model: DecoderLM, stored: Mapping[str, _Stored]) -> None:
+    """Copy the stored weights into a model, each into its own type and place: files are mapped for one at a time.
+
+    Raises:
+        UserError: a file is damaged, or holds NaN or infinity.
+    """
+    for name, weight in model.state_dict().items():
+        file = stored[name].file
         try:
-            loaded = load_file(path)
+            with safe_open(file, framework="pt") as opened:
+                tensor = opened.get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
-        for name in expected & loaded.keys():
-            _require_finite(name, loaded[name], path)
-        weights.update(loaded)
-    model.load_state_dict({name: weights[name] for name in expected})
-    return model.to(dtype)
+            raise UserError(f"cannot read {file.name}: {error}", str(file.parent), "save the model again") from error
+        _require_finite(name, tensor, file)
+        weight.copy_(tensor)
 
 
 def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module, tied: bool) -> None:

@@ -51,6 +51,7 @@ from harness.simulate.machine import MachineProfile, check_versions, load_machin
 from harness.simulate.points import (
     Question,
     asked_axes,
+    check_gpus_hold,
     facts_of,
     load_for,
     only_variant,
@@ -270,11 +271,17 @@ def check_measured_here(machine: MachineProfile, allowed: bool) -> list[str]:
 def forecasts(
     variants: Iterable[Variant], machine: MachineProfile, draws: int, seed: int, allow: Collection[str]
 ) -> list[Forecasted]:
-    """Forecast each run, of one block: the others differ in their seed alone; see ``harness.simulate.forecast``."""
-    return [
-        Forecasted(variant.label, variant.scenario, forecast(variant.scenario, machine, draws, seed, allow=allow))
-        for variant in variants
-    ]
+    """Forecast each run, of one block: the others differ in their seed alone; see ``harness.simulate.forecast``.
+
+    Raises:
+        UserError: a run does not fit on the profile's GPUs, or the profile does not know a stage.
+    """
+    found = []
+    for variant in variants:
+        check_gpus_hold(variant.scenario, machine)
+        predicted = forecast(variant.scenario, machine, draws, seed, allow=allow)
+        found.append(Forecasted(variant.label, variant.scenario, predicted))
+    return found
 
 
 def _record(

@@ -18,7 +18,7 @@ from typing import Any
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.models.config import PRESETS, PUBLISHED
-from harness.run.memory.check import planned_of_lanes
+from harness.run.memory.plan import plan_of
 from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.scenario.check import check_variant
 from harness.scenario.learner import offloaded
@@ -384,8 +384,10 @@ class Worker:
         """Simulate one point."""
         try:
             scenario = self.scenario_at(point)
-            check_gpus_hold(scenario, self._machine)
             asked, machine = self._question, self._machine
+            short = beyond_gpus(scenario, machine)
+            if short:
+                return Answer(point, None, _shortage(short, machine))
             return Answer(point, forecast(scenario, machine, asked.draws, asked.seed, allow=asked.allow, paired=True))
         except HarnessError as error:
             return Answer(point, None, _sentence(error))
@@ -417,17 +419,56 @@ def check_gpus_hold(scenario: Scenario, machine: MachineProfile) -> None:
     """Refuse a run that no GPU of the profile has the memory for, by the memory plan (docs/memory.md).
 
     Raises:
-        UserError: naming the part and what it needs.
+        UserError: naming each part that is too large and what it needs, and how many ranks would fit.
     """
-    gib = machine.device.memory_gib
-    if not machine.has_gpu or gib is None:
+    short = beyond_gpus(scenario, machine)
+    if not short:
         return
-    planned = planned_of_lanes(scenario, has_gpu=True)
-    needed, lane = max(((count, lane) for (memory, lane), count in planned.items() if memory == "gpu"), default=(0, ""))
-    if needed > gib * 2**30:
-        what = f"the {lane} would need {needed / 2**30:,.0f} GiB of memory, and a GPU of {machine.name} has {gib:g}"
-        fix = "set gradient_accumulation_steps higher, model.gradient_checkpointing, or learner.sharding to fsdp2"
-        raise UserError(what, "machine", fix)
+    fixes = []
+    if {"learner", "run"} & set(short):
+        fixes.append(_ranks_that_fit(scenario, machine))
+    if "generator" in short:
+        fixes.append("for the generator: engine.precision bfloat16, or engine.type vllm with engine.tensor_parallel")
+    raise UserError(_shortage(short, machine), "machine", "; ".join(fixes))
+
+
+def beyond_gpus(scenario: Scenario, machine: MachineProfile) -> dict[str, int]:
+    """Return the bytes of each part that needs more than a GPU of the profile has: of one rank, or of one Generator.
+
+    ``run`` stands for all parts in one process.
+    """
+    gib, (plan, _) = machine.device.memory_gib, plan_of(scenario, has_gpu=True)
+    if not machine.has_gpu or gib is None or plan is None:
+        return {}
+    needed: dict[str, int] = {}
+    for process in plan.processes:
+        if process.device == "cuda":
+            needed[process.kind] = max(process.own_peak, needed.get(process.kind, 0))
+    return {part: num_bytes for part, num_bytes in needed.items() if num_bytes > gib * 2**30}
+
+
+def _shortage(short: Mapping[str, int], machine: MachineProfile) -> str:
+    names = {"run": "learner with the generator in its process"}
+    parts = [f"the {names.get(part, part)} would need {size / 2**30:,.0f} GiB" for part, size in short.items()]
+    return f"{' and '.join(parts)} of memory, and a GPU of {machine.name} has {machine.device.memory_gib:g} GiB"
+
+
+def _ranks_that_fit(scenario: Scenario, machine: MachineProfile) -> str:
+    """Return the fewest ranks of FSDP2 whose memory fits, with the weights as they are or else in bfloat16."""
+    worker = Worker(Question(scenario.model_dump(mode="json"), machine, 1, 0))
+    apart = {"transport.type": "shared_memory", "placement.colocated": False}
+    apart |= {"placement.generator.gpus": 1, "placement.learner.gpus": 1}
+    shards = ({} if scenario.uses_ray else apart) | {"learner.publish": "shards"}
+    ways: list[Point] = [shards, shards | {"model.dtype": "bfloat16"}]
+    for way, ranks in itertools.product(ways, RANK_COUNTS[1:]):
+        try:
+            found = worker.scenario_at({RANKS: ranks, "sharding": "fsdp2"} | way)
+        except UserError:
+            continue
+        if "learner" not in beyond_gpus(found, machine):
+            keys = {RANKS: ranks, "learner.sharding": "fsdp2"} | way
+            return "the learner fits with " + ", ".join(f"{key} {shown(value)}" for key, value in keys.items())
+    return "no number of ranks makes the learner fit: take a smaller model, or a machine with larger GPUs"
 
 
 def spread_keys(point: Mapping[str, Any], base: Mapping[str, Any], gpus_per_machine: int) -> dict[str, Any]:

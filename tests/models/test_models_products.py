@@ -119,9 +119,19 @@ def test_a_gradient_that_is_one_number_seen_everywhere():
     torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(64, 7), rtol=1e-5, atol=1e-4)
 
 
-def test_rows_are_rounded_up_by_a_sixteenth_at_most_to_few_numbers():
-    assert [rounded_up(rows) for rows in (0, 1, 31, 33, 1000, 1025)] == [0, 1, 31, 34, 1024, 1088]
-    assert [rounded_up(rows, 3) for rows in (0, 1, 31, 33, 1000)] == [0, 3, 33, 36, 1056]  # 3, 3, 3, 6 and 96 apart
+def test_rows_are_rounded_up_to_few_numbers():
+    """4 apart to 64, then 8, 16 ... and 128 apart, and from 4,096 on a sixteenth: one row stays one."""
+    assert [rounded_up(rows) for rows in (0, 1, 2, 33, 65, 1000, 1025, 4097)] == [0, 1, 4, 36, 72, 1024, 1152, 4352]
+    assert [rounded_up(rows, 3) for rows in (0, 1, 31, 33, 1000)] == [0, 3, 36, 36, 1152]  # 3, 12, 12 and 192 apart
     taken = [rounded_up(rows) for rows in range(1, 4097)]
-    assert all(rows <= got <= rows * 17 / 16 for rows, got in enumerate(taken, 1))
-    assert len(set(taken)) == 31 + 16 * 7 + 1  # each below 32, sixteen in every octave above, and 4096
+    assert all(rows <= got <= max(rows * 9 / 8, rows + 3) for rows, got in enumerate(taken, 1))
+    assert all(got <= rows * 17 / 16 for rows, got in enumerate(taken, 1) if rows >= 2048)
+    assert len(set(taken)) == 17 + 8 * 5 + 16  # to 64, in each octave to 2,048, and to 4,096
+
+
+def test_a_row_of_a_product_does_not_depend_on_the_rows_filled_up_behind_it():
+    """So that rounding changes no number; one row alone is another kernel, and is not filled up."""
+    x, weight = seeded(72, 256), seeded(768, 256, seed=1)
+    for rows in (2, 3, 5, 31, 33, 65):
+        filled = F.pad(x[:rows], (0, 0, 0, rounded_up(rows) - rows))
+        assert torch.equal(product(filled, weight)[:rows], product(x[:rows], weight)), rows

@@ -77,7 +77,7 @@ BATCHES = {
     "one rollout for each prompt": ([6, 1, 3], [4, 4, 4], [0, 1, 2]),
     "uneven groups": ([3, 5], [4, 2, 6, 1], [1, 1, 1, 0]),
     "a prompt without rollouts": ([3, 5, 2], [4, 2], [2, 0]),
-    "filled up, from 93 tokens to 96 and from 90 scored to 92": ([6, 9], [8] * 6 + [7] * 6, [0, 1] * 6),
+    "filled up, from 93 tokens to 96 and from 90 scored to 96": ([6, 9], [8] * 6 + [7] * 6, [0, 1] * 6),
     "one token each": ([1, 1], [1, 1, 1], [0, 1, 1]),
 }
 
@@ -149,18 +149,18 @@ def test_masked_positions_are_zero_and_padding_does_not_matter():
 
 def test_only_distinct_tokens_are_run():
     batch = pack_batch(*make_batch([4, 7], [5, 0, 3, 1], [1, 0, 0, 1]))
-    # prompts 4 + 7, responses without their last token 4 + 0 + 2 + 0
-    assert batch.token_ids_N.shape == (17,)
-    assert batch.positions_N.tolist() == [*range(4), *range(7), 7, 8, 9, 10, 4, 5]
-    assert batch.scored_ids_M.shape == (9,)
+    # prompts 4 + 7, responses without their last token 4 + 0 + 2 + 0: 17, filled up to 20; 9 scored, filled up to 12
+    assert batch.token_ids_N.shape == (20,)
+    assert batch.positions_N.tolist() == [*range(4), *range(7), 7, 8, 9, 10, 4, 5, 0, 0, 0]
+    assert batch.scored_ids_M.shape == (12,)
     # row 0 starts at the last token of prompt 1 (slot 10), row 2 at that of prompt 0 (slot 3), row 3 at 10 again
-    assert batch.scored_slots_M.tolist() == [10, 11, 12, 13, 14, 3, 15, 16, 10]
+    assert batch.scored_slots_M.tolist() == [10, 11, 12, 13, 14, 3, 15, 16, 10, 0, 0, 0]
 
 
 def test_tokens_are_filled_up_to_a_number_that_other_batches_have():
-    batch = pack_batch(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 92"]))
+    batch = pack_batch(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 96"]))
     assert batch.token_ids_N.shape == batch.positions_N.shape == batch.attended_slots_N.shape == (96,)
-    assert batch.scored_slots_M.shape == batch.scored_ids_M.shape == (92,)
+    assert batch.scored_slots_M.shape == batch.scored_ids_M.shape == (96,)
 
 
 def test_the_dispatcher_encodes_prompts_once_for_the_own_model_only():

@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from harness.core.errors import UserError
+from harness.models import storage
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.storage import load_policy, save_policy
@@ -130,6 +132,22 @@ def test_type_of_the_weights_is_kept_on_disk_and_chosen_on_loading(tmp_path):
     for dtype in (torch.float32, torch.bfloat16):
         model, _ = load_policy(tmp_path, dtype=dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_weights_are_loaded_one_at_a_time_in_their_type_where_they_go(tmp_path, monkeypatch):
+    """No second copy in main memory: each tensor of the file is gone before the next one is read."""
+    save_policy(DecoderLM(SHAPE).to(torch.bfloat16), TOKENIZER, tmp_path)
+    alive, filled = [], []
+
+    def remember(name, tensor, file):
+        assert [before() for before in alive if before() is not None] == []
+        alive[:] = [weakref.ref(tensor)]
+        filled.append((name, tensor.dtype))
+
+    monkeypatch.setattr(storage, "_require_finite", remember)
+    model, _ = load_policy(tmp_path, dtype=torch.float32)
+    assert filled == [(name, torch.bfloat16) for name in model.state_dict()]
+    assert all(parameter.dtype == torch.float32 and parameter.requires_grad for parameter in model.parameters())
 
 
 def test_sharded_weights_are_read(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.models.config import PUBLIC_SHAPES
 from harness.models.shape import Shape, shape_of
-from harness.run.memory.amounts import CUDA_BYTES
+from harness.run.memory.amounts import COMPILED_BYTES, CUDA_BYTES
 from harness.run.memory.check import check_memory, memory_table
 from harness.run.memory.fit import (
     FreeMemory,
@@ -73,8 +73,10 @@ def test_a_run_of_the_public_model_by_hand(tmp_path: Path) -> None:
         "engine weights": 2 * WEIGHTS,
         "key/value cache": rows * tokens * 14_336 * 2,
         "sampling logits": rows * 151936 * 4 * 4,
+        "compiled products": COMPILED_BYTES["learner"],  # the engine's weights are bfloat16
     }
-    held = sum(sizes(run)[name] for name in ("policy", "optimizer", "engine weights", "key/value cache"))
+    always = ("policy", "optimizer", "engine weights", "key/value cache", "compiled products")
+    held = sum(sizes(run)[name] for name in always)
     update = sum(sizes(run)[name] for name in ("gradients", "activations", "one layer's way back"))
     assert run.peak == PROCESS_BYTES + held + update
 
@@ -216,15 +218,42 @@ def test_libraries_of_actors_by_hand(tmp_path: Path) -> None:
     text = "engine: {type: vllm}\ntransport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
     plan = make_plan(scenario(tmp_path, text), shape_for_small())
     libraries = {process.name: sizes(process)["Python and its libraries"] // mib for process in plan.processes}
-    assert libraries == {"learner": 320, "generator": 320 + 288, "scorer": 208, "ray and driver": 368}
-    assert amounts_by_name([plan] * 2)["Python and its libraries"] == mib * (2 * (320 + 2 * 608 + 208) + 368)
+    assert libraries == {"learner": 320, "generator": 320 + 288, "scorer": 240, "ray and driver": 368}
+    assert amounts_by_name([plan] * 2)["Python and its libraries"] == mib * (2 * (320 + 2 * 608 + 240) + 368)
 
 
 def test_parts_on_gpus_have_processes_in_main_memory_too(tmp_path: Path) -> None:
     text = "transport: {type: nixl}\nplacement: {device: cuda, generator: {count: 3, gpus: 1}, learner: {gpus: 1}}\n"
+    text += "save_policy: false\n"
     plan = make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=True)
     mib = 2**20
-    assert plan.total("cpu") == mib * (320 + 3 * 320 + 208 + 368 + 416)
+    assert plan.total("cpu") == mib * (4 * (320 + 512) + 240 + 368 + 416)  # with CUDA in each on a GPU
+
+
+def test_prompts_and_products_of_a_preset_are_planned_as_they_were_measured(tmp_path: Path) -> None:
+    """With its own tokenizer a keyword prompt has 13 tokens for two words and 17 for four."""
+    for text, tokens in (("steps: 1\n", 13), ("task: {keywords_per_prompt: 4}\n", 17)):
+        assert make_plan(scenario(tmp_path, text), shape_for_small()).prompt_tokens == tokens
+    both, half = "model: {precision: float32}\n", "model: {precision: bfloat16}\nengine: {precision: bfloat16}\n"
+    compiled = [
+        sum(
+            amount.num_bytes
+            for amount in make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=gpu).processes[0].amounts
+            if amount.name == "compiled products"
+        )
+        for text, gpu in ((both, False), (half, False), (both, True))
+    ]
+    assert compiled == [180 * 2**20, 0, 0]
+
+
+def test_main_memory_of_a_run_on_a_gpu_has_cuda_and_the_policy_that_is_saved(tmp_path: Path) -> None:
+    """What transformers runs is loaded there first."""
+    for shape, loaded in ((qwen(), 4 * WEIGHTS), (shape_of(OWN_QWEN), 0)):
+        assert shape is not None
+        _, host = make_plan(scenario(tmp_path, LONG), shape, has_gpu=True).processes
+        assert sizes(host).get("model, as transformers loads it", 0) == loaded
+        assert sizes(host)["policy, to be saved"] == 4 * WEIGHTS
+        assert host.peak == PROCESS_BYTES + GIB // 2 + 4 * WEIGHTS  # one after the other
 
 
 def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_is(tmp_path: Path) -> None:
@@ -259,7 +288,8 @@ def test_numbers_are_lowered_for_the_memory_that_is_short(tmp_path: Path) -> Non
 
 
 def test_arms_of_one_process_share_its_first_gpu(tmp_path: Path) -> None:
-    one = make_plan(scenario(tmp_path, "placement: {device: cuda}\n"), shape_for_small(), has_gpu=True)
+    text = "placement: {device: cuda}\nsave_policy: false\n"
+    one = make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=True)
     (run, host) = one.processes
     assert not shortages([one, one], FreeMemory(host.peak, (2 * run.peak,)))
     (found,) = shortages([one, one], FreeMemory(host.peak, (2 * run.peak - 1, 80 * GIB)))

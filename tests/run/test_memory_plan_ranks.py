@@ -240,7 +240,7 @@ def test_what_is_offloaded_is_there_in_its_own_phases_alone(tmp_path: Path) -> N
     gone = plan(scenario(tmp_path, 1, more=monitor, **OFFLOAD_ALL)).processes[0]
     assert sizes(gone) == sizes(kept)
     policy, averages, copies = 4 * WEIGHTS, 8 * WEIGHTS, 8 * WEIGHTS
-    always = sizes(gone)["Python and its libraries"] + sizes(gone)["published weights"]
+    always = sum(sizes(gone)[name] for name in ("Python and its libraries", "published weights", "compiled products"))
     back, activations = way_back(gone), sizes(gone)["activations"]
     phases = ("sampling", "reference_logprobs", "gradients", "optimizer_step")
     assert [gone.at(phase) - always for phase in phases] == [

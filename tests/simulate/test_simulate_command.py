@@ -225,6 +225,15 @@ def test_what_the_profile_cannot_do_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_no_gpu_of_the_profile_holds_is_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert simulate("--model", "32b", "--out", str(out), machine=Path("h100-sxm")) == 2
+    assert "the generator would need 367 GiB of memory, and a GPU of h100-sxm has 80 GiB" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_results_that_cannot_be_written_are_refused_before_anything_is_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from harness.scenario import Scenario, broken_rules
 MAIN = "main memory"
 SHARED = {
     "run": ("Python and its libraries",),
-    "host of the GPU": ("Python and its libraries",),
+    "host of the GPU": ("Python and its libraries", "CUDA and its libraries"),
     "ray and driver": ("Python and its libraries", "Ray"),
 }
 """What runs side by side have once, by process."""

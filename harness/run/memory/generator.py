@@ -7,14 +7,15 @@ from typing import Any
 
 from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Neighbours, cache_of
 from harness.models.shape import Shape
-from harness.run.memory.amounts import CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
+from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
 from harness.run.memory.learner import gives_back, learner_amounts, present
 from harness.scenario import Scenario
 from harness.scenario.learner import in_shards, places_of_colocated
 from harness.scenario.task_and_model import workers_of
 
 PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
-"""Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``."""
+"""Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``. The presets'
+own tokenizers have a token for each word: 13 for two keywords, 17 for four."""
 LONG_PROMPT_TOKENS = 256
 CACHE = "key/value cache"
 SAMPLING_COPIES = 4
@@ -23,7 +24,10 @@ SAMPLING_COPIES = 4
 
 def longest_prompt(scenario: Scenario, shape: Shape, counted: int | None = None) -> int:
     """Tokens that the longest prompt is taken to have: as counted, else assumed for the task; the response must fit."""
-    assumed = counted or PROMPT_TOKENS.get(scenario.task.type, LONG_PROMPT_TOKENS)
+    task: Any = scenario.task
+    assumed = counted or PROMPT_TOKENS.get(task.type, LONG_PROMPT_TOKENS)
+    if counted is None and task.type == "keywords" and scenario.model.type == "preset":
+        assumed = 9 + 2 * task.keywords_per_prompt
     return max(1, min(assumed, shape.context - scenario.sampling.max_tokens))
 
 
@@ -74,6 +78,7 @@ def generator_amounts(
         cache,
         Amount("new engine weights", weights if own else 0, ("loading",)),
         logits,
+        Amount(COMPILED, 0 if on_gpu or engine.type != "native" or width == 2 else COMPILED_BYTES["generator"]),
     )
     return present([Amount("received weights", _received(scenario, shape, on_gpu))]), present(of_workers)
 

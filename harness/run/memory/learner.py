@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.models.shape import Shape
-from harness.run.memory.amounts import RUNNING, WIDTH, Amount, Phase
+from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, RUNNING, WIDTH, Amount, Phase
 from harness.scenario import Scenario
 from harness.scenario.learner import (
     MOST_ADDED_AT_ONCE,
@@ -116,6 +116,7 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool,
             Amount("whole for a while", _whole_for_a_while(scenario, shape, width), passes),
             Amount("activations", kept + round(cast_bytes(shape, autocast) / tensor), ("gradients",)),
             backward_amount(shape, batch, width, autocast, on_gpu, tensor),
+            Amount(COMPILED, 0 if on_gpu or autocast or width == 2 else COMPILED_BYTES["learner"]),
         )
     )
 
@@ -155,16 +156,21 @@ def gives_back(scenario: Scenario) -> bool:
 
 
 def kept_in_main_memory(scenario: Scenario, shape: Shape, on_gpu: bool) -> tuple[Amount, ...]:
-    """Return what a rank on a GPU has in main memory of what it offloads: pinned, and kept from then on.
+    """Return what a rank on a GPU has in main memory: what it offloads, pinned, and kept from then on; whole policies.
 
-    A Learner on a CPU has it in a file. In one process, an engine that would read offloaded weights gets a copy.
+    A Learner on a CPU has what it offloads in a file. In one process, an engine that would read offloaded weights gets
+    a copy. transformers loads a model into main memory, the harness its own where it computes; a policy is saved from
+    main memory. Of several ranks see ``startup_amounts``.
     """
     leaving = offloaded(scenario)
     moved = [amount.num_bytes for kind, amount in _movable(scenario, shape) if kind in leaving - {"gradients"}]
     weights = shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
     copies = published_copies(scenario) if on_one_thread(scenario) else 0
+    whole = weights if on_gpu and not _several(scenario) else 0
     return present(
         (
+            Amount("model, as transformers loads it", whole if shape.runs_on == "transformers" else 0, ("startup",)),
+            Amount("policy, to be saved", whole if scenario.save_policy else 0, ("publish",)),
             Amount("offloaded", sum(moved) if on_gpu else 0),
             Amount("published weights", copies * weights if on_gpu else 0),
         )

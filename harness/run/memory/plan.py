@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from harness.core.errors import UserError
 from harness.models.shape import Shape, shape_for
-from harness.run.memory.amounts import CUDA_BYTES, RUNNING, SAMPLING, TRAINING, WIDTH, Amount, Phase
+from harness.run.memory.amounts import CUDA_BYTES, CUDA_HOST_BYTES, RUNNING, SAMPLING, TRAINING, WIDTH, Amount, Phase
 from harness.run.memory.generator import (
     CACHE,
     generator_amounts,
@@ -31,12 +31,12 @@ from harness.scenario.task_and_model import workers_of
 
 Device = Literal["cpu", "cuda"]
 
-PROCESS_BYTES = 576 * 2**20
+PROCESS_BYTES = 552 * 2**20
 """What a run in one process holds before it loads anything: torch, transformers and the rest; see docs/memory.md."""
-ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 208 * 2**20, "ray and driver": 368 * 2**20}
+ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 240 * 2**20, "ray and driver": 368 * 2**20}
 """What each process of a run with actors holds before it loads anything, pages that processes share counted in parts
 (PSS): fewer libraries than a run in one process, and one copy of them for all; see docs/memory.md."""
-ACTOR_OWN_BYTES = {"learner": 240 * 2**20, "generator": 240 * 2**20, "scorer": 150 * 2**20}
+ACTOR_OWN_BYTES = {"learner": 240 * 2**20, "generator": 280 * 2**20, "scorer": 236 * 2**20}
 """What of them is the process's alone, without pages of files."""
 VLLM_BYTES = 288 * 2**20
 """What vLLM adds to its process before it loads anything, likewise."""
@@ -51,7 +51,7 @@ _LEAST_STORE = 75 * 2**20
 _MOST_SLOW_STORE = 10**10
 """Bytes of a store outside of shared memory; Ray refuses more."""
 _VLLM_AMOUNTS = ("engine weights", CACHE, "vLLM's workspace")
-_LIBRARIES = ("Python and its libraries", "CUDA", "Ray")
+_LIBRARIES = ("Python and its libraries", "CUDA", "CUDA and its libraries", "Ray")
 _RANKS_SHARE = 0.6
 """Of a GPU, of a rank that shares it with Generators: more than a half, so that no GPU is planned for two ranks."""
 _PUBLISHED_COPIES = 2
@@ -215,7 +215,7 @@ def make_plan(
             overlapping=not scenario.is_synchronous,
             vllm_share=vllm_share(scenario),
         )
-        host = (ProcessPlan("host of the GPU", "cpu", in_main),) if on_gpu else ()
+        host = (ProcessPlan("host of the GPU", "cpu", (_cuda_host(), *in_main)),) if on_gpu else ()
         processes = (run, *host, *(_workers(scenario, engine, 1) if apart else ()))
     return MemoryPlan(scenario, shape, has_gpu, prompt, processes)
 
@@ -266,7 +266,7 @@ def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str,
         row: dict[str, Any] = {"count": len(lanes), "gpus": gpus, "lanes": tuple(lanes)} | of_process
         parts.append(ProcessPlan(name, device, own, **row))
         if device == "cuda":
-            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (base, *in_main), count=len(lanes)))
+            hosts.append(ProcessPlan(f"host of the {name}", "cpu", (base, _cuda_host(), *in_main), count=len(lanes)))
 
     on_gpu = devices["learner"] == "cuda"
     for name, of_row, rank in rows:
@@ -326,7 +326,7 @@ def _workers(scenario: Scenario, engine: tuple[Amount, ...], engines: int, on_gp
     others = (_cuda(), *engine)
     return [
         ProcessPlan("generator, other workers", "cuda", others, count=count - engines, gpus=1.0, vllm_share=share),
-        ProcessPlan("host of the generator, workers", "cpu", (base,), count=count),
+        ProcessPlan("host of the generator, workers", "cpu", (base, _cuda_host()), count=count),
     ]
 
 
@@ -385,3 +385,7 @@ def _engine_bytes(scenario: Scenario) -> int:
 
 def _cuda() -> Amount:
     return Amount("CUDA", CUDA_BYTES)
+
+
+def _cuda_host() -> Amount:
+    return Amount("CUDA and its libraries", CUDA_HOST_BYTES)
