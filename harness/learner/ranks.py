@@ -140,7 +140,7 @@ class TorchRanks:
         """See ``Ranks``. Checkpointed layers must be so before."""
         self._hand_out(scoring)
         if self._is_copied:
-            scoring = DistributedDataParallel(scoring, process_group=self._data_group)
+            scoring = DistributedDataParallel(scoring, process_group=self._data_group, gradient_as_bucket_view=True)
             if self._keeps_buckets:
                 scoring.register_comm_hook(None, lambda _, bucket: self._exchange(bucket))
         return scoring, make_optimizer()

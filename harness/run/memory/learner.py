@@ -63,7 +63,7 @@ def shares_of(scenario: Scenario) -> Shares:
     mesh = mesh_shape(scenario)
     cut = Fraction(1, mesh.shard * mesh.tensor)
     if is_copied(scenario):
-        return Shares(cut, 2 * cut, 2 * cut, cut)
+        return Shares(cut, cut, 2 * cut, cut)
     waits = microbatches(scenario) > 1 and mesh.data_ranks > 1
     return Shares(cut, Fraction(1, mesh.tensor) if waits else cut, 2 * cut, cut)
 
