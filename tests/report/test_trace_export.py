@@ -252,7 +252,7 @@ def test_the_reference_runs_make_sound_traces(experiment: str, tmp_path: Path) -
 
 def test_every_rollout_and_every_version_of_a_reference_run_has_its_arrow(tmp_path: Path) -> None:
     """At lag 0 each of n batches is scored and trained on, and each of versions 0 to n is published and taken."""
-    (folder,) = (REFERENCE / "async_lag1").glob("*/sync,block=00")
+    (folder,) = (REFERENCE / "async_lag1").glob("*/sync_actors,block=00")
     steps = len(load_run(folder).steps)
 
     chains = list(written(folder, tmp_path / "t.json.gz").arrows.values())

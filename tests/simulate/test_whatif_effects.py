@@ -508,7 +508,7 @@ def test_without_a_profile_overlap_is_said_to_be_free(record: Record) -> None:
 # ---- runs that were measured
 
 
-@pytest.mark.parametrize("name", ["sync,block=00", "lag1,block=00"])
+@pytest.mark.parametrize("name", ["sync_actors,block=00", "lag1,block=00"])
 def test_a_measured_run_replays_within_the_bound(name: str) -> None:
     run = load_run(next(Path("results/reference/async_lag1").glob(f"*/{name}")))
 
