@@ -284,7 +284,8 @@ def test_own_parts_are_settings_as_others(message_is: Callable[..., None], tmp_p
 
     theirs, mine = (variant.scenario for variant in expand(load_scenario(path)))
     assert theirs.transport.type == "nixl"
-    assert mine.transport.model_dump() == {"type": "my.parts:FAST", "verify": True, "options": {"size": 3}}
+    ours = {"type": "my.parts:FAST", "verify": True, "dtype": "trained", "options": {"size": 3}}
+    assert mine.transport.model_dump() == ours
     assert mine.uses_ray
     assert mine.verifies_weights
     path.write_text(
