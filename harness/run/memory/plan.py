@@ -38,6 +38,9 @@ ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 240 *
 (PSS): fewer libraries than a run in one process, and one copy of them for all; see docs/memory.md."""
 ACTOR_OWN_BYTES = {"learner": 240 * 2**20, "generator": 280 * 2**20, "scorer": 236 * 2**20}
 """What of them is the process's alone, without pages of files."""
+DEEPSPEED_BYTES = 72 * 2**20
+"""What DeepSpeed adds to each rank by its first step: two of a tiny model held 70 to 87 MiB beyond all else that is
+planned (ZeRO 1 to 3, DeepSpeed 0.19)."""
 VLLM_BYTES = 288 * 2**20
 """What vLLM adds to its process before it loads anything, likewise."""
 RAY_BYTES = 416 * 2**20
@@ -261,7 +264,7 @@ def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str,
         """Plan processes; ``in_main`` is main memory in any case."""
         device, gpus = devices[kind], _colocated_share(scenario, kind)
         gpus = getattr(placement, kind).gpus if gpus is None else gpus
-        base = _libraries(ACTOR_BYTES[kind] + (_engine_bytes(scenario) if kind == "generator" else 0))
+        base = _libraries(ACTOR_BYTES[kind] + _beside(scenario, kind))
         own = (_cuda(), *held) if device == "cuda" else (base, *held, *in_main)
         row: dict[str, Any] = {"count": len(lanes), "gpus": gpus, "lanes": tuple(lanes)} | of_process
         parts.append(ProcessPlan(name, device, own, **row))
@@ -373,6 +376,13 @@ def object_store_bytes(weights: int, free: int, shared: int) -> int:
     in_memory = shared >= 2**30 or (weights and needed <= 0.95 * shared)
     most = round(0.95 * shared) if in_memory else _MOST_SLOW_STORE
     return max(min(round(STORE_SHARE * free), most), needed)
+
+
+def _beside(scenario: Scenario, kind: str) -> int:
+    """Bytes of the libraries that a part of this kind needs beside the usual ones."""
+    if kind == "generator":
+        return _engine_bytes(scenario)
+    return DEEPSPEED_BYTES if kind == "learner" and scenario.learner.sharding == "deepspeed" else 0
 
 
 def _libraries(num_bytes: int) -> Amount:
