@@ -115,10 +115,10 @@ def legend(every: Sequence[Group]) -> tuple[str, ...]:
     if len(every) < 2:
         return ()
     sentences = [f"In {group.letter} ({plural(group.runs, 'run')}): {group.differs}." for group in every]
-    alike: dict[Environment, list[str]] = {}
+    alike: dict[tuple[bool, Environment], list[str]] = {}
     for group in every:
-        key = replace(group.environment, threads=None) if group.on_gpu else group.environment
-        alike.setdefault(key, []).append(group.letter)
+        known = replace(group.environment, threads=None) if group.on_gpu else group.environment
+        alike.setdefault((group.on_gpu, known), []).append(group.letter)
     if len(alike) > 1:
         sentences.append("Seconds of one of these groups cannot be compared with those of another.")
     same = [listed(letters) for letters in alike.values() if len(letters) > 1]

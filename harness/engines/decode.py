@@ -97,18 +97,10 @@ class PaddedPrompts(NamedTuple):
     lengths_P: Tensor
     mask_P1TT: Tensor | None
 
-    def part(self, first: int, last: int) -> PaddedPrompts:
-        """Return the prompts from ``first`` up to ``last``."""
-        mask = None if self.mask_P1TT is None else self.mask_P1TT[first:last]
-        return PaddedPrompts(
-            self.token_ids_PT[first:last], self.positions_PT[first:last], self.lengths_P[first:last], mask
-        )
 
-
-def pad(prompts: Sequence[Sequence[int]], device: torch.device) -> PaddedPrompts:
+def pad(prompts: Sequence[Sequence[int]], longest: int, device: torch.device) -> PaddedPrompts:
     """Align prompts at their ends. Positions count from each prompt's first token; padding sees itself alone."""
     lengths = [len(prompt) for prompt in prompts]
-    longest = max(lengths)
     token_ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
     lengths_P = torch.tensor(lengths, device=device)
     columns = torch.arange(longest, device=device)
@@ -121,13 +113,12 @@ def pad(prompts: Sequence[Sequence[int]], device: torch.device) -> PaddedPrompts
     return PaddedPrompts(token_ids, positions_PT.clamp_(min=0), lengths_P, mask)
 
 
-def padding_bias(padded: PaddedPrompts, prompt_of_row: Tensor) -> Tensor | None:
-    """What is added to each row's scores: -inf on the columns before its prompt, (R, 1, widest padding), or None."""
-    if padded.mask_P1TT is None:
+def padding_bias(padding_R: Tensor, widest: int) -> Tensor | None:
+    """What is added to each row's scores: -inf on the columns before its prompt, (R, 1, widest), or None."""
+    if widest == 0:
         return None
-    padding_R1 = (padded.token_ids_PT.shape[1] - padded.lengths_P)[prompt_of_row][:, None]
-    columns = torch.arange(int(padding_R1.max()), device=prompt_of_row.device)
-    bias_RT = torch.zeros(len(prompt_of_row), len(columns), device=prompt_of_row.device)
+    padding_R1, columns = padding_R[:, None], torch.arange(widest, device=padding_R.device)
+    bias_RT = torch.zeros(len(padding_R), widest, device=padding_R.device)
     return bias_RT.masked_fill_(columns < padding_R1, -torch.inf)[:, None]
 
 
@@ -225,29 +216,30 @@ class CachedDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
         """See ``DecodeBackend``."""
-        weights, padded = self._loaded(), pad(prompts, self._device)
-        self.logits_version = weights.version
+        weights, lengths = self._loaded(), [len(prompt) for prompt in prompts]
+        self.logits_version, self._length = weights.version, max(lengths)
         rows = torch.tensor(prompt_of_row, device=self._device)
-        self._length = padded.token_ids_PT.shape[1]
         if self._length + max_tokens > len(self._rotations):
             needed = min(2 * (self._length + max_tokens), self.context_length)
             self._rotations = rotation_table(self.config, needed).to(self._device)
-        self._positions_R, self._padding_R1T = padded.lengths_P[rows], padding_bias(padded, rows)
+        self._positions_R = torch.tensor(lengths, device=self._device)[rows]
+        widest = self._length - min(lengths[prompt] for prompt in prompt_of_row)
+        self._padding_R1T = padding_bias(self._length - self._positions_R, widest)
         self._cache.allocate(len(rows), self._length + max_tokens - 1)
         self._buffers = _make_buffers(self.config, len(rows), self._dtype, self._device)
         at_once = len(prompts) if self.prompt_tokens is None else max(1, self.prompt_tokens // self._length)
         logits = [
-            self._prefill_part(weights, padded.part(first, first + at_once), first, prompt_of_row)
+            self._prefill_part(weights, prompts[first : first + at_once], first, prompt_of_row)
             for first in range(0, len(prompts), at_once)
         ]
         return torch.cat(logits)[rows]
 
     def _prefill_part(
-        self, weights: InferenceWeights, padded: PaddedPrompts, first: int, prompt_of_row: Sequence[int]
+        self, weights: InferenceWeights, prompts: Sequence[Sequence[int]], first: int, prompt_of_row: Sequence[int]
     ) -> Tensor:
         """Fill the cache of these prompts' rows; return the prompts' logits. ``first`` is the number of the first."""
-        of_part = [prompt - first for prompt in prompt_of_row]
-        slots = [slot for slot, prompt in enumerate(of_part) if 0 <= prompt < len(padded.lengths_P)]
+        padded, of_part = pad(prompts, self._length, self._device), [prompt - first for prompt in prompt_of_row]
+        slots = [slot for slot, prompt in enumerate(of_part) if 0 <= prompt < len(prompts)]
         rows = torch.tensor([of_part[slot] for slot in slots], device=self._device)
         hidden = weights.embedding[padded.token_ids_PT]
         rotation = self._rotations[padded.positions_PT][:, :, None, None]
@@ -356,8 +348,9 @@ class CachedDecoder:
         if is_last:
             x_PTC, q = x_PTC[:, -1:], q[:, :, -1:]
             mask = None if mask is None else mask[:, :, -1:]
-        if self._device.type != "cpu":  # in float32, and with a mask and grouped heads, no fused kernel computes it
-            times = 1 if mask is None else q.shape[1] // k.shape[1]
+        if self._device.type != "cpu":  # with grouped heads no fused kernel takes a mask, nor float32
+            is_flash = mask is None and self._dtype is not torch.float32
+            times = 1 if is_flash else q.shape[1] // k.shape[1]
             q, k, v = q.to(self._dtype), *(part.to(self._dtype).repeat_interleave(times, 1) for part in (k, v))
         attended = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None and not is_last, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]

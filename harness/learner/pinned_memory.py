@@ -12,7 +12,9 @@ from harness.core.errors import RunStopped
 
 
 def pinned_memory(num_bytes: int, cudart: Any = None) -> Tensor:
-    """Return page-locked memory, (num_bytes,) uint8, which is unlocked when the tensor goes.
+    """Return page-locked memory, (num_bytes,) uint8, which is unlocked when this tensor goes.
+
+    It must outlive its views and every copy to or from it.
 
     torch's own allocator takes the next power of two: 34.4 GB for a checkpoint's copy of 18.5 GB, and 2.99 GB for
     weights of 2.43 GB, tensor by tensor (an H100). This takes what is asked for; locking it took 0.3 s a GB there.

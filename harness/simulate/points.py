@@ -415,6 +415,9 @@ def _plain(text: str) -> Any:
     return text == "true" if text in ("true", "false") else text
 
 
+_FOR_GENERATOR = "for the generator: engine.precision bfloat16, or engine.type vllm with engine.tensor_parallel"
+
+
 def check_gpus_hold(scenario: Scenario, machine: MachineProfile) -> None:
     """Refuse a run that no GPU of the profile has the memory for, by the memory plan (docs/memory.md).
 
@@ -428,7 +431,7 @@ def check_gpus_hold(scenario: Scenario, machine: MachineProfile) -> None:
     if {"learner", "run"} & set(short):
         fixes.append(_ranks_that_fit(scenario, machine))
     if "generator" in short:
-        fixes.append("for the generator: engine.precision bfloat16, or engine.type vllm with engine.tensor_parallel")
+        fixes.append(_FOR_GENERATOR)
     raise UserError(_shortage(short, machine), "machine", "; ".join(fixes))
 
 
@@ -467,7 +470,9 @@ def _ranks_that_fit(scenario: Scenario, machine: MachineProfile) -> str:
             continue
         if "learner" not in beyond_gpus(found, machine):
             keys = {RANKS: ranks, "learner.sharding": "fsdp2"} | way
-            return "the learner fits with " + ", ".join(f"{key} {shown(value)}" for key, value in keys.items())
+            fits = "the learner fits with " + ", ".join(f"{key} {shown(value)}" for key, value in keys.items())
+            apart_too = not scenario.uses_ray and "generator" in beyond_gpus(found, machine)
+            return f"{fits}; {_FOR_GENERATOR}" if apart_too else fits
     return "no number of ranks makes the learner fit: take a smaller model, or a machine with larger GPUs"
 
 

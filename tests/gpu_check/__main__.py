@@ -24,6 +24,7 @@ PHASES = {
     "overlap": ("decoding beside training, with and without stream priority", "training_shapes:overlap", 240),
     "model": ("a folder with 1.5 billion random weights (CPU: a tiny model), made beside others", "runs:model", 300),
     "big": ("steps of that model: stages, memory plan, energy, kernels", "runs:big", 540),
+    "profile": ("a profile of this machine for the simulator, from short runs of that model", "runs:profile", 300),
     "ray": ("actors, and the transports that Ray alone has", "runs:ray", 540),
     "nixl": ("weights by NIXL", "runs:nixl", 540),
     "transports": ("weight syncs alone, up to 1 GB (CPU: 10 MB)", "runs:transports", 540),
@@ -31,7 +32,7 @@ PHASES = {
     "nsys": ("a short capture by Nsight Systems", "runs:nsys", 300),
 }
 """Name -> purpose, function, seconds after which the phase is ended; in the order in which they run."""
-LEAN = ("probe", "parity", "shapes", "pair", "overlap", "model", "big", "speed", "ray")
+LEAN = ("probe", "parity", "shapes", "pair", "overlap", "model", "big", "speed", "profile", "ray")
 """What rented minutes are spent on, best first; ``model`` is made beside, and waited for before ``big``."""
 
 
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None, missing: Sequence[str] | None = None
         small = strip_ray(options.strip_ray, options.strip_ray.parent / "stripped")
         print(f"{small}: {small.stat().st_size / 2**20:.1f} MiB")
         return 0
+    if options.lean and (left_out := sorted(set(options.phase or ()) - set(LEAN))):
+        parser.error(f"--phase: {', '.join(left_out)} is none of --lean, which has {', '.join(LEAN)}")
     missing = missing_packages() if missing is None else missing
     if missing:
         what = f"the harness needs {', '.join(missing)}; bring the wheels that `python -m {_MODULE} --wheels` lists"

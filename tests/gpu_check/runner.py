@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,7 +108,9 @@ def run_phases(
             output.print(f"  {outcomes[-1].status} after {outcomes[-1].seconds:.0f} s")
             facts = _write_summary(out / "summary.json", outcomes)
             if lean:
-                _pack(work, out / "gpu_check.tar.gz")
+                with suppress(OSError):  # of what a phase beside changes meanwhile; the archive before stays
+                    _pack(work, out / "gpu_check.tar.gz")
+    shutil.rmtree(out / "model-weights", ignore_errors=True)  # gigabytes that several phases share
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("phase", "status", "seconds", "what it found, or why not"):
         table.add_column(title, overflow="fold", justify="right" if title == "seconds" else "left")
@@ -158,7 +161,8 @@ def _begun(phase: Phase, folder: Path, lean: bool) -> Iterator[_Running]:
     try:
         yield _Running(phase, process, report, time.monotonic())
     finally:
-        _end_group(process, 0)
+        if process.returncode is None:  # else its number may be another's by now
+            _end_group(process, 0)
 
 
 def _pack(folder: Path, file: Path) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import yaml
+
 from harness.compare.resources import energy_account
 from harness.probes.load import load_profile
 from harness.probes.nsight import nsys_command
@@ -40,8 +42,8 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def call(line: list[str]) -> str:
-    """Run a command line, and return its output, which is printed too.
+def call(line: list[str], folder: Path | None = None) -> str:
+    """Run a command line, in a folder if one is given, and return its output, which is printed too.
 
     Raises:
         RuntimeError: it failed; with the error that it told, or its last lines.
@@ -49,7 +51,7 @@ def call(line: list[str]) -> str:
     print(f"$ {shlex.join(line)}", flush=True)
     said: list[str] = []
     with subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=folder
     ) as process:
         assert process.stdout is not None
         for text in process.stdout:
@@ -154,8 +156,36 @@ def big(report: Report) -> None:
             told.append(f"{label}: {_short(figures['step_s'], 's')}, peak {sizes['peak']:.3g} GiB")
     with report.part("trace"):
         _traced_kernels(report, report.folder / "traced")
-    shutil.rmtree(folder)
     report.headline = "; ".join(told)
+
+
+def profile(report: Report) -> None:
+    """A profile of this machine for the simulator, from short runs of that model: batches and lengths of several sizes.
+
+    The model is named from the folder that it lies in: a manifest keeps no other path, and the fit reads its shape.
+    """
+    gpu, here, runs = has_gpu(), report.file.parent, report.folder / "runs"
+    if not (here / MODEL).exists():
+        model(report)
+    shutil.rmtree(runs, ignore_errors=True)
+    longest = 256 if gpu else 16
+    arms = {
+        "whole": {},
+        "few": {"rollout_batch_size": 16, "sampling.pinned_lengths": [longest // 8, longest // 2]},
+        "many": {"rollout_batch_size": 128, "sampling.pinned_lengths": [longest // 8, longest // 4]},
+        "twice": {"rollout_batch_size": 32, "epochs_per_batch": 2, "sampling.pinned_lengths": [2, longest // 2]},
+    }
+    settings = [f"model.path=./{MODEL}", "steps=7", "evaluation=null", "interleaving=run", f"arms={json.dumps(arms)}"]
+    settings += ["sampling.min_tokens=0", f"sampling.max_tokens={longest}"]
+    settings += [f"sampling.pinned_lengths=[{longest // 4},{longest}]"]
+    settings += [] if gpu else ["placement.device=cpu", *FLOAT32]
+    call(harness("run", "qwen_1_5b", "--quiet", "--out", str(runs), settings=settings), here)
+    written = here / "profile.yaml"
+    fit = ("calibrate", "--name", "measured", "--from", str(runs), "-o", str(written), "--force", "--quiet")
+    call(harness(*fit, settings=()), here)
+    stages = yaml.safe_load(written.read_text(encoding="utf-8"))["stages"]
+    report.note("stages", sorted({stage["stage"] for stage in stages}))
+    report.headline = f"{written.name}: costs of {len(stages)} stages"
 
 
 def _energy(measured: Run) -> dict[str, float | None] | str:

@@ -125,7 +125,13 @@ def test_the_command_refuses_an_unknown_phase_and_imports_no_torch() -> None:
     code = "import sys; from tests.gpu_check.__main__ import main; main(['--list']); assert 'torch' not in sys.modules"
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line.split()[0] for line in listed.stdout.splitlines()] == list(command.PHASES)
-    for wrong in (["--phase", "no_such_phase"], ["--wheels", "no_such_file.txt"]):
+    budgets = [["--budget", text] for text in ("0", "nan", "inf")]
+    for wrong in (
+        ["--phase", "no_such_phase"],
+        ["--wheels", "no_such_file.txt"],
+        ["--lean", "--phase", "nsys"],
+        *budgets,
+    ):
         with pytest.raises(SystemExit) as stopped:
             command.main(wrong)
         assert stopped.value.code == 2

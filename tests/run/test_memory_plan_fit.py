@@ -124,6 +124,18 @@ def test_parts_that_overlap_add_up(tmp_path: Path) -> None:
     assert sizes(run)["published weights"] == 2 * 4 * WEIGHTS
 
 
+def test_weights_that_travel_in_the_engines_type_are_planned_so_with_the_copy_that_is_made_first(
+    tmp_path: Path,
+) -> None:
+    """The engine of ``LONG`` is in bfloat16."""
+    text = LONG + "transport: {type: nixl, dtype: engine}\n"
+    plan = make_plan(scenario(tmp_path, text), qwen())
+    learner = next(sizes(process) for process in plan.processes if process.name == "learner")
+    assert (learner["published weights"], learner["weights in the engine's type"]) == (2 * 2 * WEIGHTS, 2 * WEIGHTS)
+    generator = next(sizes(process) for process in plan.processes if process.name == "generator")
+    assert generator["received weights"] == 2 * WEIGHTS
+
+
 def test_actors_have_a_process_each(tmp_path: Path) -> None:
     text = LONG + "transport: {type: shared_memory}\nplacement: {generator: {count: 2}}\n"
     plan = make_plan(scenario(tmp_path, text), qwen())

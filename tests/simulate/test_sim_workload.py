@@ -75,6 +75,8 @@ def test_a_weight_sync_moves_the_models_bytes():
     # 2 layers of 9 tensors, the embedding table and the last norm
     assert work.weight_bytes == 4 * work.shape.num_parameters
     assert work.weight_tensors == work.shape.num_layers * 9 + 2
+    engines = {"engine": {"type": "native", "precision": "bfloat16"}, "transport": {"type": "nixl", "dtype": "engine"}}
+    assert workload(**engines).weight_bytes == 2 * work.shape.num_parameters
     paced = workload(model={"type": "paced", "megabytes": 8, "tensors": 3}, engine={"type": "paced"})
     assert (paced.weight_bytes, paced.weight_tensors) == (8_000_000, 3)
     first, later = work.sync(first=True), work.sync(first=False)
