@@ -56,7 +56,7 @@ from torch import Tensor
 
 from harness.core.checkpoints import WrittenFile, write_file
 from harness.core.errors import UserError
-from harness.learner.pinned_memory import pinned_memory
+from harness.learner.offload import pinned_memory
 from harness.learner.trainer import PolicyTrainer, TrainingState
 from harness.transports.checksum import bytes_of, checksum
 from harness.transports.shards import Shard, TensorSlice, WritePlan, held_slices, shards_of, write_plans

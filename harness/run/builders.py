@@ -554,12 +554,11 @@ def make_learner(
 
 def _publish_dtype(scenario: Scenario) -> torch.dtype | None:
     """Return the type in which weights travel; None: that in which they are trained."""
-    if getattr(scenario.transport, "dtype", "trained") == "trained":
+    if scenario.travel_dtype == getattr(scenario.model, "dtype", "float32"):
         return None
     import torch
 
-    settings: Any = scenario.engine
-    dtype: torch.dtype = getattr(torch, settings.precision)
+    dtype: torch.dtype = getattr(torch, scenario.travel_dtype)
     return dtype
 
 

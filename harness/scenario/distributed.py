@@ -391,7 +391,7 @@ def weights_have_the_engines_type(scenario: Scenario) -> Problem | None:
     if scenario.placement.learner.ranks > 1:
         what = f"transport.dtype is engine, must be trained with {scenario.placement.learner.ranks} {keys[1]}"
         return broken(what, "set transport.dtype to trained", *keys)
-    if getattr(scenario.engine, "precision", None) is None:
+    if not scenario.travel_dtype:
         what = f"transport.dtype is engine, and engine.type {scenario.engine.type} has no precision"
         return broken(what, "set transport.dtype to trained", "transport.dtype", "engine.type")
     return None

@@ -239,6 +239,13 @@ class Scenario(Section):
         return any(self.device_of(part, has_gpu) == "cuda" for part in parts)
 
     @property
+    def travel_dtype(self) -> str:
+        """The type in which weights leave the Learner: that in which they are trained, or the engine's."""
+        if getattr(self.transport, "dtype", "trained") == "engine":
+            return str(getattr(self.engine, "precision", ""))
+        return str(getattr(self.model, "dtype", "float32"))
+
+    @property
     def replay_sample_groups(self) -> int:
         """Groups that a training step takes from the replay buffer."""
         return self.replay.sample_groups or self.prompts_per_batch

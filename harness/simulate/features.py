@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from harness.core.trace import Stage
 from harness.core.types import RolloutGroup
@@ -287,9 +287,7 @@ class Workload:
             return round(megabytes * 1e6 / FLOAT32_BYTES) * FLOAT32_BYTES
         if self.shape is None:
             return 0
-        in_engines = getattr(self.scenario.transport, "dtype", "trained") == "engine"
-        dtype = cast(Any, self.scenario.engine).precision if in_engines else getattr(settings, "dtype", "float32")
-        each = FLOAT32_BYTES if dtype == "float32" else BFLOAT16_BYTES
+        each = FLOAT32_BYTES if self.scenario.travel_dtype == "float32" else BFLOAT16_BYTES
         return weight_bytes(self.shape) * each // FLOAT32_BYTES
 
     @cached_property

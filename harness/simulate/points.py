@@ -440,8 +440,11 @@ def beyond_gpus(scenario: Scenario, machine: MachineProfile) -> dict[str, int]:
 
     ``run`` stands for all parts in one process.
     """
-    gib, (plan, _) = machine.device.memory_gib, plan_of(scenario, has_gpu=True)
-    if not machine.has_gpu or gib is None or plan is None:
+    gib = machine.device.memory_gib
+    if not machine.has_gpu or gib is None:
+        return {}
+    plan, _ = plan_of(scenario, has_gpu=True)
+    if plan is None:
         return {}
     needed: dict[str, int] = {}
     for process in plan.processes:

@@ -21,6 +21,16 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def timed_ms(work: Callable[[], object], calls: int = 1) -> float:
+    """Milliseconds of one call, the first ones too, waiting for the device before them and after the last."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    synchronize()
+    return (time.perf_counter() - start) / calls * 1e3
+
+
 def seconds(work: Callable[[], object], repeats: int = 5, calls: int = 1) -> float:
     """Return the median over ``repeats`` of the seconds of one call, waiting for the device after every ``calls``.
 
@@ -28,12 +38,4 @@ def seconds(work: Callable[[], object], repeats: int = 5, calls: int = 1) -> flo
     """
     work()
     work()
-    synchronize()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            work()
-        synchronize()
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times)
+    return statistics.median(timed_ms(work, calls) for _ in range(repeats)) / 1e3

@@ -15,6 +15,8 @@ from typing import Any
 
 from harness.core.atomic_files import whole_file
 
+MODEL_FOLDER = "model-weights"
+
 
 class Skipped(Exception):
     """The phase cannot run here; the message is the reason."""
@@ -39,6 +41,11 @@ class Report:
         self.failures: list[str] = []
         self.headline = ""
         self.write()
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder beside the phases' own that ``model`` makes for several of them; it is removed at the end."""
+        return self.file.parent / MODEL_FOLDER
 
     def note(self, name: str, value: Any) -> None:
         """Keep a figure."""

@@ -25,6 +25,7 @@ from rich.table import Table
 from harness.core.atomic_files import whole_file
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.report.console import Output
+from tests.gpu_check.report import MODEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
 GRACE_S = 10.0
@@ -110,7 +111,7 @@ def run_phases(
             if lean:
                 with suppress(OSError):  # of what a phase beside changes meanwhile; the archive before stays
                     _pack(work, out / "gpu_check.tar.gz")
-    shutil.rmtree(out / "model-weights", ignore_errors=True)  # gigabytes that several phases share
+    shutil.rmtree(out / MODEL_FOLDER, ignore_errors=True)  # gigabytes that several phases share
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("phase", "status", "seconds", "what it found, or why not"):
         table.add_column(title, overflow="fold", justify="right" if title == "seconds" else "left")

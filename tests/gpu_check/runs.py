@@ -30,8 +30,6 @@ FLOAT32 = ("model.precision=float32", "engine.precision=float32")
 FEW = (*FLOAT32, "blocks=1", "steps=5", "evaluation.every=5", "evaluation.prompts=16", "save_policy=false")
 TINY = (*FEW, "model.preset=tiny")
 UNTAUGHT = (*TINY, "model.warm_start=false")
-MODEL = "model-weights"
-"""The folder, beside the phases' own, in which ``model`` leaves what ``big`` loads."""
 ON_GPU = ("placement.device=cuda", "placement.generator.gpus=0.125", "placement.learner.gpus=0.125")
 
 
@@ -115,11 +113,10 @@ def _short(value: float | None, unit: str) -> str:
 
 
 def model(report: Report) -> None:
-    """The model of ``big``: 1.5 billion random weights, or few on a CPU."""
-    folder = report.file.parent / MODEL
+    """The model of ``big`` and ``profile``: 1.5 billion random weights, or few on a CPU."""
+    folder, shape = str(report.model_folder), "qwen2.5-math-1.5b" if has_gpu() else "tiny-qwen2"
     shutil.rmtree(folder, ignore_errors=True)
-    shape = "qwen2.5-math-1.5b" if has_gpu() else "tiny-qwen2"
-    report.note("made", call([sys.executable, "-m", "harness.models.make_folder", "--shape", shape, "-o", str(folder)]))
+    report.note("made", call([sys.executable, "-m", "harness.models.make_folder", "--shape", shape, "-o", folder]))
 
 
 def big(report: Report) -> None:
@@ -127,11 +124,17 @@ def big(report: Report) -> None:
 
     Responses of one length are what plans are made for; those of natural lengths bring ever new shapes.
     """
-    gpu, folder = has_gpu(), report.file.parent / MODEL
-    if not folder.exists():
+    gpu = has_gpu()
+    if not report.model_folder.exists():
         model(report)
     longest = 256 if gpu else 16
-    settings = [f"model.path={folder}", "steps=6", "evaluation.every=6", "evaluation.prompts=8", "profile=light"]
+    settings = [
+        f"model.path={report.model_folder}",
+        "steps=6",
+        "evaluation.every=6",
+        "evaluation.prompts=8",
+        "profile=light",
+    ]
     settings += [f"sampling.max_tokens={longest}"]
     if not gpu:
         settings += ["placement.device=cpu", *FLOAT32]
@@ -164,8 +167,8 @@ def profile(report: Report) -> None:
 
     The model is named from the folder that it lies in: a manifest keeps no other path, and the fit reads its shape.
     """
-    gpu, here, runs = has_gpu(), report.file.parent, report.folder / "runs"
-    if not (here / MODEL).exists():
+    gpu, here, runs = has_gpu(), report.model_folder.parent, report.folder / "runs"
+    if not report.model_folder.exists():
         model(report)
     shutil.rmtree(runs, ignore_errors=True)
     longest = 256 if gpu else 16
@@ -175,7 +178,13 @@ def profile(report: Report) -> None:
         "many": {"rollout_batch_size": 128, "sampling.pinned_lengths": [longest // 8, longest // 4]},
         "twice": {"rollout_batch_size": 32, "epochs_per_batch": 2, "sampling.pinned_lengths": [2, longest // 2]},
     }
-    settings = [f"model.path=./{MODEL}", "steps=7", "evaluation=null", "interleaving=run", f"arms={json.dumps(arms)}"]
+    settings = [
+        f"model.path=./{report.model_folder.name}",
+        "steps=7",
+        "evaluation=null",
+        "interleaving=run",
+        f"arms={json.dumps(arms)}",
+    ]
     settings += ["sampling.min_tokens=0", f"sampling.max_tokens={longest}"]
     settings += [f"sampling.pinned_lengths=[{longest // 4},{longest}]"]
     settings += [] if gpu else ["placement.device=cpu", *FLOAT32]

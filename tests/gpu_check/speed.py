@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.core.types import SamplingParams
 from harness.engines.decode import CachedDecoder
@@ -20,42 +19,45 @@ from harness.engines.huggingface import TransformersBackend
 from harness.engines.sampling import draw
 from harness.engines.weights import build_weights
 from harness.learner.offload import HostPlace, Offload
-from harness.models.config import PRESETS, QWEN2_5_MATH_1_5B, ModelConfig
+from harness.models.config import QWEN2_5_MATH_1_5B
 from harness.models.decoder import DecoderLM
 from harness.models.flops import mfu, peak_flops, training_flops, work_of
 from harness.models.head import score_hidden
 from harness.models.layers import avoid_cudnn_attention
 from harness.models.shape import shape_of_own
-from harness.models.shared_prompt import response_log_probs
-from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, NAME, seconds
+from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, NAME, seconds, timed_ms
 from tests.gpu_check.report import Report
-from tests.gpu_check.training_shapes import microbatch, timed_ms, train
+from tests.gpu_check.training_shapes import (
+    GROUP,
+    PROMPT,
+    microbatch,
+    random_model,
+    shape_of,
+    train,
+    transformers_model,
+)
 
-GROUP, PROMPT = 8, 48
 ROOM_FOR_ALL = 40e9  # bytes; a GPU with less free gets fewer layers
 TOKENS = "tokens_per_s"
 NOT_ON_CPU = "not measured: no GPU"
 
 if HAS_GPU:
     LAYERS = QWEN2_5_MATH_1_5B["num_hidden_layers"] if torch.cuda.mem_get_info()[0] > ROOM_FOR_ALL else 6
-    MODEL = ModelConfig(151936, 1536, 8960, LAYERS, 12, 2, 128, 4096, rope_theta=1e6, model_type="qwen2")
     ROWS: tuple[int, ...] = (8, 64, 256, 1024)
     MICROBATCHES: tuple[tuple[int, int], ...] = ((1, 256), (4, 256), (1, 1024), (2, 1024))
     HEAD_TOKENS = 8192
     HEAD_LOGITS: tuple[tuple[int, int], ...] = ((27, 25), (27, 27), (28, 27), (28, 28), (30, 30))
 else:
-    MODEL, ROWS, MICROBATCHES = PRESETS["tiny"], (8, 64), ((1, 16), (2, 32))
+    LAYERS, ROWS, MICROBATCHES = 2, (8, 64), ((1, 16), (2, 32))
     HEAD_TOKENS, HEAD_LOGITS = 256, ((17, 14), (17, 17))
 """Rows decoded at a time; microbatches of (groups, response tokens); powers of two of logits kept and at a time."""
+MODEL = shape_of(LAYERS)
 
 
 def run(report: Report) -> None:
     """The phase ``speed``, with the attention that runs take."""
     avoid_cudnn_attention()
-    with torch.device(DEVICE):
-        model = DecoderLM(MODEL, seed=None)
-        for weight in model.parameters():
-            nn.init.normal_(weight, 0.0, 0.02) if weight.dim() > 1 else nn.init.ones_(weight)
+    model = random_model(MODEL)
     report.note("model", {"weights": MODEL.num_parameters, "layers": MODEL.num_hidden_layers, "dtype": str(DTYPE)})
     with report.part("decoding"), torch.inference_mode():
         _decoding(report, model)
@@ -145,27 +147,13 @@ def _peak_gib() -> float | None:
 
 def _microbatch(model: DecoderLM, groups: int, length: int) -> dict[str, float | None]:
     """Forward and back over ``groups`` groups whose responses are all ``length`` long."""
-    rows = groups * GROUP
-    batch = [
-        torch.randint(1, 999, (groups, PROMPT), device=DEVICE) % model.config.vocab_size,
-        torch.full((groups,), PROMPT, device=DEVICE),
-        torch.randint(1, 999, (rows, length), device=DEVICE) % model.config.vocab_size,
-        torch.ones(rows, length, dtype=torch.bool, device=DEVICE),
-        torch.arange(groups, device=DEVICE).repeat_interleave(GROUP),
-    ]
-
-    def step() -> None:
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_GPU):
-            log_probs, _ = response_log_probs(model, *batch, with_entropy=True)
-        log_probs.mean().backward()
-        model.zero_grad(set_to_none=True)
-
+    batch = microbatch(groups, length, shortest=length)
     _reset_peak()
-    step_s = seconds(step, repeats=3)
+    step_s = seconds(partial(train, model, batch), repeats=3)
     flops = training_flops(shape_of_own(model.config), work_of([(PROMPT, [length] * GROUP)] * groups))
     peak = peak_flops(NAME, "bfloat16")
     used = None if peak is None else round(mfu(flops, step_s, peak), 3)
-    return {"s": step_s, TOKENS: rows * length / step_s, "mfu": used, "peak_gib": _peak_gib()}
+    return {"s": step_s, TOKENS: groups * GROUP * length / step_s, "mfu": used, "peak_gib": _peak_gib()}
 
 
 def _head(kept: int | None, piece: int | None) -> dict[str, float | None]:
@@ -220,12 +208,7 @@ def _compiled(model: DecoderLM, groups: int, length: int) -> dict[str, Any]:
 
 
 def _transformers(report: Report) -> None:
-    shape = {key: value for key, value in QWEN2_5_MATH_1_5B.items() if key not in ("architectures", "model_type")}
-    shape |= {name: getattr(MODEL, name) for name in ("vocab_size", "hidden_size", "intermediate_size")}
-    shape |= {name: getattr(MODEL, name) for name in ("num_hidden_layers", "num_attention_heads")}
-    with torch.device(DEVICE):
-        config = AutoConfig.for_model("qwen2", **shape)
-        policy = AutoModelForCausalLM.from_config(config, dtype=DTYPE, trust_remote_code=False).eval()
+    policy = transformers_model(MODEL)
     for rows in ROWS[1:3]:
         backend = TransformersBackend(policy)
         tokens = _started(backend, rows)

@@ -158,7 +158,7 @@ def test_wheels_are_pinned_and_leave_out_what_is_there(tmp_path: Path) -> None:
 def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lines: list[list[str]] = []
 
-    def record(line: list[str]) -> str:
+    def record(line: list[str], folder: Path | None = None) -> str:
         lines.append(line)
         if "run" in line:
             raise RuntimeError("not run here")
@@ -169,7 +169,7 @@ def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runs, "call", record)
     monkeypatch.setattr(runs, "has_gpu", lambda: True)
     ran = []
-    for phase in (runs.scenarios, runs.big, runs.ray, runs.nixl, runs.transports, runs.vllm):
+    for phase in (runs.scenarios, runs.big, runs.profile, runs.ray, runs.nixl, runs.transports, runs.vllm):
         with suppress(RuntimeError, Skipped):
             phase(Report(tmp_path / f"{phase.__name__}.json"))
     for line in (line for line in lines if "run" in line):
@@ -178,9 +178,9 @@ def test_what_the_phases_would_run_on_a_gpu_is_valid(monkeypatch: pytest.MonkeyP
         for variant in expand(load_scenario(ran[-1], settings)):
             assert ran[-1].startswith(("quick", "sync_k2", "async")) or variant.scenario.placement.device == "cuda"
     small = ["quickstart", "quickstart", "sync_k2", "sync_k2", "async_lag1", "async_lag1"]
-    assert ran[:11] == [*small, *["qwen_1_5b"] * 5]
+    assert ran[:12] == [*small, *["qwen_1_5b"] * 6]
     if find_spec("ray"):
-        assert {"sync_k1", "transport_sweep_gpu"} <= set(ran[11:])
+        assert {"sync_k1", "transport_sweep_gpu"} <= set(ran[12:])
 
 
 def test_parity_holds_on_this_machine(tmp_path: Path) -> None:

@@ -18,46 +18,51 @@ from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.weights import build_weights
 from harness.models.bucket import BucketLayout
-from harness.models.config import PRESETS, QWEN2_5_MATH_1_5B, TINY_QWEN2, ModelConfig
+from harness.models.config import PRESETS, QWEN2_5_MATH_1_5B, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.layers import attention_kernels, avoid_cudnn_attention
 from harness.models.shared_prompt import response_log_probs
 from harness.transports.buffers import CopiedWeights, view_tensors
 from harness.transports.checksum import checksum
-from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, synchronize
+from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, timed_ms
 from tests.gpu_check.report import Report, Skipped
 
 GROUP, PROMPT = 8, 48
 LENGTHS = tuple(range(200, 232, 4)) if HAS_GPU else (10, 14)
 """Longest response of each microbatch: each is new to the kernels."""
-MODEL = QWEN2_5_MATH_1_5B if HAS_GPU else TINY_QWEN2
 TOKENS = 12 if HAS_GPU else 2
 
 
-def timed_ms(work: Callable[[], object], calls: int = 1) -> float:
-    """Milliseconds of one call, waiting for the device before the first and after the last."""
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        work()
-    synchronize()
-    return (time.perf_counter() - start) / calls * 1e3
-
-
-def random_model(layers: int) -> DecoderLM:
-    """A model of the 1.5B shape with so many layers, on a GPU; a tiny one on a CPU."""
+def shape_of(layers: int) -> ModelConfig:
+    """The 1.5B shape with so many layers, without its biases, on a GPU; a tiny one on a CPU."""
     shape = ModelConfig(151936, 1536, 8960, layers, 12, 2, 128, 4096, rope_theta=1e6, model_type="qwen2")
+    return shape if HAS_GPU else PRESETS["tiny"]
+
+
+def random_model(shape: ModelConfig) -> DecoderLM:
+    """A model of random weights on the device."""
     with torch.device(DEVICE):
-        model = DecoderLM(shape if HAS_GPU else PRESETS["tiny"], seed=None)
+        model = DecoderLM(shape, seed=None)
         for weight in model.parameters():
             nn.init.normal_(weight, 0.0, 0.02) if weight.dim() > 1 else nn.init.ones_(weight)
     return model
 
 
-def microbatch(groups: int, longest: int) -> list[torch.Tensor]:
-    """Groups whose responses end anywhere in the second half of the longest: arguments of ``response_log_probs``."""
+def transformers_model(like: ModelConfig) -> nn.Module:
+    """transformers' own model of that size on the device."""
+    shape = {key: value for key, value in QWEN2_5_MATH_1_5B.items() if key not in ("architectures", "model_type")}
+    shape |= {name: getattr(like, name) for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    shape |= {name: getattr(like, name) for name in ("num_hidden_layers", "num_attention_heads")}
+    with torch.device(DEVICE):
+        config = AutoConfig.for_model("qwen2", **shape)
+        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=DTYPE, trust_remote_code=False).eval()
+    return model
+
+
+def microbatch(groups: int, longest: int, shortest: int | None = None) -> list[torch.Tensor]:
+    """Arguments of ``response_log_probs``: groups of responses, down to half of the longest if no shortest is given."""
     rows = groups * GROUP
-    lengths = torch.randint(longest // 2, longest + 1, (rows,))
+    lengths = torch.randint(longest // 2 if shortest is None else shortest, longest + 1, (rows,))
     lengths[0] = longest
     made = (
         torch.randint(1, 250, (groups, PROMPT)),
@@ -79,11 +84,7 @@ def train(model: DecoderLM, batch: list[torch.Tensor]) -> None:
 
 def shapes(report: Report) -> None:
     """Microbatches and decoded tokens whose shapes are new each time, by attention with cuDNN and without."""
-    model, slowest = random_model(4), dict[str, float]()
-    shape = {key: item for key, item in MODEL.items() if key not in ("architectures", "model_type")}
-    with torch.device(DEVICE):
-        config = AutoConfig.for_model("qwen2", **shape | {"num_hidden_layers": 4 if HAS_GPU else 2})
-        policy = AutoModelForCausalLM.from_config(config, dtype=DTYPE, trust_remote_code=False).eval()
+    model, policy, slowest = random_model(shape_of(4)), transformers_model(shape_of(4)), dict[str, float]()
     for with_cudnn in (True, False):
         if with_cudnn:
             torch.backends.cuda.enable_cudnn_sdp(True)
@@ -116,7 +117,7 @@ def _reader(pipe: Any, layout: BucketLayout) -> None:
 
 def pair(report: Report) -> None:
     """Weights that another process reads in place: on a GPU by CUDA IPC, on a CPU by shared memory; no Ray."""
-    model = random_model(28)
+    model = random_model(shape_of(28))
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     layout = BucketLayout.of(weights)
     copied = CopiedWeights(weights, layout, True)
@@ -147,7 +148,7 @@ def overlap(report: Report) -> None:
     """Decoding beside training in one process, a thread and a CUDA stream each, with and without stream priority."""
     if not HAS_GPU:
         raise Skipped("no GPU: there is no stream to share")
-    model = random_model(28)
+    model = random_model(shape_of(28))
     decoder = CachedDecoder(model.config, DTYPE, DEVICE)
     batch = microbatch(2, 256)
     with torch.inference_mode():

@@ -64,7 +64,7 @@ def wheel_lines(freeze: Path) -> list[str]:
 
 
 def strip_ray(wheel: Path, folder: Path) -> Path:
-    """Write Ray's wheel again without what a run does not use: 79 MB become 28, so that it can be carried.
+    """Write Ray's wheel again without what a run does not use: 79 MB become 26, so that it can be carried.
 
     Java, the libraries on top of Ray and its dashboard's pages go, and the symbols of its programs. It is packed by
     LZMA, which pip reads where Python has it.

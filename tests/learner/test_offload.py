@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
@@ -12,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.core.errors import RunStopped
 from harness.core.trace import ConsecutiveTracer, NullTracer, RecordingTracer, Stage
 from harness.core.types import Metrics, RolloutGroup, WeightHandle
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.offload import FilePlace, Offload, movable
+from harness.learner.offload import FilePlace, Offload, movable, pinned_memory
 from harness.learner.ranks import OneProcess, Ranks, TorchRanks
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.run.builders import _offload
@@ -301,3 +303,33 @@ def test_a_rank_moves_its_memory_in_its_own_lane() -> None:
     offload.close()
     found = [(span.lane, span.stage, span.step) for span in recorder.drain()]
     assert found == [("learner/1", stage, 3) for stage in (Stage.UPDATE, Stage.OFFLOAD, Stage.UPDATE)]
+
+
+class Cudart:
+    """``torch.cuda.cudart()`` without a device; ``answer`` is what locking returns."""
+
+    def __init__(self, answer: int = 0) -> None:
+        self.answer, self.locked = answer, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        if self.answer == 0:
+            self.locked[address] = num_bytes
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+def test_memory_is_locked_to_the_byte_and_unlocked_when_it_goes() -> None:
+    cudart = Cudart()
+    memory = pinned_memory(1_000_001, cudart)
+    assert cudart.locked == {memory.data_ptr(): 1_000_001}
+    del memory
+    gc.collect()
+    assert cudart.locked == {}
+
+
+def test_a_host_that_refuses_ends_the_run_with_the_bytes() -> None:
+    with pytest.raises(RunStopped, match="1,000 bytes"):
+        pinned_memory(1_000, Cudart(answer=2))

@@ -8,7 +8,7 @@ from typing import Any
 from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Neighbours, cache_of
 from harness.models.shape import Shape
 from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
-from harness.run.memory.learner import as_they_travel, gives_back, learner_amounts, present
+from harness.run.memory.learner import gives_back, learner_amounts, present
 from harness.scenario import Scenario
 from harness.scenario.learner import in_shards, places_of_colocated
 from harness.scenario.task_and_model import workers_of
@@ -136,4 +136,4 @@ def _received(scenario: Scenario, shape: Shape, on_gpu: bool) -> int:
     if not scenario.uses_ray or (scenario.transport.type == "shared_memory" and not on_gpu):
         return 0
     copies = scenario.max_lag + 2 + in_shards(scenario) if scenario.transport.type == "broadcast" else 1
-    return copies * as_they_travel(scenario, shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")])
+    return copies * shape.num_parameters * WIDTH[scenario.travel_dtype]

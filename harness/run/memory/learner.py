@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.models.shape import Shape
@@ -277,19 +277,11 @@ def published_copies(scenario: Scenario) -> int:
     return scenario.max_lag + 2 if scenario.uses_ray else 2
 
 
-def as_they_travel(scenario: Scenario, weights: int) -> int:
-    """Bytes of weights in the type in which they travel, given those in which they are trained."""
-    if getattr(scenario.transport, "dtype", "trained") == "trained":
-        return weights
-    model, engine = getattr(scenario.model, "dtype", "float32"), cast(Any, scenario.engine).precision
-    return weights * WIDTH[engine] // WIDTH[model]
-
-
 def _published(scenario: Scenario, shape: Shape, weights: int, rank: int, on_gpu: bool) -> tuple[Amount, ...]:
     """What is published, and on rank 0 what was gathered to be."""
     if on_gpu and on_one_thread(scenario):
         return ()  # see ``kept_in_main_memory``
-    travelling = as_they_travel(scenario, weights)
+    travelling = shape.num_parameters * WIDTH[scenario.travel_dtype]
     held, shared = published_copies(scenario) * travelling, scenario.transport.type == "shared_memory"
     name = "published weights"
     if not _several(scenario):
