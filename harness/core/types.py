@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.core.rewards import rewards_differ
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -139,8 +141,8 @@ class RolloutGroup:
 
     @property
     def has_spread(self) -> bool:
-        """Whether its rewards differ; without, all advantages are 0. Rewards that nobody knows count as different."""
-        return not self.rewards or min(self.rewards) != max(self.rewards)
+        """Whether its rewards differ (see ``rewards_differ``); else advantages are 0. Unknown ones count as different."""
+        return not self.rewards or rewards_differ(min(self.rewards), max(self.rewards))
 
     @property
     def num_tokens(self) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from numbers import Real
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from harness.core.errors import UserError
+from harness.core.rewards import reward_number, reward_rounding, rewards_differ
 from harness.grpo.masking import at_least_float32, shape_of, unknown_choice
 
 RewardFn = Callable[[str, str], Mapping[str, float]]
@@ -23,8 +23,9 @@ def group_advantages(rewards: Tensor, group_size: int, eps: float = 1e-6, normal
     """Return the group-normalised advantage of each rollout.
 
     A_i = (r_i - mean(group)) / (std(group) + eps), std with Bessel's correction (GRPO, arXiv:2402.03300, section 4.1);
-    without ``normalize_by_std`` A_i = r_i - mean(group) (Dr. GRPO, arXiv:2503.20783). A group whose rewards are all
-    equal gets exactly 0, whatever ``eps`` and the rounding of its mean.
+    without ``normalize_by_std`` A_i = r_i - mean(group) (Dr. GRPO, arXiv:2503.20783). Mean, difference and std are
+    computed in float64, so that large or close rewards keep their differences. A group whose rewards are all equal, but
+    for the rounding of their sums (``core.rewards.rewards_differ``), gets exactly 0.
 
     Args:
         rewards: (B,), the rollouts of one prompt next to each other, or (P, G).
@@ -39,12 +40,8 @@ def group_advantages(rewards: Tensor, group_size: int, eps: float = 1e-6, normal
         UserError: G does not divide B; or G is 1 with ``normalize_by_std``, since one reward has no unbiased
             standard deviation (0/0).
     """
-    check_groups(rewards, group_size, eps, normalize_by_std)
-    rewards_PG = at_least_float32(rewards).reshape(-1, group_size)
-    centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
-    if normalize_by_std:
-        centred_PG = centred_PG / (rewards_PG.std(dim=1, keepdim=True) + eps)
-    return torch.where(_all_equal(rewards_PG)[:, None], 0.0, centred_PG).reshape(-1)
+    delta: Delta = "normalized_rewards" if normalize_by_std else "centered_rewards"
+    return group_deltas(rewards, group_size, delta, eps)
 
 
 def compute_group_normalized_rewards(
@@ -82,11 +79,10 @@ def compute_group_normalized_rewards(
             fix="repeat each prompt's ground truth group_size times",
         )
     results = [reward_fn(*pair) for pair in zip(rollout_responses, repeated_ground_truths, strict=True)]
-    raw_rewards_B = torch.tensor(
-        [_reward_of(index, result) for index, result in enumerate(results)], dtype=torch.float32
-    )
-    advantages_B = group_advantages(raw_rewards_B, group_size, advantage_eps, normalize_by_std)
-    return advantages_B, raw_rewards_B, _reward_metadata(raw_rewards_B, group_size) | _part_means(results)
+    rewards_B = torch.tensor([_reward_of(index, result) for index, result in enumerate(results)], dtype=torch.float64)
+    delta: Delta = "normalized_rewards" if normalize_by_std else "centered_rewards"
+    advantages_B = _deltas(rewards_B, group_size, delta, advantage_eps, torch.float32)
+    return advantages_B, rewards_B.float(), _reward_metadata(rewards_B, group_size) | _part_means(results)
 
 
 def check_groups(rewards: Tensor, group_size: int, eps: float, normalize_by_std: bool) -> None:
@@ -111,19 +107,39 @@ def check_groups(rewards: Tensor, group_size: int, eps: float, normalize_by_std:
         raise UserError(f"the advantage's eps is {eps}, it must be at least 0", where="eps", fix="set it to 1e-6")
 
 
-def _all_equal(rewards_PG: Tensor) -> Tensor:
-    return rewards_PG.amax(dim=1) == rewards_PG.amin(dim=1)
+def _centred(rewards_PG: Tensor) -> Tensor:
+    """Return r_i - mean(group) of float64 rewards, exactly 0 in a group whose rewards do not differ."""
+    centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
+    return torch.where(_differ(rewards_PG)[:, None], centred_PG, 0.0)
+
+
+def _divided(centred: Tensor, deviation: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Divide by deviation + eps in ``dtype``; 0 stays 0, also where that is 0."""
+    return torch.where(centred == 0, 0.0, centred.to(dtype) / (deviation.to(dtype) + eps))
+
+
+def _highest(rewards_PG: Tensor) -> Tensor:
+    """Whether each reward is its group's highest, or equal to it but for rounding, (P, G)."""
+    highest_P1 = rewards_PG.amax(dim=1, keepdim=True)
+    rounding_P = [reward_rounding(highest, highest) for highest in highest_P1.reshape(-1).tolist()]
+    return rewards_PG >= highest_P1 - highest_P1.new_tensor(rounding_P)[:, None]
+
+
+def _differ(rewards_PG: Tensor) -> Tensor:
+    """Whether the rewards of each group differ, (P,)."""
+    ends = zip(rewards_PG.amin(dim=1).tolist(), rewards_PG.amax(dim=1).tolist(), strict=True)
+    return torch.tensor([rewards_differ(low, high) for low, high in ends], device=rewards_PG.device)
 
 
 def _reward_of(index: int, result: Mapping[str, float]) -> float:
-    reward: object = result.get("reward")
-    if not isinstance(reward, Real) or not math.isfinite(reward):
+    try:
+        return reward_number(result.get("reward"))
+    except ValueError:
         raise UserError(
-            f"the reward of rollout {index} is {reward!r}, expected a finite number",
+            f"the reward of rollout {index} is {result.get('reward')!r}, expected a finite number",
             where="reward_fn",
             fix='return a dict with the key "reward"',
-        )
-    return float(reward)
+        ) from None
 
 
 def _reward_metadata(raw_rewards_B: Tensor, group_size: int) -> dict[str, float]:
@@ -132,13 +148,13 @@ def _reward_metadata(raw_rewards_B: Tensor, group_size: int) -> dict[str, float]
         "reward_std": raw_rewards_B.std().item() if raw_rewards_B.numel() > 1 else 0.0,
         "reward_min": raw_rewards_B.min().item(),
         "reward_max": raw_rewards_B.max().item(),
-        "zero_variance_fraction": _all_equal(raw_rewards_B.reshape(-1, group_size)).float().mean().item(),
+        "zero_variance_fraction": 1.0 - _differ(raw_rewards_B.reshape(-1, group_size)).double().mean().item(),
     }
 
 
 def _part_means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
-        f"{part}_mean": math.fsum(result[part] for result in results) / len(results)
+        f"{part}_mean": math.fsum(reward_number(result[part]) for result in results) / len(results)
         for part in ("format_reward", "answer_reward")
         if all(part in result for result in results)
     }
@@ -163,7 +179,8 @@ def group_deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float = 1e
     - ``centered_rewards``: r_i - mean(group) (Dr. GRPO, arXiv:2503.20783).
     - ``normalized_rewards``: (r_i - mean(group)) / (std(group) + eps), std with Bessel's correction (GRPO,
       arXiv:2402.03300).
-    - ``max_rewards``: r_i where it is its group's maximum, else 0. Several rollouts may share the maximum.
+    - ``max_rewards``: r_i where it is its group's maximum, else 0. Several rollouts may share the maximum, also those
+      whose rewards are equal to it but for rounding.
     - ``max_centered_rewards``: r_i - mean(group) where r_i is its group's maximum, else 0.
     - ``leave_one_out_rewards``: r_i - mean(the others of the group) = G / (G - 1) * (r_i - mean(group)) (RLOO, Ahmadian
       et al. 2024, arXiv:2402.14740).
@@ -188,38 +205,45 @@ def group_deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float = 1e
     """
     if delta not in get_args(Delta):
         raise unknown_choice("delta", delta, get_args(Delta))
-    if delta in ("centered_rewards", "normalized_rewards"):
-        return group_advantages(rewards, group_size, eps, delta == "normalized_rewards")
-    if delta in BATCH_DELTAS:
-        centered_B = group_advantages(rewards, group_size, eps, normalize_by_std=False)
-        return _divided_by_the_batch(centered_B, at_least_float32(rewards).reshape(-1), delta, eps)
-    check_groups(rewards, group_size, eps, normalize_by_std=delta == "leave_one_out_rewards")
-    rewards_PG = at_least_float32(rewards).reshape(-1, group_size)
-    kept_B = rewards_PG.reshape(-1)
-    if delta == "rewards":
-        return kept_B.clone()
-    if delta == "leave_one_out_rewards":
-        others_PG = (rewards_PG.sum(dim=1, keepdim=True) - rewards_PG) / (group_size - 1)
-        return torch.where(_all_equal(rewards_PG)[:, None], 0.0, rewards_PG - others_PG).reshape(-1)
-    if delta == "max_centered_rewards":
-        kept_B = group_advantages(rewards, group_size, eps, normalize_by_std=False)
-    is_highest_PG = rewards_PG == rewards_PG.amax(dim=1, keepdim=True)
-    return torch.where(is_highest_PG.reshape(-1), kept_B, 0.0)
+    return _deltas(rewards, group_size, delta, eps, at_least_float32(rewards).dtype)
+
+
+def _deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float, dtype: torch.dtype) -> Tensor:
+    """Return ``group_deltas`` in ``dtype``: centred in float64, divided by deviations in ``dtype``."""
+    check_groups(rewards, group_size, eps, delta in ("normalized_rewards", "leave_one_out_rewards"))
+    rewards_PG = rewards.double().reshape(-1, group_size)
+    match delta:
+        case "rewards":
+            return rewards_PG.to(dtype).reshape(-1)
+        case "centered_rewards":
+            deltas_PG = _centred(rewards_PG)
+        case "normalized_rewards":
+            deltas_PG = _divided(_centred(rewards_PG), rewards_PG.std(dim=1, keepdim=True), eps, dtype)
+        case "leave_one_out_rewards":
+            deltas_PG = _centred(rewards_PG) * (group_size / (group_size - 1))
+        case "max_rewards":
+            deltas_PG = torch.where(_highest(rewards_PG), rewards_PG, 0.0)
+        case "max_centered_rewards":
+            deltas_PG = torch.where(_highest(rewards_PG), _centred(rewards_PG), 0.0)
+        case "batch_normalized_rewards" | "batch_whitened_rewards":
+            return _divided_by_the_batch(_centred(rewards_PG).reshape(-1), rewards_PG.reshape(-1), delta, eps, dtype)
+    return deltas_PG.to(dtype).reshape(-1)
 
 
 BATCH_DELTAS = ("batch_normalized_rewards", "batch_whitened_rewards")
 """Deltas divided by a standard deviation of the whole batch."""
 
 
-def _divided_by_the_batch(centered_B: Tensor, rewards_B: Tensor, delta: Delta, eps: float) -> Tensor:
-    spread_B = rewards_B if delta == "batch_normalized_rewards" else centered_B
+def _divided_by_the_batch(centred_B: Tensor, rewards_B: Tensor, delta: Delta, eps: float, dtype: torch.dtype) -> Tensor:
+    """Divide float64 advantages by the standard deviation over the batch; return them in ``dtype``."""
+    spread_B = rewards_B if delta == "batch_normalized_rewards" else centred_B
     if spread_B.numel() < 2:
         raise UserError(
             f"the batch has {spread_B.numel()} rewards and the advantage is {delta}; a standard deviation needs 2",
             where="delta",
             fix="use centered_rewards, or a larger rollout batch",
         )
-    return centered_B / (spread_B.std() + eps)
+    return _divided(centred_B, spread_B.std(), eps, dtype)
 
 
 def deltas_per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: float = 1e-6) -> Tensor:
@@ -239,11 +263,16 @@ def deltas_per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: floa
     if not rewards:
         raise UserError("there is no group to compute advantages of, at least one is needed", where="rewards")
     if delta in BATCH_DELTAS:
-        rewards_B = torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float32)
-        return _divided_by_the_batch(deltas_per_group(rewards, "centered_rewards"), rewards_B, delta, eps)
+        rewards_B = torch.tensor([reward for of_group in rewards for reward in of_group], dtype=torch.float64)
+        centred_B = _per_group(rewards, "centered_rewards", eps, torch.float64)
+        return _divided_by_the_batch(centred_B, rewards_B, delta, eps, torch.float32)
+    return _per_group(rewards, delta, eps, torch.float32)
+
+
+def _per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: float, dtype: torch.dtype) -> Tensor:
     return torch.cat(
         [
-            group_deltas(torch.tensor(list(equally_large), dtype=torch.float32), size, delta, eps)
+            _deltas(torch.tensor(list(equally_large), dtype=torch.float64), size, delta, eps, dtype)
             for size, equally_large in groupby(rewards, key=len)
         ]
     )

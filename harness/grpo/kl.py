@@ -5,12 +5,14 @@ Everywhere: the tokens were sampled from p, d = log p - log q on them, and the e
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from harness.grpo.masking import at_least_float32, require_matrix, require_same_shape, unknown_choice, zero_masked
+from harness.grpo.ratio import LARGEST_LOG_RATIO
 from harness.grpo.tally import Tally, mean_tally
 
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -20,7 +22,10 @@ def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
     """Return the estimate of KL(p || q) at each sampled token (Schulman, "Approximating KL divergence", 2020).
 
     k1 = d (unbiased, may be negative), k2 = d * d / 2 (biased, never negative), k3 = exp(-d) - 1 + d (unbiased, never
-    negative).
+    negative). Where q gives a token more than exp(80) times the probability that p does, exp(-d) would overflow: from
+    L = 80 (``LARGEST_LOG_RATIO``, that of the ratios) k3 goes on along its tangent, exp(L) - 1 - L + (exp(L) - 1)
+    (-d - L). So one token cannot make a figure infinite. As a loss its gradient keeps its direction, and is too large
+    for any norm, so that training stops (verl's ``low_var_kl`` bounds -d at 20 and k3 at 10, where the gradient is 0).
 
     In a loss, with p the policy being trained and the tokens sampled from it, the right value does not mean the right
     gradient. The expected gradient of k1 is 0: it adds noise only. That of k2 is the gradient of KL(p || q). That of
@@ -44,7 +49,9 @@ def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
         case "k2":
             return difference.square() / 2
         case "k3":
-            return (-difference).expm1() + difference
+            bounded = (-difference).clamp(max=LARGEST_LOG_RATIO)
+            beyond = (-difference - LARGEST_LOG_RATIO).clamp(min=0.0)
+            return bounded.expm1() - bounded + beyond * math.expm1(LARGEST_LOG_RATIO)
         case _:
             raise unknown_choice("estimator", estimator, get_args(KlEstimator))
 

@@ -232,7 +232,7 @@ def _ratio_tallies(
         tallies["clip_fraction"] = mean_tally(metadata["clipped"], mask_BT)
     ratio_BT = metadata.get("ratio")
     if ratio_BT is None:
-        ratio_BT = (log_probs_BT.detach().float() - old_log_probs_BT.detach().float()).exp()
+        ratio_BT = token_ratio(log_probs_BT.detach(), old_log_probs_BT)
     return tallies | {"ratio/mean": mean_tally(ratio_BT, mask_BT), "ratio/max": max_tally(ratio_BT, mask_BT)}
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from harness.core.errors import UserError
+from harness.core.rewards import rewards_differ
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup
 
@@ -311,13 +312,17 @@ def signal_weights(rewards: Sequence[Sequence[float]]) -> list[float]:
     """Return the sampling weights w_g = mean_i |r_gi - mean_j r_gj| + ``SIGNAL_FLOOR`` of groups with rewards r.
 
     The mean size of a group's advantages before any normalisation; 2 p (1 - p) where a share p of the rewards is 1 and
-    the others are 0. A group of equal rewards has no gradient, and is drawn where no other is left.
+    the others are 0. A group of equal rewards (see ``rewards_differ``) has no gradient: its w_g is ``SIGNAL_FLOOR``, so
+    that it is drawn where no other is left.
     """
-    means = [math.fsum(group) / len(group) for group in rewards]
     return [
-        math.fsum(abs(reward - mean) for reward in group) / len(group) + SIGNAL_FLOOR
-        for group, mean in zip(rewards, means, strict=True)
+        _spread(group) + SIGNAL_FLOOR if rewards_differ(min(group), max(group)) else SIGNAL_FLOOR for group in rewards
     ]
+
+
+def _spread(rewards: Sequence[float]) -> float:
+    mean = math.fsum(rewards) / len(rewards)
+    return math.fsum(abs(reward - mean) for reward in rewards) / len(rewards)
 
 
 def _arrival_times(weights: Sequence[float], rng: random.Random) -> list[float]:

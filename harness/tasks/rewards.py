@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import math
-import numbers
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.errors import UserError
 from harness.core.own_code import OwnKind, described, import_function, is_ctrl_c, last_line
+from harness.core.rewards import reward_number
 
 PARTS = ("reward", "format_reward", "answer_reward")
 NAMED = "_reward"
@@ -177,7 +177,7 @@ class _Called:
         takes_row = self.function.takes == "row"
         second: Any = copy.deepcopy(dict(row or {})) if takes_row else ground_truth
         try:
-            return self._call(first, second)
+            value = self._call(first, second)
         except BaseException as error:  # sys.exit(0) would end a failed run as a success
             if is_ctrl_c(error):
                 raise
@@ -187,6 +187,12 @@ class _Called:
                 where=last_line(error) or self.function.path,
                 fix=f"it is called as {self.function.called_as} and must answer for every text, also ''",
             ) from error
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()  # else Python warns that it was never awaited
+            fix = "make it a plain function (def), which may call asyncio.run"
+            raise self._wrong(f"returned a {type(value).__name__}: it is async, and rewards are not awaited", fix)
+        return value
 
     def _checked(self, value: Any, which: str) -> dict[str, float]:
         if not isinstance(value, Mapping):
@@ -203,12 +209,11 @@ class _Called:
         return {name: self._number(name, part, which) for name, part in parts.items()}
 
     def _number(self, name: str, value: Any, which: str) -> float:
-        if not isinstance(value, numbers.Real):
-            detail = f"of type {type(value).__name__}, as its {name}{which}; expected {_EXPECTED}"
-            raise self._returned(value, detail)
-        if not math.isfinite(value):
-            raise self._returned(value, f"as its {name}{which}; expected {_EXPECTED}")
-        return float(value)
+        try:
+            return reward_number(value)
+        except ValueError as error:
+            what = f"{error}, " if str(error) else ""
+            raise self._returned(value, f"{what}as its {name}{which}; expected {_EXPECTED}") from None
 
     def _returned(self, value: Any, detail: str, fix: str = _RETURN_FIX) -> UserError:
         return self._wrong(f"returned {_short(value)}, {detail}", fix)

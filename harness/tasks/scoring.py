@@ -14,7 +14,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 from harness.core.child_process import START_S, ChildProcess, line_of
 from harness.core.errors import HarnessError, Interrupted, UserError
 from harness.core.own_code import is_ctrl_c
+from harness.core.rewards import reward_number
 from harness.tasks.rewards import NAMED, PARTS, Row, UserReward
 
 Reward = Callable[[str, str], dict[str, float]]
@@ -152,15 +152,12 @@ def checked(value: Any) -> dict[str, float]:
     Raises:
         RewardFailed: one of the three is missing, one has another name, or one is not a finite number.
     """
-    if isinstance(value, Mapping) and set(PARTS) <= set(value) and all(map(_is_finite, value.values())):
+    if isinstance(value, Mapping) and set(PARTS) <= set(value):
         named = [key for key in value if key not in PARTS]
         if all(isinstance(key, str) and key.endswith(NAMED) for key in named):
-            return {part: float(value[part]) for part in (*PARTS, *named)}
+            with suppress(ValueError):
+                return {part: reward_number(value[part]) for part in (*PARTS, *named)}
     raise RewardFailed(f"the reward function gave {short(value)}; expected finite numbers for {', '.join(PARTS)}")
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 @contextmanager

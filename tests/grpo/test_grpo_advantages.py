@@ -1,6 +1,7 @@
 """Group-normalised advantages: hand-computed numbers, properties, refusals."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UserError
-from harness.grpo import compute_group_normalized_rewards, group_advantages
+from harness.core.types import RolloutGroup
+from harness.grpo import Delta, compute_group_normalized_rewards, deltas_per_group, group_advantages
+from harness.loop.replay import SIGNAL_FLOOR, signal_weights
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 REWARDS = st.integers(-8, 8).map(lambda eighths: eighths / 8)
@@ -147,3 +150,82 @@ def test_unequal_or_empty_lists_are_refused():
         compute_group_normalized_rewards(reward_by_length, ["a", "b"], ["c"], 2, 1e-6, True)
     with pytest.raises(UserError, match="0 rollout_responses"):
         compute_group_normalized_rewards(reward_by_length, [], [], 2, 1e-6, True)
+
+
+LARGE = [2e7 + number for number in range(4)]
+LAST_BIT = 100.1 + 7.62939453125e-06
+
+
+@pytest.mark.parametrize(
+    ("rewards", "normalized"),
+    [
+        (
+            LARGE,
+            [-1.161895, -0.387298, 0.387298, 1.161895],
+        ),  # (r - mean) / (std + 1e-6) by hand: +-1.5, +-0.5 / 1.290994
+        ([1e9 + number for number in range(4)], [-1.161895, -0.387298, 0.387298, 1.161895]),
+        ([-1e12, -1e12 + 1, -1e12 + 2, -1e12 + 3], [-1.161895, -0.387298, 0.387298, 1.161895]),
+        ([5000.3, 5000.3005, 5000.3, 5000.3], [-0.498008, 1.494024, -0.498008, -0.498008]),  # std 0.00025
+        ([100.1, LAST_BIT, 100.1, 100.1], [-0.396151, 1.188453, -0.396151, -0.396151]),  # std 3.8147e-6
+        ([0.1 + 0.2, 0.3, 0.3, 0.1 + 0.2], [0.0] * 4),
+        ([0.1 + 0.2 - 0.3, 0.0, 0.0, 0.0], [0.0] * 4),
+        ([100.1, 100.1 * (1 + 2.3e-16), 100.1, 100.1], [0.0] * 4),
+    ],
+)
+def test_rewards_of_any_size_are_centred_in_float64(rewards, normalized):
+    advantages = deltas_per_group([rewards], "normalized_rewards")
+    assert advantages.dtype == torch.float32
+    assert advantages.tolist() == pytest.approx(normalized, abs=2e-6)
+    assert abs(sum(advantages.tolist())) <= 4 * 2**-23
+    as_tensor = group_advantages(torch.tensor(rewards, dtype=torch.float64), 4)
+    assert as_tensor.tolist() == pytest.approx(normalized, abs=2e-6)
+    for delta in ("centered_rewards", "leave_one_out_rewards", "batch_normalized_rewards", "batch_whitened_rewards"):
+        assert (deltas_per_group([rewards], delta) != 0).any() == any(normalized), delta
+
+
+def test_large_rewards_keep_their_differences_in_every_delta():
+    small, large = [[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 9.0, 9.0]], [LARGE, [2e7 + 5, 2e7 + 5, 2e7 + 9, 2e7 + 9]]
+    for delta in get_args(Delta):
+        if delta not in ("rewards", "max_rewards"):
+            assert torch.equal(deltas_per_group(large, delta), deltas_per_group(small, delta)), delta
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_rewards_of_0_and_1_in_groups_of_a_power_of_two_keep_the_bits_of_float32(size):
+    """So runs with these repeat those of before: mean and difference are exact, and std rounds as it did."""
+    groups = torch.tensor([[1.0] * ones + [0.0] * (size - ones) for ones in range(size + 1)])
+    centred = groups - groups.mean(dim=1, keepdim=True)
+    before = torch.where(groups.std(dim=1, keepdim=True) == 0, 0.0, centred / (groups.std(dim=1, keepdim=True) + 1e-6))
+    assert torch.equal(deltas_per_group(groups.tolist(), "normalized_rewards"), before.flatten())
+    assert torch.equal(deltas_per_group(groups.tolist(), "centered_rewards"), centred.flatten())
+
+
+def test_who_shares_the_maximum_by_rounding_gets_it():
+    assert deltas_per_group([[0.1 + 0.2, 0.3, 0.0]], "max_rewards").tolist() == pytest.approx([0.3, 0.3, 0.0])
+
+
+def test_a_batch_without_signal_has_no_nan_without_eps():
+    for delta in ("batch_normalized_rewards", "batch_whitened_rewards"):
+        assert deltas_per_group([[0.3, 0.3], [0.7, 0.7]], delta, eps=0.0).tolist() == [0.0] * 4
+
+
+def test_every_delta_is_zero_or_not_as_the_one_rule_says():
+    """Of groups whose rewards differ by 1 to 64 units in the last place, of sizes from 1e-3 to 1e9."""
+    for size in (1e-3, 0.3, 1.0, 100.1, 1e9):
+        for units in (1, 2, 4, 8, 15, 17, 32, 64):
+            low = size
+            high = size + units * math.ulp(max(1.0, size))
+            group = RolloutGroup(0, 0, 0, 0, lengths=(1, 1), rewards=(low, high))
+            for delta in ("normalized_rewards", "centered_rewards", "leave_one_out_rewards", "max_centered_rewards"):
+                assert deltas_per_group([[low, high]], delta).any() == group.has_spread, (size, units, delta)
+            assert (signal_weights([[low, high]])[0] > SIGNAL_FLOOR) == group.has_spread
+
+
+def test_the_metadata_counts_signals_by_the_same_rule():
+    answers = iter([{"reward": value} for value in (0.1 + 0.2, 0.3, 2e7, 2e7 + 1)])
+    advantages, raw, metadata = compute_group_normalized_rewards(
+        lambda response, truth: next(answers), ["a"] * 4, ["b"] * 4, 2, 1e-6, True
+    )
+    assert metadata["zero_variance_fraction"] == 0.5
+    assert advantages.tolist() == pytest.approx([0.0, 0.0, -0.7071058, 0.7071058])
+    assert (raw.dtype, metadata["reward_max"]) == (torch.float32, 2e7 + 1)

@@ -120,3 +120,30 @@ def test_bad_input_is_refused():
         kl_estimate(P, Q[:2], "k1")
     with pytest.raises(UserError, match="response_mask has shape"):
         kl_tallies(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 2), "kl/reference")
+
+
+@pytest.mark.parametrize("estimate", ["kl/reference_k1_sum", "kl/reference_k1", "kl/reference_k3"])
+def test_one_token_makes_no_figure_infinite(estimate):
+    p, q = torch.tensor([[-120.0, -1.0], [-1000.0, -1.0]]), torch.full((2, 2), -1.0)
+    figures = to_metrics(kl_tallies(p, q, torch.ones(2, 2), "kl/reference"))
+    assert math.isfinite(figures[estimate].value)
+
+
+def test_k3_goes_on_along_its_tangent_where_the_exponential_would_overflow():
+    log_p = torch.tensor([-79.0, -81.0, -120.0], requires_grad=True)
+    k3 = kl_estimate(log_p, torch.zeros(3), "k3")
+    # exp(79) - 80; then exp(80) - 81 + (exp(80) - 1) times 1 and times 40
+    bound = math.exp(80)
+    assert k3.tolist() == pytest.approx([math.exp(79) - 80, 2 * bound, 41 * bound], rel=1e-5)
+    (gradient,) = torch.autograd.grad(k3.sum(), log_p)
+    assert gradient.tolist() == pytest.approx([-math.exp(79), -bound, -bound], rel=1e-5)
+
+
+@PROPERTY
+@given(st.floats(-79, 79, width=32))
+def test_k3_is_what_it_was_to_the_bit_where_it_is_bounded(difference):
+    log_p = torch.tensor(difference, requires_grad=True)
+    before = (-log_p).expm1() + log_p
+    k3 = kl_estimate(log_p, torch.tensor(0.0), "k3")
+    assert torch.equal(k3, before)
+    assert torch.equal(torch.autograd.grad(k3, log_p)[0], torch.autograd.grad(before, log_p)[0])
