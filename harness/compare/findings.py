@@ -77,6 +77,7 @@ def findings(experiment: Experiment) -> list[Finding]:
         *_named("ranking", ranking(experiment)),
         *_named("divergence", divergence_sentences(experiment)),
         *_named("signal", map(signal_sentence, variants)),
+        *_named("failed", map(failed_sentence, variants)),
         *_named("dynamic_sampling", map(_discarded, variants)),
         *_named(
             "largest_stage", [_largest_stage("The largest stage", {arm.name: stage_shares(arm) for arm in variants})]
@@ -345,6 +346,19 @@ def _discarded(variant: Variant) -> str:
     gone = mean_range(share, percent)
     text = f"{variant.name}: dynamic sampling discarded {gone} of the generated groups, whose rewards were all equal"
     return text + (f"; of the groups trained on {mean_range(flat, percent)} still had equal rewards." if flat else ".")
+
+
+def failed_sentence(variant: Variant) -> str:
+    """Say how many groups had no reward, and in how many training steps none of the batch had one."""
+    groups, batches = (variant.spread(mean_of(f"score/failed_{what}")) for what in ("groups", "batches"))
+    if groups is None:
+        return ""
+    share = variant.spread(rollout_share(lambda ledger: ledger.failed))
+    of_all = f" ({mean_range(share, percent)} of the generated rollouts)" if share else ""
+    text = f"{variant.name}: {mean_range(groups, count)} groups had no reward{of_all}"
+    return text + (
+        f"; in {mean_range(batches, count)} training steps no group of the batch had one." if batches else "."
+    )
 
 
 def _dropped(variant: Variant) -> str:

@@ -9,6 +9,7 @@ gradient, and nothing brings the policy back.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,7 +19,8 @@ from typing import Literal
 from harness.compare.stats.onset import FEWEST_POINTS as FEWEST_FOR_ONSET
 from harness.compare.stats.onset import Onset, growth_onset
 from harness.compare.sync import percentile
-from harness.results import EvaluationRow, Run
+from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
+from harness.results import EvaluationRow, Run, StepRow
 
 REWARD, LENGTH = "validation/reward", "validation/response_length"
 
@@ -201,6 +203,8 @@ FEWEST_REWARDED = 20
 With 20 expected of n prompts, 2 or fewer come about by chance with a probability of 5e-7 (Poisson).
 """
 TRAIN_REWARD, GRAD_NORM, NO_SIGNAL = "reward/total", "grad_norm", "zero_variance_fraction"
+WEIGHED, LEFT_OUT = "advantage/nonzero_fraction", "loss_mask/truncated_fraction"
+FAILED_BATCHES = "score/failed_batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +237,7 @@ class LearningFigures:
         grad_norm_p95: of the training steps' gradient norms, before clipping.
         max_grad_norm: the scenario's; larger gradients are scaled down to it.
         scaled_down: share of training steps with a (mean) gradient norm above that.
-        without_signal: share of training steps in which the rewards were equal within every group; None where that was
-            not logged, and where the advantage of such groups is not 0.
+        signal: what of the run had nothing to learn from; None where that was not logged.
     """
 
     target_step: int | None
@@ -243,7 +246,7 @@ class LearningFigures:
     max_grad_norm: float | None
     scaled_down: float | None
     divergence: Divergence | None
-    without_signal: float | None = None
+    signal: Signal | None = None
 
 
 def learning_figures(run: Run, target: float | None) -> LearningFigures:
@@ -262,22 +265,70 @@ def learning_figures(run: Run, target: float | None) -> LearningFigures:
         max_grad_norm=bound,
         scaled_down=sum(norm > bound for norm in norms) / len(norms) if norms and bound is not None else None,
         divergence=divergence(run, evaluated),
-        without_signal=without_signal(run),
+        signal=signal(run),
     )
 
 
-CENTRED = ("normalized_rewards", "centered_rewards", "max_centered_rewards")
-"""Advantages that are 0 where all rewards of a group are equal."""
+Cause = Literal["failed", "equal", "cut", "weight", "gradient"]
 
 
-def without_signal(run: Run) -> float | None:
-    """Return the share of training steps whose groups had equal rewards each; see ``LearningFigures``."""
-    shares = metric_series(run, NO_SIGNAL)[1]
-    if not shares or run.setting("loss.type") == "no_baseline":
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """How much of a run's training steps had something to learn from.
+
+    Attributes:
+        missing: share of training steps without: no rollout had a weight in the loss, or the gradient was 0.
+        causes: of these, the most frequent first. ``failed``: no group had a reward. ``equal``: within every group the
+            rewards were equal. ``cut``: every response was cut at ``max_tokens`` and left out. ``weight``: every
+            rollout had the advantage 0, or was left out. ``gradient``: it was 0 although advantages were not.
+        moved: of these steps, those in which the optimizer moved the weights all the same.
+        weighed: share of all rollouts trained on that had an advantage other than 0 and were in the loss; None where it
+            was not logged, and for a loss of the user's own, which need not look at advantages.
+    """
+
+    missing: float
+    causes: tuple[Cause, ...]
+    moved: int
+    weighed: float | None
+
+
+def signal(run: Run) -> Signal | None:
+    """Return what of the run had nothing to learn from; None where no step tells."""
+    if not any(row.metric(name) for row in run.steps for name in (GRAD_NORM, WEIGHED, NO_SIGNAL)):
         return None
-    if (run.setting("advantage.delta") or CENTRED[0]) not in CENTRED:
-        return None
-    return sum(share == 1.0 for share in shares) / len(shares)
+    decays = bool(run.setting("optimizer.weight_decay"))
+    causes, moved, has_averages = Counter[Cause](), 0, False
+    for row in run.steps:
+        has_gradient = bool(_value(row, GRAD_NORM))
+        if (cause := _cause(run, row)) is not None:
+            causes[cause] += 1
+            moved += cause != "failed" and (has_gradient or has_averages or decays)
+        has_averages = has_averages or has_gradient
+    steps = () if run.setting("loss.function") else run.steps
+    shares = [metric for row in steps if (metric := row.metric(WEIGHED)) is not None]
+    rollouts = sum(each.count for each in shares)
+    weighed = math.fsum(each.value * each.count for each in shares) / rollouts if rollouts else None
+    return Signal(causes.total() / len(run.steps), tuple(cause for cause, _ in causes.most_common()), moved, weighed)
+
+
+def _cause(run: Run, row: StepRow) -> Cause | None:
+    """Return why a training step had nothing to learn from; None where it had, or where nothing tells."""
+    if _value(row, FAILED_BATCHES) and not row.optimizer_steps:
+        return "failed"
+    no_gradient: Cause | None = "gradient" if _value(row, GRAD_NORM) == 0.0 else None
+    weighed, equal = _value(row, WEIGHED), _value(row, NO_SIGNAL) == 1.0
+    if weighed is None:  # of an older run, or another trainer's
+        delta = run.setting("advantage.delta")
+        subtracts = run.setting("loss.type") != "no_baseline" and delta not in SIGNAL_WITHOUT_SPREAD
+        return "equal" if equal and subtracts else no_gradient
+    if weighed > 0 or (no_gradient is None and run.setting("loss.function")):
+        return no_gradient
+    return "equal" if equal else "cut" if _value(row, LEFT_OUT) == 1.0 else "weight"
+
+
+def _value(row: StepRow, name: str) -> float | None:
+    metric = row.metric(name)
+    return None if metric is None else metric.value
 
 
 def divergence(run: Run, evaluated: Sequence[Evaluated]) -> Divergence | None:

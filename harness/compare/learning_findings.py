@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.learning import REFERENCE_NAMES, KlFigures, correlation_interval
-from harness.compare.numbers import count, listed, number, plural
+from harness.compare.learning import REFERENCE_NAMES, Cause, KlFigures, correlation_interval
+from harness.compare.numbers import count, listed, number, percent, plural
 from harness.compare.rewards import (
     FinalRewards,
     TargetTimes,
@@ -157,20 +158,43 @@ def divergence_sentences(experiment: Experiment) -> list[str]:
     return texts
 
 
+CAUSES: dict[Cause, str] = {
+    "failed": "no group had a reward",
+    "equal": "within every group the rewards were equal, so that every advantage was 0",
+    "cut": "every response was cut at max_tokens and left out of the loss",
+    "weight": "every response had the advantage 0 or was left out of the loss",
+    "gradient": "the gradient was 0, although advantages were not",
+}
+
+
 def signal_sentence(variant: Variant) -> str:
-    """Say where most training steps had nothing to learn from: in each group, all rewards were equal."""
-    known = [(run, run.learning.without_signal) for run in variant.runs if run.learning]
-    said = [(run, share) for run, share in known if share is not None and share > MOSTLY]
+    """Say where most training steps, or most rollouts, had nothing to learn from, and why."""
+    known = [(run, run.learning.signal) for run in variant.runs if run.learning and run.learning.signal]
+    said = [found for _, found in known if found.missing > MOSTLY]
     if not said:
-        return ""
-    why = "within every group the rewards were equal, so that every advantage was 0"
-    if all(share == 1.0 for _, share in said):
+        return _few_weighed(variant, [found.weighed for _, found in known if found.weighed is not None])
+    why = " or ".join(CAUSES[cause] for cause in dict.fromkeys(cause for found in said for cause in found.causes))
+    moved = sum(found.moved for found in said)
+    still = ""
+    if moved:
+        still = f" In {plural(moved, 'such step')} the optimizer moved the weights all the same: by its averages of "
+        still += "earlier gradients, by weight decay, or for KL or entropy."
+    if all(found.missing == 1.0 for found in said):
         which = variant.name if len(said) == len(variant.runs) else f"{variant.name}, {_of_seeds(said, variant)},"
-        return f"{which} had nothing to learn from: in every training step, {why}."
-    shares = [100 * share for _, share in said]
+        return f"{which} had nothing to learn from: in every training step, {why}.{still}"
+    shares = [100 * found.missing for found in said]
     much = f"{min(shares):.0f}%" if len(shares) == 1 else f"{min(shares):.0f} to {max(shares):.0f}%"
     which = "" if len(variant.runs) == 1 else f" ({_of_seeds(said, variant)})"
-    return f"{variant.name} had nothing to learn from in {much} of its training steps{which}: there, {why}."
+    return f"{variant.name} had nothing to learn from in {much} of its training steps{which}: there, {why}.{still}"
+
+
+def _few_weighed(variant: Variant, shares: Sequence[float]) -> str:
+    if not shares or fmean(shares) >= 1 - MOSTLY:
+        return ""
+    return (
+        f"{variant.name} learned from {percent(fmean(shares))} of the responses that it trained on: the others had the "
+        "advantage 0, as in groups of equal rewards, or were left out of the loss."
+    )
 
 
 def _of_seeds(runs: Sequence[object], variant: Variant) -> str:
@@ -221,7 +245,7 @@ def kl_sentence(variant: Variant) -> str:
         return ""
     kl, end = run.kl, run.at_end(run.kl.name)
     reference, estimator = REFERENCE_NAMES.get(str(kl.reference), "reference"), kl.name.rpartition("_")[2]
-    text = f"{variant.name}: KL of the sampling policy to the {reference} ({estimator}, per token)"
+    text = f"{variant.name}: KL of the policy to the {reference} ({estimator}, per token)"
     if end is not None:
         text += f" ends at {number(end)}"
     if kl.growth is not None:

@@ -15,6 +15,10 @@ and Stability of Numerical Algorithms, section 4.2), so two sums of the same par
 """
 
 
+SIGNAL_WITHOUT_SPREAD = ("rewards", "max_rewards")
+"""Advantages that are not 0 where all rewards of a group are equal."""
+
+
 def reward_rounding(low: float, high: float) -> float:
     """Return how far apart two rewards between these may be and still count as equal.
 

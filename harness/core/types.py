@@ -141,7 +141,7 @@ class RolloutGroup:
 
     @property
     def has_spread(self) -> bool:
-        """Whether its rewards differ (see ``rewards_differ``); else advantages are 0. Unknown ones count as different."""
+        """Whether its rewards differ, by ``rewards_differ``; else advantages are 0. Unknown ones count as different."""
         return not self.rewards or rewards_differ(min(self.rewards), max(self.rewards))
 
     @property

@@ -79,11 +79,11 @@ def kl_tallies(log_p_BT: Tensor, log_q_BT: Tensor, response_mask_BT: Tensor, pre
     """Return the monitored figures of KL(p || q).
 
     ``<prefix>_k1_sum`` is the k1 sum over a rollout's response tokens, averaged over rollouts (one without tokens
-    counts as 0); ``<prefix>_k1`` and ``<prefix>_k3`` are means over response tokens. p must be the policy that sampled
-    the rollouts; with lag or replay that is an older one, and against another p the figures are biased.
+    counts as 0); ``<prefix>_k1`` and ``<prefix>_k3`` are means over response tokens. Where a policy other than
+    p sampled the rollouts, as with lag or replay, the figures are biased.
 
     Args:
-        log_p_BT: (B, T), of the policy that sampled.
+        log_p_BT: (B, T), of the policy.
         log_q_BT: (B, T), of the reference or the previous policy.
         response_mask_BT: (B, T), 1 on response tokens.
         prefix: ``kl/reference`` or ``kl/previous``.

@@ -130,11 +130,11 @@ class UserAdvantage:
 
     The function may name these arguments, of P groups with G rollouts each:
 
-    - ``rewards`` (P, G) float32;
+    - ``rewards`` (P, G) float64, so that what is subtracted from them leaves large or close ones their differences;
     - ``lengths`` (P, G) int64, tokens of each response;
     - ``truncated`` (P, G) bool, true where a response was cut at ``max_tokens``.
 
-    It returns the advantages (P, G), finite.
+    It returns the advantages (P, G), finite, of any type; they are used in float32.
 
     Args:
         path: ``package.module:function``; imported with the current folder on the import path.
@@ -149,7 +149,7 @@ class UserAdvantage:
         self._function = import_function(path, ADVANTAGE)
         self._names = taken_keywords(self._function, path, ADVANTAGE, ADVANTAGE_ARGUMENTS)
         shape = (2, group_size)
-        rewards_PG = torch.arange(2.0 * group_size).reshape(shape)
+        rewards_PG = torch.arange(2.0 * group_size, dtype=torch.float64).reshape(shape)
         self(rewards=rewards_PG, lengths=torch.ones(shape, dtype=torch.long), truncated=torch.zeros(shape).bool())
 
     def __call__(self, **of_groups: Tensor) -> Tensor:

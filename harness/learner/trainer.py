@@ -53,7 +53,14 @@ from harness.scenario.learner import Balance
 Proximal = Literal["engine", "recompute"]
 
 
-OF_THE_WHOLE_STEP = ("loss", "grad_norm", "learning_rate", "float16/loss_scale", "float16/overflows")
+OF_THE_WHOLE_STEP = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "optimizer/zero_gradient_steps",
+    "float16/loss_scale",
+    "float16/overflows",
+)
 """Metrics that every rank knows of the whole optimizer step; the others are of its own rows."""
 
 
@@ -186,6 +193,7 @@ class PreparedBatch:
         home_B: rows whose figures this rank reports, where another one trains on them in a later pass.
         plan: who trains on what.
         prompt_ids, advantages: of the whole batch.
+        own_log_probs_BT: of the policy at the start of the training step, once they are computed.
         drift: the monitored KL figures.
     """
 
@@ -195,6 +203,7 @@ class PreparedBatch:
     plan: BatchPlan
     prompt_ids: tuple[int, ...]
     advantages: list[float]
+    own_log_probs_BT: Tensor | None = None
     drift: Metrics = field(default_factory=dict)
 
     def rows(self, numbers: Rows) -> RolloutBatch:
@@ -384,16 +393,17 @@ class PolicyTrainer:
     def compute_old_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the policy before the first optimizer step."""
         self.offload.back("weights")
-        old_BT = self._no_grad_log_probs(self._scoring, batch)
-        batch.rollouts = replace(batch.rollouts, old_log_probs_BT=old_BT)
+        batch.own_log_probs_BT = self._no_grad_log_probs(self._scoring, batch)
+        if not self.options.old_is_engine:
+            batch.rollouts = replace(batch.rollouts, old_log_probs_BT=batch.own_log_probs_BT)
 
     def compute_reference_log_probs(self, batch: PreparedBatch) -> None:
         """Fill in the log-probs of the reference policy and, when monitored, the drift from it and the previous one.
 
-        Monitored KL(p || q): p is the policy that sampled the batch, q the reference policy (``kl/reference_*``) or the
-        policy one training step ago (``kl/previous_*``). For fresh rollouts p's log-probs are the Learner's own. With
-        lag or replay p is an older policy, by the engine's log-probs: as figures of the current policy they are biased,
-        and ``kl/biased`` is 1. ``kl/..._exact`` is what k1 and k3 estimate, where the model offers it and p is at hand.
+        Monitored KL(p || q): p is the policy at the start of this training step, whatever the lag, q the reference
+        policy (``kl/reference_*``) or the policy one training step ago (``kl/previous_*``). Fresh rollouts were sampled
+        by p. With lag or replay an older policy sampled them: the estimates are biased, and ``kl/biased`` is 1.
+        ``kl/..._exact`` is what k1 and k3 estimate, at the same tokens, where the model offers it.
         """
         assert self._reference is not None
         assert self._reference_scoring is not None
@@ -403,18 +413,17 @@ class PolicyTrainer:
         batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
         if self._previous is None:
             return
-        rollouts, stale = batch.rollouts, self.options.behaviour_is_engine
-        p_BT = rollouts.engine_log_probs_BT if stale else rollouts.old_log_probs_BT
+        p_BT = batch.own_log_probs_BT
         assert p_BT is not None
         previous_BT = self._no_grad_log_probs(self._previous, batch)
         home_B = batch.home_B
-        mask_BT = rollouts.response_mask_BT[home_B]
+        mask_BT = batch.rollouts.response_mask_BT[home_B]
         tallies = kl_tallies(p_BT[home_B], reference_BT[home_B], mask_BT, "kl/reference")
         tallies |= kl_tallies(p_BT[home_B], previous_BT[home_B], mask_BT, "kl/previous")
-        if not stale:
-            tallies |= self._exact_kl(batch, self._reference.model, "kl/reference")
-            tallies |= self._exact_kl(batch, policy_in(self._previous), "kl/previous")
-        batch.drift = to_metrics(tallies) | ({"kl/biased": Metric(1.0)} if stale else {})
+        tallies |= self._exact_kl(batch, self._reference.model, "kl/reference")
+        tallies |= self._exact_kl(batch, policy_in(self._previous), "kl/previous")
+        biased = {"kl/biased": Metric(1.0)} if self.options.behaviour_is_engine else {}
+        batch.drift = to_metrics(tallies) | biased
 
     def accumulate(self, step: int, batch: PreparedBatch) -> None:
         """Add the gradient of a part of a batch; ``train`` gets the last part and makes the only optimizer step.
@@ -454,7 +463,8 @@ class PolicyTrainer:
 
         Args:
             step: its number.
-            batch: from ``prepare``; after ``accumulate`` the last part of one, None where that has no groups.
+            batch: from ``prepare``; after ``accumulate`` the last part of one, None where that has no groups. None
+                without a part before: no group had a reward, so there is no optimizer step and no metric.
             before_change: called before each optimizer step, when its gradient is there.
 
         Raises:
@@ -472,8 +482,9 @@ class PolicyTrainer:
             self._accumulated, further = None, whole.further
             where = f"training step {step}, prompts {list(whole.prompt_ids)}"
             parts.append(self._optimizer_step(lambda: (whole.loss, whole.metrics), step, step, where, before_change))
+        elif batch is None:
+            further = {}
         else:
-            assert batch is not None
             further = self._further(batch)
             for epoch, minibatches in enumerate(batch.plan.epochs):
                 for index, minibatch in enumerate(minibatches):
@@ -486,7 +497,9 @@ class PolicyTrainer:
         if self._reference is not None and self._reference.is_due(step):
             with self.offload.resident("reference"):
                 self._reference.follow(self.model, step)
-        self._last_good = f"step {step}: loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
+        if parts:
+            figures = f"loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
+            self._last_good = f"step {step}: {figures}"
         return metrics
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -526,7 +539,7 @@ class PolicyTrainer:
             return deltas_per_group(rewards, delta, self.options.advantage_eps)
         if len(sizes) != 1:
             raise UserError(f"the groups have {sorted(sizes)} rewards; a user's own advantage takes equal groups")
-        rewards_PG = torch.tensor(rewards, dtype=torch.float32)
+        rewards_PG = torch.tensor(rewards, dtype=torch.float64)
         lengths_PG = torch.tensor([group.lengths for group in groups])
         truncated_PG = truncated_B.view_as(rewards_PG)
         return self.options.own_advantage(rewards=rewards_PG, lengths=lengths_PG, truncated=truncated_PG).reshape(-1)
@@ -550,13 +563,19 @@ class PolicyTrainer:
         )
 
     def _further(self, batch: PreparedBatch) -> Metrics:
-        """Return the drift, and where truncated rollouts are left out the share of those without a token."""
+        """Return the drift, the share of rollouts that the loss can learn from, and where truncated ones are left out
+        the share of those without a token."""
         home_B = batch.home_B
-        if not self.options.mask_truncated or not home_B.any():
+        if not home_B.any():
             return batch.drift
-        empty_B = ~batch.rollouts.response_mask_BT.any(dim=1)[home_B]
-        left_out = Metric(float(empty_B.float().mean()), count=len(empty_B))
-        return batch.drift | {"loss_mask/truncated_fraction": left_out}
+        in_loss_B = batch.rollouts.response_mask_BT.any(dim=1)[home_B]
+        weighed_B = in_loss_B & (batch.rollouts.advantages_B1[home_B, 0] != 0)
+        shares = {"advantage/nonzero_fraction": weighed_B}
+        if self.options.mask_truncated:
+            shares["loss_mask/truncated_fraction"] = ~in_loss_B
+        return batch.drift | {
+            name: Metric(float(rows_B.float().mean()), count=len(rows_B)) for name, rows_B in shares.items()
+        }
 
     def _optimizer_step(
         self,
@@ -596,6 +615,7 @@ class PolicyTrainer:
         self._optimizer.zero_grad()
         self.offload.out("gradients")
         metrics |= {"loss": Metric(loss), "grad_norm": Metric(grad_norm), "learning_rate": Metric(learning_rate)}
+        metrics["optimizer/zero_gradient_steps"] = Metric(float(grad_norm == 0.0), "sum")
         if self._loss_scale.is_enabled():
             metrics |= {"float16/loss_scale": Metric(scale), "float16/overflows": Metric(overflows, "sum")}
         return metrics

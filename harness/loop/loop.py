@@ -105,8 +105,8 @@ async def run_loop(
         new_condition: makes what wakes those who wait: one for each kind of wait.
 
     Raises:
-        RunStopped: a lag bound was broken, no group of a batch could be scored, or a part answered something else than
-            it was asked.
+        RunStopped: a lag bound was broken, no group of a batch could be scored more often in a row than
+            ``plan.max_failed_batches``, or a part answered something else than it was asked.
         ValueError: there are more Generators than prompts in a batch.
         UserError: ``resume`` is of another run.
         Exception: whatever a part raised; the other lanes are cancelled first.
@@ -173,6 +173,7 @@ class _Lanes:
         self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
         self.in_flight = 0  # rollouts whose generation has begun, and not scored
         self.dropped = Count()  # since the previous step
+        self.failed_batches = 0  # taken last, one after another, without any group that had a reward
         self.counts = RolloutCounts()
         self.sampler = None if plan.dynamic_sampling is None else DynamicSampler(plan, self.counts)
         self.checkpoints: Checkpoints = NoCheckpoints()
@@ -195,6 +196,7 @@ class _Lanes:
             counts=replace(self.counts),
             dropped=self.dropped,
             replaced=self.replaced_before + sum(map(len, self.incarnations.values())),
+            failed_batches=self.failed_batches,
             seed=self.plan.seed,
             shards=len(self.generators),
             group_size=self.plan.group_size,
@@ -214,7 +216,7 @@ class _Lanes:
         self.orders = Orders(plan, shards, state.issued, stream, state.unscored)
         self.unscored.extend(state.unscored)
         self.counts, self.dropped, self.replaced_before = replace(state.counts), state.dropped, state.replaced
-        self.under_way, self.in_flight = state.under_way, state.in_flight
+        self.under_way, self.in_flight, self.failed_batches = state.under_way, state.in_flight, state.failed_batches
         for part in state.waiting:
             self._drop(self.assembler.add(part, self.version))
         if plan.dynamic_sampling is not None:
@@ -604,14 +606,21 @@ class _Lanes:
         await self.checkpoints.save(self.state())
 
     def _take_batch(self, step: int) -> Batch:
-        """Take the batch and check its lag."""
+        """Take the batch and check its lag. One without any group is taken too, so many times in a row; its training
+        step has nothing to train on, but for what a replay buffer holds, and publishes the same policy again."""
         batch = self.assembler.take(step)
         self._happened(self.learner.lane, "take", *(part.item for part in batch), version=self.version)
         groups = [group for part in batch for group in part.groups]
-        if not groups:
-            failure = batch[0].failure
-            raise RunStopped(f"no group of a rollout batch could be scored; the first failure: {failure}")
-        self._check_consumption(step, groups)
+        self.failed_batches = 0 if groups else self.failed_batches + 1
+        if self.failed_batches > self.plan.max_failed_batches:
+            failure = next((part.failure for part in batch if part.failure is not None), None)
+            raise RunStopped(
+                f"no group of a rollout batch could be scored; the first failure: {failure} (batches in a row: "
+                f"{self.failed_batches}; max_failed_batches, after how many the run still goes on, is "
+                f"{self.plan.max_failed_batches})"
+            )
+        if groups:
+            self._check_consumption(step, groups)
         self.under_way -= len(groups)
         self._admit_one()
         return batch

@@ -53,6 +53,7 @@ class LoopPlan:
         stream: the Learner trains on each shard of a batch as soon as it is scored, with one optimizer step for all.
             ``in_order``: not before those in front of it, so that sums do not depend on time. ``as_scored``: in the
             order of arrival. None waits for the whole batch. Not with ``drop``, nor with replay.
+        max_failed_batches: batches in a row without any group that has a reward after which the run still goes on.
     """
 
     steps: int
@@ -69,6 +70,7 @@ class LoopPlan:
     checkpoint_every: int = 0
     save_policy_every: int = 0
     stream: Stream | None = None
+    max_failed_batches: int = 0
 
     @property
     def is_synchronous(self) -> bool:

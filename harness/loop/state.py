@@ -60,6 +60,7 @@ class LoopState:
         counts: what became of the rollouts so far.
         dropped: rollouts dropped since the last training step.
         replaced: deaths of parts so far.
+        failed_batches: batches taken last, one after another, without any group that had a reward.
         seed, shards, group_size, lag_control: of the run that this belongs to; another one is refused.
     """
 
@@ -78,6 +79,7 @@ class LoopState:
     shards: int
     group_size: int
     lag_control: LagControl
+    failed_batches: int = 0
     format: int = FORMAT
 
     @property

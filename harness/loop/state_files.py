@@ -277,6 +277,7 @@ def _check(state: LoopState) -> None:
         UserError: a value is out of its bounds.
     """
     numbers = {"version": state.version, "issued": state.issued, "replaced": state.replaced, "shards": state.shards - 1}
+    numbers["failed_batches"] = state.failed_batches
     for name, value in numbers.items():
         if value < 0:
             raise UserError(f"{STATE} is damaged: {name} is {value}")

@@ -18,7 +18,8 @@ from harness.compare.endpoints import SECONDS_PER_STEP, Endpoint, endpoint_of, e
 from harness.compare.endpoints import headline as endpoint_headline
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.findings import findings, stage_shares
+from harness.compare.findings import failed_sentence, findings, stage_shares
+from harness.compare.learning_findings import signal_sentence
 from harness.compare.numbers import change, number, percent, plural, reward, spread, spread_of
 from harness.compare.step_times import MARK, step_ratio
 from harness.compare.sync_tables import sweep_points, sweep_tables
@@ -57,7 +58,7 @@ def print_brief(console: Console, material: ReportData, judged: Sequence[Judgeme
     experiment = material.experiment
     console.print()
     console.print(Text(plain(f"{experiment.title} / {experiment.name}"), style="bold underline"))
-    for line in headline(experiment, judged):
+    for line in [*headline(experiment, judged), *nothing_learned(experiment)]:
         console.print(Text(plain(line), style="bold"))
     print_table(console, brief_table(experiment))
     if lever := largest_lever(material):
@@ -78,8 +79,14 @@ def print_brief(console: Console, material: ReportData, judged: Sequence[Judgeme
 def line_of(material: ReportData, judged: Sequence[Judgement], page: Path) -> str:
     """Say in one line what an experiment says first, and where its page is."""
     experiment = material.experiment
-    said = next(iter(headline(experiment, judged)), "nothing was measured.")
+    said = " ".join([*headline(experiment, judged)[:1], *nothing_learned(experiment)]) or "nothing was measured."
     return f"{experiment.title} / {experiment.name}: {said} page: {shown_path(page)}"
+
+
+def nothing_learned(experiment: Experiment) -> list[str]:
+    """Return what the experiment says of steps without anything to learn from, and of groups without a reward."""
+    sentences = [say(variant) for variant in experiment.variants for say in (signal_sentence, failed_sentence)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def headline(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:

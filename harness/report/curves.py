@@ -195,7 +195,7 @@ def draw_kl(curves: Curves) -> Figure | None:
         draw(grid[0][column], curves, metric_points(f"kl/{pair}_k3"))
         keys += _draw_exact(curves, grid[0][column], pair)
         draw(grid[1][column], curves, metric_points(f"kl/{pair}_k1_sum"))
-        grid[0][column].set(title=f"KL(sampling policy \u2016 {_other_policy(curves, pair)})")
+        grid[0][column].set(title=f"KL(policy \u2016 {_other_policy(curves, pair)})")
         for row in grid[:2]:
             row[column].axhline(0.0, color="black", linewidth=0.8, zorder=1)
         for row in grid[2:]:

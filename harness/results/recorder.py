@@ -382,12 +382,13 @@ class RunRecorder:
         evicted = {
             f"replay/{name}": Metric(getattr(stats, name) - getattr(earlier, name), "sum") for name in EVICTED_COLUMNS
         }
+        replayed = evicted | {"replay/size": Metric(size), "trained_tokens": Metric(count(facts.groups).tokens, "sum")}
         ages, uses, groups = [it.age for it in facts.taken], [it.uses for it in facts.taken], len(facts.taken)
-        return evicted | {
-            "replay/size": Metric(size),
+        if not groups:
+            return replayed
+        return replayed | {
             "replay/age_mean": Metric(sum(ages) / groups, count=groups),
             "replay/age_max": Metric(max(ages), "max", groups),
             "replay/uses_mean": Metric(sum(uses) / groups, count=groups),
             "replay/uses_max": Metric(max(uses), "max", groups),
-            "trained_tokens": Metric(count(facts.groups).tokens, "sum"),
         }

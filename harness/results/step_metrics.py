@@ -41,6 +41,8 @@ def step_metrics(facts: StepReport, train_s: float) -> Metrics:
     failed = sum(part.failed_groups for part in facts.scored)
     if failed:
         metrics["score/failed_groups"] = Metric(failed, "sum")
+    if failed and not facts.fresh:
+        metrics["score/failed_batches"] = Metric(1, "sum")
     return metrics
 
 
@@ -67,12 +69,12 @@ def sampling_metrics(facts: StepReport) -> Metrics:
         return {}
     failed = sum(part.failed_groups for part in facts.scored)
     tried = [group.attempt + 1 for group in (*facts.fresh, *discarded)]
-    return {
+    attempts = {"sampling/attempts": Metric(max(tried), "max", len(tried))} if tried else {}
+    return attempts | {
         "sampling/generated_groups": Metric(len(facts.fresh) + len(discarded) + failed, "sum"),
         "sampling/kept_groups": Metric(len(facts.fresh), "sum"),
         "sampling/discarded_groups": Metric(len(discarded), "sum"),
         "sampling/discarded_tokens": Metric(count(discarded).tokens, "sum"),
-        "sampling/attempts": Metric(max(tried), "max", len(tried)),
     }
 
 
@@ -89,12 +91,16 @@ def lag_metrics(facts: StepReport) -> Metrics:
     lags = trained_lags(facts)
     rollouts = lags.total()
     metrics = {
-        "off_policy/mean": Metric(sum(lag * number for lag, number in lags.items()) / rollouts, count=rollouts),
-        "off_policy/max": Metric(max(lags), "max", rollouts),
         "off_policy/dropped": Metric(facts.dropped.rollouts, "sum"),
         "off_policy/in_flight": Metric(facts.in_flight),
         "off_policy/in_queue": Metric(facts.in_queue),
     }
+    if rollouts:  # none, where no group of a batch had a reward
+        mean = sum(lag * number for lag, number in lags.items()) / rollouts
+        metrics |= {
+            "off_policy/mean": Metric(mean, count=rollouts),
+            "off_policy/max": Metric(max(lags), "max", rollouts),
+        }
     if facts.dropped.mean_length is not None:
         metrics["off_policy/dropped_length"] = Metric(facts.dropped.mean_length, count=facts.dropped.rollouts)
     if any(group.mean_version is not None for group in facts.groups):

@@ -456,20 +456,22 @@ class LearnerWorker:
         Args:
             step: the training step.
             groups: all groups, after ``accumulate`` those of the last part, if it has any; a rank of several has the
-                data of those that it trains on.
+                data of those that it trains on. None at all, where no group of a batch had a reward: the policy stays.
             plan: which rank trains on what; None: there is one process, or no group.
         """
         batch: Any = None
         examples: tuple[ExampleRollout, ...] = ()
-        if groups or not self._has_accumulated:
+        if groups:
             batch, examples = self._pass_over(step, groups, plan)
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):
             metrics = self.trainer.train(step, batch, partial(self._wait_until_copied, step)) | self._offload.metrics()
+        options, has_trained = self.trainer.options, batch is not None or self._has_accumulated
         self._has_accumulated = False
         if self.overlapped is not None:
             self.overlapped.hand_over(step + 1, Leaving(self.trainer.weights(), self._proof(step + 1)))
         advantages, self._advantages = tuple(self._advantages), []
-        optimizer_steps, by_step = self.trainer.options.optimizer_steps_per_batch, self.trainer.optimizer_step_metrics
+        optimizer_steps = options.optimizer_steps_per_batch if has_trained else 0
+        by_step = self.trainer.optimizer_step_metrics if has_trained else ()
         return UpdateResult(step + 1, optimizer_steps, metrics, by_step, examples, advantages=advantages)
 
     def _pass_over(

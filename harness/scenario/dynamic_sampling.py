@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
 from harness.scenario.problems import Problem, broken
 from harness.scenario.sections import AtLeast0, Section
 
 if TYPE_CHECKING:
     from harness.scenario.schema import Scenario
-
-SIGNAL_WITHOUT_SPREAD = ("rewards", "max_rewards")
-"""Advantages that are not 0 where all rewards of a group are equal."""
 
 
 class DynamicSamplingSettings(Section):

@@ -32,6 +32,7 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         stream=scenario.learner.stream,
         checkpoint_every=scenario.checkpoint.every or 0,
         save_policy_every=scenario.save_policy_every or 0,
+        max_failed_batches=scenario.max_failed_batches,
     )
 
 

@@ -171,13 +171,12 @@ def old_is_engine(behaviour_is_engine: bool, proximal: str) -> bool:
 
 
 def needs_old_log_probs(behaviour_is_engine: bool, proximal: str, optimizer_steps: int, monitor_kl: bool) -> bool:
-    """Return whether the Learner computes the old log-probs.
+    """Return whether the Learner computes log-probs of its own at the start of the training step.
 
-    With one optimizer step the policy's own detached ones are the same, for the ratio and for importance weights.
-    Monitoring fresh rollouts needs them as its p all the same.
+    As old log-probs the ratio needs them; with one optimizer step the policy's own detached ones are the same, for the
+    ratio and for importance weights. Monitoring needs them as its p, whatever the ratio divides by.
     """
-    monitored = monitor_kl and not behaviour_is_engine
-    return not old_is_engine(behaviour_is_engine, proximal) and (optimizer_steps > 1 or monitored)
+    return monitor_kl or (optimizer_steps > 1 and not old_is_engine(behaviour_is_engine, proximal))
 
 
 def needs_reference(monitor_kl: bool, kl_coefficient: float) -> bool:

@@ -126,6 +126,9 @@ class Scenario(Section):
     """Training on rollouts more than once."""
     dynamic_sampling: Annotated[DynamicSamplingSettings, EmptyIfNull] = DynamicSamplingSettings()
     """Sampling groups again whose rewards are all equal."""
+    max_failed_batches: AtLeast0 = 0
+    """Rollout batches in a row without any reward (the reward function failed for every group) that do not end the run;
+    their training steps leave the policy as it is."""
     placement: Annotated[PlacementSettings, EmptyIfNull] = PlacementSettings()
     """Where the parts run."""
     transport: TransportSettings = InProcessTransportSettings()

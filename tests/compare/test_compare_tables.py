@@ -373,7 +373,7 @@ def test_growing_kl_is_described_with_its_policies(make_run: Make, tmp_path: Pat
         settings="steps: 10\nmax_lag: 1\nloss: {kl: {reference: frozen}}\n",
     )
     assert (
-        "sync_k: KL of the sampling policy to the initial policy (k3, per token) ends at 0.018 "
+        "sync_k: KL of the policy to the initial policy (k3, per token) ends at 0.018 "
         "and grows about linearly (R2 1.00); correlation with validation reward +1.00 (95% interval +1.00 to +1.00) "
         "over 5 evaluations; biased, since the sampling policy is an older one."
     ) in [finding.text for finding in findings(_only_experiment(tmp_path))]

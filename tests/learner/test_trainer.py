@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.types import Metric, RolloutGroup
+from harness.core.types import Metric, Metrics, RolloutGroup
 from harness.grpo import Delta, ImportanceOptions, LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.reference import ReferenceUpdates
@@ -355,8 +355,9 @@ def test_weights_do_not_depend_on_the_split_into_microbatches(importance: Import
         (False, "engine", "tis", 1, False, False, True),
         (False, "engine", "tis", 2, False, True, True),
         (True, "engine", "off", 1, False, False, False),
-        (True, "engine", "off", 8, True, False, False),  # the engine's are the old ones, and p
-        (True, "recompute", "off", 1, True, False, True),
+        (True, "engine", "off", 8, False, False, False),  # the engine's are the old ones
+        (True, "engine", "off", 8, True, True, False),  # p of the monitored KL
+        (True, "recompute", "off", 1, True, True, True),
         (True, "recompute", "off", 2, False, True, True),
         (True, "recompute", "tis", 1, False, False, True),
         (True, "recompute", "tis", 2, True, True, True),
@@ -391,18 +392,30 @@ def test_options_that_do_nothing_are_refused() -> None:
 
 
 @pytest.mark.parametrize("proximal", ["engine", "recompute"])
-def test_with_lag_the_monitored_kl_is_of_the_policy_that_sampled_and_marked_as_biased(proximal: str) -> None:
-    """At the first step the reference and the previous policy are both the initial one: log-probs own."""
-    own, engine = own_log_probs(), older_log_probs()
-    options = replace(OPTIONS, behaviour_is_engine=True, proximal=proximal, monitor_kl=True, epochs_per_batch=2)
-    metrics = train_on(sampled_by(engine), options)[1]
-    assert metrics["kl/biased"] == Metric(1.0)
-    gaps = [theirs - mine for theirs, mine in zip(engine, own, strict=True)]
-    for which in ("reference", "previous"):
-        assert metrics[f"kl/{which}_k1"].value == pytest.approx(float(torch.cat(gaps).mean()), abs=1e-5)
-        assert metrics[f"kl/{which}_k1_sum"].value == pytest.approx(
-            sum(float(gap.sum()) for gap in gaps) / 12, abs=1e-4
-        )
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_monitored_kl_is_of_the_policy_of_this_step_whatever_the_lag(proximal: str, epochs: int) -> None:
+    """Old code: with lag it was of the older policy that sampled: against the previous one 0."""
+    options = replace(OPTIONS, monitor_kl=True, epochs_per_batch=epochs, learning_rate=1e-2)
+    first, second = sampled_by(own_log_probs()), sampled_by(older_log_probs())
+
+    def second_step(behaviour_is_engine: bool) -> Metrics:
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)  # one history of weights for both
+        monitored(trainer, 0, first)
+        trainer.options = replace(options, behaviour_is_engine=behaviour_is_engine, proximal=proximal)
+        return monitored(trainer, 1, second)
+
+    fresh, lagging = second_step(False), second_step(True)
+    names = {name for name in fresh if name.startswith("kl/")}
+    assert {name: lagging[name] for name in names} == {name: fresh[name] for name in names}
+    assert min(fresh["kl/reference_k3"].value, fresh["kl/previous_k3"].value) > 1e-6
+    assert ("kl/biased" in fresh, lagging["kl/biased"]) == (False, Metric(1.0))
+
+
+def monitored(trainer: PolicyTrainer, step: int, of_step: tuple[RolloutGroup, ...]) -> Metrics:
+    batch = trainer.prepare(of_step)
+    trainer.compute_old_log_probs(batch)
+    trainer.compute_reference_log_probs(batch)
+    return trainer.train(step, batch)
 
 
 def test_fresh_rollouts_give_an_unbiased_kl_and_the_engines_mismatch_its_own_name() -> None:

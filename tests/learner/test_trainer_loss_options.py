@@ -185,3 +185,53 @@ def test_an_own_advantage_hears_of_lengths_and_of_what_was_cut() -> None:
     short = replace(made[0], rewards=REWARDS[:3])
     with pytest.raises(UserError, match=r"the groups have \[3, 4\] rewards"):
         trainer.prepare((short, *made[1:]))
+
+
+@pytest.mark.parametrize("accumulation", [1, 5])
+def test_the_share_of_responses_with_a_weight_in_the_loss_is_counted(accumulation: int) -> None:
+    """Of 12: group 0 has equal rewards but for their last bit, group 1 lost two cut ones, and in group 2 all count."""
+    options = replace(OPTIONS, mask_truncated=True, gradient_accumulation_steps=accumulation)
+    near, *rest = groups((4, 7))
+    made = (replace(near, rewards=(0.1 + 0.2, 0.3, 0.3, 0.1 + 0.2)), *rest)
+    metrics = gradients(made, options)[1]
+    assert metrics["advantage/nonzero_fraction"] == Metric(pytest.approx(6 / 12), count=12)
+    assert metrics["loss_mask/truncated_fraction"] == Metric(pytest.approx(2 / 12), count=12)
+    assert metrics["optimizer/zero_gradient_steps"] == Metric(0.0, "sum")
+
+
+@pytest.mark.parametrize("case", ["equal", "near", "cut"])
+def test_optimizer_steps_without_a_gradient_are_counted(case: str) -> None:
+    """They still move the weights, by AdamW's averages of the gradients before."""
+    rewards = {"equal": (0.3,) * 4, "near": (0.1 + 0.2, 0.3) * 2}.get(case, REWARDS)
+    cut = range(12) if case == "cut" else ()
+    dead = tuple(replace(group, rewards=rewards) for group in groups(cut, seed=1))
+    trainer = PolicyTrainer(
+        DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, minibatches_per_epoch=3, mask_truncated=True)
+    )
+
+    def step(number: int, made: tuple[RolloutGroup, ...]) -> dict[str, Metric]:
+        batch = trainer.prepare(made, step=number)
+        trainer.compute_old_log_probs(batch)
+        return trainer.train(number, batch)
+
+    def weights() -> torch.Tensor:
+        return torch.cat([weight.detach().flatten() for weight in trainer.weights().values()])
+
+    first = weights()
+    metrics = step(0, dead)
+    assert metrics["optimizer/zero_gradient_steps"] == Metric(3.0, "sum", 3)
+    assert metrics["advantage/nonzero_fraction"].value == metrics["grad_norm"].value == 0.0
+    assert torch.equal(weights(), first)
+    step(1, groups())
+    before = weights()
+    assert step(2, dead)["optimizer/zero_gradient_steps"].value == 3.0
+    assert float((weights() - before).abs().max()) > 1e-4
+
+
+def test_a_training_step_without_groups_changes_nothing_and_says_no_loss() -> None:
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, monitor_kl=True))
+    before = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
+    assert trainer.train(0, None) == {}
+    assert trainer.optimizer_step_metrics == []
+    assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
+    assert "step 0" not in trainer.state.last_good

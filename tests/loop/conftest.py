@@ -90,6 +90,7 @@ class Setup:
     dynamic_sampling: DynamicSamplingOptions | None = None
     overlapped_publish: bool = False
     stream: Stream | None = None
+    max_failed_batches: int = 0
     is_flat: Fails = lambda item, prompt_id: True
     generator_dies: Sequence[Dies] = ()
     scorer_dies: Sequence[Dies] = ()
@@ -108,6 +109,7 @@ class Setup:
             dynamic_sampling=self.dynamic_sampling,
             overlapped_publish=self.overlapped_publish,
             stream=self.stream,
+            max_failed_batches=self.max_failed_batches,
         )
 
     def generator(self, index: int, tracer: RecordingTracer) -> Generator:

@@ -1,10 +1,16 @@
 """Parts that die and groups that fail: what is repeated, what is lost (nothing) and what stops the run."""
 
+import json
+
 import pytest
 
 from harness.core.errors import PartReplaced, RunStopped
-from harness.core.types import Purpose, WeightHandle, WorkItem
-from harness.loop import Count
+from harness.core.types import Metric, Purpose, WeightHandle, WorkItem
+from harness.loop import Count, DynamicSamplingOptions, RolloutCounts
+from harness.loop.replay import ReplayOptions
+from harness.loop.state import LoopState
+from harness.loop.state_files import decode, encode
+from harness.results.step_metrics import step_metrics
 from harness.simulate.parts import SimulatedGenerator
 
 
@@ -272,10 +278,70 @@ def test_a_batch_without_any_group_stops_the_run_and_says_why(simulate, story, l
     with pytest.raises(RunStopped) as caught:
         simulate(story, lag_control=lag_control, generate=[8, 8.5][:generators], fails=fails)
     assert str(caught.value) == (
-        "no group of a rollout batch could be scored; the first failure: the reward of prompt 0 failed"
+        "no group of a rollout batch could be scored; the first failure: the reward of prompt 0 failed (batches in a "
+        "row: 1; max_failed_batches, after how many the run still goes on, is 0)"
     )
     assert [facts.step for facts in story.facts] == [0]
     assert story.ledger is None  # the run did not finish
+
+
+@pytest.mark.parametrize(
+    ("lag_control", "max_lag", "generators"),
+    [("wait", 0, 1), ("wait", 0, 2), ("wait", 1, 2), ("in_flight", 1, 1), ("in_flight", 1, 2), ("drop", 1, 1)],
+)
+@pytest.mark.parametrize("again", [None, DynamicSamplingOptions(1)])
+def test_so_many_batches_in_a_row_may_fail(simulate, lag_control, max_lag, generators, again):
+    """Their steps train on nothing and publish the same policy; after a good batch they are counted from 0 again."""
+    dead = {1, 2, 4}
+    seen = simulate(
+        steps=6,
+        max_lag=max_lag,
+        generate=[8, 8.5][:generators],
+        fails=lambda item, prompt_id: item.step in dead,
+        is_flat=lambda item, prompt_id: False,
+        dynamic_sampling=again,
+        max_failed_batches=2,
+        lag_control=lag_control,
+    )
+    trained = [sorted((group.step, group.prompt_id) for group in facts.groups) for facts in seen.story.facts]
+    assert [len(groups) for groups in trained] == [0 if step in dead else 4 for step in range(6)]
+    assert [facts.weight_handle.version for facts in seen.story.facts] == [1, 2, 3, 4, 5, 6]
+    assert (seen.ledger.trained.rollouts, seen.ledger.failed.rollouts) == (24, 24)
+    for facts in seen.story.facts:
+        metrics = step_metrics(facts, 1.0)
+        assert metrics.get("score/failed_batches") == (Metric(1, "sum") if facts.step in dead else None)
+        assert ("off_policy/mean" in metrics) == (facts.step not in dead)
+
+
+def test_one_batch_more_than_may_fail_ends_the_run(simulate, story):
+    with pytest.raises(RunStopped, match=r"batches in a row: 3; max_failed_batches, .* is 2\)"):
+        simulate(story, steps=9, fails=lambda item, prompt_id: item.step in (1, 2, 4, 5, 6), max_failed_batches=2)
+    assert [facts.step for facts in story.facts] == [0, 1, 2, 3, 4, 5]
+
+
+def test_where_a_batch_fails_the_replay_buffer_goes_on(simulate):
+    replay = ReplayOptions(8, 9, "newest", 4)
+    seen = simulate(
+        steps=4, max_lag=0, replay=replay, fails=lambda item, prompt_id: item.step in (0, 2), max_failed_batches=1
+    )
+    assert [[group.step for group in facts.groups] for facts in seen.story.facts] == [[], [1] * 4, [1] * 4, [3] * 4]
+    assert seen.ledger.trained_again == Count(8, 64)
+
+
+def test_a_run_that_goes_on_knows_how_many_batches_failed_last():
+    state = decode(*encode(LoopState(**(EMPTY | {"failed_batches": 2}))))
+    assert state.failed_batches == 2
+    document, arrays = encode(state)
+    raw = json.loads(document)
+    del raw["state"]["failed_batches"]  # of a checkpoint of before
+    assert decode(json.dumps(raw).encode(), arrays).failed_batches == 0
+
+
+EMPTY = {
+    **{"version": 3, "evaluated": 0, "issued": 3, "pending": (), "unscored": (), "waiting": (), "open_shards": ()},
+    **{"replay": None, "counts": RolloutCounts(), "dropped": Count(), "replaced": 0, "seed": 0, "shards": 1},
+    **{"group_size": 2, "lag_control": "wait"},
+}
 
 
 def test_failing_validation_groups_are_told_and_stop_nothing(simulate):

@@ -116,3 +116,11 @@ def test_a_batch_without_any_scored_group_stops_the_run(simulate: Callable[..., 
     with pytest.raises(RunStopped, match="no group of a rollout batch could be scored; the first failure: the reward"):
         simulate(story, stream="as_scored", generate=(4.0, 4.0), fails=lambda item, prompt_id: item.step == 1)
     assert [event for event in story.events if event[0] == "step"] == [("step", 0)]
+
+
+def test_a_batch_without_any_scored_group_is_passed_over_where_that_is_allowed(simulate: Callable[..., Seen]) -> None:
+    seen = simulate(
+        stream="as_scored", generate=(4.0, 4.0), fails=lambda item, prompt_id: item.step == 1, max_failed_batches=1
+    )
+    assert [len(facts.groups) for facts in seen.story.facts] == [4, 0, 4]
+    assert [facts.weight_handle.version for facts in seen.story.facts] == [1, 2, 3]

@@ -147,8 +147,8 @@ def test_reward_is_drawn_over_steps_and_over_seconds(experiment: Path) -> None:
 def test_kl_says_which_two_policies(experiment: Path) -> None:
     figure = draw_kl(load_curves(experiment))
     reference, previous, per_response, _, reward, _ = _axes(figure)
-    assert reference.get_title(loc="left") == "KL(sampling policy \u2016 initial policy)"
-    assert previous.get_title(loc="left") == "KL(sampling policy \u2016 previous policy)"
+    assert reference.get_title(loc="left") == "KL(policy \u2016 initial policy)"
+    assert previous.get_title(loc="left") == "KL(policy \u2016 previous policy)"
     assert (reference.get_ylabel(), per_response.get_ylabel()) == ("k3, nats per token", "k1, nats per response")
     assert list(reference.lines[0].get_ydata()) == pytest.approx([0.0, 0.01, 0.02, 0.03])
     assert list(reward.lines[0].get_xdata()) == [0.0, 2.0, 4.0]  # below KL, over the same steps

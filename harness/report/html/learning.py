@@ -161,7 +161,7 @@ def _kl(report_data: ReportData) -> Markup | None:
             name = f"kl/{pair}_{kind}"
             if metric_values(report_data.curves, name):
                 drawn = over_steps(report_data, metric_points(name))
-                says = f"KL of the sampling policy to {other}, {unit}, over training steps."
+                says = f"KL of the policy to {other}, {unit}, over training steps."
                 marks = onsets if pair == "reference" else ()
                 chart = Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True)
                 charts.append(replace(chart, marks=marks, x_ends=ends))

@@ -68,9 +68,10 @@ class RanksHandle:
         results = [each.result for rank, each in enumerate(parts[-1][1]) if self._mesh.speaks(rank)]
         result = one_result([each for each in results if each is not None])
         plans = [plan for plan, _ in parts if plan is not None]
+        balance = {"balance/tokens_max_over_mean": Metric(_imbalance(plans))} if plans else {}
         return replace(
             result,
-            metrics=dict(result.metrics) | {"balance/tokens_max_over_mean": Metric(_imbalance(plans))},
+            metrics=dict(result.metrics) | balance,
             ranks=_added([rank_steps(plan, found, self._mesh) for plan, found in parts]),
         )
 

@@ -233,6 +233,7 @@ def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
         replay_options(scenario),
         checkpoint_every=scenario.checkpoint.every or 0,
         save_policy_every=scenario.save_policy_every or 0,
+        max_failed_batches=scenario.max_failed_batches,
     )
 
 
