@@ -8,6 +8,7 @@ from typing import Literal, Protocol, get_args
 
 from torch import Tensor
 
+from harness.core.clip_ranges import usual_clip_range
 from harness.core.errors import UserError
 from harness.grpo.aggregate import weighted_sum
 from harness.grpo.importance import ImportanceOptions, importance_weights
@@ -26,12 +27,6 @@ from harness.grpo.tally import Tally, max_tally, mean_tally
 
 SurrogateType = LossType | Literal["own"]
 _TYPES = (*get_args(LossType), "own")
-_CLIP_RANGES: dict[tuple[str, str], tuple[float, float]] = {
-    ("grpo_clip", "sequence"): (3e-4, 4e-4),  # GSPO, arXiv:2507.18071, section 5.1
-    ("cispo", "token"): (1.0, 4.0),  # no lower bound as in arXiv:2506.13585; at most 5 as TRL recommends (ScaleRL)
-    ("cispo", "sequence"): (1.0, 4.0),
-}
-_USUAL_CLIP_RANGE = (0.2, 0.2)  # PPO, arXiv:1707.06347, table 3
 
 
 class TokenLoss(Protocol):
@@ -96,7 +91,7 @@ class LossOptions:
     @property
     def clip_range(self) -> tuple[float, float]:
         """How far the ratio may fall below 1 and rise above it: as given, else the type's own."""
-        low, high = _CLIP_RANGES.get((self.type, self.ratio_level), _USUAL_CLIP_RANGE)
+        low, high = usual_clip_range(self.type, self.ratio_level)
         if self.cliprange is not None:
             low = high = self.cliprange
         return low, high if self.cliprange_high is None else self.cliprange_high

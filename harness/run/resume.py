@@ -27,6 +27,7 @@ from harness.run.parts import RunningParts
 from harness.run.points import ASIDE, Point, read_points
 from harness.run.session import RunSession
 from harness.scenario import Scenario, expand, resolved_yaml
+from harness.scenario.loss import CLIP_RANGE, CLIPPED
 
 FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "save_policy_every",
         "reward_target", "endpoint", "faults.stall_after_s", "faults.max_replacements",
@@ -296,7 +297,8 @@ def check_same(
     now = parse_settings(Scrubber.of_this_process().paths(resolved_yaml(scenario)))
     before, after = flat_settings(saved), flat_settings(now)
     was = {key: before.get(key) for key in sorted({*before, *after}) if before.get(key) != after.get(key)}
-    differing = [key for key in was if not _is_below(key, (*FREE, *may_change))]
+    unused = () if scenario.loss.type in CLIPPED else tuple(f"loss.{name}" for name in CLIP_RANGE)
+    differing = [key for key in was if not _is_below(key, (*FREE, *may_change, *unused))]
     if "steps" in was and "steps" in may_change:
         constant = scenario.optimizer.schedule == "constant" and not scenario.optimizer.warmup_ratio
         differing += ["steps"] * (after["steps"] < before["steps"] or not constant)

@@ -74,9 +74,8 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     looked_at = refused = 0
     arms: list[str | None] = [*scenario.arms] or [None]
     for point, arm in itertools.product(_points(scenario.sweep), arms):
-        changed = _changed(base, tree, ("arms", arm), scenario.arms[arm]) if arm is not None else base
-        changed = _changed(changed, tree, ("sweep",), point)
-        resolved, wrong = check_variant(changed)
+        changes = [] if arm is None else _changes(tree, ("arms", arm), scenario.arms[arm])
+        resolved, wrong = check_variant(base.overlaid(*changes, *_changes(tree, ("sweep",), point)))
         label = _label(arm, point)
         for problem in wrong:
             found.setdefault(problem, []).append(label)
@@ -124,11 +123,9 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "
             yield name
 
 
-def _changed(base: Tree, tree: Tree, path: Path, changes: Mapping[str, Any]) -> Tree:
-    """Lay dotted keys over the base; ``path`` leads to them in the tree, which knows where they were written."""
-    for key, value in changes.items():
-        base = base.overlaid(tree_of_key(key, value, tree.origins.get((*path, key), dotted(path))))
-    return base
+def _changes(tree: Tree, path: Path, changes: Mapping[str, Any]) -> list[Tree]:
+    """Return dotted keys as trees; ``path`` leads to them in the tree, which knows where they were written."""
+    return [tree_of_key(key, value, tree.origins.get((*path, key), dotted(path))) for key, value in changes.items()]
 
 
 def _in_blocks(variants: list[Variant], blocks: int) -> list[Variant]:

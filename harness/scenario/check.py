@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -15,7 +15,7 @@ from harness.core.named_files import nearest
 from harness.scenario.meanings import NOT_OFFERED, SETTING_OF
 from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, odd_letter, shown
 from harness.scenario.schema import Scenario, broken_rules
-from harness.scenario.sections import BUILT_IN, FORMS, OWN
+from harness.scenario.sections import BUILT_IN, FORMS, OWN, HoldsFor
 from harness.scenario.task_and_model import FORMS_OF_REWARD
 
 if TYPE_CHECKING:
@@ -245,6 +245,13 @@ def foreign_keys(path: Path, section_type: object, root: SectionClass) -> frozen
     own = _of_type(classes, section_type)
     known = {key for model in own for key in model.model_fields}
     return frozenset(key for model in classes for key in model.model_fields if own and key not in known)
+
+
+def lapsed_keys(path: Path, before: Mapping[str, Any], after: Mapping[str, Any], root: SectionClass) -> frozenset[str]:
+    """Return the keys of the section at a path whose values held for what it was before; see ``HoldsFor``."""
+    fields = [item for model in classes_at(path, root) for item in model.model_fields.items()]
+    marked = [(key, mark) for key, field in fields for mark in field.metadata if isinstance(mark, HoldsFor)]
+    return frozenset(key for key, mark in marked if mark.kind(before) != mark.kind(after))
 
 
 def dotted_keys(*classes: SectionClass, prefix: str = "") -> Iterator[str]:

@@ -60,6 +60,17 @@ def checkpoints_have_a_state(scenario: Scenario) -> Problem | None:
     return None
 
 
+def checkpoints_are_made(scenario: Scenario) -> Problem | None:
+    """Settings that would be ignored silently are refused."""
+    settings, default = scenario.checkpoint, CheckpointSettings()
+    given = [name for name in ("keep", "asynchronous") if getattr(settings, name) != getattr(default, name)]
+    if settings.every is not None or not given:
+        return None
+    keys = [f"checkpoint.{name}" for name in given]
+    what = f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'} set, and {_KEY} is null: no checkpoint is made"
+    return broken(what, f"set {_KEY} to 10, or leave {' and '.join(keys)} out", *keys, _KEY)
+
+
 def kept_steps_are_made(scenario: Scenario) -> Problem | None:
     """A kept training step is one of the run's."""
     last = max(scenario.checkpoint.keep_steps, default=0)
@@ -114,6 +125,7 @@ def kept_policies_are_saved(scenario: Scenario) -> Problem | None:
 
 CHECKPOINT_RULES = (
     checkpoints_have_a_state,
+    checkpoints_are_made,
     arms_in_turns_make_no_checkpoints,
     kept_steps_are_made,
     kept_policies_are_saved,

@@ -55,10 +55,12 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
     if len(overrides) > MOST_OVERRIDES:
         what = f"--set is given {len(overrides):,} times, must be at most {MOST_OVERRIDES:,}"
         raise UserError(what, None, "write a scenario file with these settings")
+    tops = list[Tree]()
     for override in overrides:
-        top = _override_tree(override)
-        tree = (tree.without("arms") if override.partition("=")[0].strip() == "arms" else tree).overlaid(top)
-    return _checked(tree, display(path))
+        if override.partition("=")[0].strip() == "arms":
+            tree, *tops = (each.without("arms") for each in (tree, *tops))
+        tops.append(_override_tree(override))
+    return _checked(tree.overlaid(*tops), display(path))
 
 
 def check_data(data: Mapping[str, Any], subject: str) -> Scenario:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from harness.core.clip_ranges import usual_clip_range
 from harness.scenario.problems import Problem, broken
 from harness.scenario.sections import (
     FUNCTION,
@@ -14,6 +16,7 @@ from harness.scenario.sections import (
     EmptyIfNull,
     Fraction,
     FromList,
+    HoldsFor,
     NotNegative,
     Positive,
     Section,
@@ -38,6 +41,11 @@ FunctionName = Annotated[str, Field(pattern=FUNCTION)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 WITH_RATIO = ("grpo_clip", "unclipped", "cispo")
 """Losses with a probability ratio, so that data of an older policy does not go uncorrected."""
+CLIPPED = ("grpo_clip", "cispo", "own")
+"""Losses that take a clip range."""
+CLIP_RANGE = ("cliprange", "cliprange_high")
+LEAST_FOR_TOKENS = 0.1
+"""Ranges from here on are meant for ratios of single tokens: papers have 0.1 to 0.3, those of GSPO 0.0004 at most."""
 _CORRECTED = (*WITH_RATIO, "own")
 _DELTAS_OF = {
     "no_baseline": ("rewards",),
@@ -49,6 +57,17 @@ _DELTAS_OF = {
         "batch_whitened_rewards",
     ),
 }
+
+
+def _clip_of(loss: Mapping[str, Any]) -> object:
+    """Return the range of a loss that clips by itself, or a user's own, which is handed it; None for any other."""
+    loss_type, level = loss.get("type", "grpo_clip"), loss.get("ratio_level", "token")
+    return usual_clip_range(loss_type, level) if loss_type in CLIPPED else None
+
+
+def _bounds_of(importance: Mapping[str, Any]) -> object:
+    """Return whose bounds the weights have."""
+    return importance.get("mode", "off")
 
 
 class KlSettings(Section):
@@ -79,9 +98,9 @@ class ImportanceSettings(Section):
     """`tis` cuts weights at `cap`; `icepop` zeroes those out of bounds; `seq-mask-tis` responses whose mean is."""
     level: Literal["token", "sequence"] = "token"
     """Whether a weight belongs to a token or to its whole sequence."""
-    cap: Annotated[float, Field(ge=1)] | None = None
+    cap: Annotated[Annotated[float, Field(ge=1)] | None, HoldsFor(_bounds_of)] = None
     """Upper bound; null: 2 for `tis`, 5 for `icepop`, 1.002 (of the geometric mean) for `seq-mask-tis`."""
-    floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    floor: Annotated[Annotated[float, Field(ge=0, le=1)] | None, HoldsFor(_bounds_of)] = None
     """Lower bound; null: 0.5 for `icepop`, 0.999 (of the geometric mean) for `seq-mask-tis`; `tis` has none."""
 
 
@@ -98,9 +117,9 @@ class LossSettings(Section):
     """Mean over each response then over responses; one mean over all tokens; or sums over a constant (Dr. GRPO)."""
     constant: AtLeast1 | None = None
     """Divisor of `aggregation: constant`; null takes sampling.max_tokens."""
-    cliprange: Annotated[float, Field(ge=0, le=1)] | None = None
+    cliprange: Annotated[Annotated[float, Field(ge=0, le=1)] | None, HoldsFor(_clip_of)] = None
     """How far the ratio may fall below 1 (and rise above) unclipped; null: 0.2, GSPO 0.0003, `cispo` 1: no bound."""
-    cliprange_high: NotNegative | None = None
+    cliprange_high: Annotated[NotNegative | None, HoldsFor(_clip_of)] = None
     """How far it may rise (clip-higher); null: as `cliprange`, or with that null too 0.2, GSPO 0.0004, `cispo` 4."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Bound on the ratio for negative advantages (dual clip); null for none."""
@@ -296,6 +315,19 @@ def warmup_is_given_once(scenario: Scenario) -> Problem | None:
     return broken(what, "leave one of the two out", "optimizer.warmup_steps", "optimizer.warmup_ratio")
 
 
+def rate_is_reached(scenario: Scenario) -> Problem | None:
+    """A learning rate that is still rising when the run ends never comes to its schedule."""
+    warmup, all_steps = scenario.warmup_optimizer_steps, scenario.num_optimizer_steps
+    if scenario.optimizer.schedule == "constant" or warmup < all_steps:
+        return None
+    what = (
+        f"optimizer.schedule is {scenario.optimizer.schedule}, and the warm-up takes {warmup} of {all_steps} optimizer "
+        "steps: nothing is left to fall"
+    )
+    fix = "shorten the warm-up, raise steps, or leave optimizer.schedule out"
+    return broken(what, fix, "optimizer.schedule", "optimizer.warmup_steps", "steps")
+
+
 def minimum_is_reached(scenario: Scenario) -> Problem | None:
     """A learning rate that does not fall has no minimum."""
     minimum = scenario.optimizer.min_learning_rate_ratio
@@ -372,6 +404,64 @@ def ratio_level_is_used(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "loss.ratio_level", "loss.type")
 
 
+def clip_range_is_used(scenario: Scenario) -> Problem | None:
+    """A loss that clips nothing would ignore a range silently."""
+    loss = scenario.loss
+    given = [f"loss.{name}" for name in CLIP_RANGE if getattr(loss, name) is not None]
+    if loss.type in CLIPPED or not given:
+        return None
+    what = (
+        f"{' and '.join(given)} {'are' if len(given) > 1 else 'is'} set with loss.type {loss.type}, which clips nothing"
+    )
+    fix = f"set loss.type to {', '.join(CLIPPED[:-1])} or {CLIPPED[-1]}, or {' and '.join(given)} to null"
+    return broken(what, fix, *given, "loss.type")
+
+
+def clip_range_is_of_the_ratio(scenario: Scenario) -> Problem | None:
+    """The ratio of a whole response is a mean and stays within about 0.001 of 1: no range for tokens is ever left."""
+    loss = scenario.loss
+    if loss.type != "grpo_clip" or loss.ratio_level == "token":
+        return None
+    for name in CLIP_RANGE:
+        value = getattr(loss, name)
+        if value is not None and value >= LEAST_FOR_TOKENS:
+            what = (
+                f"loss.{name} is {value:g} with loss.ratio_level sequence, must be below {LEAST_FOR_TOKENS:g}: a mean "
+                "over a response's tokens never comes so far, so that nothing would be clipped"
+            )
+            fix = f"leave loss.{name} out, which takes GSPO's own (0.0003 and 0.0004), or set loss.type to unclipped"
+            return broken(what, fix, f"loss.{name}", "loss.ratio_level")
+    return None
+
+
+def importance_bounds_are_used(scenario: Scenario) -> Problem | None:
+    """Without weights there is nothing to bound, and ``tis`` has no lower bound."""
+    importance = scenario.loss.importance
+    if importance.mode not in ("off", "tis"):
+        return None
+    names = ("level", "cap", "floor") if importance.mode == "off" else ("floor",)
+    given = [name for name in names if getattr(importance, name) not in (None, "token")]
+    if not given:
+        return None
+    keys = [f"loss.importance.{name}" for name in given]
+    what = f"{' and '.join(keys)} {'are' if len(keys) > 1 else 'is'} set with loss.importance.mode {importance.mode}"
+    other = "tis" if importance.mode == "off" else "icepop"
+    fix = f"set loss.importance.mode to {other}, or leave {' and '.join(keys)} out"
+    return broken(what, fix, *keys, "loss.importance.mode")
+
+
+def proximal_is_another_policy(scenario: Scenario) -> Problem | None:
+    """Rollouts of the step's own policy have its log-probs, whichever name they go by."""
+    if scenario.loss.proximal == "engine" or scenario.behaviour_is_older:
+        return None
+    what = (
+        f"loss.proximal is recompute with max_lag {scenario.max_lag} and replay.capacity {scenario.replay.capacity}, "
+        "where the Learner's own log-probs are taken in any case"
+    )
+    fix = "leave loss.proximal out, or set max_lag or replay.capacity"
+    return broken(what, fix, "loss.proximal", "max_lag", "replay.capacity")
+
+
 def dual_clip_is_used(scenario: Scenario) -> Problem | None:
     """The second clip is one of the clipped ratio's objective."""
     loss = scenario.loss
@@ -435,7 +525,11 @@ LOSS_RULES = (
     sequence_mask_weighs_tokens,
     k1_has_no_gradient,
     kl_weight_is_used,
+    proximal_is_another_policy,
+    importance_bounds_are_used,
     ratio_level_is_used,
+    clip_range_is_used,
+    clip_range_is_of_the_ratio,
     dual_clip_is_used,
     own_loss_is_named,
     own_advantage_is_named,
@@ -443,4 +537,5 @@ LOSS_RULES = (
     ban_has_an_engine,
     warmup_is_given_once,
     minimum_is_reached,
+    rate_is_reached,
 )

@@ -5,6 +5,8 @@ Bounds of one value are in its ``Field``. Rules that tie several values together
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -71,6 +73,20 @@ def usual_type(usual: str) -> Any:
 
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 EmptyIfNull = BeforeValidator(lambda value: {} if value is None else value)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldsFor:
+    """Marks a setting whose value means something for one kind of its section, as a clip range for one kind of ratio.
+
+    Laid over by settings of another kind, it goes back to its default, as what another ``type`` does not have is
+    dropped: the value was chosen for what is not there any more.
+
+    Attributes:
+        kind: what the plain data of the section, perhaps wrong, say that it is.
+    """
+
+    kind: Callable[[Mapping[str, Any]], object]
 
 
 class Section(BaseModel):

@@ -619,6 +619,31 @@ def pinned_lengths_fit(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "sampling.pinned_lengths", "sampling.max_tokens")
 
 
+def pinned_lengths_end_responses(scenario: Scenario) -> Problem | None:
+    """Where lengths are drawn, nothing else ends a response."""
+    sampling = scenario.sampling
+    for key, ends, value in (
+        ("sampling.stop", bool(sampling.stop), list(sampling.stop)),
+        ("sampling.min_tokens", sampling.min_tokens > SamplingSettings().min_tokens, sampling.min_tokens),
+    ):
+        if sampling.pinned_lengths is not None and ends:
+            what = f"{key} is {value}, and sampling.pinned_lengths alone says where a response ends"
+            return broken(what, "leave one of the two out", key, "sampling.pinned_lengths")
+    return None
+
+
+def held_out_once(scenario: Scenario) -> Problem | None:
+    """With a file of its own, validation takes nothing of the training file."""
+    task = scenario.task
+    if not isinstance(task, JsonlTaskSettings | MathsTaskSettings) or task.validation is None:
+        return None
+    fraction = task.validation_fraction
+    if fraction == JsonlTaskSettings.model_fields["validation_fraction"].default:
+        return None
+    what = f"task.validation_fraction is {fraction:g}, and task.validation names a file"
+    return broken(what, "leave one of the two out", "task.validation_fraction", "task.validation")
+
+
 TASK_AND_MODEL_RULES = (
     sorting_goes_together,
     trained_weights_are_no_float16,
@@ -635,4 +660,6 @@ TASK_AND_MODEL_RULES = (
     workers_have_gpus,
     token_bounds,
     pinned_lengths_fit,
+    pinned_lengths_end_responses,
+    held_out_once,
 )

@@ -28,7 +28,7 @@ from yaml.scanner import Scanner
 from harness.core.errors import UserError
 from harness.core.named_files import NamedFiles, display
 from harness.core.regular_files import read_regular
-from harness.scenario.check import foreign_keys, problems_of
+from harness.scenario.check import foreign_keys, lapsed_keys, problems_of
 from harness.scenario.problems import Path as KeyPath
 from harness.scenario.problems import Problem, as_user_error, dotted, shown
 from harness.scenario.schema import Scenario
@@ -121,12 +121,23 @@ class Tree:
     origins: dict[KeyPath, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
-    def overlaid(self, top: Tree) -> Tree:
-        """Return this tree with ``top`` laid over it: mappings merge, anything else is replaced.
+    def overlaid(self, *tops: Tree) -> Tree:
+        """Return this tree with one layer of settings laid over it: mappings merge, anything else is replaced.
 
-        Where ``top`` names another ``type`` for a section, the keys that only the old type has are dropped.
+        Where the layer names another ``type`` for a section, the keys that only the old type has are dropped, and where
+        it makes something else of it, the values that held for the old kind (``HoldsFor``). It keeps what it sets.
+
+        Args:
+            tops: the layer, in order: a file, or what all of ``--set``, or an arm and its point, change.
         """
-        data = _merged(self.data, top.data, ())
+        layer = frozenset(path for top in tops for path in paths_in(top.data))
+        tree = self
+        for top in tops:
+            tree = tree._overlaid(top, layer)
+        return tree
+
+    def _overlaid(self, top: Tree, layer: frozenset[KeyPath]) -> Tree:
+        data = _merged(self.data, top.data, (), layer)
         kept = {path: self.origins[path] for path in top.origins if path in self.origins and self._merges(top, path)}
         return Tree(data, {**self.origins, **top.origins, **kept}, self.problems + top.problems)
 
@@ -170,13 +181,14 @@ def value_at(value: Any, path: KeyPath) -> Any:
     return value
 
 
-def _merged(base: dict[str, Any], top: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+def _merged(base: dict[str, Any], top: dict[str, Any], path: KeyPath, layer: frozenset[KeyPath]) -> dict[str, Any]:
     dropped = foreign_keys(path, top["type"], Scenario) if "type" in top else frozenset()
+    dropped |= {key for key in lapsed_keys(path, base, {**base, **top}, Scenario) if (*path, key) not in layer}
     merged = {key: value for key, value in base.items() if key not in dropped}
     for key, value in top.items():
         below = merged.get(key)
         if isinstance(below, dict) and isinstance(value, dict):
-            merged[key] = _merged(below, value, (*path, key))
+            merged[key] = _merged(below, value, (*path, key), layer)
         else:
             merged[key] = copy.deepcopy(value)
     return merged

@@ -402,10 +402,8 @@ class Worker:
         if "model" in point:
             keys |= {name: _plain(text) for name, text in model_keys(str(point["model"])).items()}
         keys = spread_keys(point, self._question.base, self._machine.device.gpus) | keys
-        tree = self._base.without("arms", "sweep")
-        for key, value in keys.items():
-            tree = tree.overlaid(tree_of_key(key, value, f"{key}={shown(value)}"))
-        scenario, problems = check_variant(tree)
+        changes = [tree_of_key(key, value, f"{key}={shown(value)}") for key, value in keys.items()]
+        scenario, problems = check_variant(self._base.without("arms", "sweep").overlaid(*changes))
         if scenario is None:
             raise as_user_error(problems, "the point")
         return scenario

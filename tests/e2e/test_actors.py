@@ -389,6 +389,37 @@ def test_ctrl_c_ends_everything_at_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_a_signal_while_ray_starts_ends_it_and_leaves_nothing(
+    name: str, material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    """To the group, as ``timeout`` sends it: Ray's own server would be gone, and Ray waits for that for 60 s."""
+    scenario_of(material, f"{PACED}transport: {{type: shared_memory}}\n", "starting")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", str(material / "starting.yaml"), f"--out={tmp_path}"],
+        env=os.environ | traces.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    driver = psutil.Process(process.pid)
+    try:
+        wait_until(
+            lambda: name in {each.name() for each in driver.children(recursive=True)}, f"{name} was started", 120
+        )
+        os.killpg(process.pid, signal.SIGTERM)
+        errors = process.communicate(timeout=50)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].startswith("interrupted"), errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []  # no run had begun
+    traces.assert_nothing_left()
+
+
+@pytest.mark.slow
 def test_a_killed_driver_leaves_no_process_and_no_folder(
     material: Path, traces: Traces, tmp_path: Path, wait_until: WaitUntil
 ) -> None:

@@ -114,6 +114,16 @@ def test_switching_the_type_keeps_what_both_types_have():
     assert variant.scenario.model == FolderModelSettings(path="x", precision="bfloat16")
 
 
+def test_an_arm_keeps_the_range_that_its_sweep_point_sets():
+    found = expanded(
+        loss={"cliprange": 0.2},
+        arms={"ppo": {}, "gspo": {"loss.ratio_level": "sequence"}},
+        sweep={"loss.cliprange": [0.001, 0.01]},
+    )
+    levels = [(variant.scenario.loss.ratio_level, variant.scenario.loss.cliprange) for variant in found]
+    assert levels == [("token", 0.001), ("sequence", 0.001), ("token", 0.01), ("sequence", 0.01)]
+
+
 def test_a_broken_rule_names_the_runs_that_break_it():
     message = refused(arms={"good": {}, "bad": {"group_size": 6}}, sweep={"seed": [0, 1]})
     assert "in `bad,seed=0`, `bad,seed=1`: group_size 6 does not divide rollout_batch_size 64" in message

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import FolderModelSettings, JsonlTaskSettings, PresetModelSettings, Scenario, load_scenario
+from harness.grpo import LossOptions
+from harness.scenario import (
+    FolderModelSettings,
+    JsonlTaskSettings,
+    PresetModelSettings,
+    Scenario,
+    expand,
+    load_scenario,
+)
 from tests.messages import facts
 
 
@@ -312,6 +320,60 @@ def test_another_type_drops_the_keys_that_only_the_old_type_has(folder):
     text = "model: {type: preset, preset: tiny, warm_start: false, precision: bfloat16}\n"
     scenario = load_text(folder, text, "model.type=folder", "model.path=some/folder")
     assert scenario.model == FolderModelSettings(path="some/folder", precision="bfloat16")
+
+
+RANGE_OF_TOKENS = "loss: {type: grpo_clip, cliprange: 0.2, cliprange_high: 0.3}\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranges"),
+    [
+        ((), (0.2, 0.3)),
+        (("loss.ratio_level=sequence",), (3e-4, 4e-4)),
+        (("loss.type=cispo",), (1.0, 4.0)),
+        (("loss.type=cispo", "loss.ratio_level=sequence"), (1.0, 4.0)),
+        (("loss={type: cispo}",), (1.0, 4.0)),
+        (("loss.type=own", "loss.function=losses:mine"), (0.2, 0.3)),  # is handed what there is
+        (("loss.type=grpo_clip", "loss.ratio_level=token"), (0.2, 0.3)),  # what it was
+        (("loss.ratio_level=sequence", "loss.cliprange=0.001"), (1e-3, 1e-3)),
+        (("loss.cliprange=0.001", "loss.ratio_level=sequence"), (1e-3, 1e-3)),  # what is set beside it stays
+        (("loss={ratio_level: sequence, cliprange_high: 0.002}",), (3e-4, 2e-3)),
+        (("loss.type=cispo", "loss.cliprange=0.5"), (0.5, 0.5)),
+    ],
+)
+def test_a_range_for_ratios_of_another_kind_is_not_inherited(folder, overrides, ranges):
+    """GSPO's and CISPO's own are those of arXiv:2507.18071 and of TRL; tests/grpo has them with their source."""
+    loss = load_text(folder, RANGE_OF_TOKENS, *overrides).loss
+    function = "own" if loss.type == "own" else None
+    options = LossOptions(
+        loss.type,
+        loss.cliprange,
+        loss.cliprange_high,
+        ratio_level=loss.ratio_level,
+        own=function and (lambda **_: None),
+    )
+    assert options.clip_range == ranges
+
+
+def test_a_file_and_an_arm_inherit_no_range_for_another_ratio_either(folder):
+    (folder / "base.yaml").write_text(RANGE_OF_TOKENS)
+    child = (
+        "extends: base\nloss: {ratio_level: sequence}\narms:\n  gspo: {}\n  wide: {loss.cliprange: 0.002}\n"
+        "  tokens: {loss.ratio_level: token}\n  cispo: {loss.cliprange: 0.9, loss.type: cispo}\n"
+    )
+    ranges = {
+        variant.arm: (variant.scenario.loss.cliprange, variant.scenario.loss.cliprange_high)
+        for variant in expand(load_text(folder, child))
+    }
+    assert ranges == {
+        "gspo": (None, None), "wide": (0.002, None), "tokens": (None, None), "cispo": (0.9, None)
+    }  # fmt: skip
+
+
+def test_bounds_of_other_weights_are_not_inherited(folder):
+    text = "loss: {importance: {mode: icepop, cap: 3.0, floor: 0.4}}\n"
+    importance = load_text(folder, text, "loss.importance.mode=tis").loss.importance
+    assert (importance.cap, importance.floor) == (None, None)
 
 
 def test_a_setting_below_a_block_that_the_file_leaves_out_needs_no_type(folder):

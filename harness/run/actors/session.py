@@ -13,25 +13,30 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 import ray
+from ray._private import services
 from ray._private import utils as ray_utils
 from ray._private.services import canonicalize_bootstrap_address
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # absent from its stub
 
 from harness.core.allocator import allocator_environment
 from harness.core.errors import UserError
-from harness.core.interrupts import holding_interrupts
+from harness.core.interrupts import ended_by_first_interrupt, holding_interrupts
+from harness.core.marked_processes import MARKS, end_marked, with_mark
 from harness.core.own_folder import OwnFolder
 from harness.probes.nsight import SESSION_CONFIG
 from harness.probes.windows import process_name
 from harness.run.memory.fit import free_main_memory
 from harness.run.memory.plan import object_store_bytes
 
+ENDING_S = 5.0
+"""Seconds in which a start that was interrupted ends in order."""
 PROBE_S = 5.0
 """Seconds that a cluster may take to accept a connection."""
 LEAST_FILES = 1024
@@ -81,19 +86,19 @@ class RaySession:
             self._store_bytes = object_store_bytes(weights, free_main_memory(), shared)
         self._own_folder = OwnFolder()
         self.address, self.folder = address, self._own_folder.path
-        try:
-            # stopped half-way through its start, Ray leaves processes behind
-            with warnings.catch_warnings(), holding_interrupts(), _own_sigterm():
-                warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
-                if self.is_local and not {_TOKEN, _TOKEN_PATH} & os.environ.keys():
-                    self._make_token()
-                ray.init(**self._options(cpus, gpus))
-        except Exception as error:  # Ray raises all kinds, also bare ones
-            self.close()
-            raise _no_cluster(address, error) from error
-        except BaseException:
-            self.close()
-            raise
+        with ended_by_first_interrupt(ENDING_S), _marked() as mark:
+            try:
+                with warnings.catch_warnings(), _own_signals():
+                    warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
+                    if self.is_local and not {_TOKEN, _TOKEN_PATH} & os.environ.keys():
+                        self._make_token()
+                    ray.init(**self._options(cpus, gpus))
+            except BaseException as error:
+                self.close()
+                end_marked(mark)  # what Ray leaves behind that was stopped half-way through its start
+                if isinstance(error, Exception):  # Ray raises all kinds, also bare ones
+                    raise _no_cluster(address, error) from error
+                raise
 
     def _options(self, cpus: int | None, gpus: int | None) -> dict[str, Any]:
         quiet = {"configure_logging": True, "logging_level": logging.ERROR, "log_to_driver": False}
@@ -138,18 +143,36 @@ class RaySession:
 
 
 @contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Keep Ray from answering SIGTERM: it would print a stack and leave with exit code 1, the run marked failed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
+def _marked() -> Iterator[str]:
+    """Have what is started in the block bear a mark of its own, which is returned; see ``core.marked_processes``."""
+    before = os.environ.get(MARKS)
+    environment, mark = with_mark(os.environ)
+    os.environ[MARKS] = environment[MARKS]
+    try:
+        yield mark
+    finally:
+        os.environ.pop(MARKS)
+        if before is not None:
+            os.environ[MARKS] = before
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep Ray from answering SIGTERM: it would print a stack and leave with exit code 1, the run marked failed.
+
+    Its processes get a session of their own, so that a signal to the command's group, as ``timeout`` and terminals send
+    it, does not end them before the command: it would wait for them.
+    """
+    of_ray: Any = services
+    before, popen = signal.getsignal(signal.SIGTERM), of_ray.ConsolePopen
     kept, ray_utils.set_sigterm_handler = ray_utils.set_sigterm_handler, lambda handler: None
+    of_ray.ConsolePopen = partial(popen, start_new_session=True)
     try:
         yield
     finally:
-        ray_utils.set_sigterm_handler = kept
-        signal.signal(signal.SIGTERM, before)  # its library in C has set one of its own
+        of_ray.ConsolePopen, ray_utils.set_sigterm_handler = popen, kept
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # its library in C has set one of its own
 
 
 def _check_limits() -> None:

@@ -216,9 +216,7 @@ def read_change(run: Run, recording: Recording, settings: Sequence[str], scales:
     """
     before = scenario_of(run)
     tree = _tree(before.model_dump(mode="json"), str(run.folder / SCENARIO)).without("arms", "sweep")
-    for text in settings:
-        tree = tree.overlaid(_setting(text))
-    after = _checked(tree, "the changed run")
+    after = _checked(tree.overlaid(*map(_setting, settings)), "the changed run")
     keys = tuple(differing(before.model_dump(mode="json"), after.model_dump(mode="json")))
     for key in keys:
         _refuse_unless_known(key)
