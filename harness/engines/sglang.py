@@ -34,7 +34,7 @@ from harness.engines.requests import StopStrings, check_request, check_scored
 from harness.engines.rng import pinned_lengths, stream_rows
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.weights import check_names_and_shapes
-from harness.models.ends import end_tokens
+from harness.models.ends import GENERATION, end_tokens
 from harness.models.storage import save_policy
 
 POLL_S = 0.05
@@ -69,6 +69,7 @@ def sglang_engine(
     with OwnFolder() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
+        (folder / GENERATION).write_text("{}")  # end tokens are those of each request
         engine = _start(engine_options(folder, settings))
     return SglangEngine(
         engine,

@@ -53,7 +53,7 @@ from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
 from harness.engines.vllm_weights import in_memory_file, packed_away, put, put_file
 from harness.engines.weights import check_names_and_shapes
-from harness.models.ends import end_tokens
+from harness.models.ends import GENERATION, end_tokens
 from harness.models.storage import save_policy
 
 
@@ -91,6 +91,7 @@ def vllm_engine(
     with OwnFolder() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
+        (folder / GENERATION).write_text("{}")  # vLLM would ban its end tokens beside those of a request
         llm = _start(folder, options, device, head_size(model.config))
     return VllmEngine(
         llm,

@@ -166,7 +166,6 @@ def vllm_options(
         "max_num_seqs": settings.max_batch + SPARE_ROWS,
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # end tokens and sampling are those of each request, whatever the folder says
         "async_scheduling": False,  # a step's tokens are of the weights in place when it was made
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

@@ -250,5 +250,5 @@ def _scaled_logits(hidden_RC: Tensor, weight_VC: Tensor, temperature: float, ban
     if temperature != 1.0:
         z_RV /= temperature
     if banned_ER is not None:
-        ban_tokens(z_RV, banned_ER)
+        ban_tokens(z_RV, banned_ER, Tensor.scatter_)
     return z_RV

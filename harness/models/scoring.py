@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ def score_tokens(
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     if banned_EM is not None:
-        logits_MV = ban_tokens(logits_MV.clone(), banned_EM)
+        logits_MV = ban_tokens(logits_MV, banned_EM)
     all_log_probs_MV = logits_MV.log_softmax(-1)
     log_probs_M = all_log_probs_MV.gather(-1, token_ids_M[:, None])[:, 0]
     if not with_entropy:
@@ -69,11 +70,14 @@ def score_tokens(
     return log_probs_M, _entropy(all_log_probs_MV.detach())
 
 
-def ban_tokens(logits_MV: Tensor, banned_EM: Tensor) -> Tensor:
-    """Put minus infinity at each row's banned tokens, in place; -1 is none."""
+def ban_tokens(
+    logits_MV: Tensor, banned_EM: Tensor, scatter: Callable[[Tensor, int, Tensor, Tensor], Tensor] = torch.scatter
+) -> Tensor:
+    """Return the logits with minus infinity at each row's banned tokens; -1 is none. ``scatter`` may work in place."""
     for banned_M in banned_EM:  # one after another: those that are none all stand at 0
         index_M1 = banned_M.clamp(min=0)[:, None]
-        logits_MV.scatter_(1, index_M1, torch.where(banned_M[:, None] >= 0, -torch.inf, logits_MV.gather(1, index_M1)))
+        replaced_M1 = torch.where(banned_M[:, None] >= 0, -torch.inf, logits_MV.gather(1, index_M1))
+        logits_MV = scatter(logits_MV, 1, index_M1, replaced_M1)
     return logits_MV
 
 
