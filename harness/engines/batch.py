@@ -23,6 +23,7 @@ from harness.core.types import Completion, SamplingParams
 from harness.engines.requests import StopStrings, check_request, check_scored, decode_text
 from harness.engines.rng import pinned_lengths, row_uniforms, stream_rows
 from harness.engines.sampling import draw
+from harness.models.ends import end_tokens
 
 Row = tuple[int, int]
 """(prompt index, sample index)."""
@@ -88,18 +89,24 @@ class BatchSampler:
 
     Args:
         backend: the model side.
-        tokenizer: knows the end of sequence and decodes.
+        tokenizer: decodes.
         max_batch: most rows decoded at a time.
         should_stop: polled before every token; true raises ``Interrupted``.
+        ends: tokens that end a response; None: the tokenizer's end of sequence.
     """
 
     def __init__(
-        self, backend: DecodeBackend, tokenizer: Tokenizer, max_batch: int, should_stop: Callable[[], bool] | None
+        self,
+        backend: DecodeBackend,
+        tokenizer: Tokenizer,
+        max_batch: int,
+        should_stop: Callable[[], bool] | None,
+        ends: Sequence[int] | None = None,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch is {max_batch}, must be at least 1")
         self._backend, self._tokenizer, self._max_batch = backend, tokenizer, max_batch
-        self._should_stop = should_stop
+        self._should_stop, self._ends = should_stop, end_tokens(None, tokenizer) if ends is None else ends
         self.stats = DecodeStats()
 
     def generate(
@@ -118,7 +125,7 @@ class BatchSampler:
             RunStopped: the model's logits are not numbers.
         """
         check_request(prompts, num_samples, sampling, self._backend.vocab_size, self._backend.context_length)
-        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens)
+        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._backend.vocab_size)
         self.stats = DecodeStats()
         started_with = self._backend.version
         completions: dict[Row, Completion] = {}
@@ -166,8 +173,7 @@ class BatchSampler:
         """Draw and record a token for each live row, let finished rows leave, and return the tokens that go on."""
         uniforms_R = None if uniforms_TR is None else batch.of_live_rows(uniforms_TR[batch.length])
         goes_on = sampling.pinned_lengths is not None or batch.length < sampling.min_tokens
-        banned = self._tokenizer.eos_token_id if goes_on else None
-        tokens_R, log_probs_R = draw(logits_RV, sampling, uniforms_R, banned)
+        tokens_R, log_probs_R = draw(logits_RV, sampling, uniforms_R, batch.ends if goes_on else ())
         finished = batch.record(*_on_host(tokens_R, log_probs_R), self._backend.logits_version)
         if finished is None or batch.is_done:
             return tokens_R
@@ -241,6 +247,7 @@ class _Rows:
             stops,
             pinned_R,
         )
+        self.ends, self._ends_E1 = stops.ends, np.array(stops.ends, dtype=np.int64)[:, None]
         self._token_ids_TR = np.zeros(shape, dtype=np.int64)
         self._log_probs_TR = np.zeros(shape, dtype=np.float32)
         self._versions_T = np.zeros(sampling.max_tokens, dtype=np.int64)
@@ -291,7 +298,7 @@ class _Rows:
             return np.asarray(self._pinned_R[self._row_in_slot] == self.length)
         if self.length <= self._sampling.min_tokens:
             return np.zeros(len(tokens), dtype=np.bool_)
-        finished = tokens == self._tokenizer.eos_token_id
+        finished = (tokens == self._ends_E1).any(0)
         if self._stops:
             for slot, token in enumerate(tokens.tolist()):
                 if not finished[slot] and self._stops.is_suspect(token):

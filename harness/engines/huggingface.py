@@ -21,6 +21,7 @@ from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.weights import check_names_and_shapes
+from harness.models.ends import end_tokens
 
 
 class TransformersBackend:
@@ -103,9 +104,10 @@ class HuggingFaceEngine:
 
     Args:
         model: becomes the engine's own, weights and all: hand over a copy of a model that is trained elsewhere.
-        tokenizer: gives the end of sequence and decodes.
+        tokenizer: decodes.
         max_batch: most rows decoded at a time; larger requests are served in turns.
         should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
+        ends: tokens that end a response; None: those that model and tokenizer name.
     """
 
     def __init__(
@@ -115,10 +117,12 @@ class HuggingFaceEngine:
         *,
         max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
+        ends: Sequence[int] | None = None,
     ) -> None:
         self._model = model.eval().requires_grad_(False)
         self._backend = TransformersBackend(model)
-        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop)
+        ends = end_tokens(model, tokenizer) if ends is None else ends
+        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop, ends)
         self._weights_in_use = threading.Lock()
 
     @property

@@ -23,6 +23,7 @@ from harness.engines.swaps import Swaps
 from harness.engines.weights import InferenceWeights, build_weights
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.models.ends import end_tokens
 from harness.models.sorting import SortingModel
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -52,13 +53,14 @@ class NativeEngine:
 
     Args:
         config: the model's shape.
-        tokenizer: gives the end of sequence and decodes.
+        tokenizer: decodes.
         precision: of weights and hidden states.
         kv_cache: precision of cached keys and values and of the products with them; softmax is float32 either way.
         device: where weights and cache live.
         max_batch: most rows decoded at a time; larger requests are served in turns.
         should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
         keeps_loaded: see ``Swaps``.
+        ends: tokens that end a response; None: the tokenizer's end of sequence.
 
     Attributes:
         swaps: of weights within a call.
@@ -75,6 +77,7 @@ class NativeEngine:
         max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
         keeps_loaded: bool = False,
+        ends: Sequence[int] | None = None,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
         self._new_decoder = partial(CachedDecoder, config, _DTYPES[precision], self._device, _DTYPES[kv_cache])
@@ -84,7 +87,7 @@ class NativeEngine:
         self.swaps: Swaps[InferenceWeights] = Swaps(
             partial(setattr, self._decoder, "weights"), keeps_loaded, should_stop
         )
-        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, self._before_pass)
+        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, self._before_pass, ends)
 
     @property
     def context_length(self) -> int:
@@ -167,11 +170,12 @@ def native_engine(
     max_batch: int = 256,
     should_stop: Callable[[], bool] | None = None,
     keeps_loaded: bool = False,
+    ends: Sequence[int] | None = None,
 ) -> NativeEngine | HuggingFaceEngine | SortingEngine:
     """Return the harness' own engine for a policy, with a copy of its weights.
 
     A ``DecoderLM`` gets the ``NativeEngine``, a ``SortingModel`` the ``SortingEngine``; a model of transformers is
-    copied into a ``HuggingFaceEngine``.
+    copied into a ``HuggingFaceEngine``. Responses end with ``ends``; None: with those that policy and tokenizer name.
 
     Raises:
         UserError: ``kv_cache`` for a policy that does not run on the project's own code.
@@ -180,13 +184,20 @@ def native_engine(
         raise UserError(
             f"{type(model).__name__} keeps its own cache, not one in {kv_cache}", "engine.kv_cache", "leave it out"
         )
+    ends = end_tokens(model, tokenizer) if ends is None else ends
     if isinstance(model, SortingModel):
         return SortingEngine(
-            model, tokenizer, dtype=_DTYPES[precision], device=device, max_batch=max_batch, should_stop=should_stop
+            model,
+            tokenizer,
+            dtype=_DTYPES[precision],
+            device=device,
+            max_batch=max_batch,
+            should_stop=should_stop,
+            ends=ends,
         )
     if not isinstance(model, DecoderLM):
         copied = copy.deepcopy(model).to(device=device, dtype=_DTYPES[precision])
-        return HuggingFaceEngine(copied, tokenizer, max_batch=max_batch, should_stop=should_stop)
+        return HuggingFaceEngine(copied, tokenizer, max_batch=max_batch, should_stop=should_stop, ends=ends)
     engine = NativeEngine(
         model.config,
         tokenizer,
@@ -196,6 +207,7 @@ def native_engine(
         max_batch=max_batch,
         should_stop=should_stop,
         keeps_loaded=keeps_loaded,
+        ends=ends,
     )
     engine.load_weights(model.state_dict())
     return engine

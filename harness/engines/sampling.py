@@ -1,4 +1,4 @@
-"""Drawing tokens from logits: temperature, top-p and a ban on the end of sequence.
+"""Drawing tokens from logits: temperature, top-p and a ban on the end tokens.
 
 A token is drawn by inverting the cumulative distribution at a uniform number that was drawn beforehand from the row's
 own stream (see ``rng``): one uniform a token instead of one noise value for each entry of the vocabulary, and the
@@ -7,7 +7,7 @@ same token whatever batch the row is computed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from harness.core.types import SamplingParams
 
 
 def draw(
-    logits_RV: Tensor, sampling: SamplingParams, uniforms_R: Tensor | None, banned: int | None = None
+    logits_RV: Tensor, sampling: SamplingParams, uniforms_R: Tensor | None, banned: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
     """Draw one token for each row.
 
@@ -28,15 +28,15 @@ def draw(
         logits_RV: (R, V) float32; overwritten.
         sampling: temperature and top-p.
         uniforms_R: (R,) in [0, 1); not needed at temperature 0.
-        banned: a token that must not be drawn.
+        banned: tokens that must not be drawn.
 
     Returns:
         token ids (R,) int64, and their log-probabilities (R,) float32 under the distribution they were drawn from:
-        without the banned token, after temperature and top-p, renormalised. At temperature 0 they are those of
-        temperature 1 (still without the banned token).
+        without the banned tokens, after temperature and top-p, renormalised. At temperature 0 they are those of
+        temperature 1 (still without the banned tokens).
     """
-    if banned is not None:
-        logits_RV[:, banned] = -torch.inf
+    for token in banned:
+        logits_RV[:, token] = -torch.inf
     if sampling.temperature == 0:
         return _greedy(logits_RV)
     if sampling.temperature != 1:

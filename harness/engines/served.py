@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.core.errors import Diverged
 from harness.core.protocols import Tokenizer
-from harness.core.types import Completion
+from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
 from harness.engines.requests import StopStrings, decode_text
 
@@ -16,17 +16,18 @@ from harness.engines.requests import StopStrings, decode_text
 class ServedRow:
     """One response on its way.
 
-    The engine is asked for at most ``max_tokens`` tokens and stops at the end of sequence by itself; stop strings are
-    found here, by the same rule as in the harness' own engines.
+    The engine is asked for at most ``max_tokens`` tokens; end tokens and stop strings are found here too, by the same
+    rule as in the harness' own engines. A response of pinned length ends with neither.
 
     Args:
         row: (prompt index, sample index).
-        min_tokens: a stop string completed within so many tokens does not count.
-        stops: the stop strings; empty ones for a response of pinned length.
+        sampling: of the request.
+        stops: its end tokens and stop strings.
     """
 
-    def __init__(self, row: Row, min_tokens: int, stops: StopStrings) -> None:
-        self.row, self._min_tokens, self._stops = row, min_tokens, stops
+    def __init__(self, row: Row, sampling: SamplingParams, stops: StopStrings) -> None:
+        self.row, self._min_tokens, self._stops = row, sampling.min_tokens, stops
+        self._is_pinned = sampling.pinned_lengths is not None
         self.token_ids: list[int] = []
         self.log_probs: list[float] = []
         self.versions: list[int] = []
@@ -38,7 +39,7 @@ class ServedRow:
         Args:
             token_ids, log_probs: of the tokens.
             version: of the weights that sampled them.
-            finish: why the engine ended the response; None: it goes on. ``stop`` means the end of sequence.
+            finish: why the engine ended the response; None: it goes on.
 
         Attributes set: ``is_done`` when nothing follows, ``was_cut`` where the engine has to be told so.
         """
@@ -48,17 +49,17 @@ class ServedRow:
             self.token_ids.append(token)
             self.log_probs.append(log_prob)
             self.versions.append(version)
-            if self._completes_a_stop_string(token):
+            if self._ends_it(token):
                 self.is_done = self._ended = True
         if finish is not None:
             self.is_done, self._ended = True, self._ended or finish == "stop"
         else:
             self.was_cut = self.is_done
 
-    def _completes_a_stop_string(self, token: int) -> bool:
-        if not self._stops or len(self.token_ids) <= self._min_tokens or not self._stops.is_suspect(token):
+    def _ends_it(self, token: int) -> bool:
+        if self._is_pinned or len(self.token_ids) <= self._min_tokens:
             return False
-        return self._stops.completed_by_last(self.token_ids)
+        return token in self._stops.ends or self._stops.is_completed_by_last(self.token_ids)
 
     def completion(self, tokenizer: Tokenizer, with_versions: bool) -> Completion:
         """Return the row as a completion.

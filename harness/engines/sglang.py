@@ -6,7 +6,7 @@ starts; weights go to it as handles of CUDA memory. What is left out since only 
 and why the rest stays: docs/sglang.md.
 
 What its log-probabilities are (``python/sglang/srt/layers/sampler.py``): log softmax(logits / temperature), of the
-whole distribution also where ``top_p`` cuts it, so ``top_p`` below 1 is refused here. The ban on the end of sequence is
+whole distribution also where ``top_p`` cuts it, so ``top_p`` below 1 is refused here. The ban on the end tokens is
 part of the logits. Those of given tokens (``input_token_logprobs``) are at temperature 1 whatever the request says.
 """
 
@@ -34,6 +34,7 @@ from harness.engines.requests import StopStrings, check_request, check_scored
 from harness.engines.rng import pinned_lengths, stream_rows
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.weights import check_names_and_shapes
+from harness.models.ends import GENERATION, end_tokens
 from harness.models.storage import save_policy
 
 POLL_S = 0.05
@@ -47,6 +48,7 @@ def sglang_engine(
     model: nn.Module,
     tokenizer: Any,
     *,
+    ends: Sequence[int] | None = None,
     device: str = "cuda",
     should_stop: Callable[[], bool] | None = None,
 ) -> SglangEngine:
@@ -56,6 +58,7 @@ def sglang_engine(
         settings: see ``SglangEngineSettings``.
         model: the policy: a ``DecoderLM`` or a model of transformers.
         tokenizer: of the policy.
+        ends: tokens that end a response; None: those that policy and tokenizer name, see ``models.ends``.
         device: must be ``cuda``.
         should_stop: polled while SGLang samples; true ends ``generate`` with ``Interrupted``.
 
@@ -66,8 +69,17 @@ def sglang_engine(
     with OwnFolder() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
+        (folder / GENERATION).write_text("{}")  # end tokens are those of each request
         engine = _start(engine_options(folder, settings))
-    return SglangEngine(engine, model, tokenizer, max_batch=settings.max_batch, device=device, should_stop=should_stop)
+    return SglangEngine(
+        engine,
+        model,
+        tokenizer,
+        ends=ends,
+        max_batch=settings.max_batch,
+        device=device,
+        should_stop=should_stop,
+    )
 
 
 def check_sglang_usable(device: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -131,7 +143,8 @@ class SglangEngine:
     Args:
         engine: SGLang's ``Engine``.
         model: the policy, whose names and shapes each load must have; it is not kept.
-        tokenizer: gives the end of sequence and decodes.
+        tokenizer: decodes.
+        ends: tokens that end a response; None: those that policy and tokenizer name.
         max_batch: most rows sampled at a time.
         device: where weights are put before they are handed over.
         should_stop: polled while SGLang samples.
@@ -143,12 +156,13 @@ class SglangEngine:
         model: nn.Module,
         tokenizer: Tokenizer,
         *,
+        ends: Sequence[int] | None = None,
         max_batch: int = 256,
         device: str = "cuda",
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._engine, self._tokenizer, self._max_batch, self._device = engine, tokenizer, max_batch, device
-        self._should_stop = should_stop
+        self._should_stop, self._ends = should_stop, end_tokens(model, tokenizer) if ends is None else ends
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
         self._second_names = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         config: Any = model.config
@@ -192,10 +206,9 @@ class SglangEngine:
         check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
         _require_whole_distribution(sampling)
         order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
-        pinned = sampling.pinned_lengths is not None
-        stops = StopStrings(self._tokenizer, () if pinned else sampling.stop, sampling.min_tokens)
-        rows = [ServedRow(row, sampling.min_tokens, stops) for row in order]
-        params = request_params(stream_rows(order, places), sampling, seed)
+        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._vocab_size)
+        rows = [ServedRow(row, sampling, stops) for row in order]
+        params = request_params(stream_rows(order, places), sampling, seed, stops)
         with self._lock:
             for first in range(0, len(order), self._max_batch):
                 part = slice(first, first + self._max_batch)
@@ -243,11 +256,13 @@ class SglangEngine:
         return answers
 
 
-def request_params(streams: Sequence[Row], sampling: SamplingParams, seed: int) -> list[dict[str, Any]]:
+def request_params(
+    streams: Sequence[Row], sampling: SamplingParams, seed: int, stops: StopStrings
+) -> list[dict[str, Any]]:
     """Return SGLang's sampling parameters of each row.
 
     Stop strings are handed over so that SGLang stops there, unless they are to be ignored at first, which it cannot;
-    ``ServedRow`` finds them in any case. A row of pinned length never draws the end of sequence.
+    ``ServedRow`` finds them in any case. A row of pinned length never draws an end token.
     """
     lengths = (
         None if sampling.pinned_lengths is None else pinned_lengths(seed, streams, sampling.pinned_lengths).tolist()
@@ -261,9 +276,10 @@ def request_params(streams: Sequence[Row], sampling: SamplingParams, seed: int) 
             "max_new_tokens": most,
             "min_new_tokens": sampling.min_tokens if lengths is None else most,
             "sampling_seed": derive_seed(seed, *stream) % 2**31,
+            "stop_token_ids": list(stops.ends),
             "skip_special_tokens": True,
         }
-        params.append(own | ({"stop": list(sampling.stop)} if sampling.stop and stops_itself else {}))
+        params.append(own | ({"stop": list(stops.texts)} if stops.texts and stops_itself else {}))
     return params
 
 

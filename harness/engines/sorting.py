@@ -20,6 +20,7 @@ from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.requests import check_sampling
 from harness.engines.weights import check_names_and_shapes
+from harness.models.ends import end_tokens
 from harness.models.sorting import SortingModel
 
 
@@ -84,11 +85,12 @@ class SortingEngine:
 
     Args:
         model: copied.
-        tokenizer: decodes; its end of sequence may be a token that the model does not know.
+        tokenizer: decodes.
         dtype: of the copy.
         device: of the copy.
         max_batch: most rows drawn at a time.
         should_stop: polled before every position; true ends ``generate`` with ``Interrupted``.
+        ends: tokens that end a response before its last position; None: those that model and tokenizer name.
     """
 
     context_length = None
@@ -102,11 +104,13 @@ class SortingEngine:
         device: str | torch.device = "cpu",
         max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
+        ends: Sequence[int] | None = None,
     ) -> None:
         copied = copy.deepcopy(model).to(device=device, dtype=dtype).requires_grad_(False)
         self._backend = _SortingBackend(_Loaded(copied, 0))
-        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop)
-        self._can_end_early = int(tokenizer.eos_token_id) < model.vocab_size
+        ends = end_tokens(model, tokenizer) if ends is None else ends
+        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop, ends)
+        self._can_end_early = bool(ends)
 
     @property
     def last_stats(self) -> DecodeStats:

@@ -53,6 +53,7 @@ from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
 from harness.engines.vllm_weights import in_memory_file, packed_away, put, put_file
 from harness.engines.weights import check_names_and_shapes
+from harness.models.ends import GENERATION, end_tokens
 from harness.models.storage import save_policy
 
 
@@ -61,6 +62,7 @@ def vllm_engine(
     model: nn.Module,
     tokenizer: Any,
     *,
+    ends: Sequence[int] | None = None,
     device: str = "cpu",
     sleeps: bool = False,
     neighbours: Neighbours = ALONE,
@@ -74,6 +76,7 @@ def vllm_engine(
         settings: see ``VllmEngineSettings``.
         model: the policy: a ``DecoderLM`` or a model of transformers.
         tokenizer: of the policy.
+        ends: tokens that end a response; None: those that policy and tokenizer name, see ``models.ends``.
         device: ``cpu`` or ``cuda``.
         sleeps: give the GPU's memory back while the engine is not asked for anything; nothing on a CPU.
         neighbours: what else the memory plan puts on the engine's GPU.
@@ -88,11 +91,13 @@ def vllm_engine(
     with OwnFolder() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
+        (folder / GENERATION).write_text("{}")  # vLLM would ban its end tokens beside those of a request
         llm = _start(folder, options, device, head_size(model.config))
     return VllmEngine(
         llm,
         model,
         tokenizer,
+        ends=ends,
         max_batch=settings.max_batch,
         workers=settings.tensor_parallel,
         sleeps=sleeps and device == "cuda",
@@ -104,7 +109,7 @@ class VllmEngine:
     """Samples from the weights that a vLLM in this process holds.
 
     Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
-    end of sequence among the first ``min_tokens`` tokens (vLLM's ``processed_logprobs``). At temperature 0 they are
+    end tokens among the first ``min_tokens`` tokens (vLLM's ``processed_logprobs``). At temperature 0 they are
     those of temperature 1.
 
     Weights may be loaded on one thread while ``generate`` runs on another: they go in between two steps, and keys and
@@ -116,7 +121,8 @@ class VllmEngine:
     Args:
         llm: vLLM's ``LLM``.
         model: the policy, whose names and shapes each load must have; it is not kept.
-        tokenizer: gives the end of sequence and decodes.
+        tokenizer: decodes.
+        ends: tokens that end a response; None: those that policy and tokenizer name.
         max_batch: most rows sampled at a time.
         workers: that the model is cut over; more than 1 are processes of their own.
         sleeps: give the GPU's memory back after each ``generate``, until the next load or call.
@@ -129,6 +135,7 @@ class VllmEngine:
         model: nn.Module,
         tokenizer: Tokenizer,
         *,
+        ends: Sequence[int] | None = None,
         max_batch: int = 256,
         workers: int = 1,
         sleeps: bool = False,
@@ -138,6 +145,7 @@ class VllmEngine:
             raise ValueError(f"max_batch is {max_batch}, must be at least 1")
         self._llm, self._tokenizer, self._max_batch, self._workers = llm, tokenizer, max_batch, workers
         self._sleeps, self._should_stop = sleeps, should_stop
+        self._ends = end_tokens(model, tokenizer) if ends is None else ends
         self._requests = Requests(llm.llm_engine)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
         stored = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -195,11 +203,11 @@ class VllmEngine:
         order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
         streams = dict(zip(order, stream_rows(order, places), strict=True))
         lengths = lengths_of(streams, sampling, seed)
-        stops = StopStrings(self._tokenizer, () if lengths else sampling.stop, sampling.min_tokens)
-        waiting = deque(ServedRow(row, sampling.min_tokens, stops) for row in order)
+        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._vocab_size)
+        waiting = deque(ServedRow(row, sampling, stops) for row in order)
         rows = tuple(waiting)
         with self._awake(then="sleep"):
-            self._run(waiting, prompts, sampling, lengths, streams, seed)
+            self._run(waiting, prompts, sampling, stops.ends, lengths, streams, seed)
         return to_completions(rows, len(prompts), started_with, self._tokenizer)
 
     def score(
@@ -248,6 +256,7 @@ class VllmEngine:
         waiting: deque[ServedRow],
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
+        ends: Sequence[int],
         lengths: Mapping[Row, int],
         streams: Mapping[Row, Row],
         seed: int,
@@ -263,9 +272,7 @@ class VllmEngine:
                     row = waiting.popleft()
                     own_seed = derive_seed(seed, *streams[row.row])
                     length = lengths.get(row.row)
-                    params = _sampling_params(
-                        **row_options(sampling, own_seed, ends=[self._tokenizer.eos_token_id], length=length)
-                    )
+                    params = _sampling_params(**row_options(sampling, own_seed, ends=ends, length=length))
                     under_way[self._requests.add(prompts[row.row[0]], params, into(row))] = row
                 goes_on = self._requests.step()
                 steps += 1

@@ -89,7 +89,7 @@ def row_options(sampling: SamplingParams, seed: int, *, ends: Sequence[int], len
         sampling: of the request.
         seed: of the row.
         ends: tokens that end a response.
-        length: where it is pinned; such a row must not draw the end of sequence before it.
+        length: where it is pinned; such a row must not draw an end token before it.
     """
     return {
         "temperature": sampling.temperature,

@@ -31,6 +31,7 @@ from harness.evaluate.results import results
 from harness.models.chat import chat_encoder
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
+from harness.run.builders import response_ends
 from harness.run.errors import settings_as_arguments
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 from harness.tasks.scoring import GroupRewards, RewardFailed
@@ -191,6 +192,7 @@ def sampler_of(options: argparse.Namespace) -> Sampler:
         precision=options.precision,
         device=options.device,
         max_batch=options.batch * options.samples,
+        chat=options.chat,
     )
 
 
@@ -206,7 +208,10 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
         max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
         settings = _settings(options, questions, sampler, max_tokens)
         folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
-        with closing(Record(folder, settings, _facts())) as record:
+        ends = response_ends(sampler.policy, questions.stop)
+        with closing(Record(folder, settings, _facts() | {"end_tokens": ends.texts})) as record:
+            if ends.line and not options.quiet:
+                errors.print(Text(plain(ends.line)), soft_wrap=True)
             _say_what_is_there(record, errors, options.quiet)
             if not (options.quiet or options.max_tokens or record.is_complete) and max_tokens < LONGEST_RESPONSE:
                 said = (

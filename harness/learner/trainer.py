@@ -84,7 +84,7 @@ class TrainerOptions:
         mask_truncated: leave responses that were cut at ``max_tokens`` out of the loss (overlong filtering, DAPO,
             arXiv:2503.14476, section 3.4). They stay in their group's mean and standard deviation, and in the number of
             rollouts that ``sequence_mean`` and ``constant`` divide by, as in TRL's ``mask_truncated_completions``.
-        ban_eos_first: leave the end of sequence out of the distributions of so many first tokens of each response, as
+        ban_eos_first: leave the end tokens out of the distributions of so many first tokens of each response, as
             the engine did, so that log-probs are those of the distribution sampled from.
         temperature: of the sampling, so that log-probs are those of the distribution sampled from.
         epochs_per_batch: passes over the batch (k).
@@ -263,7 +263,7 @@ class PolicyTrainer:
         pad_token_id: fills the padded positions.
         options: see ``TrainerOptions``.
         should_stop: asked between microbatches.
-        eos_token_id: the end of sequence, needed for ``options.ban_eos_first``.
+        ends: the end tokens, needed for ``options.ban_eos_first``.
         ranks: that share the policy and its batches.
         offload: moves what only some phases use. The caller moves the weights out (``Offload.between_steps``) and has
             the reference back for ``compute_reference_log_probs``.
@@ -272,7 +272,7 @@ class PolicyTrainer:
         optimizer_step_metrics: of each optimizer step of the last training step, in order.
 
     Raises:
-        UserError: the end of sequence is to be banned and is not known.
+        UserError: the end tokens are to be banned and there are none.
     """
 
     def __init__(
@@ -281,13 +281,13 @@ class PolicyTrainer:
         pad_token_id: int,
         options: TrainerOptions,
         should_stop: Callable[[], bool] = lambda: False,
-        eos_token_id: int | None = None,
+        ends: Sequence[int] = (),
         ranks: Ranks | None = None,
         offload: Offload | None = None,
     ) -> None:
         self.offload = offload or Offload()
         self.model, self.options, self._ranks = model, options, ranks or OneProcess()
-        self._ban = _ban_of(options.ban_eos_first, eos_token_id)
+        self._ban = _ban_of(options.ban_eos_first, ends)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
         # what is cut over ranks cannot be copied; one copy at a time is whole
@@ -718,12 +718,12 @@ class PolicyTrainer:
         return scored
 
 
-def _ban_of(first: int, eos_token_id: int | None) -> TokenBan | None:
+def _ban_of(first: int, ends: Sequence[int]) -> TokenBan | None:
     if first == 0:
         return None
-    if eos_token_id is None:
-        raise UserError(f"ban_eos_first is {first}, and the tokenizer has no end of sequence", where="eos_token_id")
-    return TokenBan(eos_token_id, first)
+    if not ends:
+        raise UserError(f"ban_eos_first is {first}, and the policy has no end token", where="eos_token_id")
+    return TokenBan(tuple(ends), first)
 
 
 def plan_training_step(

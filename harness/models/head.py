@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from harness.models.activations import MAX_LOGITS, PIECE_LOGITS
 from harness.models.layers import product_dtype, widen
 from harness.models.products import add_weight_gradient, product
+from harness.models.scoring import ban_tokens
 
 LEAST_LOG_PROB = -1e4
 """Below it a probability is 0 in float32 and float64 alike."""
@@ -47,7 +48,7 @@ def score_hidden(
     with_entropy: bool,
     *,
     entropy_gradient: bool = False,
-    banned_M: Tensor | None = None,
+    banned_EM: Tensor | None = None,
     max_logits: int | None = None,
     piece_logits: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -61,7 +62,7 @@ def score_hidden(
         temperature: divides the logits.
         with_entropy: also return the entropies.
         entropy_gradient: see ``score_tokens``.
-        banned_M: see ``score_tokens``.
+        banned_EM: see ``score_tokens``.
         max_logits: most logits kept for the way back; None: ``MAX_LOGITS`` of the device.
         piece_logits: most logits computed at a time; None: ``PIECE_LOGITS`` of the device.
 
@@ -78,7 +79,7 @@ def score_hidden(
         hidden_MC,
         weight_VC,
         token_ids_M,
-        banned_M,
+        banned_EM,
         temperature,
         with_entropy,
         with_entropy and entropy_gradient,
@@ -97,7 +98,7 @@ class VocabularyPart(NamedTuple):
     group: dist.ProcessGroup
 
     def places(self, token_ids_R: Tensor) -> Tensor:
-        """Return where tokens stand in this part, (R,); -1 for those that do not."""
+        """Return where tokens stand in this part; -1 for those that do not."""
         places_R = token_ids_R - self.first
         return torch.where((places_R >= 0) & (places_R < self.size), places_R, -1)
 
@@ -139,7 +140,7 @@ class _Scores(torch.autograd.Function):
         hidden_MC: Tensor,
         weight_VC: Tensor,
         token_ids_M: Tensor,
-        banned_M: Tensor | None,
+        banned_EM: Tensor | None,
         temperature: float,
         with_entropy: bool,
         entropy_gradient: bool,
@@ -154,7 +155,7 @@ class _Scores(torch.autograd.Function):
         highest_M, sums_3M = _start(hidden)
         kept, room = [], max_logits
         for piece in _pieces(hidden, weight, rows):
-            z = _scaled_logits(hidden[piece], weight, temperature, _banned(banned_M, piece, part))
+            z = _scaled_logits(hidden[piece], weight, temperature, _banned(banned_EM, piece, part))
             highest_M[piece] = z.amax(-1).clamp_(min=torch.finfo(z.dtype).min)  # of a part, all may be banned
             scratch = torch.sub(z, highest_M[piece, None]).exp_()
             sums_3M[0, piece] = scratch.sum(-1)
@@ -172,13 +173,13 @@ class _Scores(torch.autograd.Function):
         entropy_M = normaliser_M - weighted_M / mass_M if with_entropy else None
         if entropy_M is not None and not entropy_gradient:
             ctx.mark_non_differentiable(entropy_M)
-        ctx.save_for_backward(hidden_MC, weight_VC, token_ids_M, banned_M, normaliser_M, entropy_M, *kept)
+        ctx.save_for_backward(hidden_MC, weight_VC, token_ids_M, banned_EM, normaliser_M, entropy_M, *kept)
         return chosen_M - normaliser_M, entropy_M
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_M: Tensor, grad_entropy_M: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_MC, weight_VC, token_ids_M, banned_M, normaliser_M, entropy_M, *kept = ctx.saved_tensors
+        hidden_MC, weight_VC, token_ids_M, banned_EM, normaliser_M, entropy_M, *kept = ctx.saved_tensors
         hidden, weight = hidden_MC.to(ctx.dtype), weight_VC.to(ctx.dtype)
         grad_M = (grad_M / ctx.temperature).to(normaliser_M.dtype)[:, None]
         of_hidden, of_weight = torch.zeros_like(hidden_MC), torch.zeros_like(weight_VC)
@@ -186,7 +187,7 @@ class _Scores(torch.autograd.Function):
             if number < len(kept):
                 gradient = kept[number] - normaliser_M[piece, None]
             else:
-                banned = _banned(banned_M, piece, ctx.part)
+                banned = _banned(banned_EM, piece, ctx.part)
                 gradient = _scaled_logits(hidden[piece], weight, ctx.temperature, banned).sub_(
                     normaliser_M[piece, None]
                 )
@@ -236,19 +237,18 @@ def _chosen(token_ids_R: Tensor, part: VocabularyPart | None) -> tuple[Tensor, T
     return places_R1.clamp(min=0), places_R1 >= 0
 
 
-def _banned(banned_M: Tensor | None, piece: slice, part: VocabularyPart | None) -> Tensor | None:
+def _banned(banned_EM: Tensor | None, piece: slice, part: VocabularyPart | None) -> Tensor | None:
     """Where a piece's banned tokens stand among this rank's; -1 for none."""
-    if banned_M is None or part is None:
-        return None if banned_M is None else banned_M[piece]
-    return part.places(banned_M[piece])
+    if banned_EM is None or part is None:
+        return None if banned_EM is None else banned_EM[:, piece]
+    return part.places(banned_EM[:, piece])
 
 
-def _scaled_logits(hidden_RC: Tensor, weight_VC: Tensor, temperature: float, banned_R: Tensor | None) -> Tensor:
-    """Logits over the temperature in float32 at least, minus infinity at each row's banned token; -1 is none."""
+def _scaled_logits(hidden_RC: Tensor, weight_VC: Tensor, temperature: float, banned_ER: Tensor | None) -> Tensor:
+    """Logits over the temperature in float32 at least, minus infinity at each row's banned tokens."""
     z_RV = widen(product(hidden_RC, weight_VC))
     if temperature != 1.0:
         z_RV /= temperature
-    if banned_R is not None:
-        index_R1 = banned_R.clamp(min=0)[:, None]
-        z_RV.scatter_(1, index_R1, torch.where(banned_R[:, None] >= 0, -torch.inf, z_RV.gather(1, index_R1)))
+    if banned_ER is not None:
+        ban_tokens(z_RV, banned_ER, Tensor.scatter_)
     return z_RV

@@ -224,7 +224,7 @@ def score_rows(
     token_ids_M = response_ids_BT[mask_BT]
     how: dict[str, Any] = {
         "entropy_gradient": entropy_gradient,
-        "banned_M": None if ban is None else ban.of_tokens(mask_BT),
+        "banned_EM": None if ban is None else ban.of_tokens(mask_BT),
     }
     if has_plain_head(model):
         base: Any = model.base_model

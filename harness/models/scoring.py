@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +14,21 @@ from harness.models.layers import widen
 
 @dataclass(frozen=True, slots=True)
 class TokenBan:
-    """A token that cannot be sampled among the first of a response: the end of sequence within ``min_tokens``.
+    """Tokens that cannot be sampled among the first of a response: the end tokens within ``min_tokens``.
 
     Attributes:
-        token_id: the token.
-        first: how many response tokens cannot be it.
+        token_ids: the tokens.
+        first: how many response tokens cannot be one of them.
     """
 
-    token_id: int
+    token_ids: tuple[int, ...]
     first: int
 
     def of_tokens(self, mask_BT: Tensor) -> Tensor:
-        """Return the token that is banned at each scored place (M,), in the order of the rows; -1 for none."""
-        columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-        banned_T = torch.where(columns_T < self.first, self.token_id, -1)
-        return banned_T.expand(mask_BT.shape)[mask_BT.bool()]
+        """Return the E tokens that are banned at each scored place (E, M), in the order of the rows; -1 for none."""
+        columns_M = mask_BT.nonzero()[:, 1]
+        token_ids_E1 = torch.tensor(self.token_ids, device=mask_BT.device)[:, None]
+        return torch.where(columns_M < self.first, token_ids_E1, -1)
 
 
 def score_tokens(
@@ -37,7 +38,7 @@ def score_tokens(
     with_entropy: bool,
     *,
     entropy_gradient: bool = False,
-    banned_M: Tensor | None = None,
+    banned_EM: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) at the tokens, (M,), and if asked the entropies (M,).
 
@@ -49,7 +50,7 @@ def score_tokens(
         temperature: divides the logits.
         with_entropy: also return the entropies.
         entropy_gradient: whether the entropies carry a gradient.
-        banned_M: a token for each row that its distribution leaves out, or -1; see ``TokenBan``. None: nowhere one.
+        banned_EM: tokens for each row that its distribution leaves out, or -1; see ``TokenBan``. None: nowhere one.
 
     Returns:
         Log-probabilities (M,), and entropies (M,) or None.
@@ -57,8 +58,8 @@ def score_tokens(
     logits_MV = widen(logits_MV)
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
-    if banned_M is not None:
-        logits_MV = _without(logits_MV, banned_M)
+    if banned_EM is not None:
+        logits_MV = ban_tokens(logits_MV, banned_EM)
     all_log_probs_MV = logits_MV.log_softmax(-1)
     log_probs_M = all_log_probs_MV.gather(-1, token_ids_M[:, None])[:, 0]
     if not with_entropy:
@@ -69,11 +70,15 @@ def score_tokens(
     return log_probs_M, _entropy(all_log_probs_MV.detach())
 
 
-def _without(logits_MV: Tensor, banned_M: Tensor) -> Tensor:
-    """Return the logits with minus infinity at each row's banned token."""
-    index_M1 = banned_M.clamp(min=0)[:, None]
-    replaced_M1 = torch.where(banned_M[:, None] >= 0, -torch.inf, logits_MV.gather(1, index_M1))
-    return logits_MV.scatter(1, index_M1, replaced_M1)
+def ban_tokens(
+    logits_MV: Tensor, banned_EM: Tensor, scatter: Callable[[Tensor, int, Tensor, Tensor], Tensor] = torch.scatter
+) -> Tensor:
+    """Return the logits with minus infinity at each row's banned tokens; -1 is none. ``scatter`` may work in place."""
+    for banned_M in banned_EM:  # one after another: those that are none all stand at 0
+        index_M1 = banned_M.clamp(min=0)[:, None]
+        replaced_M1 = torch.where(banned_M[:, None] >= 0, -torch.inf, logits_MV.gather(1, index_M1))
+        logits_MV = scatter(logits_MV, 1, index_M1, replaced_M1)
+    return logits_MV
 
 
 def scatter_scores(log_probs_M: Tensor, entropy_M: Tensor | None, mask_BT: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -80,7 +80,7 @@ def response_log_probs(
         temperature: logits are divided by it before the softmax.
         with_entropy: also return the entropy of each token's distribution.
         entropy_gradient: whether the entropy carries a gradient.
-        ban: a token that the distributions at the start of a response leave out; None: none.
+        ban: tokens that the distributions at the start of a response leave out; None: none.
 
     Returns:
         Log-probabilities (B, T), 0 where masked, and the entropies likewise or None; in float32, or float64 for a
@@ -108,7 +108,7 @@ def response_log_probs(
         temperature,
         with_entropy,
         entropy_gradient=entropy_gradient,
-        banned_M=None if ban is None else _fill_up(ban.of_tokens(batch.scored_mask_BT), -1),
+        banned_EM=None if ban is None else _fill_up(ban.of_tokens(batch.scored_mask_BT), -1),
     )
     return scatter_scores(*scores, batch.scored_mask_BT)
 
@@ -211,7 +211,7 @@ def _rows(packed_NHD: Tensor, slots: Tensor) -> Tensor:
 
 
 def _fill_up(values_N: Tensor, fill: int = 0, *, multiple: int = 1) -> Tensor:
-    return F.pad(values_N, (0, rounded_up(len(values_N), multiple) - len(values_N)), value=fill)
+    return F.pad(values_N, (0, rounded_up(values_N.shape[-1], multiple) - values_N.shape[-1]), value=fill)
 
 
 def _number(present: Tensor, first: Tensor | int) -> Tensor:

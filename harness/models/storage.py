@@ -21,6 +21,7 @@ from harness.core.errors import UserError
 from harness.core.regular_files import read_regular
 from harness.models.config import ModelConfig, UnsupportedModel, check_sizes
 from harness.models.decoder import DecoderLM, decoder_without_weights
+from harness.models.ends import FOLDER_DEFAULTS, GENERATION, FolderDefaults, end_tokens, write_folder_defaults
 from harness.models.products import use_fast_products
 from harness.models.shape import MOST_CONFIG_BYTES
 
@@ -47,7 +48,8 @@ def save_policy(
 
     Files are written beside the folder first. A folder that was not there appears when all are complete, in one move;
     into one that was they are moved, so that a reader never sees half a file. Weight files of an earlier save are
-    removed, other files in the folder stay.
+    removed, other files in the folder stay. A policy that came from a folder ends, begins, pads and samples as it did
+    there: the ids in ``config.json`` and all of ``generation_config.json`` are that folder's.
 
     Args:
         model: a ``DecoderLM``, saved as the family it is of, or a model of transformers.
@@ -63,6 +65,7 @@ def save_policy(
             _write_decoder(model, tokenizer, staging, weights or model.state_dict())
         else:
             model.save_pretrained(staging, state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
+        write_folder_defaults(model, staging)
         tokenizer.save_pretrained(staging)
 
 
@@ -79,8 +82,7 @@ def load_policy(
 
     Returns:
         A ``DecoderLM`` where the folder holds a Llama, Mistral or Qwen that it can run, else the model as transformers
-        builds it, in evaluation mode; and the tokenizer, with the end-of-sequence token as padding where it has none of
-        its own.
+        builds it, in evaluation mode; and the tokenizer as the folder has it.
 
     Raises:
         UserError: no such folder or hub model, no config, no safetensors weights, weights or a tokenizer that do not
@@ -94,14 +96,29 @@ def load_policy(
     stored = _stored_weights(folder)
     tokenizer = _load_tokenizer(folder, config)
     without_weights = str(device) == "meta"
+    generation = _read_object(folder / GENERATION) if (folder / GENERATION).is_file() else None
+    defaults = FolderDefaults(config, generation)
     if shape is None:
-        return _load_with_transformers(folder, dtype, stored).to("cpu" if without_weights else device).eval(), tokenizer
+        model = _load_with_transformers(folder, dtype, stored).to("cpu" if without_weights else device).eval()
+        return _with_defaults(model, defaults, tokenizer, folder), tokenizer
     empty = decoder_without_weights(shape, dtype)
+    _with_defaults(empty, defaults, tokenizer, folder)
     _require_fitting(stored, empty, shape.tie_word_embeddings)
     if without_weights:
         return empty, tokenizer
     _fill(empty.to_empty(device=device), stored)
     return empty, tokenizer
+
+
+def _with_defaults(
+    model: nn.Module, defaults: FolderDefaults, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> nn.Module:
+    """Note what a model's folder says of generation; refuse one whose responses would never end."""
+    FOLDER_DEFAULTS[model] = defaults
+    if not end_tokens(model, tokenizer):
+        what = "neither the tokenizer nor a config names an end-of-sequence token that the model knows"
+        raise UserError(what, str(folder), "set eos_token in tokenizer_config.json")
+    return model
 
 
 def _write_decoder(
@@ -113,7 +130,7 @@ def _write_decoder(
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n")
+    (folder / GENERATION).write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n")
 
 
 @contextmanager
@@ -246,12 +263,6 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
             str(folder),
             "save the tokenizer into the same folder (tokenizer.save_pretrained)",
         ) from error
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            "the tokenizer has no end-of-sequence token", str(folder), "set eos_token in tokenizer_config.json"
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     vocab_size = config.get("vocab_size")
     if isinstance(vocab_size, int) and len(tokenizer) > vocab_size:
         raise UserError(
@@ -399,13 +410,14 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _load_with_transformers(folder: Path, dtype: torch.dtype, stored: Mapping[str, _Stored]) -> nn.Module:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,
+            generation_config=GenerationConfig(),  # the folder's is kept as it is, also where it is not valid
             local_files_only=True,
             output_loading_info=True,
             trust_remote_code=False,

@@ -92,6 +92,7 @@ class Manifest:
         machine: see ``harness.probes.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
+        end_tokens: the tokens that end a response, by id with their texts; empty in runs of before it was written.
         functions: the user's own functions by the setting that names each: ``name``, and ``sha256`` of its file.
         prompt_template: what a maths prompt was made by: ``name``, ``sha256`` of its text, and the ``text``.
         segments: where the run went on from a checkpoint, in order; empty where it ran through.
@@ -120,6 +121,7 @@ class Manifest:
     commit: str | None = None
     dirty: bool | None = None
     parameters: int | None = None
+    end_tokens: dict[str, str] = field(default_factory=dict)
     functions: dict[str, dict[str, str | None]] = field(default_factory=dict)
     prompt_template: dict[str, str] | None = None
     segments: tuple[Segment, ...] = ()

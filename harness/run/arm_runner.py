@@ -65,7 +65,7 @@ class ArmRunner:
     ) -> None:
         self._experiment, self._build, self._console, self._quiet = experiment, build, console, quiet
         self.place, self._going = place, going
-        self._stop = threading.Event()
+        self._stop, self._said = threading.Event(), set[str]()
         self.failures: list[tuple[str, HarnessError]] = []
 
     def has_finished(self, variant: Variant) -> bool:
@@ -118,6 +118,10 @@ class ArmRunner:
         with ExitStack() as alive:
             try:
                 arms = self._build_arms(variants, alive)
+                for line in [arm.parts.ends.line for arm in arms if arm.parts.ends]:
+                    if line and line not in self._said:  # once for arms and blocks that end alike
+                        self._said.add(line)
+                        self.say(line)
                 if len(arms) == len(variants):
                     labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]
                     steps = [variant.scenario.steps for variant in variants]

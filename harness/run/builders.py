@@ -6,7 +6,7 @@ happen inside the makers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,12 @@ from harness.core.protocols import Engine, Task
 from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
+from harness.engines.requests import split_stop
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
+from harness.models.ends import end_tokens, texts_of, turn_end
 from harness.run.devices import resolve_device
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.parts import StopSignal
@@ -57,16 +59,66 @@ EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.5
 
 @dataclass(frozen=True)
 class Policy:
-    """A model (None in a paced run) with its tokenizer, and how many tokens its context holds (None if unknown)."""
+    """A model (None in a paced run) with its tokenizer, and how many tokens its context holds (None if unknown).
+
+    ``ends`` are the tokens that end its responses, beside those that ``sampling.stop`` or the task name.
+    """
 
     model: nn.Module | None
     tokenizer: Any  # a Hugging Face tokenizer
     context: int | None
+    ends: tuple[int, ...] = ()
 
     @property
     def num_parameters(self) -> int | None:
         """Trainable parameters, shared ones once; None without a model."""
         return None if self.model is None else sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def padding(self) -> int:
+        """Token id that fills what masks leave out; it means nothing, whether or not the tokenizer has one for it."""
+        return self.tokenizer.pad_token_id or 0
+
+    def with_ends(self, *, chat: bool) -> Policy:
+        """Return the policy with its end tokens; in a chat, the one that its template writes behind a turn too."""
+        ends = end_tokens(self.model, self.tokenizer)
+        turn = turn_end(self.tokenizer) if chat else None
+        return replace(self, ends=ends if turn is None or turn in ends else (*ends, turn))
+
+
+@dataclass(frozen=True)
+class ResponseEnds:
+    """The tokens that end a run's responses.
+
+    Attributes:
+        ids: theirs.
+        texts: by id, as the manifest has them.
+        line: says so; empty where no token ends one.
+    """
+
+    ids: tuple[int, ...]
+    texts: dict[str, str]
+    line: str
+
+
+def response_ends(policy: Policy, stop: Sequence[str] = ()) -> ResponseEnds:
+    """Return the end tokens of a policy's responses, those among the stop strings with them.
+
+    Raises:
+        UserError: a stop string can never be found.
+    """
+    ids, turn = tuple(dict.fromkeys((*policy.ends, *split_stop(policy.tokenizer, stop)[0]))), turn_end(policy.tokenizer)
+    texts = texts_of(ids, policy.tokenizer)
+    line = f"a response ends with {_shown(texts)}" if ids else ""
+    if ids and turn is not None and turn not in ids:
+        line += f"; {_shown(texts_of([turn], policy.tokenizer))}, which ends a turn of its chat template, does not: "
+        line += "prompts are raw; name it in sampling.stop where they are chats"
+    return ResponseEnds(ids, texts, line)
+
+
+def _shown(texts: Mapping[str, str]) -> str:
+    shown = {token: text if text.isprintable() else repr(text) for token, text in texts.items()}
+    return " or ".join(f"{text} ({token})" if text else f"token {token}" for token, text in shown.items())
 
 
 def _keyword_task(settings: Any) -> Task:
@@ -175,10 +227,10 @@ def _policy_trainer(
     from harness.learner import PolicyTrainer
 
     assert policy.model is not None
-    tokenizer, options = policy.tokenizer, trainer_options(scenario)
-    return PolicyTrainer(
-        policy.model, tokenizer.pad_token_id, options, should_stop, tokenizer.eos_token_id, ranks, offload
-    )
+    options = trainer_options(scenario)
+    stop = sampling_for(scenario, make_task(scenario)).stop if options.ban_eos_first else ()
+    ends = response_ends(policy, stop).ids
+    return PolicyTrainer(policy.model, policy.padding, options, should_stop, ends, ranks, offload)
 
 
 def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learner") -> tuple[Offload, Tracer]:
@@ -217,6 +269,7 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
         max_batch=settings.max_batch,
         should_stop=should_stop,
         keeps_loaded=scenario.arrivals.repeat is not None,
+        ends=policy.ends,
     )
 
 
@@ -231,6 +284,7 @@ def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: S
         scenario.engine,
         policy.model,
         policy.tokenizer,
+        ends=policy.ends,
         device=device,
         sleeps=scenario.placement.colocated,
         neighbours=beside_vllm(scenario, shape_for(scenario)[0]) if device == "cuda" else ALONE,
@@ -242,13 +296,16 @@ def _sglang_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
     from harness.engines.sglang import sglang_engine
 
     assert policy.model is not None
-    return sglang_engine(scenario.engine, policy.model, policy.tokenizer, device=device, should_stop=should_stop)
+    return sglang_engine(
+        scenario.engine, policy.model, policy.tokenizer, ends=policy.ends, device=device, should_stop=should_stop
+    )
 
 
 def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.fake import FakeEngine
 
-    return FakeEngine(policy.tokenizer, vocab_size=len(policy.tokenizer), should_stop=should_stop)
+    size = len(policy.tokenizer)
+    return FakeEngine(policy.tokenizer, vocab_size=size, should_stop=should_stop, ends=policy.ends or None)
 
 
 def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
@@ -265,7 +322,7 @@ OWN_ENGINE = OwnKind(
     "engine.type",
     "(model, tokenizer, **options) -> Engine",
     "docs.examples.own_parts.parts:Remote",
-    arguments=("model", "tokenizer", "device", "precision", "max_batch", "should_stop"),
+    arguments=("model", "tokenizer", "ends", "device", "precision", "max_batch", "should_stop"),
     protocol=Engine,
 )
 """Made with those of these arguments that it names, and the scenario's ``engine.options``."""
@@ -281,6 +338,7 @@ def _own_engine(scenario: Scenario, policy: Policy, device: str, should_stop: St
     given = {
         "model": policy.model,
         "tokenizer": policy.tokenizer,
+        "ends": policy.ends,
         "device": device,
         "precision": settings.precision,
         "max_batch": settings.max_batch,
@@ -449,7 +507,7 @@ def make_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Pol
 
         avoid_cudnn_attention()
     policy: Policy = BUILDERS["model", scenario.model.type](scenario, device, should_stop)
-    return policy
+    return policy.with_ends(chat=getattr(scenario.task, "chat_template", False))
 
 
 def make_rewards(scenario: Scenario, task: Task, should_stop: StopSignal) -> GroupRewards:

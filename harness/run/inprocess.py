@@ -22,7 +22,16 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
-from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
+from harness.run.builders import (
+    check_fits,
+    make_generator,
+    make_learner,
+    make_policy,
+    make_scorer,
+    make_task,
+    response_ends,
+    sampling_for,
+)
 from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
@@ -184,6 +193,7 @@ class InProcessParts(RunningParts):
         torch.set_num_threads(self.threads)
         task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
         check_fits(scenario, task, policy)
+        self.ends = response_ends(policy, sampling_for(scenario, task).stop)
         self.num_parameters = policy.num_parameters
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         colocated = scenario.placement.colocated

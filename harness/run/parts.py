@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.core.errors import RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
@@ -20,6 +20,9 @@ from harness.probes.windows import collect_traces, lanes_in, process_name
 from harness.results.writer import POLICIES, POLICY
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes
+
+if TYPE_CHECKING:
+    from harness.run.builders import ResponseEnds
 
 
 def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:
@@ -48,6 +51,7 @@ class RunningParts(Protocol):
         generators, scorers, learner: what the loop drives.
         plan: what it makes them do.
         num_parameters: of the policy; None where there is none.
+        ends: of its responses.
         threads: CPU threads of the Learner.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
         learner_lanes: the Learner's lane, or that of each of its ranks.
@@ -61,6 +65,7 @@ class RunningParts(Protocol):
     threads: int | None
     learner_on_gpu: bool
     learner_lanes: tuple[str, ...] = ("learner",)
+    ends: ResponseEnds | None = None
 
     @property
     def lanes(self) -> tuple[str, ...]:

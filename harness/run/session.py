@@ -33,6 +33,7 @@ from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
+from harness.run.builders import ResponseEnds
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.own_code import hashes_of
 from harness.run.parts import RunningParts, kept_policies
@@ -284,7 +285,9 @@ class Experiment:
         if resume is not None:
             folder = self._reopen_folder(resume, arm.variant, startup_s)
         else:
-            folder = self.open_folder(arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters)
+            folder = self.open_folder(
+                arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters, parts.ends
+            )
         try:
             at = None if resume is None else resume.checkpoint.step
             streams = open_streams(scenario.trackers, folder.folder, arm.label, note=folder.log, goes_on_from=at)
@@ -316,7 +319,7 @@ class Experiment:
             measure_memory=measure_memory,
             durable=self._durable,
         )
-        session.log_lines(memory_table(scenario, self.has_gpu))
+        session.log_lines([*memory_table(scenario, self.has_gpu), *([parts.ends.line] if parts.ends else [])])
         return session
 
     def open_folder(
@@ -326,6 +329,7 @@ class Experiment:
         interleaving: str | None,
         threads: int | None,
         parameters: int | None,
+        ends: ResponseEnds | None = None,
     ) -> RunFolder:
         """Make a run's folder with its manifest and resolved scenario; for what the arguments mean see ``Manifest``.
 
@@ -336,7 +340,7 @@ class Experiment:
         try:
             self._write_plan(experiment)
             folder.write_manifest(
-                self._manifest(variant, experiment.name, startup_s, interleaving, threads, parameters)
+                self._manifest(variant, experiment.name, startup_s, interleaving, threads, parameters, ends)
             )
             folder.write_scenario(resolved_yaml(variant.scenario))
         except UserError:  # there is nothing to tell of a run that could not begin
@@ -353,6 +357,7 @@ class Experiment:
         interleaving: str | None,
         threads: int | None,
         parameters: int | None,
+        ends: ResponseEnds | None,
     ) -> Manifest:
         return Manifest(
             scenario=self._scenario_name,
@@ -372,6 +377,7 @@ class Experiment:
             commit=self._code.commit,
             dirty=self._code.dirty,
             parameters=parameters,
+            end_tokens={} if ends is None else ends.texts,
             functions=hashes_of(variant.scenario),
             prompt_template=_template_of(variant.scenario),
         )

@@ -58,7 +58,13 @@ def model_name(model: str) -> str:
 
 
 def make_sampler(
-    model: str, engine: EngineName, *, precision: Precision = "float32", device: Device = "auto", max_batch: int = 256
+    model: str,
+    engine: EngineName,
+    *,
+    precision: Precision = "float32",
+    device: Device = "auto",
+    max_batch: int = 256,
+    chat: bool = False,
 ) -> Sampler:
     """Load a policy and put it into an engine.
 
@@ -68,6 +74,7 @@ def make_sampler(
         precision: of its arithmetic.
         device: where it computes; ``auto`` takes a GPU if there is one.
         max_batch: most responses decoded together.
+        chat: whether prompts go through the chat template, whose turns end responses too.
 
     Raises:
         UserError: there is no such model, or the engine or the device cannot be had here.
@@ -81,14 +88,16 @@ def make_sampler(
     )
     check_gpu_is_found([scenario])
     chosen = resolve_device(scenario, scenario.placement.generator)
-    policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never)
+    policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never).with_ends(chat=chat)
     checksums = _checksums(policy)
     made: Engine
     if engine == "vllm":  # not by the table: there is no Learner to leave memory to, or to sleep for
         from harness.engines.vllm import vllm_engine
 
         assert policy.model is not None
-        made = vllm_engine(scenario.engine, policy.model, policy.tokenizer, device=chosen, should_stop=never)
+        made = vllm_engine(
+            scenario.engine, policy.model, policy.tokenizer, ends=policy.ends, device=chosen, should_stop=never
+        )
     else:
         made = BUILDERS["engine", engine](scenario, policy, chosen, never)
     return Sampler(policy, made, chosen, checksums)

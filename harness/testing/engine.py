@@ -28,20 +28,24 @@ StopSignal = Callable[[], bool]
 Groups = Sequence[Sequence[Completion]]
 
 
-class WithEos:
-    """A tokenizer with another token as the end of sequence, so that a random model draws it often enough."""
+class WithSpecialToken:
+    """A tokenizer that calls one of its tokens special, so that a random model draws it often enough."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id, self.pad_token_id = eos_token_id, tokenizer.pad_token_id
+    def __init__(self, tokenizer: Tokenizer, name: str, token: int) -> None:
+        self._tokenizer, self._name, self._token = tokenizer, name, token
+        self.eos_token_id, self.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
 
     def encode(self, text: Any, **options: Any) -> Any:
         """As the tokenizer does."""
         return self._tokenizer.encode(text, **options)
 
     def decode(self, token_ids: Any, **options: Any) -> Any:
-        """As the tokenizer does."""
-        return self._tokenizer.decode(token_ids, **options)
+        """As the tokenizer does, without the token."""
+        return self._tokenizer.decode([token for token in token_ids if token != self._token], **options)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """The token by its name."""
+        return {self._name: self._token}
 
 
 def tokens_of(groups: Groups) -> list[list[list[int]]]:
@@ -54,13 +58,13 @@ def flat(groups: Groups) -> list[Completion]:
     return [completion for group in groups for completion in group]
 
 
-def frequent_token(engine: Engine, seed: int) -> int:
-    """Return the token that comes first at as many places as possible, in 8 samples of each prompt."""
+def frequent_tokens(engine: Engine, seed: int, count: int = 1) -> list[int]:
+    """Return the tokens that come first at as many places as possible, in 8 samples of each prompt."""
     first_places: dict[int, dict[int, int]] = {}
     for row, completion in enumerate(flat(engine.generate(PROMPTS, 8, LONG, seed))):
         for place, token in reversed(list(enumerate(completion.token_ids.tolist()))):
             first_places.setdefault(token, {})[row] = place
-    return max(first_places, key=lambda token: (len(set(first_places[token].values())), token))
+    return sorted(first_places, key=lambda token: (-len(set(first_places[token].values())), -token))[:count]
 
 
 def response_logits(model: nn.Module, prompt: Sequence[int], token_ids: Sequence[int]) -> Tensor:
@@ -241,8 +245,15 @@ class ModelEngineContract(EngineContract):
         tokenizer: Tokenizer,
         should_stop: StopSignal | None = None,
         max_batch: int = 256,
+        ends: Sequence[int] | None = None,
     ) -> Engine:
-        """Return an engine, made anew, with the weights of the model; see ``EngineContract.make_engine``."""
+        """Return an engine, made anew, with the weights of the model; see ``EngineContract.make_engine``.
+
+        Args:
+            model, tokenizer: of the policy.
+            should_stop, max_batch: see there.
+            ends: tokens that end its responses; None: those of the policy.
+        """
         raise NotImplementedError
 
     def make_engine_to_spoil(self) -> Engine:
@@ -254,8 +265,8 @@ class ModelEngineContract(EngineContract):
         return self.make_engine_of(self.model, self.tokenizer, should_stop, max_batch)
 
     def make_engine_that_ends(self, seed: int) -> Engine:
-        """Return an engine whose end of sequence is a token that it draws often."""
-        return self.make_engine_of(self.model, WithEos(self.tokenizer, frequent_token(self.make_engine(), seed)))
+        """Return an engine that ends with a token that it draws often."""
+        return self.make_engine_of(self.model, self.tokenizer, ends=frequent_tokens(self.make_engine(), seed))
 
     def make_scoring_engine(self) -> ScoringEngine:
         """Return an engine that can ``score``; skips the test where it cannot."""
@@ -329,9 +340,50 @@ class ModelEngineContract(EngineContract):
             ended += length < 24 and after.finish_reason == "stop"
         assert ended >= 2
 
+    @pytest.mark.parametrize("how", ["named by the policy", "a stop string"])
+    def test_any_end_token_ends_a_response(self, how: str) -> None:
+        """Of three, the last a special token that a stop string names; the token stays, and nothing follows it."""
+        sampling, ends = LONG, frequent_tokens(self.make_engine(), 3, 3)
+        free = flat(self.make_engine_of(self.model, self.tokenizer, ends=()).generate(PROMPTS, 8, sampling, 3))
+        tokenizer: Tokenizer = self.tokenizer
+        named = ends
+        if how == "a stop string":
+            tokenizer, named = WithSpecialToken(tokenizer, "<|turn|>", ends[2]), ends[:2]
+            sampling = dataclasses.replace(sampling, stop=("<|turn|>",))
+        ended = flat(self.make_engine_of(self.model, tokenizer, ends=named).generate(PROMPTS, 8, sampling, 3))
+        last = set()
+        for before, after in zip(free, ended, strict=True):
+            places = [place for place, token in enumerate(before.token_ids.tolist()) if token in ends]
+            length = places[0] + 1 if places else LONG.max_tokens
+            if self.exact:
+                assert after.token_ids.tolist() == before.token_ids[:length].tolist()
+                assert abs(after.log_probs - before.log_probs[:length]).max() < self.tolerance
+            is_end = after.token_ids[-1] in ends
+            assert after.finish_reason == ("stop" if is_end else "length")
+            assert is_end or len(after.token_ids) == LONG.max_tokens
+            assert not set(ends) & set(after.token_ids[:-1].tolist())
+            last.add(int(after.token_ids[-1]))
+        assert last >= set(ends)
+
+    def test_no_end_token_is_drawn_within_min_tokens(self) -> None:
+        """The log-probs are of the distribution without all of them; the stop string that is a token is one."""
+        ends = frequent_tokens(self.make_engine(), 3, 3)
+        tokenizer = WithSpecialToken(self.tokenizer, "<|turn|>", ends[2])
+        sampling = SamplingParams(min_tokens=8, max_tokens=12, stop=("<|turn|>",))
+        engine, worst = self.make_engine_of(self.model, tokenizer, ends=ends[:2]), 0.0
+        for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, sampling, 5), strict=True):
+            for completion in group:
+                assert not set(ends) & set(completion.token_ids[:8].tolist())
+                logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+                logits[:8, ends] = -torch.inf
+                chosen = torch.from_numpy(completion.token_ids)[:, None]
+                expected = logits.log_softmax(-1).gather(1, chosen)[:, 0]
+                worst = max(worst, float((torch.from_numpy(completion.log_probs) - expected).abs().max()))
+        assert worst < self.tolerance
+
     def test_pinned_lengths_hold_where_the_policy_would_end(self) -> None:
-        """Neither the end of sequence, here a token that a random model draws often, nor a stop string ends one."""
-        engine = self.make_engine_of(self.model, WithEos(self.tokenizer, 5))
+        """Neither an end token, here one that a random model draws often, nor a stop string ends one."""
+        engine = self.make_engine_of(self.model, self.tokenizer, ends=(5,))
         sampled = flat(engine.generate(PROMPTS, 4, PINNED, 11))
         rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
         assert [len(completion.token_ids) for completion in sampled] == pinned_lengths(11, rows, (3, 20)).tolist()

@@ -31,9 +31,8 @@ from harness.testing.engine import (
     LONG,
     PROMPTS,
     SCORED,
-    WithEos,
     flat,
-    frequent_token,
+    frequent_tokens,
     largest_scoring_gap,
     response_logits,
     tokens_of,
@@ -133,8 +132,8 @@ class Tenant:
 class VllmCase(Case):
     """A vLLM in this process, started once for each case."""
 
-    def engine(self, model, tokenizer=TOKENIZER, should_stop=None, max_batch=256):
-        engine = VllmEngine(self.llm(), model, tokenizer, max_batch=max_batch, should_stop=should_stop)
+    def engine(self, model, tokenizer=TOKENIZER, **options):
+        engine = VllmEngine(self.llm(), model, tokenizer, **options)
         return Tenant(engine, model)
 
     def engine_to_spoil(self, model):
@@ -212,8 +211,8 @@ class TestModelEngines(ModelEngineContract):
         self.case, self.model, self.other = case, model, make_model(case, seed=1)
         self.exact, self.tolerance = case.exact, case.tolerance
 
-    def make_engine_of(self, model, tokenizer, should_stop=None, max_batch=256):
-        return self.case.engine(model, tokenizer, should_stop=should_stop, max_batch=max_batch)
+    def make_engine_of(self, model, tokenizer, should_stop=None, max_batch=256, ends=None):
+        return self.case.engine(model, tokenizer, should_stop=should_stop, max_batch=max_batch, ends=ends)
 
     def make_engine_to_spoil(self):
         return self.case.engine_to_spoil(self.model)
@@ -235,13 +234,13 @@ class TestOtherEngines(EngineContract):
     def make_engine_that_ends(self, seed):
         if self.model is None:
             return self.make_engine()
-        return self.case.engine(self.model, WithEos(TOKENIZER, frequent_token(self.make_engine(), seed)))
+        return self.case.engine(self.model, ends=frequent_tokens(self.make_engine(), seed))
 
 
 def test_finished_rows_cost_nothing(case, model):
     if isinstance(case, VllmCase):
         pytest.skip("vLLM does not say what it computed")
-    engine = case.engine(model, WithEos(TOKENIZER, frequent_token(case.engine(model), 3)))
+    engine = case.engine(model, ends=frequent_tokens(case.engine(model), 3))
     lengths = [len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 3))]
     assert len(set(lengths)) > 3
     stats = engine.last_stats

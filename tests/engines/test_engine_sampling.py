@@ -98,10 +98,10 @@ def test_temperature_zero_takes_the_likeliest_and_reports_its_log_prob_at_temper
 def test_a_banned_token_is_never_drawn_and_the_others_share_its_mass():
     # without token 0: 0.3 / 0.5 and 0.2 / 0.5
     for uniform, token, prob in ((0.0, 1, 0.6), (0.59, 1, 0.6), (0.61, 2, 0.4)):
-        tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(), torch.tensor([uniform]), banned=0)
+        tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(), torch.tensor([uniform]), banned=(0,))
         assert tokens.tolist() == [token]
         assert log_probs.tolist() == pytest.approx([math.log(prob)])
-    tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(temperature=0.0), None, banned=0)
+    tokens, log_probs = draw(logits_of([0.5, 0.3, 0.2]), SamplingParams(temperature=0.0), None, banned=(0,))
     assert tokens.tolist() == [1]
     assert log_probs.tolist() == pytest.approx([math.log(0.6)])
 

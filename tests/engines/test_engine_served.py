@@ -32,7 +32,7 @@ LETTERS = Letters()
 
 def row_of(text, *, stop=(), min_tokens=0, finish=None, version=0):
     """A row after an engine has said these letters one by one, the last one with a reason to finish."""
-    row = ServedRow((0, 0), min_tokens, StopStrings(LETTERS, stop, min_tokens))
+    row = ServedRow((0, 0), SamplingParams(min_tokens=min_tokens), StopStrings(LETTERS, stop, min_tokens))
     for place, letter in enumerate(text):
         row.take([ord(letter)], [-0.5], version, finish if place == len(text) - 1 else None)
     return row

@@ -47,6 +47,10 @@ def closed_loop() -> Iterator[None]:
     LOOP.close()
 
 
+def params_of(sampling, seed):
+    return request_params(ORDER, sampling, seed, StopStrings(TOKENIZER, sampling.stop, ends=(1, 7)))
+
+
 def answer(tokens: list[int], finish: str = "length", log_prob: float = -0.5, **meta: Any) -> dict[str, Any]:
     """An answer as SGLang gives it: (log-probability, token, text or None) for each sampled token."""
     entries = [(log_prob, token, None) for token in tokens]
@@ -124,21 +128,21 @@ def test_options_ask_for_seeds_that_count_and_for_a_kernel_that_takes_float32() 
 
 
 def test_each_row_has_a_seed_of_its_own() -> None:
-    params = request_params(ORDER, SamplingParams(temperature=0.7, max_tokens=9, min_tokens=1, stop=("</a>",)), 3)
+    params = params_of(SamplingParams(temperature=0.7, max_tokens=9, min_tokens=1, stop=("</a>",)), 3)
     assert [(own["temperature"], own["max_new_tokens"], own["min_new_tokens"]) for own in params] == [(0.7, 9, 1)] * 3
     assert [own["stop"] for own in params] == [["</a>"]] * 3
     seeds = [own["sampling_seed"] for own in params]
     assert len(set(seeds)) == 3
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert seeds == [own["sampling_seed"] for own in request_params(ORDER, SamplingParams(max_tokens=9), 3)]
+    assert seeds == [own["sampling_seed"] for own in params_of(SamplingParams(max_tokens=9), 3)]
 
 
 def test_stop_strings_that_are_ignored_at_first_are_found_here_alone() -> None:
-    assert all("stop" not in own for own in request_params(ORDER, SamplingParams(min_tokens=2, stop=("x",)), 0))
+    assert all("stop" not in own for own in params_of(SamplingParams(min_tokens=2, stop=("x",)), 0))
 
 
 def test_pinned_lengths_are_forced() -> None:
-    params = request_params(ORDER, SamplingParams(max_tokens=9, pinned_lengths=(3, 7), stop=("x",)), 0)
+    params = params_of(SamplingParams(max_tokens=9, pinned_lengths=(3, 7), stop=("x",)), 0)
     assert all(own["min_new_tokens"] == own["max_new_tokens"] and 3 <= own["max_new_tokens"] <= 7 for own in params)
     assert all("stop" not in own for own in params)
 
@@ -176,7 +180,7 @@ def test_tokens_behind_a_stop_string_are_cut_off() -> None:
 
 
 def test_what_sglang_gives_up_stops_the_run() -> None:
-    row = ServedRow((3, 0), 0, StopStrings(TOKENIZER, ()))
+    row = ServedRow((3, 0), SamplingParams(), StopStrings(TOKENIZER, ()))
     broken = answer([5])
     broken["meta_info"]["finish_reason"] = {"type": "abort", "message": "out of memory"}
     with pytest.raises(RunStopped, match="gave the request of prompt 3 up: out of memory"):

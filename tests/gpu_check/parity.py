@@ -165,7 +165,7 @@ def _draws(report: Report) -> None:
             for repeat in range(repeats):
                 logits, uniforms = torch.randn(rows, VOCABULARY, device=DEVICE) * 4, torch.rand(rows, device=DEVICE)
                 uniforms[repeat % rows] = 0.0 if repeat % 2 else 1 - 2**-24
-                _, log_probs = draw(logits, SamplingParams(top_p=top_p), uniforms, banned=repeat)
+                _, log_probs = draw(logits, SamplingParams(top_p=top_p), uniforms, banned=(repeat,))
                 bad += int((~log_probs.isfinite()).sum())
     report.note("draws", 2 * 67 * repeats)
     report.check("draws of probability 0", bad, 0)

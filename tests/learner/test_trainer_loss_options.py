@@ -42,7 +42,7 @@ def gradients(
     made: Sequence[RolloutGroup], options: TrainerOptions
 ) -> tuple[dict[str, torch.Tensor], dict[str, Metric]]:
     """The gradient of the one optimizer step of the options, and the step's metrics."""
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(options, max_grad_norm=None), eos_token_id=EOS)
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(options, max_grad_norm=None), ends=(EOS,))
     seen: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:

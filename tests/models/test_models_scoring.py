@@ -71,7 +71,7 @@ def test_the_gradient_of_the_entropy_is_that_of_its_definition(temperature):
 
 def test_a_ban_is_on_the_first_tokens_of_each_response():
     mask = torch.tensor([[True, True, True], [True, False, False]])
-    assert TokenBan(7, 2).of_tokens(mask).tolist() == [7, 7, -1, 7]
+    assert TokenBan((7, 0), 2).of_tokens(mask).tolist() == [[7, 7, -1, 7], [0, 0, -1, 0]]
 
 
 def banned_by_hand(model, prompts, lengths, responses, mask, index, ban, temperature):
@@ -82,20 +82,20 @@ def banned_by_hand(model, prompts, lengths, responses, mask, index, ban, tempera
         ids = torch.cat((prompts[prompt, : lengths[prompt]], tokens))
         logits = model(ids[None]).logits[0, lengths[prompt] - 1 : -1] / temperature
         logits = logits.clone()
-        logits[: ban.first, ban.token_id] = -math.inf
+        logits[: ban.first, ban.token_ids] = -math.inf
         rows.append(logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
     return torch.cat(rows)
 
 
 @pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_what_the_engine_banned_the_learner_leaves_out_exactly(score, temperature):
+@pytest.mark.parametrize(("temperature", "banned"), [(1.0, (10,)), (0.7, (10,)), (0.7, (0, 10))])
+def test_what_the_engine_banned_the_learner_leaves_out_exactly(score, temperature, banned):
     model = DecoderLM(CONFIG, seed=0).eval()
     random = torch.Generator().manual_seed(1)
-    prompts, lengths = torch.randint(0, 10, (2, 4), generator=random), torch.tensor([4, 2])
-    responses, index = torch.randint(0, 10, (3, 5), generator=random), torch.tensor([0, 1, 1])
+    prompts, lengths = torch.randint(1, 10, (2, 4), generator=random), torch.tensor([4, 2])
+    responses, index = torch.randint(1, 10, (3, 5), generator=random), torch.tensor([0, 1, 1])
     mask = torch.arange(5) < torch.tensor([5, 1, 4])[:, None]
-    ban = TokenBan(10, 2)
+    ban = TokenBan(banned, 2)
     expected = banned_by_hand(model, prompts, lengths, responses, mask, index, ban, temperature)
     batch = (prompts, lengths, responses, mask, index)
     found, entropy = score(model, *batch, temperature=temperature, with_entropy=True, entropy_gradient=True, ban=ban)

@@ -248,7 +248,7 @@ def test_what_somebody_elses_code_raises_is_a_reason(monkeypatch):
 def test_entropy_and_banned_tokens_through_the_scoring_model(name, entropy_gradient):
     model, batch = in_float64(made(*SHARED[name])), make_batch(*RAGGED)
     assert has_plain_head(model) == name.startswith("mistral")
-    how = {"temperature": 1.3, "with_entropy": True, "entropy_gradient": entropy_gradient, "ban": TokenBan(5, 2)}
+    how = {"temperature": 1.3, "with_entropy": True, "entropy_gradient": entropy_gradient, "ban": TokenBan((5, 0), 2)}
     log_probs_BT, entropy_BT = ScoringModel(model)(*batch, **how)
     expected_BT, expected_entropy_BT = padded_response_log_probs(model, *batch, **how)
     torch.testing.assert_close(log_probs_BT, expected_BT, rtol=1e-12, atol=1e-12)

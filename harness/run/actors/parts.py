@@ -53,6 +53,8 @@ from harness.run.builders import (
     make_scorer,
     make_task,
     never,
+    response_ends,
+    sampling_for,
     trainer_options,
 )
 from harness.run.devices import resolve_device, threads_of
@@ -106,6 +108,7 @@ class ActorParts(RunningParts):
         has_warm_start = getattr(scenario.model, "warm_start", False)
         task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
         check_fits(scenario, task, policy)
+        self.ends = response_ends(policy, sampling_for(scenario, task).stop)
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         self.num_parameters = policy.num_parameters
         self.threads = threads_of(scenario, scenario.placement.learner)
