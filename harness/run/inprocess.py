@@ -24,6 +24,7 @@ from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
 from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.run.devices import resolve_device, threads_of
+from harness.run.inputs import inputs_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario
@@ -184,6 +185,7 @@ class InProcessParts(RunningParts):
         torch.set_num_threads(self.threads)
         task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
         check_fits(scenario, task, policy)
+        self.inputs = inputs_of(scenario, task, policy)
         self.num_parameters = policy.num_parameters
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         colocated = scenario.placement.colocated
