@@ -26,9 +26,18 @@ from harness.core.terminal_text import plain
 from harness.core.types import Completion, Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.questions import Questions, read_questions
-from harness.evaluate.record import EVALUATION, BatchRow, PromptRow, Record, Response, Settings, read_evaluation
+from harness.evaluate.record import (
+    EVALUATION,
+    BatchRow,
+    PromptRow,
+    Record,
+    Response,
+    Settings,
+    date_of,
+    read_evaluation,
+)
 from harness.evaluate.results import results
-from harness.models.chat import chat_encoder
+from harness.models.chat import asks_date, chat_encoder, on_date, today
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
 from harness.run.errors import settings_as_arguments
@@ -200,12 +209,13 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
     questions = read_questions(options.data, options.task, options.prompt, options.reward).first(options.limit)
     sampler = sampler_of(options)
     with closing(sampler):
-        tokenizer = sampler.policy.tokenizer
-        encode = chat_encoder(tokenizer, options.system) if options.chat else tokenizer.encode
-        token_ids = [encode(prompt.text) for prompt in questions.prompts]
-        max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
-        settings = _settings(options, questions, sampler, max_tokens)
+        with on_date(today()):  # it may be midnight
+            token_ids, settings = _asked(options, questions, sampler)
         folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
+        if (begun := date_of(folder)) is not None:
+            with on_date(begun):
+                token_ids, settings = _asked(options, questions, sampler)
+        max_tokens = settings.max_tokens
         with closing(Record(folder, settings, _facts())) as record:
             _say_what_is_there(record, errors, options.quiet)
             if not (options.quiet or options.max_tokens or record.is_complete) and max_tokens < LONGEST_RESPONSE:
@@ -236,6 +246,15 @@ def _do_the_rest(
         EvaluationProgress(errors, record.settings.prompts, len(record.rows), quiet) as progress,
     ):
         sample_and_grade(sampler.engine, token_ids, questions.prompts, rewards, record, progress.show)
+
+
+def _asked(options: argparse.Namespace, questions: Questions, sampler: Sampler) -> tuple[list[Sequence[int]], Settings]:
+    """Return the token ids of the prompts, and the settings of an evaluation of them."""
+    tokenizer = sampler.policy.tokenizer
+    encode = chat_encoder(tokenizer, options.system) if options.chat else tokenizer.encode
+    token_ids: list[Sequence[int]] = [encode(prompt.text) for prompt in questions.prompts]
+    max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
+    return token_ids, _settings(options, questions, sampler, max_tokens)
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -302,6 +321,7 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         prompt_sha256=template.sha256 if template else None,
         chat_template_sha256=hashlib.sha256(str(chat).encode()).hexdigest() if options.chat else None,
         system_prompt=options.system,
+        chat_date=today().isoformat() if options.chat and asks_date(sampler.policy.tokenizer) else None,
     )
 
 

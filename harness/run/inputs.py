@@ -161,8 +161,8 @@ def _fix(folder: Path, anew: str) -> str:
 
 def _described(name: str, was: Input, now: Input) -> str:
     rows = [f" ({each['rows']} rows)" if "rows" in each else "" for each in (was, now)]
-    of = f" {now['name']}" if now.get("name") else ""
-    return f"{name}{of}: SHA-256 was {was['sha256']}{rows[0]}, now it is {now['sha256']}{rows[1]}"
+    of = f", {now['name']}" if now.get("name") else ""
+    return f"{name}{of}, whose SHA-256 was {was['sha256']}{rows[0]} and is now {now['sha256']}{rows[1]}"
 
 
 def date_of(records: Iterable[Mapping[str, Input]]) -> date | None:

@@ -192,7 +192,7 @@ def test_auto_begins_anew_where_inputs_are_others_and_says_which(left: dict[str,
     other_weights(here)
     folder, why_not = find_unfinished(here / "results", load_scenario("chat.yaml"))
     assert folder is None
-    assert "start_weights: SHA-256 was" in why_not
+    assert "start_weights, whose SHA-256 was" in why_not
 
 
 def test_a_moved_run_and_moved_data_of_the_same_content_go_on_and_keep_the_date(
@@ -233,7 +233,7 @@ def test_a_run_from_before_the_record_goes_on_and_says_that_it_could_not_be_comp
     assert load_run(folder).manifest.inputs["train_prompts"]["rows"] == 4  # of now
     edit(here / "rewards_of_resume.py", "% 4", "% 5")
     as_before_the_record(folder)
-    with pytest.raises(UserError, match="rewards_of_resume:by_length: SHA-256 was"):
+    with pytest.raises(UserError, match="rewards_of_resume:by_length, whose SHA-256 was"):
         find_resume(folder, load_scenario("chat.yaml", ["steps=8"]))
 
 
