@@ -17,11 +17,13 @@ from harness.core.checkpoints import begin, commit, newest_whole, write_file
 from harness.core.errors import UserError
 from harness.core.types import Prompt
 from harness.learner.warm_start import initial_policy
+from harness.loop.state_files import read_batch
 from harness.models.chat import on_date
-from harness.models.storage import save_policy
+from harness.models.storage import load_tokenizer, save_policy
 from harness.results import load_run
 from harness.results.manifest import CHAT_DATE, MADE_OF, PROMPT_TEMPLATE, Input
 from harness.results.segments import RECORDED
+from harness.results.writer import KEPT_STEPS
 from harness.run.builders import Policy
 from harness.run.inputs import InputsNow, check_inputs, inputs_of
 from harness.run.resume import find_resume, find_unfinished
@@ -46,7 +48,7 @@ steps: 4
 rollout_batch_size: 4
 group_size: 2
 evaluation: {every: 4, prompts: 1}
-checkpoint: {every: 2}
+checkpoint: {every: 2, keep_steps: [3]}
 save_policy: false
 profile: "off"
 trackers: []
@@ -216,6 +218,10 @@ def test_a_moved_run_and_moved_data_of_the_same_content_go_on_and_keep_the_date(
     assert (run.status, [row.step for row in run.steps]) == ("completed", [0, 1, 2, 3])
     assert run.manifest.segments[0].was["model.path"] == "model"
     assert run.manifest.inputs[CHAT_DATE]["name"] == "2026-01-31"
+    assert find_resume(folder, load_scenario("chat.yaml", (*paths, "steps=6"))).recorded.inputs == run.manifest.inputs
+    last, tokenizer = read_batch(folder / KEPT_STEPS / "step_3"), load_tokenizer(here / "moved" / "model")
+    asked = [tokenizer.decode([int(token) for token in group.data.prompt_token_ids]) for group in last.groups]
+    assert all(text.startswith("Today is 31 Jan 2026. [user says Write ") for text in asked)
 
 
 def test_a_run_from_before_the_record_goes_on_and_says_that_it_could_not_be_compared(
