@@ -27,6 +27,7 @@ from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
 from harness.report.style import picture_style
 from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
+from harness.results.manifest import Input
 from harness.results.recorder import RunRecorder
 
 WAITS = {
@@ -85,7 +86,7 @@ class RunPlan:
     versions: dict[str, str | None] = field(default_factory=lambda: {"python": "3.11.7", "torch": "2.13.0"})
     settings: str = "steps: 4\nreward_target: 0.5\nmax_lag: 0\n"
     threads: int | None = 2
-    prompt_template: dict[str, str] | None = None
+    inputs: dict[str, Input] = field(default_factory=dict)
 
     @property
     def variant_name(self) -> str | None:
@@ -163,7 +164,7 @@ def _manifest(plan: RunPlan) -> Manifest:
         commit="abcdef1234567890",
         dirty=False,
         parameters=3_300_000,
-        prompt_template=plan.prompt_template,
+        inputs=plan.inputs,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
@@ -10,6 +11,7 @@ from harness.compare.experiments import FEWEST_SEEDS, Experiment
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import listed, plural
 from harness.results import Manifest
+from harness.results.manifest import COMPUTE_NOTHING, VALIDATION_PROMPTS
 from harness.results.reader import flat_settings
 
 DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
@@ -219,7 +221,36 @@ def unlike(runs: Sequence[RunFigures]) -> list[str]:
         " All runs compute on a GPU, so that this is no reason not to compare them." if all(map(on_gpu, runs)) else ""
     )
     sentences += [text + beside for text in threads]
+    sentences += _unlike_inputs(runs)
     return sentences + _differ("commits", ((item.commit or "none")[:7] for item in manifests))
+
+
+def recorded_by_all(runs: Sequence[RunFigures]) -> list[str]:
+    """Return the names of the inputs that every run has recorded, but for those of trackers and probes."""
+    names = [name for name in (runs[0].manifest.inputs if runs else ()) if not name.startswith(COMPUTE_NOTHING)]
+    return [name for name in names if all(name in run.manifest.inputs for run in runs)]
+
+
+def _unlike_inputs(runs: Sequence[RunFigures]) -> list[str]:
+    """Name the inputs that are not the same in all runs, with how many runs have which; and say where validation
+    rewards are of different prompts."""
+    told = {}
+    for name in recorded_by_all(runs):
+        counts = Counter(_input_in_words(run.manifest, name) for run in runs)
+        if len(counts) > 1:
+            values = "; ".join(f"{words}: {plural(count, 'run')}" for words, count in counts.items())
+            told[name] = f"{name} ({values})"
+    sentences = [f"The runs differ in what they are made of: {', '.join(told.values())}."] if told else []
+    if VALIDATION_PROMPTS in told:
+        sentences.append("The validation prompts differ: rewards on them cannot be compared.")
+    return sentences
+
+
+def _input_in_words(manifest: Manifest, name: str) -> str:
+    found = manifest.inputs[name]
+    rows = f"{found['rows']} rows, " if "rows" in found else ""
+    called = f"{found['name']}, " if found.get("name") else ""
+    return f"{called}{rows}SHA-256 {str(found['sha256'])[:12]}"
 
 
 def _differ(what: str, values: Iterable[str]) -> list[str]:

@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.compare.caveats import DIFFERENCES, NOT_INSTALLED, UNKNOWN, environment, on_gpu
+from harness.compare.caveats import (
+    DIFFERENCES,
+    NOT_INSTALLED,
+    UNKNOWN,
+    environment,
+    on_gpu,
+    recorded_by_all,
+)
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import listed, plural
 from harness.compare.stats import Effect, Verdict
 from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.results import Manifest
+from harness.results.manifest import MADE_OF, PROMPT_TEMPLATE
 from harness.results.reader import flat_settings
 
 SETTINGS = "settings"
@@ -21,6 +29,7 @@ MOST_NAMED = 5
 UNLIKE_IS_MEANT = ("commit",)
 """Two versions of the code are what a comparison may be about."""
 _THREADS = ("model.threads", "placement.generator.threads", "placement.scorer.threads", "placement.learner.threads")
+_INPUT_KEYS = {name: f"inputs.{name}" for name in MADE_OF} | {PROMPT_TEMPLATE: "task.prompt.sha256"}
 _NOT_SAVED = "not recorded"
 
 
@@ -138,8 +147,8 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
-    """Return for each run by dotted key the settings that have to be alike, how the arms took turns in fact, and
-    what the text of the prompt template was.
+    """Return for each run by dotted key the settings that have to be alike, how the arms took turns in fact, and the
+    digests of its inputs where every run has recorded them. The user's own code is what a comparison may be about.
 
     ``model.threads: null`` means as many as the machine gives: where all parts share one process and every run has
     recorded how many threads that were, ``environment_values`` compares those in place of the setting. Where all runs
@@ -149,12 +158,13 @@ def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
     in_process = all(settings.get("transport.type") == "in_process" for settings in flat)
     recorded = in_process and all(run.manifest.threads is not None for run in runs)
     left_out = _THREADS if recorded or all(map(on_gpu, runs)) else ()
+    shared = {PROMPT_TEMPLATE, *recorded_by_all(runs)} & {*MADE_OF}
     tables = []
     for run, settings in zip(runs, flat, strict=True):
         kept = {key: value for key, value in settings.items() if key.split(".")[0] not in EXPERIMENT_SETTINGS}
         kept["interleaving"] = run.manifest.interleaving or "run"
-        if run.manifest.prompt_template is not None:
-            kept["task.prompt.sha256"] = run.manifest.prompt_template.get("sha256", "")[:12]
+        inputs = {name: each["sha256"] for name, each in run.manifest.inputs.items() if name in shared}
+        kept |= {_INPUT_KEYS[name]: str(digest)[:12] for name, digest in inputs.items()}
         tables.append({key: value for key, value in kept.items() if key not in left_out})
     return tables
 

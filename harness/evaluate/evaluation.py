@@ -26,9 +26,18 @@ from harness.core.terminal_text import plain
 from harness.core.types import Completion, Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.questions import Questions, read_questions
-from harness.evaluate.record import EVALUATION, BatchRow, PromptRow, Record, Response, Settings, read_evaluation
+from harness.evaluate.record import (
+    EVALUATION,
+    BatchRow,
+    PromptRow,
+    Record,
+    Response,
+    Settings,
+    date_of,
+    read_evaluation,
+)
 from harness.evaluate.results import results
-from harness.models.chat import chat_encoder
+from harness.models.chat import asks_date, chat_encoder, on_date, today
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
 from harness.run.builders import response_ends
@@ -202,12 +211,13 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
     questions = read_questions(options.data, options.task, options.prompt, options.reward).first(options.limit)
     sampler = sampler_of(options)
     with closing(sampler):
-        tokenizer = sampler.policy.tokenizer
-        encode = chat_encoder(tokenizer, options.system) if options.chat else tokenizer.encode
-        token_ids = [encode(prompt.text) for prompt in questions.prompts]
-        max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
-        settings = _settings(options, questions, sampler, max_tokens)
+        with on_date(today()):  # it may be midnight
+            token_ids, settings = _asked(options, questions, sampler)
         folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
+        if (begun := date_of(folder)) is not None:
+            with on_date(begun):
+                token_ids, settings = _asked(options, questions, sampler)
+        max_tokens = settings.max_tokens
         ends = response_ends(sampler.policy, questions.stop)
         with closing(Record(folder, settings, _facts() | {"end_tokens": ends.texts})) as record:
             if ends.line and not options.quiet:
@@ -241,6 +251,15 @@ def _do_the_rest(
         EvaluationProgress(errors, record.settings.prompts, len(record.rows), quiet) as progress,
     ):
         sample_and_grade(sampler.engine, token_ids, questions.prompts, rewards, record, progress.show)
+
+
+def _asked(options: argparse.Namespace, questions: Questions, sampler: Sampler) -> tuple[list[Sequence[int]], Settings]:
+    """Return the token ids of the prompts, and the settings of an evaluation of them."""
+    tokenizer = sampler.policy.tokenizer
+    encode = chat_encoder(tokenizer, options.system) if options.chat else tokenizer.encode
+    token_ids: list[Sequence[int]] = [encode(prompt.text) for prompt in questions.prompts]
+    max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
+    return token_ids, _settings(options, questions, sampler, max_tokens)
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -307,6 +326,7 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         prompt_sha256=template.sha256 if template else None,
         chat_template_sha256=hashlib.sha256(str(chat).encode()).hexdigest() if options.chat else None,
         system_prompt=options.system,
+        chat_date=today().isoformat() if options.chat and asks_date(sampler.policy.tokenizer) else None,
     )
 
 

@@ -37,7 +37,7 @@ from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.evaluation import sampler_of
-from harness.models.chat import chat_encoder
+from harness.models.chat import asks_date, chat_encoder, on_date, today
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
 from harness.report.text import print_table
@@ -304,7 +304,7 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
         check_split_sizes(sizes, options.keywords)
         sampling = _sampling(options)
     check_target(options.out)
-    with signals_as_interrupts(), settings_as_arguments():
+    with signals_as_interrupts(), settings_as_arguments(), on_date(today()):
         try:
             sampler = sampler_of(options)
             with closing(sampler):
@@ -394,6 +394,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _facts(options: argparse.Namespace, sampler: Sampler, found: dict[Split, Yield]) -> dict[str, Any]:
+    dated = options.chat and asks_date(sampler.policy.tokenizer)
     return {
         "schema": "harness.dataset",
         "schema_version": 1,
@@ -401,6 +402,7 @@ def _facts(options: argparse.Namespace, sampler: Sampler, found: dict[Split, Yie
         "settings": settings_of(options)
         | {"model": model_name(options.model), "device": sampler.device, **sampler.checksums},
         "versions": package_versions(),
+        **({"chat_date": today().isoformat()} if dated else {}),
         "splits": {
             split: {"asked": each.asked, "answers": each.answers, "rejected": dict(each.rejected)}
             for split, each in found.items()

@@ -18,6 +18,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,6 +47,7 @@ class Settings:
         prompt_sha256: of its text.
         chat_template_sha256: of the text of the tokenizer's template, through which was asked; None where it was not.
         system_prompt: the chat's turn in front of each prompt.
+        chat_date: the date that the chat template has written into the prompts, where it writes today's.
         batch: prompts of one batch. It is among the settings, since rounding depends on what is computed together.
     """
 
@@ -73,6 +75,7 @@ class Settings:
     prompt_sha256: str | None = None
     chat_template_sha256: str | None = None
     system_prompt: str | None = None
+    chat_date: str | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -86,8 +89,9 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that differ where any setting differs."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:16]
+        """16 hex digits that differ where any setting differs; but for the date, which is kept from the start on."""
+        told = {key: value for key, value in self.as_dict().items() if key != "chat_date"}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON holds them."""
@@ -305,6 +309,19 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
             "give another folder with -o",
         )
     return content
+
+
+def date_of(folder: Path) -> date | None:
+    """Return the date that the prompts of an evaluation have; None where they have none, or there is none yet.
+
+    Raises:
+        UserError: see ``read_evaluation``.
+    """
+    known = read_evaluation(folder)["settings"].get("chat_date") if (folder / EVALUATION).exists() else None
+    try:
+        return None if known is None else date.fromisoformat(known)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"chat_date is no date: {error}", str(folder / EVALUATION), "give -o FOLDER") from error
 
 
 def _lock(folder: Path, opened: ExitStack) -> None:

@@ -254,6 +254,7 @@ def figures_table(settings: Mapping[str, Any], results: Mapping[str, Any]) -> Ta
 def _how(settings: Mapping[str, Any]) -> str:
     prompt = f", prompt {settings['prompt']}" if settings["prompt"] else ""
     chat = ", as a chat" if settings.get("chat_template_sha256") else ""
+    chat += f" of {settings['chat_date']}" if settings.get("chat_date") else ""
     return (
         f"Engine {settings['engine']}, {settings['precision']}, {settings['device']}{prompt}{chat}, "
         f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}, seed {settings['seed']}."

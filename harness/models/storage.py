@@ -119,6 +119,40 @@ def _with_defaults(
         what = "neither the tokenizer nor a config names an end-of-sequence token that the model knows"
         raise UserError(what, str(folder), "set eos_token in tokenizer_config.json")
     return model
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a policy alone; see ``load_policy``."""
+    folder = _find_folder(name)
+    _require_regular_files(folder)
+    return _load_tokenizer(folder, _read_config(folder))
+
+
+def stored_tensors(name: str | Path) -> dict[str, Tensor]:
+    """Return the weights of a policy as its files hold them, mapped and not read; see ``load_policy``."""
+    folder = _find_folder(name)
+    _require_safetensors(folder)
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (it is no dict)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
+    return tensors
+
+
+def weight_files_state(name: str | Path) -> tuple[tuple[str, int, int], ...]:
+    """Return path, bytes and time of the last change, in ns, of each file of a policy's weights."""
+    files = [(path.resolve(), path.stat()) for path in _weight_files(_find_folder(name))]
+    return tuple((str(path), found.st_size, found.st_mtime_ns) for path, found in files)
+
+
+def stored_config(name: str | Path) -> dict[str, Any]:
+    """Return what a policy's ``config.json`` and ``generation_config.json`` say, but for who wrote them and where."""
+    folder = _find_folder(name)
+    generation = folder / "generation_config.json"
+    told = {"model": _read_config(folder), "generation": _read_object(generation) if generation.is_file() else {}}
+    writers = ("_name_or_path", "transformers_version", "_from_model_config")
+    return {part: {key: value for key, value in values.items() if key not in writers} for part, values in told.items()}
 
 
 def _write_decoder(

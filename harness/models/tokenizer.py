@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -56,3 +59,20 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, split_digits: bool
         clean_up_tokenization_spaces=False,
         padding_side="right",
     )
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return the SHA-256, in hexadecimal, of what a tokenizer does: how it splits texts, and joins tokens again.
+
+    That is its vocabulary, merges, added tokens, normaliser and decoder, and which token begins and ends texts. How its
+    files are written is no part of it, nor how batches were padded or cut last.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
+        rules: dict[str, Any] = {"class": type(tokenizer).__qualname__, "vocabulary": vocabulary}
+    else:
+        rules = json.loads(backend.to_str()) | dict.fromkeys(("padding", "truncation", "version"))
+    names = ("bos_token_id", "eos_token_id", "clean_up_tokenization_spaces")
+    told = rules | {name: getattr(tokenizer, name, None) for name in names}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -38,6 +38,7 @@ from harness.core.terminal_text import plain, plain_lines, silence_output
 from harness.report.console import Output
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
+from harness.results.manifest import MADE_OF
 from harness.results.reader import flat_settings, references_left_out
 
 DESCRIPTION = "Compare runs from their folders."
@@ -152,6 +153,7 @@ def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> N
     others = [name for name in names if name not in (*DIFFERENCES, SETTINGS)]
     runs = [run for experiment in experiments for run in experiment.runs] if others else []
     settings = dict.fromkeys(key for run in runs for key in flat_settings(run.settings))
+    settings |= dict.fromkeys(f"inputs.{name}" for name in MADE_OF)
     for name in others:
         if not any(is_allowed(key, [name]) for key in settings):
             fix = f"one of {', '.join(DIFFERENCES)}, {SETTINGS}, or a setting's dotted key"

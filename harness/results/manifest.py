@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,14 @@ STATUSES = ("running", "completed", "interrupted", "failed")
 
 LEARNER_DIED = "learner died"
 """The cause of a segment."""
+TRAIN_PROMPTS, VALIDATION_PROMPTS, PROMPT_TEMPLATE = "train_prompts", "validation_prompts", "prompt_template"
+TOKENIZER, CHAT_TEMPLATE, MODEL_CONFIG, START_WEIGHTS = "tokenizer", "chat_template", "model_config", "start_weights"
+MADE_OF = TRAIN_PROMPTS, VALIDATION_PROMPTS, PROMPT_TEMPLATE, TOKENIZER, CHAT_TEMPLATE, MODEL_CONFIG, START_WEIGHTS
+"""Names of inputs; the user's own files go by the settings that name them."""
+CHAT_DATE = "chat_date"
+"""The date that a chat template has written into the prompts, where it writes one."""
+COMPUTE_NOTHING = "trackers", "profile"
+"""Begin the names of inputs that no figure of a policy depends on."""
 _FORMER = {"campaign": "experiment"}
 """Fields that older runs have under another name."""
 _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
@@ -41,6 +49,16 @@ class _Outcome(TypedDict, total=False):
 
     replaced: dict[str, int]
     imported: _Imported
+
+
+class Input(TypedDict, total=False):
+    """Something that a run is made of: the SHA-256 of its content (None where there is no file), its name, the number
+    of rows of a data set, the text of a prompt template."""
+
+    sha256: Required[str | None]
+    name: str | None
+    rows: int
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +111,9 @@ class Manifest:
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
         end_tokens: the tokens that end a response, by id with their texts; empty in runs of before it was written.
-        functions: the user's own functions by the setting that names each: ``name``, and ``sha256`` of its file.
-        prompt_template: what a maths prompt was made by: ``name``, ``sha256`` of its text, and the ``text``.
+        inputs: what the run is made of and is no setting, by name: prompts, templates, tokenizer, start weights, and
+            the user's own files by the setting that names each. Of runs of before it was written those files and the
+            prompt template alone.
         segments: where the run went on from a checkpoint, in order; empty where it ran through.
         simulated: name of the machine profile by which the run was simulated; None in a run that took place.
         outcome: figures of the finished run, free in form.
@@ -122,8 +141,7 @@ class Manifest:
     dirty: bool | None = None
     parameters: int | None = None
     end_tokens: dict[str, str] = field(default_factory=dict)
-    functions: dict[str, dict[str, str | None]] = field(default_factory=dict)
-    prompt_template: dict[str, str] | None = None
+    inputs: dict[str, Input] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     simulated: str | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
@@ -139,7 +157,7 @@ class Manifest:
         head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]}
         saved = asdict(self)
         saved["point"] = change_strings(self.point, scrubber.paths)
-        saved |= {key: change_strings(saved[key], scrubber.text) for key in ("error", "outcome", "prompt_template")}
+        saved |= {key: change_strings(saved[key], scrubber.text) for key in ("error", "outcome", "inputs")}
         return with_nulls(head | saved)
 
     @classmethod
@@ -153,6 +171,7 @@ class Manifest:
             raise UserError(f"this is no manifest: its schema is not {SCHEMA!r}", where=where)
         check_version(SCHEMA, data.get("schema_version"), where)
         data = {_FORMER.get(name, name): value for name, value in data.items()}
+        data = _with_inputs(data)
         known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         try:
             manifest = msgspec.convert(known, cls)
@@ -163,6 +182,14 @@ class Manifest:
         if manifest.status not in STATUSES:
             raise UserError(f"unknown status {manifest.status!r}; one of {', '.join(STATUSES)}", where=where)
         return manifest
+
+
+def _with_inputs(data: dict[Any, Any]) -> dict[Any, Any]:
+    """Return an older manifest's functions and prompt template as inputs."""
+    functions, template = data.get("functions", {}), data.get("prompt_template")
+    if "inputs" in data or not isinstance(functions, dict):
+        return data if "inputs" in data else data | {"inputs": functions}
+    return data | {"inputs": functions | ({} if template is None else {PROMPT_TEMPLATE: template})}
 
 
 def check_version(schema: str, version: object, where: str) -> None:

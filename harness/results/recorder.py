@@ -164,6 +164,7 @@ class RunRecorder:
             replaced=dict(self._replaced),
             spans=tuple(self._tracer.finished),
             sizes=sizes_of(self.folder.folder),
+            inputs={} if self.folder.manifest is None else self.folder.manifest.inputs,
         )
 
     def on_version(self, lane: str, version: int) -> None:

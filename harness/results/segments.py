@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from harness.core.types import Metric
 from harness.loop.replay import ReplayStats
 from harness.results.counters import COUNTERS
 from harness.results.jsonl import read_json_of
+from harness.results.manifest import Input
 from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
 from harness.results.trackers.streams import METRICS
@@ -51,6 +52,7 @@ class Recorded:
         replaced: parts that died, by lane.
         spans: ended since the last row.
         sizes: bytes of each of ``ROW_FILES`` that is there.
+        inputs: of the run, see ``Manifest``; empty in checkpoints of before it was written.
     """
 
     clock_ns: int
@@ -64,6 +66,7 @@ class Recorded:
     replaced: dict[str, int]
     spans: tuple[Span, ...]
     sizes: dict[str, int]
+    inputs: dict[str, Input] = field(default_factory=dict)
 
     @property
     def elapsed_s(self) -> float:

@@ -17,6 +17,7 @@ from harness.core.interrupts import holding_interrupts
 from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
+from harness.models.chat import on_date
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
@@ -150,8 +151,10 @@ class ArmRunner:
             clock = PausableClock()
             tracer = RecordingTracer(clock, clock.at, lane_groups(variant.scenario))
             clock.resume()
+            resume = None if self._going is None else self._going.resumes.get(variant.name)
+            date = self._experiment.today if resume is None else resume.date
             try:
-                with full_gpu_as_user_error(variant.scenario), tracer.underway("run", Stage.STARTUP):
+                with full_gpu_as_user_error(variant.scenario), tracer.underway("run", Stage.STARTUP), on_date(date):
                     parts = self._build(variant.scenario, tracer, self._stop.is_set)
             except (UserError, RunStopped) as error:
                 self.failures.append((run_label(variant), error))
@@ -159,7 +162,6 @@ class ArmRunner:
             finally:
                 clock.pause()
             alive.callback(parts.close)
-            resume = None if self._going is None else self._going.resumes.get(variant.name)
             arms.append(Arm(variant, clock, tracer, parts, _speed_probe(variant.scenario, parts), resume))
         return arms
 

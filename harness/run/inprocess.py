@@ -33,6 +33,7 @@ from harness.run.builders import (
     sampling_for,
 )
 from harness.run.devices import resolve_device, threads_of
+from harness.run.inputs import inputs_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario
@@ -194,6 +195,7 @@ class InProcessParts(RunningParts):
         task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
         check_fits(scenario, task, policy)
         self.ends = response_ends(policy, sampling_for(scenario, task).stop)
+        self.inputs = inputs_of(scenario, task, policy)
         self.num_parameters = policy.num_parameters
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         colocated = scenario.placement.colocated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.core.errors import RunStopped
@@ -17,6 +18,7 @@ from harness.probes.memory import DeviceFigure
 from harness.probes.run_probes import Elsewhere
 from harness.probes.tracers import Tracers
 from harness.probes.windows import collect_traces, lanes_in, process_name
+from harness.results.manifest import Input
 from harness.results.writer import POLICIES, POLICY
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes
@@ -55,6 +57,7 @@ class RunningParts(Protocol):
         threads: CPU threads of the Learner.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
         learner_lanes: the Learner's lane, or that of each of its ranks.
+        inputs: what the run is made of, see ``Manifest``; of parts that know it.
     """
 
     generators: tuple[Generator, ...]
@@ -66,6 +69,7 @@ class RunningParts(Protocol):
     learner_on_gpu: bool
     learner_lanes: tuple[str, ...] = ("learner",)
     ends: ResponseEnds | None = None
+    inputs: Mapping[str, Input] = MappingProxyType({})
 
     @property
     def lanes(self) -> tuple[str, ...]:

@@ -263,8 +263,9 @@ def _compared(
 def _notes(scenario: Scenario, manifest: Manifest) -> list[str]:
     """Say which of the user's functions are others than those of the run, and that ranks add up in another order."""
     now, notes = hashes_of(scenario), []
-    for key, was in manifest.functions.items():
-        if now.get(key, {}).get("sha256") != was.get("sha256"):
+    for key, function in now.items():
+        was = manifest.inputs.get(key, function)
+        if function["sha256"] != was["sha256"]:
             notes.append(f"{key} {was.get('name')} is in another file now than in the run: its checksum differs")
     ranks = scenario.placement.learner.ranks
     if ranks > 1:

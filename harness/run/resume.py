@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,15 +15,15 @@ from harness.loop.state import LoopState
 from harness.loop.state_files import read_state
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
-from harness.results.manifest import Manifest
+from harness.results.manifest import Input, Manifest
 from harness.results.reader import Run, flat_settings, load_run, parse_settings, read_manifest, read_settings
 from harness.results.segments import Recorded, check_rows, read_recorded
 from harness.results.writer import CHECKPOINTS
 from harness.results.writer import MANIFEST as RUN_MANIFEST
 from harness.results.writer import SCENARIO as SAVED
 from harness.run.checkpoints import StatefulLearner
+from harness.run.inputs import PATHS, UNKNOWN, InputsNow, check_inputs, date_of, is_whole
 from harness.run.interleaving import interleaving_of, points_of
-from harness.run.own_code import hashes_of
 from harness.run.parts import RunningParts
 from harness.run.points import ASIDE, Point, read_points
 from harness.run.session import RunSession
@@ -77,9 +78,20 @@ class Resume:
     was: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def inputs(self) -> Mapping[str, Input]:
+        """What the run is made of, as it recorded it when it began."""
+        return self.recorded.inputs or self.manifest.inputs
+
+    @property
+    def date(self) -> date:
+        """The date that its chat template writes into prompts: that of its start."""
+        return date_of([self.inputs]) or datetime.fromisoformat(self.manifest.started_at).date()
+
+    @property
     def warnings(self) -> list[str]:
         """Say what was damaged, and what is not promised."""
         said = [f"checkpoint {each} (refused; the one before it is taken)" for each in self.refused]
+        said += [] if is_whole(self.inputs) else [UNKNOWN]
         if spread := [key for key in self.was if _is_below(key, SPREAD)]:
             said.append(f"{', '.join(spread)} changed: the same policy is no longer promised bit for bit")
         return said
@@ -145,19 +157,22 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
 
     Raises:
         UserError: it is still running, has made all its steps, is one of an experiment, is of another scenario (with
-            the keys) or of other functions, or has no checkpoint that is whole (with what is wrong with each).
+            the keys) or of other inputs (with both digests), or has no checkpoint that is whole (with what is wrong
+            with each).
     """
     home, run = folder.resolve().parent, load_run(folder)
     if (home / EXPERIMENT).is_file():
         what = "the run is one of several that are compared"
         raise UserError(what, str(folder), f"continue all of them: python -m harness run --resume {home}")
     _check_over(run)
-    was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD))
+    paths, now = PATHS if is_whole(run.manifest.inputs) else (), InputsNow()
+    was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD, *paths))
     if scenario.arrivals.repeat is not None:
         what = "a run that repeats another one's arrivals cannot go on in the middle of them"
         raise UserError(what, "arrivals.repeat", "repeat it from its beginning")
-    _check_functions(run.manifest, scenario, folder)
+    check_inputs(run.manifest.inputs, now, scenario, folder)
     found = replace(newest_of(folder, run.manifest), was=was)
+    check_inputs(found.recorded.inputs, now, scenario, folder)
     if run.status == "completed" and scenario.steps <= run.settings["steps"]:
         fix = f"raise them: --set steps={2 * scenario.steps}"
         raise UserError(f"the run has made all its {scenario.steps} training steps", str(folder), fix)
@@ -180,26 +195,28 @@ def find_continuation(folder: Path, scenario: Scenario) -> Continuation:
         scenario: with its arms, sweep and blocks.
 
     Raises:
-        UserError: it is of another scenario (with the keys) or of other functions, one of its runs is still running, or
-            nothing is left.
+        UserError: it is of another scenario (with the keys) or of other inputs (with both digests), one of its runs is
+            still running, or nothing is left.
     """
-    was = check_same(read_settings(folder / SAVED), scenario, folder, ())
+    variants, now = expand(scenario), InputsNow()
+    groups = [(group, read_points(folder, group)) for group in points_of(variants)]
+    records = [point.manifest.inputs for _, points in groups for point in points if point.manifest is not None]
+    paths = PATHS if records and all(map(is_whole, records)) else ()
+    was = check_same(read_settings(folder / SAVED), scenario, folder, paths)
     turned = "checkpoint.every" in was and None in (was["checkpoint.every"], scenario.checkpoint.every)
     if turned and scenario.interleaving == "auto":
         what = f"checkpoint.every decides here how arms take turns, and was {was['checkpoint.every']}"
         raise UserError(what, str(folder), "leave it as it was, or begin a new experiment")
-    plan, variants = read_plan(folder), expand(scenario)
-    finished, again, resumes = list[Point](), list[Point](), dict[str, Resume]()
-    for group in points_of(variants):
-        points = read_points(folder, group)
+    plan, finished, again, resumes = read_plan(folder), list[Point](), list[Point](), dict[str, Resume]()
+    for group, points in groups:
         if interleaving_of(group) == "step" and not all(point.state.is_result for point in points):
             again += [point for point in points if point.last is not None]
             continue
         for point in points:
             if point.state.is_result and point.manifest is not None:
-                _check_functions(point.manifest, point.variant.scenario, point.folder)
+                check_inputs(point.manifest.inputs, now, point.variant.scenario, point.folder)
                 finished.append(point)
-            elif (resume := resume_of(point)) is not None:
+            elif (resume := resume_of(point, now)) is not None:
                 resumes[point.variant.name] = resume
             elif point.last is not None:
                 again.append(point)
@@ -211,11 +228,11 @@ def find_continuation(folder: Path, scenario: Scenario) -> Continuation:
     return Continuation(folder, names, resumes, tuple(again), len(due))
 
 
-def resume_of(point: Point) -> Resume | None:
+def resume_of(point: Point, now: InputsNow) -> Resume | None:
     """Return where a run of an experiment goes on; None where it has nothing whole to go on from, or is not there.
 
     Raises:
-        UserError: it is still running, or is of other functions.
+        UserError: it is still running, or is of other inputs.
     """
     if point.variant.scenario.arrivals.repeat is not None:  # it is repeated from its beginning
         return None
@@ -225,7 +242,8 @@ def resume_of(point: Point) -> Resume | None:
     except UserError:
         return None
     _check_over(run)
-    _check_functions(run.manifest, point.variant.scenario, point.folder)
+    for recorded in (run.manifest.inputs, {} if found is None else found.recorded.inputs):
+        check_inputs(recorded, now, point.variant.scenario, point.folder)
     return found
 
 
@@ -308,20 +326,6 @@ def check_same(
         what = f"the run went by another scenario: {told}{more}"
         raise UserError(what, str(folder), "leave these as they were, or start a new run")
     return was
-
-
-def _check_functions(manifest: Manifest, scenario: Scenario, folder: Path) -> None:
-    """Refuse to go on where the file of the user's own code is another one; raises UserError.
-
-    Trackers and probes are free: they take no part in what is computed.
-    """
-    for key, function in hashes_of(scenario).items():
-        if key.startswith(("trackers", "profile")):
-            continue
-        known, found = manifest.functions.get(key, function)["sha256"], function["sha256"]
-        if known is not None and known != found:
-            what = f"the file of {key}, {function['name']}, has changed: its SHA-256 was {known}, now it is {found}"
-            raise UserError(what, str(folder), "restore the file as it was, or start a new run")
 
 
 def _is_below(key: str, keys: Sequence[str]) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from harness.core.checkpoints import steps_in
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.interrupts import holding_interrupts
 from harness.core.trace import RecordingTracer
+from harness.models.chat import today
 from harness.models.flops import utilisation_of
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
@@ -28,19 +30,16 @@ from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, held, write_plan
-from harness.results.manifest import LEARNER_DIED, Segment
+from harness.results.manifest import LEARNER_DIED, Input, Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.builders import ResponseEnds
+from harness.run.inputs import date_of_runs, named_inputs
 from harness.run.memory.check import memory_line, memory_table
-from harness.run.own_code import hashes_of
 from harness.run.parts import RunningParts, kept_policies
 from harness.scenario import Scenario, Variant, resolved_yaml
-from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
-from harness.tasks.arithmetic import PROMPT
-from harness.tasks.maths import prompt_template
 
 if TYPE_CHECKING:
     from harness.run.resume import Resume
@@ -202,6 +201,7 @@ class Experiment:
 
     Attributes:
         folder: the folder; None until it is made.
+        today: the date that chat templates write in all runs that begin.
     """
 
     def __init__(
@@ -215,6 +215,7 @@ class Experiment:
         echo: Callable[[str, str], None] | None = None,
     ) -> None:
         self.folder = folder
+        self.today = date_of_runs(folder) or today()
         self._out, self._scenario_name, self._durable = out, scenario_name, durable
         self._echo, self._whole, self._hold = echo, whole, ExitStack()
         self._plan = _plan_of(planned)
@@ -283,10 +284,10 @@ class Experiment:
         startup_s = arm.tracer.clock_ns() / 1e9
         resume = arm.resume
         if resume is not None:
-            folder = self._reopen_folder(resume, arm.variant, startup_s)
+            folder = self._reopen_folder(resume, arm.variant, startup_s, parts.inputs)
         else:
             folder = self.open_folder(
-                arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters, parts.ends
+                arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters, parts.ends, parts.inputs
             )
         try:
             at = None if resume is None else resume.checkpoint.step
@@ -330,6 +331,7 @@ class Experiment:
         threads: int | None,
         parameters: int | None,
         ends: ResponseEnds | None = None,
+        inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> RunFolder:
         """Make a run's folder with its manifest and resolved scenario; for what the arguments mean see ``Manifest``.
 
@@ -340,7 +342,7 @@ class Experiment:
         try:
             self._write_plan(experiment)
             folder.write_manifest(
-                self._manifest(variant, experiment.name, startup_s, interleaving, threads, parameters, ends)
+                self._manifest(variant, experiment.name, startup_s, interleaving, threads, parameters, ends, inputs)
             )
             folder.write_scenario(resolved_yaml(variant.scenario))
         except UserError:  # there is nothing to tell of a run that could not begin
@@ -358,6 +360,7 @@ class Experiment:
         threads: int | None,
         parameters: int | None,
         ends: ResponseEnds | None,
+        inputs: Mapping[str, Input],
     ) -> Manifest:
         return Manifest(
             scenario=self._scenario_name,
@@ -378,11 +381,12 @@ class Experiment:
             dirty=self._code.dirty,
             parameters=parameters,
             end_tokens={} if ends is None else ends.texts,
-            functions=hashes_of(variant.scenario),
-            prompt_template=_template_of(variant.scenario),
+            inputs={**named_inputs(variant.scenario), **inputs},
         )
 
-    def _reopen_folder(self, resume: Resume, variant: Variant, startup_s: float) -> RunFolder:
+    def _reopen_folder(
+        self, resume: Resume, variant: Variant, startup_s: float, inputs: Mapping[str, Input] = MappingProxyType({})
+    ) -> RunFolder:
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
         with taken(resume.folder):
             cut_back(resume.folder, resume.recorded.sizes)
@@ -404,7 +408,7 @@ class Experiment:
             thrown_away=resume.thrown_away,
         )
         former = replace(resume.manifest, status="running", error=None, finished_at=None, duration_s=None, outcome={})
-        folder.write_manifest(replace(former, segments=(*former.segments, segment)))
+        folder.write_manifest(replace(former, segments=(*former.segments, segment), inputs={**inputs, **resume.inputs}))
         folder.write_scenario(resolved_yaml(variant.scenario))
         return folder
 
@@ -466,15 +470,3 @@ def sync_one(path: Path) -> None:
     """Return when the disk has taken a file, or the names in a folder."""
     with suppress(OSError):  # a file system that cannot, or a draft that is gone already
         sync(path)
-
-
-def _template_of(scenario: Scenario) -> dict[str, str] | None:
-    """Return what the prompts of a maths task are made by; None of a run that failed for want of that file."""
-    task = scenario.task
-    if not isinstance(task, MathsTaskSettings | ArithmeticTaskSettings):
-        return None
-    try:
-        template = prompt_template(task.prompt if isinstance(task, MathsTaskSettings) else PROMPT)
-    except UserError:
-        return None
-    return {"name": template.name, "sha256": template.sha256, "text": template.text}

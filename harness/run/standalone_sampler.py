@@ -139,13 +139,14 @@ def _refuse_sglang(engine: EngineName) -> None:
 
 
 def _checksums(policy: Policy) -> dict[str, str]:
+    from harness.models.tokenizer import tokenizer_digest
     from harness.transports.checksum import checksum
 
     assert policy.model is not None
     return {
         "weights": checksum(policy.model.state_dict()),
         "config": _config_digest(policy.model.config),
-        "tokenizer": _tokenizer_digest(policy.tokenizer),
+        "tokenizer": tokenizer_digest(policy.tokenizer)[:16],
     }
 
 
@@ -154,13 +155,6 @@ def _config_digest(config: Any) -> str:
     fields = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config.to_dict()
     shape = {key: value for key, value in fields.items() if key not in ("_name_or_path", "transformers_version")}
     return _short_digest(json.dumps(shape, sort_keys=True, default=str))
-
-
-def _tokenizer_digest(tokenizer: Any) -> str:
-    """Return 16 hex digits that depend on the vocabulary and how texts are split."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    described = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-    return _short_digest(described)
 
 
 def _short_digest(text: str) -> str:

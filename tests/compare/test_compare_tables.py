@@ -20,6 +20,7 @@ from harness.compare.tables import Table, columns_apart, lane_table, outcome_tab
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
 from harness.results import RunFolder, step_row
+from harness.results.manifest import Input
 from tests.messages import MessageIs, facts
 
 Make = Callable[..., RunFolder]
@@ -276,6 +277,24 @@ def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path:
         "k8: did not finish after 3 steps",
     ]
     assert overview_table([experiment]).rows[0][3] == "1 completed, 1 interrupted, 1 failed, 1 did not finish"
+
+
+def test_unlike_inputs_are_named_once_and_other_validation_data_is_a_caution(two_arms: Experiment) -> None:
+    def made_of(**digests: str) -> RunFigures:
+        inputs: dict[str, Input] = {name: {"sha256": digest * 64, "rows": 8} for name, digest in digests.items()}
+        return replace(first, manifest=replace(first.manifest, inputs=inputs))
+
+    first = two_arms.runs[0]
+    one, other = made_of(train_prompts="a", tokenizer="b"), made_of(train_prompts="c", tokenizer="b")
+    assert unlike([one, one]) == []
+    (sentence,) = unlike([one, other, one])
+    assert "train_prompts (8 rows, SHA-256 aaaaaaaaaaaa: 2 runs; 8 rows, SHA-256 cccccccccccc: 1 run)" in sentence
+    assert "tokenizer" not in sentence
+    assert unlike([first, one]) == []  # one of them has recorded none
+    held_out = unlike([made_of(validation_prompts="a"), made_of(validation_prompts="b")])
+    assert len(held_out) == 2
+    assert "validation" in held_out[1]
+    assert unlike([made_of(**{"trackers[0]": "a", "profile.own[0]": "a"}), made_of(**{"trackers[0]": "b"})]) == []
 
 
 def test_unlike_machines_versions_and_commits_are_said(two_arms: Experiment) -> None:

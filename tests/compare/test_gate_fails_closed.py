@@ -14,6 +14,7 @@ from harness.core.trace import Stage
 from harness.probes.provenance import fingerprint
 from harness.results import RunFolder
 from harness.results.experiment_plan import ExperimentPlan, PlannedRun, write_plan
+from harness.results.manifest import PROMPT_TEMPLATE, Input
 
 Make = Callable[..., RunFolder]
 Arms = Mapping[str, float]
@@ -295,12 +296,12 @@ def test_unlike_settings_are_not_comparable_with_a_stored_baseline(
 
 def test_another_text_in_the_same_template_file_is_not_comparable(bench: Bench) -> None:
     """Fails where the file's name alone is compared: the prompts were made of another text."""
-    asked = {"name": "own.txt", "text": "{question}"}
+    asked: Input = {"sha256": None, "name": "own.txt", "text": "{question}"}
     settings = "name: bench\nsteps: 6\ntask: {type: maths, prompt: own.txt}\n"
-    bench.record({"work": 1.0}, occasions=3, settings=settings, prompt_template=asked | {"sha256": "a" * 64})
-    bench.run({"work": 1.0}, day=19, settings=settings, prompt_template=asked | {"sha256": "a" * 64})
+    bench.record({"work": 1.0}, occasions=3, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "a" * 64}})
+    bench.run({"work": 1.0}, day=19, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "a" * 64}})
     assert bench.gate("--baseline", "main")[0] == 0
-    bench.run({"work": 1.0}, settings=settings, prompt_template=asked | {"sha256": "b" * 64})
+    bench.run({"work": 1.0}, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "b" * 64}})
     code, said = bench.gate("--baseline", "main")
     assert code == 3
     assert "task.prompt.sha256 (aaaaaaaaaaaa, bbbbbbbbbbbb)" in said

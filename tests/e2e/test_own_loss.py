@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from harness.results import Run, find_runs
+from harness.results.manifest import MADE_OF
 
 MODULE = '''
 """CISPO (MiniMax-M1, arXiv:2506.13585) and RLOO (Ahmadian et al. 2024), written by a user."""
@@ -97,14 +98,14 @@ def test_cispo_from_outside_of_the_repository_is_the_built_in_one_bit_for_bit(fo
     assert [name for name, weight in policies["own"].items() if not weight.equal(policies["built_in"][name])] == []
     assert clipped(runs["own"], "own/clipped") == clipped(runs["built_in"], "clip_fraction")
     assert min(clipped(runs["own"], "own/clipped")) > 0  # the weights were bounded, so the functions had work to do
-    named = runs["own"].manifest.functions
+    named = {key: each for key, each in runs["own"].manifest.inputs.items() if key not in MADE_OF}
     assert {key: entry["name"] for key, entry in named.items()} == {
         "task.reward": "own_losses_of_e2e:by_length",
         "loss.function": "own_losses_of_e2e:cispo",
         "advantage.function": "own_losses_of_e2e:leave_one_out",
     }
     assert len({entry["sha256"] for entry in named.values()}) == 1
-    assert list(runs["built_in"].manifest.functions) == ["task.reward"]
+    assert [key for key in runs["built_in"].manifest.inputs if key not in MADE_OF] == ["task.reward"]
 
 
 def test_a_loss_that_is_not_there_is_refused_before_the_run_in_one_message(folder: Path) -> None:

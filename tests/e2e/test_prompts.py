@@ -6,6 +6,7 @@ import pytest
 
 from harness.models.make_folder import make_folder
 from harness.results import find_runs
+from harness.results.manifest import PROMPT_TEMPLATE
 from harness.run.experiment import run_scenario
 from harness.scenario import load_scenario
 from harness.tasks.maths import prompt_template, read_problems
@@ -43,7 +44,7 @@ def test_the_arms_of_prompts_ask_the_same_problems_in_their_own_words(tmp_path: 
     assert damaged == []
     question = read_problems(DATA / "math_sample.jsonl")[0].question
     templates = {arm: prompt_template(str(changes["task.prompt"])) for arm, changes in arms.items()}
-    assert {str(run.manifest.arm): run.manifest.prompt_template["text"] for run in runs} == {
+    assert {str(run.manifest.arm): run.manifest.inputs[PROMPT_TEMPLATE]["text"] for run in runs} == {
         arm: template.text for arm, template in templates.items()
     }
     for run in runs:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from harness.core.errors import UserError
-from harness.models.chat import chat_encoder
+from harness.models.chat import asks_date, chat_encoder, on_date, template_digest
 from harness.models.make_folder import main
 from harness.models.storage import load_policy
 from harness.models.tokenizer import EOS_TOKEN, train_tokenizer
@@ -71,3 +72,48 @@ def test_a_made_folder_may_have_a_chat_template(tmp_path: Path) -> None:
     )
     assert main([*made, "-o", str(tmp_path / "plain")]) == 0
     assert load_policy(tmp_path / "plain")[1].chat_template is None
+
+
+LLAMA_3_2 = (
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}"
+    "{%- endif %}{%- endif %}Today Date: {{ date_string }} " + TEMPLATE
+)
+GPT_OSS = "Current date: {{ strftime_now('%Y-%m-%d') }} " + TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [(LLAMA_3_2, "Today Date: 01 Feb 2003 "), (GPT_OSS, "Current date: 2003-02-01 "), (TEMPLATE, "")],
+)
+def test_a_template_that_writes_todays_date_writes_that_of_the_run(tokenizer, template: str, written: str) -> None:
+    """The encoder keeps the date that it was made on, whenever it is called."""
+    tokenizer.chat_template = template
+    assert asks_date(tokenizer) == bool(written)
+    with on_date(date(2003, 2, 1)):
+        encode = chat_encoder(tokenizer)
+    with on_date(date(2003, 2, 2)):
+        next_day = chat_encoder(tokenizer)
+        assert tokenizer.decode(encode("red")) == f"{written}[user says red][model says"
+    assert (next_day("red") == encode("red")) == (not written)
+    if not written:
+        turns = [{"role": "user", "content": "red"}]
+        assert encode("red") == tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+
+
+def test_the_digest_of_a_template_is_of_what_it_writes_on_a_fixed_day(tokenizer) -> None:
+    """Not of its text: a comment changes nothing, and neither does the day."""
+
+    def digest(template: str, system: str | None = None) -> str:
+        tokenizer.chat_template = template
+        return template_digest(tokenizer, system)
+
+    with on_date(date(2003, 2, 1)):
+        on_one_day = digest(LLAMA_3_2)
+    with on_date(date(2003, 2, 2)):
+        assert digest(LLAMA_3_2) == on_one_day
+    assert digest("{# a comment #}" + TEMPLATE) == digest(TEMPLATE)
+    others = [digest(each) for each in (TEMPLATE, LLAMA_3_2, GPT_OSS, NO_SYSTEM, TEMPLATE.replace("says", "said"))]
+    assert len({*others, digest(TEMPLATE, "Be kind.")}) == 6
+    history = "{% if messages | length > 2 %}again {% endif %}" + TEMPLATE
+    assert digest(history) != digest(TEMPLATE)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from harness.core.errors import UserError
-from harness.models.tokenizer import train_tokenizer
+from harness.models.tokenizer import tokenizer_digest, train_tokenizer
 
 TEXTS = ["Write a sentence that includes the words: apple, red.", "The red apple is on the table."] * 4
 TOKENIZER = train_tokenizer(TEXTS, 300)
@@ -74,3 +79,32 @@ def test_digits_can_have_a_token_each():
     assert apart.convert_ids_to_tokens(apart.encode("1984 ٣")[:4]) == ["1", "9", "8", "4"]
     assert apart.decode(apart.encode("a 1984٣.5 b")) == "a 1984٣.5 b"
     assert len(apart.encode(" and")) == 1
+
+
+def saved(folder: Path, change: Callable[[dict[str, Any]], object] = lambda rules: None, **settings: object) -> str:
+    """Save the tokenizer with other rules or settings and other white space; return the digest of what is loaded."""
+    TOKENIZER.save_pretrained(folder)
+    for name, changes in (("tokenizer.json", {}), ("tokenizer_config.json", settings)):
+        content = json.loads((folder / name).read_text()) | changes
+        if name == "tokenizer.json":
+            change(content)
+        (folder / name).write_text(json.dumps(content, indent=5))
+    return tokenizer_digest(AutoTokenizer.from_pretrained(folder))
+
+
+def test_the_digest_is_of_what_a_tokenizer_does_and_not_of_how_its_file_is_written(tmp_path: Path):
+    plain = tokenizer_digest(TOKENIZER)
+    assert saved(tmp_path) == plain
+    again = train_tokenizer(TEXTS, 300)
+    again(["red", "a red apple"], padding=True, truncation=True, max_length=2)  # which leaves its mark in the tokenizer
+    assert tokenizer_digest(again) == plain
+    others = [
+        saved(tmp_path, lambda rules: rules["model"]["merges"].pop()),
+        saved(tmp_path, lambda rules: rules.update(normalizer={"type": "Lowercase"})),
+        saved(tmp_path, lambda rules: rules.update(decoder={"type": "Fuse"})),
+        saved(tmp_path, lambda rules: rules["added_tokens"][0].update(lstrip=True)),
+        saved(tmp_path, eos_token="<|pad|>"),
+        saved(tmp_path, bos_token="<|eos|>"),
+        tokenizer_digest(train_tokenizer(TEXTS, 290)),
+    ]
+    assert len({plain, *others}) == 8

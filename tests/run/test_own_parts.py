@@ -22,6 +22,7 @@ from harness.core.protocols import Engine, Task
 from harness.core.types import Prompt
 from harness.engines.paced import PacedTokenizer
 from harness.results.counters import read_counters
+from harness.results.manifest import MADE_OF
 from harness.results.reader import load_run
 from harness.results.trackers.streams import OWN_TRACKER, MetricStream
 from harness.run.own_code import check_own_code, own_names
@@ -136,8 +137,9 @@ def test_a_run_with_own_parts_alone(tmp_path: Path) -> None:
     run = load_run(comparison.folder)
     assert run.manifest.status == "completed"
     assert [row.step for row in run.steps] == [0, 1, 2, 3]
-    assert {key: found["name"] for key, found in run.manifest.functions.items()} == NAMES
-    assert all(len(found["sha256"] or "") == 64 for found in run.manifest.functions.values())
+    files = {key: found for key, found in run.manifest.inputs.items() if key not in MADE_OF}
+    assert {key: found["name"] for key, found in files.items()} == NAMES
+    assert all(len(found["sha256"] or "") == 64 for found in files.values())
     with (comparison.folder / "metrics.csv").open(newline="") as file:
         steps = [row[0] for row in csv.reader(file) if row[1:3] == ["step", "timing_s/step"]]
     assert steps == ["0", "1", "2", "3"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +21,12 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
 from harness.results import load_run, read_manifest
+from harness.run.builders import Policy, make_task
 from harness.run.experiment import go_on_with, run_scenario
+from harness.run.inputs import inputs_of
 from harness.run.interleaving import interleaving_of
 from harness.run.parts import RunningParts
-from harness.run.resume import find_continuation
+from harness.run.resume import find_continuation, find_unfinished
 from harness.run.sweep import SweepOptions, run_sweep
 from harness.run.sweep.identity import find_experiment
 from harness.scenario import Scenario, expand, load_scenario
@@ -259,3 +263,77 @@ def test_a_checkpoint_without_its_rows_is_not_gone_on_from(tmp_path: Path) -> No
     found = find_continuation(folder, trial)
     assert (dict(found.resumes), [point.variant.name for point in found.again]) == ({}, [name])
     assert found.runs == 6
+
+
+class PartsOfInputs(Parts):
+    """Simulated parts that know what they are made of."""
+
+    def __call__(self, resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
+        parts = super().__call__(resolved, tracer, should_stop)
+        parts.inputs = inputs_of(resolved, make_task(resolved), Policy(None, None, None))
+        return parts
+
+
+DATA = """
+task: {type: jsonl, train: data.jsonl, reward: "rewards_of_experiment:one", reward_timeout_s: null}
+evaluation: {every: 3, prompts: 1}
+rollout_batch_size: 8
+"""
+
+
+@pytest.fixture
+def trial_with_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scenario]:
+    """Return what loads the scenario with data in the current folder, or with the data in another file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "rewards_of_experiment", raising=False)
+    (tmp_path / "rewards_of_experiment.py").write_text("def one(response, ground_truth):\n    return 1.0\n")
+    write_data(tmp_path / "data.jsonl", "x")
+
+    def load(*overrides: str, text: str = ARMS) -> Scenario:
+        head = HEAD.replace("evaluation: {every: 3, prompts: 8}\n", "")
+        (tmp_path / "trial.yaml").write_text(head + DATA + text + SAVED)
+        return load_scenario(str(tmp_path / "trial.yaml"), overrides)
+
+    return load
+
+
+def write_data(file: Path, answer: str) -> None:
+    rows = [{"prompt": f"p{number}", "answer": answer} for number in range(12)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_an_experiment_goes_on_with_its_data_wherever_they_are_and_with_no_others(
+    trial_with_data: Callable[..., Scenario], tmp_path: Path
+) -> None:
+    errors: dict[int, dict[int, BaseException]] = {3: {3: Interrupted("stopped")}}
+    parts = PartsOfInputs(errors)
+    with pytest.raises(Interrupted):
+        run_scenario(trial_with_data(), tmp_path / "out", True, parts, unseen)
+    (folder,) = (tmp_path / "out" / "trial").iterdir()
+    write_data(tmp_path / "data.jsonl", "y")
+    for trial in (trial_with_data(), load_scenario(folder / "scenario.resolved.yaml")):
+        with pytest.raises(UserError, match="train_prompts, whose SHA-256 was"):
+            go_on_with(folder, trial, True, PartsOfInputs(), unseen)
+    assert find_unfinished(tmp_path / "out", trial_with_data())[0] is None
+    write_data(tmp_path / "moved.jsonl", "x")
+    after = PartsOfInputs()
+    assert go_on_with(folder, trial_with_data("task.train=moved.jsonl"), True, after, unseen) == 0
+    assert [begun for _, _, begun in after.started] == [[2, 3, 4, 5], [*range(6)], [*range(6)]]
+
+
+def test_a_sweep_goes_on_with_no_other_data_unless_it_begins_anew(
+    trial_with_data: Callable[..., Scenario], tmp_path: Path
+) -> None:
+    trial, out = trial_with_data(text="sweep: {seed: [0, 1, 2]}\n"), tmp_path / "out"
+    with pytest.raises(Interrupted):
+        run_sweep(trial, out, QUIET, PartsOfInputs({1: {5: Interrupted("stopped")}}), unseen)
+    write_data(tmp_path / "data.jsonl", "y")
+    after = PartsOfInputs()
+    with pytest.raises(UserError, match="train_prompts, whose SHA-256 was") as raised:
+        run_sweep(trial, out, QUIET, after, unseen)
+    assert "--fresh" in str(raised.value.fix)
+    assert after.started == []
+    write_data(tmp_path / "data.jsonl", "x")
+    assert run_sweep(trial, out, QUIET, after, unseen) == 0
+    assert [begun for _, _, begun in after.started] == [[*range(6)], [4, 5]]

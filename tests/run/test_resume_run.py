@@ -195,6 +195,31 @@ def test_a_killed_run_ends_as_one_that_never_stopped(
     )
 
 
+COSINE = (
+    "optimizer.schedule=cosine", "optimizer.warmup_steps=3", "minibatches_per_epoch=2", "replay.capacity=0",
+    "replay.sample_groups=null", "loss.kl.reference=polyak", "loss.kl.alpha=0.5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_schedule_and_a_reference_that_follows_go_on_where_they_were(
+    scenario: Scenario, tmp_path: Path, lag: int
+) -> None:
+    """Two passes of two minibatches over each batch; at lag 1 the policy depends on how fast the parts are."""
+    overrides = (*COSINE, f"max_lag={lag}", f"placement.colocated={str(not lag).lower()}")
+    changed = load_scenario("resumed.yaml", overrides)
+    whole, left = run_with_copy(changed, tmp_path, 5)
+    go_on(left, changed)
+    rates = [
+        [row["metrics"]["learning_rate"] for row in rows(folder / STEPS) if row["kind"] == "step"]
+        for folder in (left, whole)
+    ]
+    assert rates[0] == rates[1]
+    assert len({rate["mean"] for rate in rates[0]}) == 8
+    policies = [(folder / "policy" / "model.safetensors").read_bytes() for folder in (left, whole)]
+    assert policies[0] == policies[1] or lag
+
+
 def restarted(scenario: Scenario, out: Path, deaths: Sequence[int], restarts: int, resumed: Path | None = None) -> Path:
     """Run with a Learner that dies in these steps, or go on so with a run; return the run's folder.
 

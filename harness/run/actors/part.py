@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.learner.checkpoint import SavedState
+from harness.models.chat import on_date, today
 from harness.probes.memory import DeviceFigure
 from harness.probes.tracers import Tracers
 from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
@@ -74,6 +76,7 @@ class ProcessSetup:
         log: file that takes what the process prints; None leaves it to Ray.
         working_folder, import_path: those of the driver, which makes this value, so that files and modules that the
             scenario names are found.
+        today: the driver's date, for chat templates that write one.
         cuda: whether the worker computes on a GPU.
         tracers: probes, and delays that the scenario asks for.
     """
@@ -83,6 +86,7 @@ class ProcessSetup:
     log: Path | None
     working_folder: Path = field(default_factory=Path.cwd)
     import_path: tuple[str, ...] = field(default_factory=lambda: tuple(os.path.abspath(path) for path in sys.path))
+    today: date = field(default_factory=today)
     cuda: bool = False
     tracers: Tracers = field(default_factory=Tracers)
 
@@ -144,7 +148,7 @@ class PartActor:
             UserError: the driver's working folder is not on this machine, or ``make`` raises it.
         """
         self._enter_working_folder()
-        with self._recorder.underway(self._setup.lane, Stage.STARTUP):
+        with self._recorder.underway(self._setup.lane, Stage.STARTUP), on_date(self._setup.today):
             tracer = self._instrumented.tracer
             self._worker = make(tracer) if store is None else make(tracer, self._store or store)
         for note in (*self._instrumented.notes, *getattr(self._worker, "notes", ())):

@@ -58,6 +58,7 @@ from harness.run.builders import (
     trainer_options,
 )
 from harness.run.devices import resolve_device, threads_of
+from harness.run.inputs import inputs_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.rank_worker import LearnerRank
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
@@ -109,6 +110,7 @@ class ActorParts(RunningParts):
         task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
         check_fits(scenario, task, policy)
         self.ends = response_ends(policy, sampling_for(scenario, task).stop)
+        self.inputs = inputs_of(scenario, task, policy)
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         self.num_parameters = policy.num_parameters
         self.threads = threads_of(scenario, scenario.placement.learner)

@@ -23,9 +23,11 @@ from harness.probes.provenance import code_state
 from harness.report.console import Output
 from harness.results import Manifest, load_run
 from harness.results.experiment_plan import held
+from harness.results.writer import CHECKPOINTS
 from harness.run.arm_runner import ArmRunner
 from harness.run.experiment import show_results
 from harness.run.factory import PartsFactory
+from harness.run.inputs import InputsNow, check_inputs
 from harness.run.interleaving import points_of
 from harness.run.parts import Build
 from harness.run.points import Point, State, read_point, read_points, set_aside
@@ -159,6 +161,7 @@ class _Sweep:
         self._results: dict[str, Point] = {}
         self._experiment = Experiment(folder.parent.parent, scenario_name, folder, durable=True, planned=self._variants)
         self._allowed = {point.variant.name: self._allowance(point) for point in self.points()}
+        self._now = InputsNow()
         self._refused: set[str] = set()  # points that failed for what the user wrote, in this command
         self._starts: Counter[str] = Counter()  # in this command
 
@@ -175,11 +178,23 @@ class _Sweep:
         return [(self._results | unfinished)[variant.name] for variant in self._variants]
 
     def run(self) -> None:
-        """Run what is left, and what failed again after that."""
+        """Run what is left, and what failed again after that.
+
+        Raises:
+            UserError: what there is already was made of other inputs than those of now.
+        """
         self._say_start()
+        self._check_inputs()
         while groups := self._left():
             for group in groups:
                 self._run(group)
+
+    def _check_inputs(self) -> None:
+        for point in self.points():
+            if point.manifest is not None and (point.state.is_result or (point.folder / CHECKPOINTS).is_dir()):
+                check_inputs(
+                    point.manifest.inputs, self._now, point.variant.scenario, point.folder, "begin anew with --fresh"
+                )
 
     def _allowance(self, point: Point) -> int:
         """How many failures end the trying of a point."""
@@ -204,7 +219,7 @@ class _Sweep:
 
     def _run(self, group: Sequence[Point]) -> None:
         """Run points side by side, and say what came of them. A point by itself goes on from its checkpoint."""
-        resume = resume_of(group[0]) if len(group) == 1 and group[0].last is not None else None
+        resume = resume_of(group[0], self._now) if len(group) == 1 and group[0].last is not None else None
         resumes = {} if resume is None else {group[0].variant.name: resume}
         for point in group:
             if point.last is not None and resume is None:

@@ -1,0 +1,248 @@
+"""What a run is made of and is no setting: prompts, templates, tokenizer, start weights and the user's own files.
+
+One record has a SHA-256 of each, see ``Manifest``. It is taken when a run begins and stands in its manifest and its
+checkpoints; a resume takes it again, before anything large is loaded, and is refused where something is another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.errors import UserError
+from harness.core.protocols import Task
+from harness.core.types import Prompt
+from harness.results.manifest import (
+    CHAT_DATE,
+    CHAT_TEMPLATE,
+    COMPUTE_NOTHING,
+    MODEL_CONFIG,
+    PROMPT_TEMPLATE,
+    START_WEIGHTS,
+    TOKENIZER,
+    TRAIN_PROMPTS,
+    VALIDATION_PROMPTS,
+    Input,
+)
+from harness.results.reader import read_manifest
+from harness.results.writer import MANIFEST
+from harness.run.own_code import hashes_of
+from harness.run.parts import kept_policies
+from harness.scenario import FolderModelSettings, Scenario
+from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
+from harness.tasks.arithmetic import PROMPT
+from harness.tasks.maths import prompt_template
+
+if TYPE_CHECKING:
+    from harness.run.builders import Policy
+
+Inputs = dict[str, Input]
+PATHS = "task.train", "task.validation", "task.prompt", "model.path"
+"""Settings that only say where inputs are: they may be others where the inputs are the same."""
+FREE = *COMPUTE_NOTHING, CHAT_DATE
+"""Inputs that may be others: trackers and probes compute nothing of the policy, and a resumed run has its own date."""
+UNKNOWN = "it was begun before inputs were recorded, so that its data and model could not be compared with those of now"
+
+
+def named_inputs(scenario: Scenario) -> Inputs:
+    """Return what a scenario names by files that are small: the user's own code, and the prompt template of maths."""
+    inputs: Inputs = {}
+    task = scenario.task
+    if isinstance(task, MathsTaskSettings | ArithmeticTaskSettings):
+        with suppress(UserError):  # a run that failed for want of that file has none
+            template = prompt_template(task.prompt if isinstance(task, MathsTaskSettings) else PROMPT)
+            inputs[PROMPT_TEMPLATE] = {"name": template.name, "sha256": template.sha256, "text": template.text}
+    for key, function in hashes_of(scenario).items():
+        inputs[key] = {"name": function["name"], "sha256": function["sha256"]}
+    return inputs
+
+
+def inputs_of(scenario: Scenario, task: Task, policy: Policy) -> Inputs:
+    """Return the inputs of a run that begins.
+
+    Args:
+        scenario: of the run.
+        task: its prompts, as loaded.
+        policy: as training begins with it; on ``meta`` without weights, whose files are then looked at.
+
+    Raises:
+        UserError: a file of the model cannot be read.
+    """
+    inputs = _without_weights(scenario, task, policy.tokenizer)
+    if isinstance(scenario.model, FolderModelSettings):
+        return inputs | _of_folder(scenario.model.path)
+    if policy.model is not None and all(tensor.device.type != "meta" for tensor in policy.model.state_dict().values()):
+        from harness.transports.checksum import checksum
+
+        inputs[START_WEIGHTS] = {"sha256": _sha256(checksum(policy.model.state_dict()))}
+    return inputs
+
+
+def inputs_now(scenario: Scenario) -> Inputs:
+    """Return what a run that begins now would have, as far as it can be had without loading a model.
+
+    The tokenizer and the weights of presets are left out: settings decide what they are.
+
+    Raises:
+        UserError: the task cannot be made, or a file of the model cannot be read.
+    """
+    from harness.run.builders import make_task
+
+    task = make_task(scenario)
+    if not isinstance(scenario.model, FolderModelSettings):
+        return _without_weights(scenario, task, None)
+    from harness.models.storage import load_tokenizer
+
+    path = scenario.model.path
+    return _without_weights(scenario, task, load_tokenizer(path)) | _of_folder(path)
+
+
+class InputsNow:
+    """``inputs_now`` of the runs of one command: what several of them share is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Inputs] = {}
+
+    def of(self, scenario: Scenario) -> Inputs:
+        """Return the inputs of one; raises as ``inputs_now``."""
+        key = scenario.task.model_dump_json() + scenario.model.model_dump_json()
+        if key not in self._known:
+            self._known[key] = inputs_now(scenario)
+        return self._known[key] | named_inputs(scenario)
+
+
+def is_whole(recorded: Mapping[str, Input]) -> bool:
+    """Whether a run has recorded its inputs: runs of before that have their functions and prompt templates alone."""
+    return TRAIN_PROMPTS in recorded
+
+
+def check_inputs(
+    recorded: Mapping[str, Input], now: InputsNow, scenario: Scenario, folder: Path, anew: str = "start a new run"
+) -> None:
+    """Refuse to go on with a run whose inputs are others now.
+
+    Args:
+        recorded: as the run or its checkpoint has them; what it lacks is not compared.
+        now: has those of now.
+        scenario: with which it goes on.
+        folder: of the run.
+        anew: how to begin without what there is.
+
+    Raises:
+        UserError: naming what differs, with both digests, and of prompts with both numbers of rows; or the inputs of
+            now cannot be read.
+    """
+    found = now.of(scenario) if is_whole(recorded) else named_inputs(scenario)
+    differing = [
+        name
+        for name, was in recorded.items()
+        if name in found and not name.startswith(FREE) and was["sha256"] not in (None, found[name]["sha256"])
+    ]
+    if differing:
+        told = "; ".join(f"{_described(name, recorded[name], found[name])}" for name in differing)
+        raise UserError(f"the run began with other inputs: {told}", str(folder), _fix(folder, anew))
+
+
+def _fix(folder: Path, anew: str) -> str:
+    kept = kept_policies(folder)[-1:]
+    learnt = [
+        f"; one that begins with what was learnt: --set model.type=folder --set model.path={folder / each}"
+        for each in kept
+    ]
+    return "".join([f"restore them as they were, or {anew}", *learnt])
+
+
+def _described(name: str, was: Input, now: Input) -> str:
+    rows = [f" ({each['rows']} rows)" if "rows" in each else "" for each in (was, now)]
+    of = f", {now['name']}" if now.get("name") else ""
+    return f"{name}{of}, whose SHA-256 was {was['sha256']}{rows[0]} and is now {now['sha256']}{rows[1]}"
+
+
+def date_of(records: Iterable[Mapping[str, Input]]) -> date | None:
+    """Return the date that the chat templates of a run have written, of the first of these that has recorded one."""
+    return next((date.fromisoformat(str(each[CHAT_DATE]["name"])) for each in records if CHAT_DATE in each), None)
+
+
+def date_of_runs(experiment: Path | None) -> date | None:
+    """Return the date that the runs of an experiment have written, so that those to come write it too."""
+    records = list[Mapping[str, Input]]()
+    for path in sorted(experiment.glob(f"*/{MANIFEST}")) if experiment is not None else ():
+        with suppress(UserError):
+            records.append(read_manifest(path.parent).inputs)
+    return date_of(records)
+
+
+def _without_weights(scenario: Scenario, task: Task, tokenizer: Any) -> Inputs:
+    inputs: Inputs = {
+        TRAIN_PROMPTS: _of_prompts(task.train_prompts),
+        VALIDATION_PROMPTS: _of_prompts(task.validation_prompts),
+    }
+    if tokenizer is not None:
+        from harness.models.chat import asks_date, template_digest, today
+        from harness.models.tokenizer import tokenizer_digest
+
+        inputs[TOKENIZER] = {"sha256": tokenizer_digest(tokenizer)}
+        if getattr(scenario.task, "chat_template", False):
+            inputs[CHAT_TEMPLATE] = {
+                "sha256": template_digest(tokenizer, getattr(scenario.task, "system_prompt", None))
+            }
+            if asks_date(tokenizer):
+                inputs[CHAT_DATE] = {"name": today().isoformat(), "sha256": _sha256(today().isoformat())}
+    return inputs | named_inputs(scenario)
+
+
+def _of_prompts(prompts: Sequence[Prompt]) -> Input:
+    """Digest prompts in their order: what is asked, the right answer, and the row that reward functions see."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(_as_json([prompt.text, prompt.ground_truth, prompt.row]).encode() + b"\n")
+    return {"sha256": digest.hexdigest(), "rows": len(prompts)}
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, sort_keys=True, default=_plain)
+    except (TypeError, ValueError):  # a dict with keys that JSON does not know, or that cannot be ordered
+        return json.dumps(value, default=_plain, skipkeys=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return what stands for a value that JSON does not know: the type's name where nothing better is known."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):  # of NumPy or torch
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    return type(value).__qualname__
+
+
+def _of_folder(path: str) -> Inputs:
+    from harness.models.storage import stored_config, weight_files_state
+
+    return {
+        MODEL_CONFIG: {"sha256": _sha256(_as_json(stored_config(path)))},
+        START_WEIGHTS: {"sha256": _of_weights(path, weight_files_state(path))},
+    }
+
+
+@cache
+def _of_weights(path: str, state: tuple[tuple[str, int, int], ...]) -> str:
+    """Read the weights once: about as fast as the disk gives them. How they are cut into files is no part of it."""
+    from harness.models.storage import stored_tensors
+    from harness.transports.checksum import checksum
+
+    return _sha256(checksum(stored_tensors(path)))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,66 @@
+"""Prompts that have today's date in them have the same one all through an evaluation."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.evaluate.record import BATCHES, EVALUATION, RESPONSES
+from harness.learner.warm_start import initial_policy
+from harness.models.chat import on_date
+from harness.models.storage import save_policy
+
+DATED = "{{ 'Day ' + strftime_now('%A') + ' ' }}{% for turn in messages %}{{ turn.content }}{% endfor %}"
+"""Names of days have other lengths, so that other prompts are seen in the record."""
+MONDAY, WEDNESDAY = date(2026, 11, 23), date(2026, 11, 25)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made, tokenizer = initial_policy("tiny", 0)
+    tokenizer.chat_template = DATED
+    save_policy(made, tokenizer, folder := tmp_path_factory.mktemp("model") / "dated")
+    return folder
+
+
+def evaluated(model: Path, day: date, *more: str) -> tuple[int, Path]:
+    """Evaluate on a day in the current folder; return the exit code and the newest evaluation's folder."""
+    arguments = ["--model", str(model), "--task", "keywords", "--limit", "4", "--batch", "2", "--max-tokens", "4"]
+    with on_date(day):
+        code = main(["evaluate", *arguments, "--engine", "fake", "--quiet", "--chat", *more])
+    return code, max(Path("results/evaluations").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def prompt_tokens(folder: Path) -> list[int]:
+    return [json.loads(line)["prompt_tokens"] for line in (folder / RESPONSES).read_text().splitlines()]
+
+
+def test_an_evaluation_that_goes_on_another_day_asks_with_the_date_of_its_start(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, folder = evaluated(model, MONDAY)
+    first = prompt_tokens(folder)
+    assert code == 0
+    assert json.loads((folder / EVALUATION).read_text())["settings"]["chat_date"] == "2026-11-23"
+    for name in (RESPONSES, BATCHES):  # as if it had been killed in the second batch
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[: len(lines) // 2]))
+    assert evaluated(model, WEDNESDAY) == (0, folder)
+    assert prompt_tokens(folder) == first
+    assert json.loads((folder / EVALUATION).read_text())["settings"]["chat_date"] == "2026-11-23"
+    code, other = evaluated(model, WEDNESDAY, "--seed", "1")
+    assert prompt_tokens(other) != first
+    assert json.loads((other / EVALUATION).read_text())["settings"]["chat_date"] == "2026-11-25"
+
+
+def test_a_date_that_is_none_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, folder = evaluated(model, MONDAY)
+    content = (folder / EVALUATION).read_text()
+    (folder / EVALUATION).write_text(content.replace("2026-11-23", "yesterday"))
+    assert evaluated(model, MONDAY)[0] == 2
