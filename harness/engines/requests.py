@@ -127,6 +127,32 @@ def decode_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
+def end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that end a response."""
+    return frozenset({tokenizer.eos_token_id})
+
+
+class SpecialTokens:
+    """The special tokens of a tokenizer that may stand within a response: all but those that end it.
+
+    Args:
+        tokenizer: names its special tokens, if it has any, in ``added_tokens_decoder``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._tokenizer, self._ends = tokenizer, end_tokens(tokenizer)
+        self._within = frozenset(token_id for token_id, token in added.items() if token.special) - self._ends
+
+    def are_in(self, token_ids: Sequence[int]) -> bool:
+        """Whether a response holds one, which its text leaves out."""
+        return not self._within.isdisjoint(token_ids)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of a response with them; those that end it are left out."""
+        return self._tokenizer.decode([each for each in token_ids if each not in self._ends], skip_special_tokens=False)
+
+
 class StopStrings:
     """Tells whether a row's newest token completes a stop string.
 

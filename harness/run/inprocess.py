@@ -22,7 +22,16 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
-from harness.run.builders import check_fits, make_generator, make_learner, make_policy, make_scorer, make_task
+from harness.run.builders import (
+    check_fits,
+    fitting_task,
+    make_generator,
+    make_learner,
+    make_policy,
+    make_scorer,
+    make_task,
+    start_notes,
+)
 from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
@@ -183,7 +192,9 @@ class InProcessParts(RunningParts):
         self.threads = threads_of(scenario, scenario.placement.learner)
         torch.set_num_threads(self.threads)
         task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
+        task = fitting_task(scenario, task, policy)
         check_fits(scenario, task, policy)
+        self.notes = start_notes(scenario, task, policy)
         self.num_parameters = policy.num_parameters
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         colocated = scenario.placement.colocated

@@ -51,6 +51,7 @@ class RunningParts(Protocol):
         threads: CPU threads of the Learner.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
         learner_lanes: the Learner's lane, or that of each of its ranks.
+        notes: what is to be said about the prompts when the run begins.
     """
 
     generators: tuple[Generator, ...]
@@ -61,6 +62,7 @@ class RunningParts(Protocol):
     threads: int | None
     learner_on_gpu: bool
     learner_lanes: tuple[str, ...] = ("learner",)
+    notes: tuple[str, ...] = ()
 
     @property
     def lanes(self) -> tuple[str, ...]:

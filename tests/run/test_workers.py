@@ -226,10 +226,11 @@ def test_an_evaluation_uses_validation_prompts_and_keeps_examples() -> None:
 def test_a_prompt_that_does_not_fit_the_context_is_refused_with_every_number() -> None:
     check_prompts_fit(StartsWith(), Letters().encode, max_tokens=5, context=8)
     check_prompts_fit(StartsWith(), Letters().encode, max_tokens=5, context=None)
-    with pytest.raises(
-        UserError, match=r"train prompt 0 has 3 tokens; with 6 response tokens that is 9, more than .* 8"
-    ):
+    with pytest.raises(UserError) as caught:
         check_prompts_fit(StartsWith(), Letters().encode, max_tokens=6, context=8)
+    assert caught.value.what.startswith("3 of 3 prompts do not fit the model's context of 8")
+    assert "train prompt 0 has 3 tokens; with 6 response tokens that is 9" in caught.value.what
+    assert "sampling.max_tokens to 5 or less" in str(caught.value.fix)
 
 
 def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
