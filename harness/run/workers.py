@@ -764,7 +764,7 @@ class FittingTask:
                 f"{dropped:,} prompts do not fit the context of {context} beside {max_tokens} response tokens, which "
                 f"leaves {len(self.train_prompts)} to train on and {len(self.validation_prompts)} held out",
                 where="task.filter_overlong_prompts",
-                fix="lower sampling.max_tokens, or take a model with a longer context",
+                fix="lower sampling.max_tokens, hold out more prompts, or take a model with a longer context",
             )
         said = f"{dropped:,} prompts are left out: they do not fit the context of {context}; {left:,} prompts"
         self.notes = (*getattr(task, "notes", ()), *([said] if dropped else []))
