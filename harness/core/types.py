@@ -59,16 +59,29 @@ class Completion:
     versions: npt.NDArray[np.int64] | None = None
 
 
+Turn = tuple[str, str]
+"""A turn of a chat: its role and its content."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A task's prompt: the text given to the policy and what the reward function compares with.
 
-    ``row`` is the whole line of the data file it comes from, where a reward function takes it; no part of its value.
+    ``turns`` are those of a prompt that is a chat, and ``text`` then is what people read of it. ``row`` is the whole
+    row of the data file it comes from, where a reward function takes it, and ``where`` file and line; no parts of its
+    value.
     """
 
     text: str
     ground_truth: str
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    turns: tuple[Turn, ...] | None = None
+    where: str | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def asked(self) -> str | tuple[Turn, ...]:
+        """What is encoded: the turns of a chat, else the text."""
+        return self.turns or self.text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +132,7 @@ class RolloutGroup:
     ``prompt_length`` is None where no tokens are behind the group. ``attempt`` is that of its order. ``truncated`` says
     which responses were cut at ``max_tokens``; empty where nobody tells. ``swaps`` are those of the call that sampled
     the order: forward passes before, and the policy version from there on; empty where the engine does not tell.
+    ``dropped_special`` counts responses whose text leaves out special tokens that do not end it.
     """
 
     prompt_id: int
@@ -133,6 +147,7 @@ class RolloutGroup:
     attempt: int = 0
     truncated: tuple[bool, ...] = ()
     swaps: tuple[tuple[int, int], ...] = ()
+    dropped_special: int = 0
 
     @property
     def token_version(self) -> float:

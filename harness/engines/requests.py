@@ -153,6 +153,28 @@ def split_stop(tokenizer: Tokenizer, stop: Sequence[str]) -> tuple[tuple[int, ..
     return tuple(added[text] for text in stop if text in added), tuple(text for text in stop if text not in special)
 
 
+class SpecialTokens:
+    """The special tokens of a tokenizer that may stand within a response: all but those that end it.
+
+    Args:
+        tokenizer: names its special tokens, if it has any, in ``added_tokens_decoder``.
+        ends: the tokens that end a response.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._tokenizer, self._ends = tokenizer, frozenset(ends)
+        self._within = frozenset(token_id for token_id, token in added.items() if token.special) - self._ends
+
+    def are_in(self, token_ids: Sequence[int]) -> bool:
+        """Whether a response holds one, which its text leaves out."""
+        return not self._within.isdisjoint(token_ids)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of a response with them; those that end it are left out."""
+        return self._tokenizer.decode([each for each in token_ids if each not in self._ends], skip_special_tokens=False)
+
+
 class StopStrings:
     """Tells which tokens end a response, and whether a row's newest token completes a stop string.
 

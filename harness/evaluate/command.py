@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 from harness.core.arguments import also_as, from_1, json_argument, out_argument, quiet_argument
 from harness.evaluate.questions import TASKS
@@ -38,7 +40,10 @@ def run(options: argparse.Namespace) -> int:
 def _what(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", required=True, metavar="MODEL", help=MODEL)
     group.add_argument(
-        "--data", type=Path, metavar="FILE", help="JSONL: rows as in GSM8K or MATH, or prompt and answer"
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="JSON Lines or an array: rows as in GSM8K or MATH, or prompt and answer",
     )
     group.add_argument("--task", choices=TASKS, help="how answers are graded (default: what the rows look like)")
     group.add_argument(
@@ -52,9 +57,26 @@ def _what(group: argparse._ArgumentGroup) -> None:
         metavar="NAME|PACKAGE.MODULE:FUNCTION",
         help="r1_zero or question_only: how maths answers are found; or your own grading, for prompt and answer rows",
     )
+    for part, default in (("prompt", "prompt, problem or question"), ("answer", "answer, or a boxed solution")):
+        group.add_argument(f"--{part}-field", metavar="NAME", help=f"key of the {part} in a row, nested by dots "
+                           f"(default: {default})")  # fmt: skip
     group.add_argument("--chat", action="store_true", help="ask through the model's chat template")
+    group.add_argument(
+        "--chat-template-kwargs", type=_arguments, metavar="JSON",
+        help="""arguments of the template, as '{"enable_thinking": false}'; needs --chat""",
+    )  # fmt: skip
+    group.add_argument(
+        "--keep-special-tokens", action="store_true", help="leave those in that do not end a response, for the grading"
+    )
     group.add_argument("--system", metavar="TEXT", help="system prompt before each question; needs --chat")
     group.add_argument("--limit", type=from_1, metavar="N", help="the first N prompts only")
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    value = json.loads(text)  # its error is a ValueError, which argparse reports
+    if not isinstance(value, dict) or any(isinstance(each, dict | list) for each in value.values()):
+        raise ValueError
+    return value
 
 
 def _how(group: argparse._ArgumentGroup) -> None:

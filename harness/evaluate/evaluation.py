@@ -9,6 +9,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +26,7 @@ from harness.core.protocols import Engine
 from harness.core.seeds import derive_seed
 from harness.core.terminal_text import plain
 from harness.core.types import Completion, Prompt, SamplingParams
-from harness.engines.requests import check_sampling
+from harness.engines.requests import SpecialTokens, check_sampling
 from harness.evaluate.questions import Questions, read_questions
 from harness.evaluate.record import (
     EVALUATION,
@@ -37,12 +39,14 @@ from harness.evaluate.record import (
     read_evaluation,
 )
 from harness.evaluate.results import results
-from harness.models.chat import asks_date, chat_encoder, on_date, today
+from harness.models.chat import asks_date, chat_encoder, on_date, text_encoder, today
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
 from harness.run.builders import response_ends
 from harness.run.errors import settings_as_arguments
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
+from harness.scenario.task_and_model import OF_CHATS
+from harness.tasks.rows import Fields
 from harness.tasks.scoring import GroupRewards, RewardFailed
 
 LINES = 10
@@ -96,6 +100,7 @@ def sample_and_grade(
     rewards: GroupRewards,
     record: Record,
     listen: Listener,
+    text_of: Callable[[Sequence[int]], str] | None = None,
 ) -> None:
     """Do the batches that the record lacks.
 
@@ -109,6 +114,7 @@ def sample_and_grade(
         rewards: grade the responses to one prompt.
         record: what is done, and where the rest goes.
         listen: called after each batch.
+        text_of: makes the text that is graded of a response's tokens; None: as the engine does.
 
     Raises:
         UserError: the engine refuses a prompt, or a file cannot be written.
@@ -120,6 +126,10 @@ def sample_and_grade(
         wanted = [token_ids[prompt_id] for prompt_id in prompt_ids]
         seed = derive_seed("evaluate", settings.seed, number)
         sampled = engine.generate(wanted, settings.samples, settings.sampling, seed)
+        if text_of is not None:
+            sampled = [
+                tuple(replace(each, text=text_of(each.token_ids.tolist())) for each in group) for group in sampled
+            ]
         sampled_at = time.perf_counter()
         rows = [
             PromptRow(prompt_id, len(ids), _graded(completions, prompts[prompt_id], rewards, scrubber))
@@ -208,7 +218,12 @@ def sampler_of(options: argparse.Namespace) -> Sampler:
 def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, Any], Path]:
     """Do what is still to do; return the content of ``evaluation.json`` and where it is."""
     _check_options(options)
-    questions = read_questions(options.data, options.task, options.prompt, options.reward).first(options.limit)
+    fields = Fields(
+        options.prompt_field or "", options.answer_field, chat=options.chat, system=options.system is not None
+    )
+    questions = read_questions(options.data, options.task, options.prompt, options.reward, fields).first(options.limit)
+    if questions.repeated and not options.quiet:
+        errors.print(Text(f"{questions.repeated:,} rows repeat an earlier prompt and are not asked again"))
     sampler = sampler_of(options)
     with closing(sampler):
         with on_date(today()):  # it may be midnight
@@ -250,15 +265,19 @@ def _do_the_rest(
         closing(questions.rewards(lambda: False)) as rewards,
         EvaluationProgress(errors, record.settings.prompts, len(record.rows), quiet) as progress,
     ):
-        sample_and_grade(sampler.engine, token_ids, questions.prompts, rewards, record, progress.show)
+        keeps_special = record.settings.skip_special_tokens is False
+        ends = response_ends(sampler.policy, questions.stop).ids
+        text_of = SpecialTokens(sampler.policy.tokenizer, ends).text if keeps_special else None
+        sample_and_grade(sampler.engine, token_ids, questions.prompts, rewards, record, progress.show, text_of)
 
 
 def _asked(options: argparse.Namespace, questions: Questions, sampler: Sampler) -> tuple[list[Sequence[int]], Settings]:
     """Return the token ids of the prompts, and the settings of an evaluation of them."""
     tokenizer = sampler.policy.tokenizer
-    encode = chat_encoder(tokenizer, options.system) if options.chat else tokenizer.encode
-    token_ids: list[Sequence[int]] = [encode(prompt.text) for prompt in questions.prompts]
-    max_tokens = _max_tokens(options.max_tokens, token_ids, sampler.policy.context)
+    chat = partial(chat_encoder, system_prompt=options.system, arguments=options.chat_template_kwargs)
+    encode = (chat if options.chat else text_encoder)(tokenizer)
+    token_ids: list[Sequence[int]] = [encode(prompt.asked) for prompt in questions.prompts]
+    max_tokens = _max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context)
     return token_ids, _settings(options, questions, sampler, max_tokens)
 
 
@@ -275,11 +294,20 @@ def _check_options(options: argparse.Namespace) -> None:
     check_sampling(sampling, options.samples)
     if options.system is not None and not options.chat:
         raise UserError("--system is a turn of a chat, and --chat is not given", "--system", "add --chat")
+    if options.chat_template_kwargs is not None and not options.chat:
+        what = "--chat-template-kwargs are for a chat's template, and --chat is not given"
+        raise UserError(what, "--chat-template-kwargs", "add --chat")
+    taken = sorted(set(OF_CHATS) & set(options.chat_template_kwargs or ()))
+    if taken:
+        what = f"--chat-template-kwargs has {taken[0]}, which is set for every prompt"
+        raise UserError(what, "--chat-template-kwargs", "leave it out")
     if options.examples < 0:
         raise UserError(f"--examples is {options.examples}, must be at least 0", "--examples", "--examples 3")
 
 
-def _max_tokens(asked: int | None, token_ids: Sequence[Sequence[int]], context: int | None) -> int:
+def _max_tokens(
+    asked: int | None, token_ids: Sequence[Sequence[int]], prompts: Sequence[Prompt], context: int | None
+) -> int:
     """Return the longest response: as asked for, or as long as the context allows.
 
     Raises:
@@ -293,8 +321,9 @@ def _max_tokens(asked: int | None, token_ids: Sequence[Sequence[int]], context: 
     if wanted <= room and room > 0:
         return wanted
     fix = f"set --max-tokens to at most {room}" if room > 0 else "choose a model with a longer context"
+    place = prompts[-prompt_id].where or f"prompt {-prompt_id} (counted from 0)"
     raise UserError(
-        f"prompt {-prompt_id} (counted from 0) has {longest} tokens; with {max(wanted, 1)} response tokens that is "
+        f"{place} has {longest} tokens; with {max(wanted, 1)} response tokens that is "
         f"{longest + max(wanted, 1)}, more than the model's context of {context}",
         "--max-tokens" if room > 0 else "--model",
         f"{fix}, or leave long prompts out of the file",
@@ -327,6 +356,10 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         chat_template_sha256=hashlib.sha256(str(chat).encode()).hexdigest() if options.chat else None,
         system_prompt=options.system,
         chat_date=today().isoformat() if options.chat and asks_date(sampler.policy.tokenizer) else None,
+        chat_template_kwargs=options.chat_template_kwargs,
+        prompt_field=options.prompt_field,
+        answer_field=options.answer_field,
+        skip_special_tokens=False if options.keep_special_tokens else None,
     )
 
 

@@ -37,7 +37,7 @@ from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
 from harness.engines.requests import check_sampling
 from harness.evaluate.evaluation import sampler_of
-from harness.models.chat import asks_date, chat_encoder, on_date, today
+from harness.models.chat import asks_date, chat_encoder, on_date, text_encoder, today
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
 from harness.report.text import print_table
@@ -377,10 +377,10 @@ def _ask_model(
 
 
 def _asking(sampler: Sampler, sampling: SamplingParams, options: argparse.Namespace, split: Split) -> Ask:
-    encode = chat_encoder(sampler.policy.tokenizer) if options.chat else sampler.policy.tokenizer.encode
+    encode = (chat_encoder if options.chat else text_encoder)(sampler.policy.tokenizer)
 
     def ask(prompts: Sequence[Prompt], request: int) -> list[list[str]]:
-        token_ids = [encode(prompt.text) for prompt in prompts]
+        token_ids = [encode(prompt.asked) for prompt in prompts]
         seed = derive_seed("keyword data set", options.seed, split, request)
         groups = sampler.engine.generate(token_ids, options.samples, sampling, seed)
         return [[completion.text for completion in group] for group in groups]

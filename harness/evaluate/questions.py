@@ -12,6 +12,7 @@ from harness.core.errors import UserError
 from harness.core.types import Prompt
 from harness.tasks.maths.prompts import PromptTemplate, prompt_template
 from harness.tasks.maths.reward import REWARD_FUNCTIONS, STOP_STRINGS, MathsReward, reward_of
+from harness.tasks.rows import AUTO, Fields, parse_row, read_prompts, read_rows
 from harness.tasks.scoring import DirectRewards, GroupRewards, Reward, TimedRewards
 
 TaskName = Literal["maths", "keywords", "arithmetic", "own"]
@@ -35,6 +36,7 @@ class Questions:
         stop: strings that end a response.
         sha256: of the file; None for a built-in set.
         is_users: whether the reward function is a user's own, and so needs a time limit.
+        repeated: rows of the file that repeat an earlier one and are not asked again.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Questions:
     stop: tuple[str, ...] = ()
     sha256: str | None = None
     is_users: bool = False
+    repeated: int = 0
 
     def first(self, limit: int | None) -> Questions:
         """Return the first ``limit`` of them; None takes all."""
@@ -57,7 +60,9 @@ class Questions:
         return DirectRewards(self.reward, should_stop)
 
 
-def read_questions(data: Path | None, task: TaskName | None, template: str | None, reward: str | None) -> Questions:
+def read_questions(
+    data: Path | None, task: TaskName | None, template: str | None, reward: str | None, fields: Fields = AUTO
+) -> Questions:
     """Read a file, or make up a built-in set.
 
     Args:
@@ -66,31 +71,36 @@ def read_questions(data: Path | None, task: TaskName | None, template: str | Non
         template: prompt template of a maths task, by its name or as a file.
         reward: a user's reward function as ``package.module:function``, for rows with prompt and answer; or for maths
             how answers are found, one of ``REWARD_FUNCTIONS``.
+        fields: keys of the rows where they are not the usual ones, and whether prompts may be turns of a chat.
 
     Raises:
         UserError: the arguments do not fit together, or the file cannot be used.
     """
-    task = task or _task_of(data, reward)
+    task = task or _task_of(data, reward, fields)
     _check_arguments(data, task, template, reward)
     if data is None:
         return _built_in(task)
-    questions = _maths(data, template or "r1_zero", reward) if task == "maths" else _from_file(data, task, reward)
+    if task == "maths":
+        questions = _maths(data, template or "r1_zero", reward, fields)
+    else:
+        answer = "answer" if fields.answer is None else fields.answer if fields.answer != "null" else None
+        questions = _from_file(data, task, reward, replace(fields, prompt=fields.prompt or "prompt", answer=answer))
     return replace(questions, name=data.name, sha256=hashlib.sha256(data.read_bytes()).hexdigest())
 
 
-def _from_file(data: Path, task: TaskName, reward: str | None) -> Questions:
+def _from_file(data: Path, task: TaskName, reward: str | None, fields: Fields) -> Questions:
     if task == "keywords":
         from harness.tasks.keyword_files import read_keyword_prompts
         from harness.tasks.keywords import keyword_reward
 
-        return Questions("", task, read_keyword_prompts(data), keyword_reward)
-    from harness.tasks.jsonl import read_prompts
+        read = read_keyword_prompts(data, fields)
+        return Questions("", task, read.prompts, keyword_reward, repeated=read.repeated)
     from harness.tasks.rewards import UserReward
 
     assert reward is not None
-    prompts, function = read_prompts(data, "prompt", "answer"), UserReward(reward)
-    function.try_out(prompts[0].ground_truth)  # a broken one is told before any model is loaded
-    return Questions("", task, prompts, function, is_users=True)
+    read, function = read_prompts(data, fields), UserReward(reward)
+    function.try_out(read.prompts[0].ground_truth)  # a broken one is told before any model is loaded
+    return Questions("", task, read.prompts, function, is_users=True, repeated=read.repeated)
 
 
 def _built_in(task: TaskName) -> Questions:
@@ -123,7 +133,7 @@ def _check_arguments(data: Path | None, task: TaskName, template: str | None, re
         raise UserError(f"--prompt is for maths; the prompts of --task {task} are whole", "--prompt", "leave it out")
 
 
-def _task_of(data: Path | None, reward: str | None) -> TaskName:
+def _task_of(data: Path | None, reward: str | None, fields: Fields) -> TaskName:
     """Return the task that the file's first row looks like.
 
     Raises:
@@ -133,30 +143,25 @@ def _task_of(data: Path | None, reward: str | None) -> TaskName:
         return "own"
     if data is None:
         raise UserError("there is nothing to ask", "--data", "--data FILE.jsonl, or --task keywords or arithmetic")
-    keys = _first_keys(data)
-    if {"question", "answer"} <= keys or {"problem"} <= keys:
+    first = [parse_row(raw, data, '{"question": "...", "answer": "... #### 18"}') for raw in read_rows(data)[:1]]
+    keys = set(first[0].fields) if first else set()
+    if fields.prompt or {"question", "answer"} <= keys or {"problem"} <= keys:
         return "maths"
     found = ", ".join(map(repr, sorted(keys))) or "no field"
     raise UserError(
         f"the rows have {found}: neither question and answer as in GSM8K, nor problem and solution as in MATH",
         str(data),
-        "for rows with prompt and answer, add --task keywords, or --reward package.module:function",
+        "for maths under other names, add --prompt-field and --answer-field; for rows with prompt and answer, add "
+        "--task keywords, or --reward package.module:function",
     )
 
 
-def _first_keys(data: Path) -> set[str]:
-    from harness.tasks.jsonl import parse_object, read_lines
-
-    for number, line in read_lines(data)[:1]:
-        return set(parse_object(line, f"{data}, line {number}", '{"question": "...", "answer": "... #### 18"}'))
-    return set()
-
-
-def _maths(data: Path, named: str, reward: str | None) -> Questions:
+def _maths(data: Path, named: str, reward: str | None, fields: Fields) -> Questions:
     from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
-    from harness.tasks.maths.task import asked, bare_prompts, check_installed
+    from harness.tasks.maths.task import asked, check_installed, read_problems
 
     template, graded = prompt_template(named), reward_of(named, reward)
     check_installed()
-    prompts = asked(bare_prompts(data, "auto"), template)
-    return Questions("", "maths", prompts, MathsReward(graded, SYMBOLIC_TIMEOUT_S), template, STOP_STRINGS[graded])
+    read = read_problems(data, "auto", fields)
+    prompts, function = asked(read.prompts, template), MathsReward(graded, SYMBOLIC_TIMEOUT_S)
+    return Questions("", "maths", prompts, function, template, STOP_STRINGS[graded], repeated=read.repeated)

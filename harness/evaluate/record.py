@@ -48,6 +48,9 @@ class Settings:
         chat_template_sha256: of the text of the tokenizer's template, through which was asked; None where it was not.
         system_prompt: the chat's turn in front of each prompt.
         chat_date: the date that the chat template has written into the prompts, where it writes today's.
+        chat_template_kwargs: arguments of the template; None where none were given.
+        prompt_field, answer_field: keys of the rows; None: the usual ones.
+        skip_special_tokens: False where they stay in the texts that are graded; None: they are left out.
         batch: prompts of one batch. It is among the settings, since rounding depends on what is computed together.
     """
 
@@ -76,6 +79,10 @@ class Settings:
     chat_template_sha256: str | None = None
     system_prompt: str | None = None
     chat_date: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    prompt_field: str | None = None
+    answer_field: str | None = None
+    skip_special_tokens: bool | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -95,7 +102,9 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON holds them."""
-        return asdict(self) | {"stop": list(self.stop)}
+        added = ("chat_template_kwargs", "prompt_field", "answer_field", "skip_special_tokens")
+        content = asdict(self) | {"stop": list(self.stop)}
+        return {key: value for key, value in content.items() if key not in added or value is not None}
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

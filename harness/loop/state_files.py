@@ -59,6 +59,7 @@ class _Texts:
     row: dict[str, Any] | None
     prompt_tokens: int
     responses: tuple[_Response, ...]
+    turns: tuple[tuple[str, str], ...] | None = None
 
 
 class HasGroups(Protocol):
@@ -184,7 +185,8 @@ def _texts(data: GroupData) -> _Texts:
         for each in data.completions
     ]
     row = None if data.prompt.row is None else dict(data.prompt.row)
-    return _Texts(data.prompt.text, data.prompt.ground_truth, row, len(data.prompt_token_ids), tuple(responses))
+    prompt = data.prompt
+    return _Texts(prompt.text, prompt.ground_truth, row, len(data.prompt_token_ids), tuple(responses), prompt.turns)
 
 
 def decode(document: bytes, arrays: bytes) -> LoopState:
@@ -249,7 +251,7 @@ class _Tokens:
 
     def group(self, texts: _Texts) -> GroupData:
         """Return the next group."""
-        prompt = Prompt(texts.prompt, texts.ground_truth, texts.row)
+        prompt = Prompt(texts.prompt, texts.ground_truth, texts.row, texts.turns)
         return GroupData(
             prompt, self._next("prompt_token_ids", texts.prompt_tokens), tuple(map(self._completion, texts.responses))
         )

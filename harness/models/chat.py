@@ -1,4 +1,4 @@
-"""Prompts as turns of a chat, in the words of a tokenizer's own chat template.
+"""Token ids of prompts: texts, and turns of a chat in the words of a tokenizer's own chat template.
 
 Some templates (Llama 3.2, gpt-oss) write today's date into every prompt. They ask ``strftime_now`` for it, which
 ``apply_chat_template`` lets a caller give: ``on_date`` has all encoders that are made within it answer with one date.
@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import date
 from typing import Any
 
 from harness.core.errors import UserError
+from harness.core.types import Turn
 
+Asked = str | tuple[Turn, ...]
+"""What a prompt asks: a text, or the turns of a chat."""
+Encode = Callable[[Asked], list[int]]
+_QUESTIONS = ("What is 1 + 1?", "Name a red fruit.")
+"""Two texts that every template has to write differently."""
 _ASKS_DATE = "strftime_now"
 _SAME_DATE = date(2000, 1, 1)
 _TODAY: ContextVar[date | None] = ContextVar("today", default=None)
@@ -71,46 +78,142 @@ def _written(tokenizer: Any, turns: list[dict[str, str]]) -> str | None:
     return text
 
 
-def chat_encoder(tokenizer: Any, system_prompt: str | None = None) -> Callable[[str], list[int]]:
-    """Return what encodes a prompt as a user's turn of a chat, up to where the model answers.
-
-    The token ids are those of ``tokenizer.apply_chat_template`` with ``add_generation_prompt``. What a template writes
-    itself, such as a start-of-sequence token, is not added a second time.
+def text_encoder(tokenizer: Any) -> Encode:
+    """Return what encodes a prompt's text. A text that begins with the start-of-sequence token gets no second one.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        system_prompt: the turn in front of the user's; None leaves that to the template.
-
-    Raises:
-        UserError: the tokenizer has no chat template, or its template refuses such a chat.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "the model's tokenizer has no chat template",
-            where="task.chat_template",
-            fix="leave task.chat_template out, or take a model that was made for chats",
-        )
-    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    dated = date_arguments(tokenizer)
+    start = added_start(tokenizer)
 
-    def encode(text: str) -> list[int]:
-        turns = [*system, {"role": "user", "content": text}]
-        encoded = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, **dated)
-        return list(encoded["input_ids"])
+    def encode(asked: Asked) -> list[int]:
+        if not isinstance(asked, str):
+            raise UserError(
+                "a prompt has turns of a chat, and task.chat_template is off",
+                where="task.chat_template",
+                fix="turn on task.chat_template",
+            )
+        return _one_start(list(tokenizer.encode(asked)), start)
 
-    _try_out(encode, system_prompt)
     return encode
 
 
-def _try_out(encode: Callable[[str], list[int]], system_prompt: str | None) -> None:
-    from jinja2 import TemplateError
+def added_start(tokenizer: Any) -> int | None:
+    """Return the start-of-sequence token that a tokenizer puts in front of every text; None where it puts none."""
+    start = getattr(tokenizer, "bos_token_id", None)
+    return start if start is not None and list(tokenizer.encode(""))[:1] == [start] else None
 
-    try:
-        encode("What is 1 + 1?")
-    except TemplateError as error:  # some know no system turn, and say so by an exception
-        with_system = " with a system turn" if system_prompt is not None else ""
+
+def _one_start(token_ids: list[int], start: int | None) -> list[int]:
+    """Return token ids with one start-of-sequence token in front, where there are several."""
+    text = next((place for place, token_id in enumerate(token_ids) if token_id != start), len(token_ids))
+    return token_ids[max(0, text - 1) :]
+
+
+def chat_encoder(
+    tokenizer: Any, system_prompt: str | None = None, arguments: Mapping[str, object] | None = None
+) -> Encode:
+    """Return what encodes a prompt as a chat up to where the model answers: a text as a user's turn, turns as they are.
+
+    The token ids are those of ``tokenizer.apply_chat_template`` with ``add_generation_prompt``. What a template writes
+    itself, such as a start-of-sequence token, is not added a second time, nor taken from the front of a turn.
+    A template that needs contents in parts gets them so.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        system_prompt: the turn in front of a text's; None leaves that to the template.
+        arguments: of the template, such as ``enable_thinking``.
+
+    Raises:
+        UserError: the tokenizer has no chat template, its template does not know an argument, or refuses such a chat or
+            drops a part of it. The encoder raises it too, for turns in other roles.
+    """
+    chat = _Chat(tokenizer, system_prompt, dict(arguments or {}))
+    chat.encode(_QUESTIONS[0])
+    return chat.encode
+
+
+class _Chat:
+    """A tokenizer's chat template."""
+
+    def __init__(self, tokenizer: Any, system_prompt: str | None, arguments: dict[str, object]) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                "the model's tokenizer has no chat template",
+                where="task.chat_template",
+                fix="leave task.chat_template out, or take a model that was made for chats",
+            )
+        for name in arguments:
+            if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+                raise UserError(
+                    f"the chat template of the model's tokenizer has no argument {name!r}, so it would change nothing",
+                    where="task.chat_template_kwargs",
+                    fix="name an argument that the template has, or leave it out",
+                )
+        self._tokenizer, self._system_prompt = tokenizer, system_prompt
+        self._arguments = date_arguments(tokenizer) | arguments
+        self._start, self._in_parts = getattr(tokenizer, "bos_token", None), dict[tuple[str, ...], bool]()
+
+    def encode(self, asked: Asked) -> list[int]:
+        """Return the token ids of a prompt."""
+        system = () if self._system_prompt is None else (("system", self._system_prompt),)
+        turns = (*system, ("user", asked)) if isinstance(asked, str) else asked
+        roles = tuple(role for role, _ in turns)
+        if roles not in self._in_parts:
+            self._in_parts[roles] = self._needs_parts(roles, is_text=isinstance(asked, str))
+        text = self._written([(role, self._without_start(content)) for role, content in turns], self._in_parts[roles])
+        token_ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+        return _one_start(token_ids, getattr(self._tokenizer, "bos_token_id", None))
+
+    def _without_start(self, content: str) -> str:
+        while self._start and content.startswith(self._start):
+            content = content.removeprefix(self._start)
+        return content
+
+    def _written(self, turns: Sequence[Turn], in_parts: bool) -> str:
+        """Return a chat as the template writes it."""
+        chat = [
+            {"role": role, "content": [{"type": "text", "text": content}] if in_parts else content}
+            for role, content in turns
+        ]
+        text: str = self._tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, tokenize=False, **self._arguments
+        )
+        return text
+
+    def _needs_parts(self, roles: tuple[str, ...], *, is_text: bool) -> bool:
+        """Tell whether the template wants contents in parts, for turns in these roles.
+
+        Raises:
+            UserError: it refuses such a chat, or drops a part of it.
+        """
+        faults = [self._fault(roles, in_parts) for in_parts in (False, True)]
+        if None in faults:
+            return faults[0] is not None
+        if not is_text:
+            where, fix = (
+                "task.chat_template",
+                "write the turns of the rows in an order of roles that the template knows",
+            )
+        elif self._system_prompt is None:
+            where, fix = "task.chat_template", "leave task.chat_template out"
+        else:
+            where, fix = "task.system_prompt", "leave task.system_prompt out"
+        kind = f" of {', '.join(roles)}" if not is_text else " with a system turn" if len(roles) > 1 else ""
         raise UserError(
-            f"the chat template of the model's tokenizer cannot write a chat{with_system}: {error}",
-            where="task.chat_template" if system_prompt is None else "task.system_prompt",
-            fix="leave task.chat_template out" if system_prompt is None else "leave task.system_prompt out",
-        ) from error
+            f"the chat template of the model's tokenizer cannot write a chat{kind}: {faults[0]}", where, fix
+        )
+
+    def _fault(self, roles: Sequence[str], in_parts: bool) -> str | None:
+        """Return what is wrong with a chat in these roles as the template writes it; None: nothing."""
+        from jinja2 import TemplateError
+
+        one, other = ([(role, f"{place}. {text}") for place, role in enumerate(roles)] for text in _QUESTIONS)
+        try:
+            written, with_other = self._written(one, in_parts), self._written([*one[:-1], other[-1]], in_parts)
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            return str(error) or type(error).__name__
+        if written == with_other or one[-1][1] not in written:
+            return "it drops the question"
+        lost = [role for role, content in one if role not in ("assistant", "tool") and content not in written]
+        return f"it drops the turn of the {lost[0]}" if lost else None

@@ -119,6 +119,8 @@ def _with_defaults(
         what = "neither the tokenizer nor a config names an end-of-sequence token that the model knows"
         raise UserError(what, str(folder), "set eos_token in tokenizer_config.json")
     return model
+
+
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a policy alone; see ``load_policy``."""
     folder = _find_folder(name)

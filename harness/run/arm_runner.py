@@ -22,7 +22,7 @@ from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
-from harness.results.recorder import RowListener
+from harness.results.recorder import Row, RowListener
 from harness.results.writer import PROFILES
 from harness.run.arrivals import arrivals_of
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
@@ -36,8 +36,14 @@ from harness.run.restarts import LearnerRestarts
 from harness.run.resume import Continuation
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
+from harness.run.workers import DROPPED_SPECIAL
 from harness.scenario import Scenario, Variant
 from harness.scenario.loop_plan import lane_groups
+
+SAYS_DROPPED = (
+    "{:.0%} of the responses so far hold special tokens that their texts leave out, so no reward function sees them "
+    "(sampling.skip_special_tokens: false keeps them)"
+)
 
 
 class ArmRunner:
@@ -105,6 +111,27 @@ class ArmRunner:
         if not self._quiet:
             self._console.print(line, markup=False, highlight=False)
 
+    def _say_once(self, session: RunSession, line: str) -> None:
+        """Write a line into a run's log, and print it if no arm before has said it."""
+        session.log_lines([line])
+        if line not in self._said:
+            self.say(line)
+            self._said.add(line)
+
+    def _listen_for_special(self, sessions: Sequence[RunSession], number: int) -> RowListener:
+        """Return what says once that texts for rewards leave special tokens out."""
+        heard = False
+
+        def listen(row: Row, train_s: float) -> None:
+            nonlocal heard
+            of_step = DROPPED_SPECIAL if row["kind"] == "step" else f"validation/{DROPPED_SPECIAL}"
+            share = row["metrics"].get(of_step)
+            if share is not None and not heard:
+                heard = True
+                self._say_once(sessions[number], SAYS_DROPPED.format(share["mean"]))
+
+        return listen
+
     def _run_together(
         self,
         variants: Sequence[Variant],
@@ -119,10 +146,6 @@ class ArmRunner:
         with ExitStack() as alive:
             try:
                 arms = self._build_arms(variants, alive)
-                for line in [arm.parts.ends.line for arm in arms if arm.parts.ends]:
-                    if line and line not in self._said:  # once for arms and blocks that end alike
-                        self._said.add(line)
-                        self.say(line)
                 if len(arms) == len(variants):
                     labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]
                     steps = [variant.scenario.steps for variant in variants]
@@ -130,7 +153,10 @@ class ArmRunner:
                     progress = alive.enter_context(
                         RunProgress(self._console, labels, steps, self._quiet, passing, done)
                     )
-                    listeners = [[*others, progress.listener(number)] for number, others in enumerate(heard_by)]
+                    listeners = [
+                        [*others, progress.listener(number), self._listen_for_special(sessions, number)]
+                        for number, others in enumerate(heard_by)
+                    ]
                     schedule = _schedule(arms) if interleaving == "step" else _alone(arms[0])
                     if self._open_runs(arms, listeners, schedule, interleaving, sessions):
                         asyncio.run(self._take_turns(sessions, schedule))
@@ -186,6 +212,8 @@ class ArmRunner:
                         measure_memory=measure_memory,
                     )
                     sessions.append(opened)
+                for note in arm.parts.notes:
+                    self._say_once(opened, note)
             except UserError as error:
                 self.failures.append((arm.label, error))
                 for opened in sessions:

@@ -19,19 +19,22 @@ from harness.core.protocols import Engine, Task
 from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
-from harness.engines.requests import split_stop
+from harness.engines.requests import SpecialTokens, decode_text, split_stop
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
 from harness.models.ends import end_tokens, texts_of, turn_end
+from harness.run.data_files import few_held_out, fields_of
 from harness.run.devices import resolve_device
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.parts import StopSignal
 from harness.run.workers import (
     Encode,
+    FittingTask,
     GeneratorWorker,
     LearnerWorker,
+    ProbeRow,
     ScorerWorker,
     Trainer,
     check_prompts_fit,
@@ -125,7 +128,7 @@ def _keyword_task(settings: Any) -> Task:
     if settings.train is not None:
         from harness.tasks.keyword_files import KeywordFileTask
 
-        return KeywordFileTask(settings.train, settings.validation)
+        return KeywordFileTask(settings.train, settings.validation, fields_of(settings))
     from harness.tasks.keywords import KeywordTask
 
     return KeywordTask(settings.keywords_per_prompt, settings.train_prompts, settings.validation_prompts, settings.seed)
@@ -143,8 +146,7 @@ def _jsonl_task(settings: Any) -> Task:
         reward,
         validation=settings.validation,
         validation_fraction=settings.validation_fraction,
-        prompt_field=settings.prompt_field,
-        answer_field=settings.answer_field,
+        fields=fields_of(settings),
     )
 
 
@@ -159,6 +161,7 @@ def _maths_task(settings: Any) -> Task:
         prompt=settings.prompt,
         symbolic_timeout_s=settings.symbolic_timeout_s,
         reward=settings.reward,
+        fields=fields_of(settings),
     )
 
 
@@ -524,24 +527,63 @@ def prompt_encoder(scenario: Scenario, policy: Policy) -> Encode:
     Raises:
         UserError: the tokenizer has no chat template, or it cannot be used.
     """
-    encode: Encode = policy.tokenizer.encode
-    if not getattr(scenario.task, "chat_template", False):
-        return encode
-    from harness.models.chat import chat_encoder
+    from harness.models.chat import chat_encoder, text_encoder
 
     settings: Any = scenario.task
-    return chat_encoder(policy.tokenizer, settings.system_prompt)
+    if not getattr(settings, "chat_template", False):
+        return text_encoder(policy.tokenizer)
+    return chat_encoder(policy.tokenizer, settings.system_prompt, settings.chat_template_kwargs)
+
+
+def response_text(scenario: Scenario, task: Task, policy: Policy) -> Callable[[Sequence[int]], str]:
+    """Return what makes the text that is rewarded of a response's token ids."""
+    if scenario.sampling.skip_special_tokens:
+        return partial(decode_text, policy.tokenizer)
+    ends = response_ends(policy, sampling_for(scenario, task).stop).ids
+    return SpecialTokens(policy.tokenizer, ends).text
+
+
+def fitting_task(scenario: Scenario, task: Task, policy: Policy) -> Task:
+    """Return the task, without prompts that are too long where they are to be left out.
+
+    Raises:
+        UserError: no prompt is left.
+    """
+    context, _ = _context(scenario, policy)
+    if context is None or not getattr(scenario.task, "filter_overlong_prompts", False):
+        return task
+    return FittingTask(task, prompt_encoder(scenario, policy), scenario.sampling.max_tokens, context)
+
+
+def _context(scenario: Scenario, policy: Policy) -> tuple[int | None, str]:
+    """Return the model's context, or the engine's smaller one, and whose it is."""
+    bounds = [(policy.context, "the model's context"), (getattr(scenario.engine, "context", None), "engine.context")]
+    return min(((most, whose) for most, whose in bounds if most is not None), default=(None, ""))
 
 
 def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
     """Refuse a task whose longest prompt and response do not fit the model's context, or the engine's smaller one.
 
     Raises:
-        UserError: with the prompt's number and all the lengths, or the prompts cannot be encoded.
+        UserError: with the prompts' places and all the lengths, or the prompts cannot be encoded.
     """
-    bounds = [(policy.context, "the model's context"), (getattr(scenario.engine, "context", None), "engine.context")]
-    context, whose = min(((most, whose) for most, whose in bounds if most is not None), default=(None, ""))
-    check_prompts_fit(task, prompt_encoder(scenario, policy), scenario.sampling.max_tokens, context, whose)
+    encode, (context, whose) = prompt_encoder(scenario, policy), _context(scenario, policy)
+    can_leave_out = hasattr(scenario.task, "filter_overlong_prompts")
+    check_prompts_fit(task, encode, scenario.sampling.max_tokens, context, whose, can_leave_out=can_leave_out)
+
+
+def start_notes(scenario: Scenario, task: Task, policy: Policy, ends: ResponseEnds) -> tuple[str, ...]:
+    """Return what is to be said about a task's prompts and the ends of responses when a run begins."""
+    from harness.models.chat import added_start
+
+    notes = [ends.line] if ends.line else []
+    notes += [*getattr(task, "notes", ()), *few_held_out(scenario, len(task.validation_prompts))]
+    start = policy.tokenizer.bos_token if added_start(policy.tokenizer) is not None else None
+    prompts = (*task.train_prompts, *task.validation_prompts)
+    doubled = sum(prompt.text.startswith(start) for prompt in prompts) if start else 0
+    if doubled:
+        notes.append(f"{doubled:,} prompts begin with {start}, which the tokenizer puts in front too: they get one")
+    return tuple(notes)
 
 
 def make_generator(
@@ -555,7 +597,7 @@ def make_generator(
     should_stop: StopSignal,
 ) -> GeneratorWorker:
     """Return a Generator's worker."""
-    device = resolve_device(scenario, scenario.placement.generator)
+    device, sampling = resolve_device(scenario, scenario.placement.generator), sampling_for(scenario, task)
     engine: Engine = builder("engine", scenario.engine.type)(scenario, policy, device, should_stop)
     if scenario.faults.skip_weight_loads:
         engine = SkipsLoads(engine, frozenset(scenario.faults.skip_weight_loads))
@@ -564,10 +606,12 @@ def make_generator(
         receiver,
         task=task,
         encode=prompt_encoder(scenario, policy),
-        sampling=sampling_for(scenario, task),
+        sampling=sampling,
         tracer=tracer,
         lane=lane,
         mismatch_bound=mismatch_bound(scenario),
+        special=SpecialTokens(policy.tokenizer, response_ends(policy, sampling.stop).ids),
+        skip_special=scenario.sampling.skip_special_tokens,
     )
 
 
@@ -596,7 +640,7 @@ def make_learner(
     trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, should_stop, None, offload)
     save = partial(_save_policy, policy) if scenario.save_policy and policy.model is not None else None
     proven = mismatch_bound(scenario) is not None
-    probe = first_probe_rows(task or make_task(scenario), prompt_encoder(scenario, policy)) if proven else None
+    probe = _first_probe(scenario, policy, task) if proven else None
     return LearnerWorker(
         trainer,
         sender,
@@ -608,6 +652,11 @@ def make_learner(
         overlapped=_overlapped_publish(scenario),
         publish_dtype=_publish_dtype(scenario),
     )
+
+
+def _first_probe(scenario: Scenario, policy: Policy, task: Task | None = None) -> list[ProbeRow]:
+    task = task or fitting_task(scenario, make_task(scenario), policy)
+    return first_probe_rows(task, prompt_encoder(scenario, policy))
 
 
 def _publish_dtype(scenario: Scenario) -> torch.dtype | None:
@@ -646,7 +695,7 @@ def make_learner_rank(
         publish=scenario.learner.publish,
         verify=scenario.verifies_weights,
         save=partial(_save_policy, policy) if scenario.save_policy else None,
-        first_probe=first_probe_rows(make_task(scenario), prompt_encoder(scenario, policy)) if proven else None,
+        first_probe=_first_probe(scenario, policy) if proven else None,
         offload=offload,
         lane=lane,
         overlapped=_overlapped_publish(scenario),

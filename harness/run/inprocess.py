@@ -24,6 +24,7 @@ from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
 from harness.run.builders import (
     check_fits,
+    fitting_task,
     make_generator,
     make_learner,
     make_policy,
@@ -31,6 +32,7 @@ from harness.run.builders import (
     make_task,
     response_ends,
     sampling_for,
+    start_notes,
 )
 from harness.run.devices import resolve_device, threads_of
 from harness.run.inputs import inputs_of
@@ -193,9 +195,11 @@ class InProcessParts(RunningParts):
         self.threads = threads_of(scenario, scenario.placement.learner)
         torch.set_num_threads(self.threads)
         task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
+        task = fitting_task(scenario, task, policy)
         check_fits(scenario, task, policy)
-        self.ends = response_ends(policy, sampling_for(scenario, task).stop)
+        ends = response_ends(policy, sampling_for(scenario, task).stop)
         self.inputs = inputs_of(scenario, task, policy)
+        self.end_tokens, self.notes = ends.texts, start_notes(scenario, task, policy, ends)
         self.num_parameters = policy.num_parameters
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         colocated = scenario.placement.colocated

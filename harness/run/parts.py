@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from harness.core.errors import RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
@@ -24,7 +24,7 @@ from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes
 
 if TYPE_CHECKING:
-    from harness.run.builders import ResponseEnds
+    pass
 
 
 def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:
@@ -53,11 +53,12 @@ class RunningParts(Protocol):
         generators, scorers, learner: what the loop drives.
         plan: what it makes them do.
         num_parameters: of the policy; None where there is none.
-        ends: of its responses.
+        end_tokens: see ``Manifest``.
         threads: CPU threads of the Learner.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
         learner_lanes: the Learner's lane, or that of each of its ranks.
         inputs: what the run is made of, see ``Manifest``; of parts that know it.
+        notes: what is to be said about the prompts when the run begins.
     """
 
     generators: tuple[Generator, ...]
@@ -68,8 +69,9 @@ class RunningParts(Protocol):
     threads: int | None
     learner_on_gpu: bool
     learner_lanes: tuple[str, ...] = ("learner",)
-    ends: ResponseEnds | None = None
+    end_tokens: Mapping[str, str] = MappingProxyType({})
     inputs: Mapping[str, Input] = MappingProxyType({})
+    notes: tuple[str, ...] = ()
 
     @property
     def lanes(self) -> tuple[str, ...]:

@@ -19,13 +19,21 @@ from harness.core.checkpoints import Refused, differing, listed, steps_in
 from harness.core.errors import Diverged, UserError
 from harness.core.trace import NullTracer
 from harness.core.types import Metrics, RolloutGroup, UpdateResult, combine_metrics
-from harness.engines.requests import decode_text
 from harness.learner.warm_start import torch_threads
 from harness.loop.state_files import KeptBatch, read_batch
 from harness.results.manifest import Manifest
 from harness.results.reader import load_run
 from harness.results.writer import KEPT_STEPS, POLICY
-from harness.run.builders import BUILDERS, Policy, make_policy, make_rewards, make_task, never, prompt_encoder
+from harness.run.builders import (
+    BUILDERS,
+    Policy,
+    make_policy,
+    make_rewards,
+    make_task,
+    never,
+    prompt_encoder,
+    response_text,
+)
 from harness.run.kept_steps import KeptResult, read_result
 from harness.run.own_code import hashes_of
 from harness.run.resume import check_same
@@ -100,7 +108,7 @@ def recompute(
     checks = [
         Check("files", len(kept.files), changed),
         _prompts(scenario, policy, batch),
-        *([] if scenario.engine.type in SERVED else [_texts(policy, batch)]),
+        *([] if scenario.engine.type in SERVED else [_texts(scenario, policy, batch)]),
         _rewards(scenario, batch),
     ]
     with torch_threads(run.manifest.threads):
@@ -133,29 +141,29 @@ def _named(group: RolloutGroup) -> str:
 def _prompts(scenario: Scenario, policy: Policy, batch: KeptBatch) -> Check:
     encode, found = prompt_encoder(scenario, policy), []
     for group in batch.groups:
-        recorded, made = group.data.prompt_token_ids.tolist(), list(encode(group.data.prompt.text))
+        recorded, made = group.data.prompt_token_ids.tolist(), list(encode(group.data.prompt.asked))
         if recorded != made:
             at = _first_other(recorded, made)
             found.append(f"{_named(group)}: token {at} is {recorded[at : at + 1]}, by its text {made[at : at + 1]}")
     return Check("tokens of prompts", len(batch.groups), tuple(found))
 
 
-def _texts(policy: Policy, batch: KeptBatch) -> Check:
-    found, responses = [], 0
+def _texts(scenario: Scenario, policy: Policy, batch: KeptBatch) -> Check:
+    text_of, found, responses = response_text(scenario, make_task(scenario), policy), [], 0
     for group in batch.groups:
         for number, each in enumerate(group.data.completions):
             responses += 1
             token_ids = each.token_ids.tolist()
-            if decode_text(policy.tokenizer, token_ids) != each.text:
+            if text_of(token_ids) != each.text:
                 place = next(
                     (
                         place
                         for place in range(len(token_ids))
-                        if not each.text.startswith(decode_text(policy.tokenizer, token_ids[: place + 1]))
+                        if not each.text.startswith(text_of(token_ids[: place + 1]))
                     ),
                     len(token_ids) - 1,
                 )
-                said = decode_text(policy.tokenizer, token_ids)
+                said = text_of(token_ids)
                 found.append(
                     f"{_named(group)}, rollout {number}: token {place} is {token_ids[place]}; the tokens say "
                     f"{said!r:.60}, the text {each.text!r:.60}"

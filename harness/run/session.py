@@ -35,7 +35,6 @@ from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers.streams import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
-from harness.run.builders import ResponseEnds
 from harness.run.inputs import date_of_runs, named_inputs
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts, kept_policies
@@ -287,7 +286,13 @@ class Experiment:
             folder = self._reopen_folder(resume, arm.variant, startup_s, parts.inputs)
         else:
             folder = self.open_folder(
-                arm.variant, startup_s, interleaving, parts.threads, parts.num_parameters, parts.ends, parts.inputs
+                arm.variant,
+                startup_s,
+                interleaving,
+                parts.threads,
+                parts.num_parameters,
+                parts.end_tokens,
+                parts.inputs,
             )
         try:
             at = None if resume is None else resume.checkpoint.step
@@ -320,7 +325,7 @@ class Experiment:
             measure_memory=measure_memory,
             durable=self._durable,
         )
-        session.log_lines([*memory_table(scenario, self.has_gpu), *([parts.ends.line] if parts.ends else [])])
+        session.log_lines(memory_table(scenario, self.has_gpu))
         return session
 
     def open_folder(
@@ -330,7 +335,7 @@ class Experiment:
         interleaving: str | None,
         threads: int | None,
         parameters: int | None,
-        ends: ResponseEnds | None = None,
+        end_tokens: Mapping[str, str] = MappingProxyType({}),
         inputs: Mapping[str, Input] = MappingProxyType({}),
     ) -> RunFolder:
         """Make a run's folder with its manifest and resolved scenario; for what the arguments mean see ``Manifest``.
@@ -342,7 +347,9 @@ class Experiment:
         try:
             self._write_plan(experiment)
             folder.write_manifest(
-                self._manifest(variant, experiment.name, startup_s, interleaving, threads, parameters, ends, inputs)
+                self._manifest(
+                    variant, experiment.name, startup_s, interleaving, threads, parameters, end_tokens, inputs
+                )
             )
             folder.write_scenario(resolved_yaml(variant.scenario))
         except UserError:  # there is nothing to tell of a run that could not begin
@@ -359,7 +366,7 @@ class Experiment:
         interleaving: str | None,
         threads: int | None,
         parameters: int | None,
-        ends: ResponseEnds | None,
+        end_tokens: Mapping[str, str],
         inputs: Mapping[str, Input],
     ) -> Manifest:
         return Manifest(
@@ -380,7 +387,7 @@ class Experiment:
             commit=self._code.commit,
             dirty=self._code.dirty,
             parameters=parameters,
-            end_tokens={} if ends is None else ends.texts,
+            end_tokens=dict(end_tokens),
             inputs={**named_inputs(variant.scenario), **inputs},
         )
 

@@ -23,6 +23,7 @@ from harness.core.errors import Diverged, RunStopped, UserError
 from harness.core.protocols import Engine, ScoringEngine, SwapsWeights, Task
 from harness.core.trace import Stage, Tracer
 from harness.core.types import (
+    Completion,
     ExampleRollout,
     GroupData,
     LogProbProbe,
@@ -37,6 +38,7 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
+from harness.engines.requests import SpecialTokens
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload
@@ -48,8 +50,8 @@ from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify
 from harness.transports.protocol import WeightReceiver, WeightSender
 
-Encode = Callable[[str], Sequence[int]]
-"""Returns the token ids of a prompt's text."""
+Encode = Callable[[Any], Sequence[int]]
+"""Returns the token ids of what a prompt asks, see ``models.chat``."""
 TokenIds = npt.NDArray[np.int64]
 LogProbs = npt.NDArray[np.float32]
 ProbeRow = tuple[TokenIds, TokenIds]
@@ -64,6 +66,8 @@ MOST_EXAMPLES = 10
 """Rollouts kept of such a step, all of one group."""
 MOST_LOG_PROBS = 64
 """Log-probabilities kept of each of them."""
+DROPPED_SPECIAL = "dropped_special_fraction"
+"""Metric: share of responses whose text leaves out special tokens within it; only where there are some."""
 
 
 class Trainer(Protocol):
@@ -110,7 +114,7 @@ def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
 
 def first_probe_rows(task: Task, encode: Encode) -> list[ProbeRow]:
     """Return probe rows before there are rollouts: the first token of a prompt, and the tokens that follow it."""
-    encoded = [np.asarray(encode(prompt.text), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
+    encoded = [np.asarray(encode(prompt.asked), dtype=np.int64) for prompt in task.train_prompts[:PROBE_ROWS]]
     return [(ids[:1], ids[1 : 1 + PROBE_TOKENS]) for ids in encoded if len(ids) > 1]
 
 
@@ -232,6 +236,8 @@ class GeneratorWorker:
         tracer: records the stages.
         lane: name of the lane.
         mismatch_bound: see ``load_weights``.
+        special: finds special tokens within responses; None: there are none.
+        skip_special: leave them out of the texts that are rewarded.
 
     Attributes:
         version: policy version of the weights loaded last; -1 before.
@@ -248,7 +254,10 @@ class GeneratorWorker:
         tracer: Tracer,
         lane: str = "generator",
         mismatch_bound: float | None = None,
+        special: SpecialTokens | None = None,
+        skip_special: bool = True,
     ) -> None:
+        self._special, self._skip_special = special, skip_special
         self.engine, self.receiver, self.task, self.encode = engine, receiver, task, encode
         self.sampling, self.tracer, self.lane, self.mismatch_bound = sampling, tracer, lane, mismatch_bound
         self.version = -1
@@ -272,7 +281,7 @@ class GeneratorWorker:
         stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
         with self.tracer.span(self.lane, stage, item.step, self.version):
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
-            token_ids = [list(self.encode(prompt.text)) for prompt in prompts]
+            token_ids = [list(self.encode(prompt.asked)) for prompt in prompts]
             version = self.version  # at the start: new weights may come in the middle
             told = {"swaps": item.swaps} if item.swaps else {}  # of an engine that can be told
             sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places, **told)
@@ -280,13 +289,25 @@ class GeneratorWorker:
             if swaps:
                 version = swaps[0][1]
             data = [
-                GroupData(prompt, np.asarray(ids, dtype=np.int64), completions)
+                GroupData(prompt, np.asarray(ids, dtype=np.int64), self._with_texts(completions))
                 for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)
             ]
             return tuple(
-                replace(_group(item, prompt_id, group_data, version), swaps=swaps)
+                replace(
+                    _group(item, prompt_id, group_data, version), swaps=swaps, dropped_special=self._dropped(group_data)
+                )
                 for prompt_id, group_data in zip(item.prompt_ids, data, strict=True)
             )
+
+    def _with_texts(self, completions: tuple[Completion, ...]) -> tuple[Completion, ...]:
+        if self._special is None or self._skip_special:
+            return completions
+        return tuple(replace(each, text=self._special.text(each.token_ids.tolist())) for each in completions)
+
+    def _dropped(self, data: GroupData) -> int:
+        if self._special is None or not self._skip_special:
+            return 0
+        return sum(self._special.are_in(each.token_ids.tolist()) for each in data.completions)
 
     def close(self) -> None:
         """Give back what the receiver and the engine hold."""
@@ -396,6 +417,8 @@ def _reward_metrics(rewards: list[dict[str, float]], groups: Sequence[RolloutGro
     metrics = {prefix + name(key): Metric(value, count=count) for key, value in mean.items()}
     metrics[f"{prefix}response_length"] = Metric(sum(lengths) / count, count=count)
     metrics[f"{prefix}truncated_fraction"] = Metric(truncated / count, count=count)
+    if dropped := sum(group.dropped_special for group in groups):
+        metrics[f"{prefix}{DROPPED_SPECIAL}"] = Metric(dropped / count, count=count)
     return metrics
 
 
@@ -667,30 +690,83 @@ class LearnerWorker:
         self._offload.close()
 
 
+MOST_PROMPTS_TOLD = 10
+
+
 def check_prompts_fit(
-    task: Task, encode: Encode, max_tokens: int, context: int | None, whose: str = "the model's context"
+    task: Task,
+    encode: Encode,
+    max_tokens: int,
+    context: int | None,
+    whose: str = "the model's context",
+    *,
+    can_leave_out: bool = False,
 ) -> None:
-    """Refuse a task whose longest prompt and response do not fit the context.
+    """Refuse a task with prompts that do not fit the context together with a response.
 
     Args:
         task, encode: its prompts, and what makes token ids of them.
         max_tokens: of a response.
         context: most tokens of both; None: not known.
         whose: what sets that bound.
+        can_leave_out: whether the task has a setting to leave such prompts out.
 
     Raises:
-        UserError: with the prompt's number and all the lengths.
+        UserError: with how many there are, and of the longest ones where they stand and all the lengths.
     """
     if context is None:
         return
-    raised = "" if whose.startswith("the model") else f", or raise {whose}"
-    for purpose in Purpose:
-        for number, prompt in enumerate(prompts_of(task, purpose)):
-            length = len(encode(prompt.text))
-            if length + max_tokens > context:
-                room = max(1, context - length)
-                raise UserError(
-                    f"{purpose} prompt {number} has {length} tokens; with {max_tokens} response tokens that is "
-                    f"{length + max_tokens}, more than {whose} of {context}",
-                    fix=f"lower sampling.max_tokens to {room} or less, or shorten the prompt{raised}",
-                )
+    lengths = [
+        (len(encode(prompt.asked)), prompt.where or f"{purpose} prompt {number}")
+        for purpose in Purpose
+        for number, prompt in enumerate(prompts_of(task, purpose))
+    ]
+    too_long = sorted((each for each in lengths if each[0] + max_tokens > context), key=lambda each: -each[0])
+    if not too_long:
+        return
+    told = [
+        f"{where} has {length} tokens; with {max_tokens} response tokens that is {length + max_tokens}"
+        for length, where in too_long[:MOST_PROMPTS_TOLD]
+    ]
+    rest = len(too_long) - len(told)
+    lines = "\n  ".join([*told, *([f"and {rest:,} more"] if rest else [])])
+    room = context - too_long[0][0]
+    fixes = [f"lower sampling.max_tokens to {room} or less"] if room > 0 else []
+    fixes += ["shorten the prompts" if len(too_long) > 1 else "shorten the prompt"]
+    fixes += [] if whose.startswith("the model") else [f"raise {whose}"]
+    fixes += ["leave them out (task.filter_overlong_prompts: true)"] if can_leave_out else []
+    raise UserError(
+        f"{len(too_long):,} of {len(lengths):,} prompts do not fit {whose} of {context}, the longest first:\n  {lines}",
+        where=too_long[0][1],
+        fix=", or ".join(fixes),
+    )
+
+
+class FittingTask:
+    """A task without the prompts that do not fit the context together with a response.
+
+    Args:
+        task, encode, max_tokens, context: see ``check_prompts_fit``.
+
+    Raises:
+        UserError: none is left to train on, or none to validate on.
+    """
+
+    def __init__(self, task: Task, encode: Encode, max_tokens: int, context: int) -> None:
+        self.reward, self.stop = task.reward, getattr(task, "stop", ())
+
+        def fitting(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+            return tuple(prompt for prompt in prompts if len(encode(prompt.asked)) + max_tokens <= context)
+
+        self.train_prompts, self.validation_prompts = fitting(task.train_prompts), fitting(task.validation_prompts)
+        left = len(self.train_prompts) + len(self.validation_prompts)
+        dropped = len(task.train_prompts) + len(task.validation_prompts) - left
+        if not self.train_prompts or not self.validation_prompts:
+            raise UserError(
+                f"{dropped:,} prompts do not fit the context of {context} beside {max_tokens} response tokens, which "
+                f"leaves {len(self.train_prompts)} to train on and {len(self.validation_prompts)} held out",
+                where="task.filter_overlong_prompts",
+                fix="lower sampling.max_tokens, hold out more prompts, or take a model with a longer context",
+            )
+        said = f"{dropped:,} prompts are left out: they do not fit the context of {context}; {left:,} prompts"
+        self.notes = (*getattr(task, "notes", ()), *([said] if dropped else []))

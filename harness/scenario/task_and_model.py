@@ -48,6 +48,13 @@ PROMPT_TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
 """Names of the prompt templates that come with the project."""
 
 
+OF_CHATS = ("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "messages",
+            "max_length", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
+            "tokenizer_kwargs", "tools", "truncation")  # fmt: skip
+"""Arguments of ``apply_chat_template`` that are no template's own."""
+ChatArguments = Annotated[dict[str, bool | int | float | str | None], Field(max_length=100)]
+
+
 class ChatSettings(Section):
     """What tasks of language models have: prompts as turns of a chat."""
 
@@ -55,6 +62,8 @@ class ChatSettings(Section):
     """Ask through the chat template of the model's tokenizer, each prompt as a user's turn."""
     system_prompt: NonEmptyText | None = None
     """System message before each prompt; null leaves it to the template. Needs `chat_template`."""
+    chat_template_kwargs: ChatArguments = Field(default_factory=dict)
+    """Arguments of the template, such as `enable_thinking: false` for Qwen3; each must occur in it."""
 
 
 class KeywordsTaskSettings(ChatSettings):
@@ -131,9 +140,11 @@ class JsonlTaskSettings(ChatSettings):
     """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit, and
     no process of its own: a function that ends its process then ends the run."""
     prompt_field: NonEmptyText = "prompt"
-    """Key of the prompt in each row."""
-    answer_field: NonEmptyText = "answer"
-    """Key of the ground truth in each row."""
+    """Key of the prompt in each row: text, or turns of a chat. Dots lead into nested objects: `extra_info.question`."""
+    answer_field: NonEmptyText | None = "answer"
+    """Key of the ground truth in each row, of any JSON type; null: there is none, and the reward gets ""."""
+    filter_overlong_prompts: bool = False
+    """Leave prompts out that do not fit the context beside `sampling.max_tokens`; false refuses them."""
 
 
 class MathsTaskSettings(ChatSettings):
@@ -142,13 +153,21 @@ class MathsTaskSettings(ChatSettings):
     type: Literal["maths"] = "maths"
     """Maths problems with verified answers."""
     train: NonEmptyText
-    """JSONL file with the training problems, in the format of MATH or GSM8K."""
+    """JSONL file with the training problems, as in MATH, as in GSM8K, or with bare answers."""
     validation: NonEmptyText | None = None
     """File with the validation problems; null holds out a part of the training file."""
     validation_fraction: Fraction = 0.1
     """Share of the training file held out where there is no validation file."""
     format: Literal["auto", "gsm8k", "math"] = "auto"
-    """Which fields a row has; `auto` looks at the first row."""
+    """`gsm8k`: `question`, and `answer` behind ####; `math`: `problem`, and `answer` or the box of `solution`; `auto`
+    looks at the first row."""
+    prompt_field: NonEmptyText | None = None
+    """Key of the problem in each row, as for `jsonl`; null: `problem` or `question`."""
+    answer_field: NonEmptyText | None = None
+    """Key of the answer in each row: text or a number, alone, behind #### or boxed as in the first row; null: `answer`,
+    or the box of `solution`."""
+    filter_overlong_prompts: bool = False
+    """Leave prompts out that do not fit the context beside `sampling.max_tokens`; false refuses them."""
     prompt: NonEmptyText = "r1_zero"
     """`r1_zero` (thoughts, then tags), `question_only`, `r1_zero_reworded`, or a text file with `{question}` in it."""
     reward: Literal["r1_zero", "question_only"] | None = None
@@ -376,6 +395,8 @@ class SamplingSettings(Section):
     """A response is cut after this many tokens."""
     stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
     """Strings that end a response; they stay part of it."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the texts that are rewarded; false keeps those that do not end a response."""
     pinned_lengths: Annotated[tuple[AtLeast1, AtLeast1] | None, FromList] = None
     """[shortest, longest]: lengths are drawn from the seed and nothing ends a response early: arms do equal work."""
 
@@ -526,6 +547,15 @@ def chat_template_of_a_folder(scenario: Scenario) -> Problem | None:
     if task.system_prompt is not None and not task.chat_template:
         what = "task.system_prompt is a turn of a chat, and task.chat_template is false"
         return broken(what, "set task.chat_template to true", "task.system_prompt", "task.chat_template")
+    if not task.chat_template_kwargs:
+        return None
+    key = "task.chat_template_kwargs"
+    if not task.chat_template:
+        what = f"{key} has arguments of a template, and task.chat_template is false"
+        return broken(what, "set task.chat_template to true", key, "task.chat_template")
+    taken = sorted(set(OF_CHATS) & set(task.chat_template_kwargs))
+    if taken:
+        return broken(f"{key} has {taken[0]}, which is set for every prompt", "leave it out", key)
     return None
 
 

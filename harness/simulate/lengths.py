@@ -22,7 +22,7 @@ from harness.engines.rng import pinned_lengths
 from harness.scenario import Scenario
 from harness.simulate.features import Group
 from harness.simulate.machine import Lengths, MachineProfile
-from harness.tasks.jsonl import read_lines
+from harness.tasks.rows import read_rows
 
 Rows = npt.NDArray[np.int64]
 
@@ -334,8 +334,8 @@ def number_of_prompts(scenario: Scenario) -> tuple[int, int]:
 
 def _count_rows(settings: Any) -> tuple[int, int]:
     """Count the lines of the task's files; a part of the training file is held out where there is no other."""
-    rows = len(read_lines(settings.train))
+    rows = len(read_rows(settings.train))
     if settings.validation is not None:
-        return max(1, rows), len(read_lines(settings.validation))
+        return max(1, rows), len(read_rows(settings.validation))
     held_out = math.ceil(rows * settings.validation_fraction)
     return max(1, rows - held_out), held_out

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from harness.core.errors import UserError
-from harness.core.regular_files import read_regular
 from harness.core.types import Prompt
 from harness.tasks.rewards import RewardFunction, UserReward
+from harness.tasks.rows import Fields, Prompts, read_prompts, short, words_of
 
 
 class JsonlTask:
@@ -23,19 +22,19 @@ class JsonlTask:
     broken one is reported before any model is loaded.
 
     Args:
-        train: file with one JSON object a line. Blank lines are skipped.
+        train: file with one JSON object a line, or an array of them.
         reward: ``package.module:function``, or functions with their weights, see ``UserReward``.
         validation: file with the held-out prompts; None splits them off ``train``.
         validation_fraction: share of ``train`` that is split off, above 0 and below 1; unused with a validation file.
-        prompt_field: the field with the prompt.
-        answer_field: the field with the ground truth, which the reward function gets beside the response.
+        fields: where prompt and ground truth stand, which the reward function gets beside the response as text.
 
     Attributes:
         reward: the function or functions; they pickle by their names, without the prompts.
+        notes: what is to be said about the files when a run begins.
 
     Raises:
-        UserError: a file is missing or empty, a line is bad (named by its number), a prompt comes twice or is in both
-            splits, or the reward function cannot be used.
+        UserError: a file is missing or empty, rows are bad (named by their numbers), a prompt has two answers or is in
+            both splits, or the reward function cannot be used.
     """
 
     def __init__(
@@ -44,52 +43,53 @@ class JsonlTask:
         reward: str | Sequence[RewardFunction],
         validation: str | Path | None = None,
         validation_fraction: float = 0.1,
-        prompt_field: str = "prompt",
-        answer_field: str = "answer",
+        fields: Fields | None = None,
     ) -> None:
         self.reward = UserReward(reward)
-        prompts = read_prompts(train, prompt_field, answer_field, self.reward.needs_rows)
-        if validation is None:
-            self.train_prompts, self.validation_prompts = split_prompts(prompts, validation_fraction, str(train))
-        else:
-            self.train_prompts = prompts
-            self.validation_prompts = read_prompts(validation, prompt_field, answer_field, self.reward.needs_rows)
-            refuse_shared(prompts, self.validation_prompts, str(train), str(validation))
+        fields = replace(fields or Fields(), with_rows=self.reward.needs_rows)
+        parts = read_parts(train, validation, validation_fraction, lambda file: read_prompts(file, fields))
+        self.train_prompts, self.validation_prompts, self.notes = parts
         first = self.train_prompts[0]
         self.reward.try_out(first.ground_truth, first.row)
 
 
-def read_prompts(file: str | Path, prompt_field: str, answer_field: str, with_rows: bool = False) -> tuple[Prompt, ...]:
-    """Read one prompt a line, in the file's order.
+class Parts(NamedTuple):
+    """What a task trains on, what it holds out, and what is to be said about its files."""
+
+    train: tuple[Prompt, ...]
+    validation: tuple[Prompt, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_parts(
+    train: str | Path, validation: str | Path | None, validation_fraction: float, read: Callable[[str | Path], Prompts]
+) -> Parts:
+    """Read a task's two files, or one that is split.
 
     Args:
-        file: JSONL; blank lines are skipped.
-        prompt_field: the field with the prompt.
-        answer_field: the field with the ground truth.
-        with_rows: keep the whole row with each prompt, for reward functions that take it.
+        train, validation, validation_fraction: see ``JsonlTask``.
+        read: reads a file.
 
     Raises:
-        UserError: see ``JsonlTask``.
+        UserError: a file cannot be read, cannot be split, or a prompt is in both.
     """
-    prompts: list[Prompt] = []
-    first_line: dict[str, int] = {}
-    for number, line in read_lines(file):
-        prompt = _parse_line(line, f"{file}, line {number}", prompt_field, answer_field, with_rows)
-        earlier = first_line.setdefault(prompt.text, number)
-        if earlier != number:
-            raise UserError(
-                f"the prompt {_short(prompt.text)} is on line {earlier} already; each prompt may come once",
-                where=f"{file}, line {number}",
-                fix="remove one of the two lines",
-            )
-        prompts.append(prompt)
-    if not prompts:
-        raise UserError(
-            "the file holds 0 prompts; at least 1 is needed",
-            where=str(file),
-            fix=f'write one JSON object a line: {{"{prompt_field}": "...", "{answer_field}": "..."}}',
-        )
-    return tuple(prompts)
+    trained = read(train)
+    notes = [_note(train, trained)]
+    if validation is None:
+        parts = split_prompts(trained.prompts, validation_fraction, str(train))
+    else:
+        held_out = read(validation)
+        parts = trained.prompts, held_out.prompts
+        refuse_shared(*parts, str(train), str(validation))
+        notes.append(_note(validation, held_out))
+    return Parts(*parts, tuple(filter(None, notes)))
+
+
+def _note(file: str | Path, read: Prompts) -> str:
+    rows = "1 row repeats" if read.repeated == 1 else f"{read.repeated:,} rows repeat"
+    return (
+        f"{file}: {rows} an earlier prompt with the same answer; {len(read.prompts):,} prompts" if read.repeated else ""
+    )
 
 
 def split_prompts(
@@ -97,8 +97,9 @@ def split_prompts(
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """Split into (train, validation), each in the file's order.
 
-    The validation part are the ``ceil(fraction * n)`` prompts whose texts have the smallest digests. It depends neither
-    on a seed nor on the order of the lines, and adding lines moves few prompts.
+    The validation part are the ``ceil(fraction * n)`` prompts whose texts have the smallest digests, and those that
+    differ from one of them in white space alone. It depends neither on a seed nor on the order of the lines, and adding
+    lines moves few prompts.
 
     Raises:
         UserError: the fraction is not between 0 and 1, or a part would be empty.
@@ -116,148 +117,29 @@ def split_prompts(
             where=where,
             fix="add prompts, or lower task.validation_fraction",
         )
-    held_out = set(sorted((prompt.text for prompt in prompts), key=_digest)[:count])
-    train = tuple(prompt for prompt in prompts if prompt.text not in held_out)
-    return train, tuple(prompt for prompt in prompts if prompt.text in held_out)
+    held_out = set(map(words_of, sorted((prompt.text for prompt in prompts), key=_digest)[:count]))
+    train = tuple(prompt for prompt in prompts if words_of(prompt.text) not in held_out)
+    if not train:
+        raise UserError(
+            f"{len(prompts)} prompts that differ in white space alone cannot be split",
+            where=where,
+            fix="name a file in task.validation",
+        )
+    return train, tuple(prompt for prompt in prompts if words_of(prompt.text) in held_out)
 
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def read_lines(file: str | Path) -> list[tuple[int, bytes]]:
-    """Return the lines of a file that are not blank, each with its number from 1.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    try:
-        content = read_regular(file)
-    except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise UserError(
-            f"the prompts cannot be read: {reason}",
-            where=str(file),
-            fix="give the path of a JSONL file; a relative one counts from the folder the command is run in",
-        ) from error
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-
-
-def _decode(line: bytes, where: str) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8",
-            where=where,
-            fix="save the file as UTF-8",
-        ) from error
-
-
-def parse_object(line: bytes, where: str, example: str) -> dict[str, Any]:
-    """Return the JSON object that a line is.
-
-    Args:
-        line: as ``read_lines`` gives it.
-        where: named in errors.
-        example: what a line should look like.
-
-    Raises:
-        UserError: the line is not UTF-8, not JSON, not an object, or has a field twice.
-    """
-    text = _decode(line, where)
-    try:
-        row = json.loads(text, object_pairs_hook=lambda pairs: _without_repeats(pairs, where))
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"not JSON: {error.msg} at column {error.colno} of {_short(text.strip())}",
-            where=where,
-            fix="write one whole JSON object on each line",
-        ) from error
-    except UserError:
-        raise
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
-        raise UserError(
-            f"not usable JSON: {error}", where=where, fix="write one whole JSON object on each line"
-        ) from error
-    if not isinstance(row, dict):
-        raise UserError(
-            f"the line is {_json_name(row)}, not an object: {_short(text.strip())}",
-            where=where,
-            fix=f"write it as {example}",
-        )
-    return row
-
-
-def _parse_line(line: bytes, where: str, prompt_field: str, answer_field: str, with_row: bool) -> Prompt:
-    row = parse_object(line, where, f'{{"{prompt_field}": "...", "{answer_field}": "..."}}')
-    prompt = _text_field(row, prompt_field, "prompt_field", where)
-    if not prompt.strip():
-        raise UserError(f"the field {prompt_field!r} is empty", where=where, fix="give the prompt a text")
-    answer = _text_field(row, answer_field, "answer_field", where)
-    return Prompt(text=prompt, ground_truth=answer, row=row if with_row else None)
-
-
-def _without_repeats(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in row:
-            raise UserError(f"the field {key!r} comes twice", where=where, fix="keep one of the two")
-        row[key] = value
-    return row
-
-
-def _text_field(row: dict[str, Any], name: str, setting: str, where: str) -> str:
-    if name not in row:
-        near = difflib.get_close_matches(name, row, n=1)
-        raise UserError(
-            f"no field {name!r}; the line has {', '.join(map(repr, row)) or 'no field at all'}",
-            where=where,
-            fix=f"add the field, or set task.{setting} to {near[0] if near else 'the one to use'}",
-        )
-    return checked_text(row[name], name, where)
-
-
-def checked_text(value: Any, name: str, where: str) -> str:
-    """Return the value of a field, which must be text.
-
-    Raises:
-        UserError: it is not, or holds half of a surrogate pair.
-    """
-    if not isinstance(value, str):
-        raise UserError(
-            f"the field {name!r} is {_json_name(value)} ({_short(value)}), not text",
-            where=where,
-            fix=f'write it in quotes, as "{name}": "..."',
-        )
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(
-            f"the field {name!r} holds half of a surrogate pair, which is no text: {_short(value)}",
-            where=where,
-            fix="write the character itself, in UTF-8",
-        )
-    return value
-
-
 def refuse_shared(train: tuple[Prompt, ...], validation: tuple[Prompt, ...], train_file: str, file: str) -> None:
     """Raise UserError if a prompt is both trained on and held out."""
-    trained_on = {prompt.text for prompt in train}
-    shared = [prompt.text for prompt in validation if prompt.text in trained_on]
+    trained_on = {words_of(prompt.text) for prompt in train}
+    shared = [prompt for prompt in validation if words_of(prompt.text) in trained_on]
     if shared:
         raise UserError(
             f"{len(shared)} of {len(validation)} validation prompts are training prompts too, "
-            f"the first is {_short(shared[0])}; held-out prompts must not be trained on",
+            f"the first is {short(shared[0].text)}; held-out prompts must not be trained on",
             where=f"{train_file} and {file}",
             fix="remove them from one of the two files, or set task.validation to null to split the first",
         )
-
-
-def _json_name(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return names.get(type(value), "null")
-
-
-def _short(value: Any, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

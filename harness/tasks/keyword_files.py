@@ -9,13 +9,17 @@ with.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core.errors import UserError
 from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.core.types import Prompt
-from harness.tasks.jsonl import read_lines, read_prompts
+from harness.tasks.jsonl import read_parts
 from harness.tasks.keywords import keyword_reward
+from harness.tasks.rows import Fields, Prompts, prompts_from, read_rows
+
+EXAMPLE = '{"prompt": "Write a sentence that includes the words: apple, red.", "answer": "The red apple fell."}'
 
 
 class KeywordFileTask:
@@ -24,15 +28,16 @@ class KeywordFileTask:
     Args:
         train: JSONL file with the training prompts.
         validation: JSONL file with the held-out prompts.
+        fields: whether prompts may be turns of a chat.
 
     Raises:
         UserError: a file is missing, empty or damaged, a row lacks its keywords or an answer with all of them (named by
             its line), or a set of keywords is asked for in both files.
     """
 
-    def __init__(self, train: str | Path, validation: str | Path) -> None:
-        self.train_prompts = read_keyword_prompts(train)
-        self.validation_prompts = read_keyword_prompts(validation)
+    def __init__(self, train: str | Path, validation: str | Path, fields: Fields | None = None) -> None:
+        parts = read_parts(train, validation, 0.0, lambda file: read_keyword_prompts(file, fields))
+        self.train_prompts, self.validation_prompts, self.notes = parts
         trained_on = {_keyword_set(prompt.ground_truth) for prompt in self.train_prompts}
         shared = [prompt for prompt in self.validation_prompts if _keyword_set(prompt.ground_truth) in trained_on]
         if shared:
@@ -48,14 +53,14 @@ class KeywordFileTask:
         return keyword_reward(response, ground_truth)
 
 
-def read_keyword_prompts(file: str | Path) -> tuple[Prompt, ...]:
-    """Read one prompt a line; the ground truth is its comma-separated list of keywords.
+def read_keyword_prompts(file: str | Path, fields: Fields | None = None) -> Prompts:
+    """Read one prompt a row; the ground truth is its comma-separated list of keywords.
 
     Raises:
         UserError: see ``KeywordFileTask``.
     """
-    rows = read_prompts(file, "prompt", "answer")
-    return tuple(_keyword_prompt(row, file, number) for number, row in enumerate(rows))
+    fields = fields or Fields()
+    return prompts_from(file, read_rows(file), lambda row: _keyword_prompt(fields.read(row)), EXAMPLE)
 
 
 def keywords_of(prompt: str) -> list[str]:
@@ -64,22 +69,22 @@ def keywords_of(prompt: str) -> list[str]:
     return [word for word in map(str.strip, listed.strip().removesuffix(".").split(",")) if word] if colon else []
 
 
-def _keyword_prompt(row: Prompt, file: str | Path, number: int) -> Prompt:
+def _keyword_prompt(row: Prompt) -> Prompt:
     keywords = keywords_of(row.text)
     if not keywords:
         raise UserError(
             f"the prompt names no keywords: {row.text[:80]!r}",
-            where=_line_of(file, number),
+            where=row.where,
             fix="end it as in: Write a sentence that includes the words: apple, red.",
         )
     missing = _missing(row.ground_truth, keywords)
     if missing:
         raise UserError(
             f"the answer lacks {', '.join(map(repr, missing))}, which its prompt asks for: {row.ground_truth[:80]!r}",
-            where=_line_of(file, number),
+            where=row.where,
             fix="remove the row, or give a sentence with every keyword",
         )
-    return Prompt(row.text, ", ".join(keywords))
+    return replace(row, ground_truth=", ".join(keywords))
 
 
 def _missing(answer: str, keywords: Sequence[str]) -> list[str]:
@@ -88,8 +93,3 @@ def _missing(answer: str, keywords: Sequence[str]) -> list[str]:
 
 def _keyword_set(listed: str) -> frozenset[str]:
     return frozenset(word.strip().casefold() for word in listed.split(","))
-
-
-def _line_of(file: str | Path, number: int) -> str:
-    """Where row ``number``, counted from 0, stands."""
-    return f"{file}, line {read_lines(file)[number][0]}"

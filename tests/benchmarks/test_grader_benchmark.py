@@ -35,7 +35,7 @@ def grader() -> Iterator[AnswerGrader]:
 @pytest.mark.parametrize("off_by", [0, 1], ids=["right", "wrong"])
 def test_the_exact_path(benchmark: BenchmarkFixture, grader: AnswerGrader, off_by: int) -> None:
     """Sixteen responses in the format of r1_zero with answers of GSM8K's kind; seconds of this process's own work."""
-    answers = [problem.answer for problem in read_problems(SAMPLE)]
+    answers = [problem.ground_truth for problem in read_problems(SAMPLE).prompts]
     given = [str(float(answer.replace(",", "")) + off_by) if off_by else answer for answer in answers]
     rows = [
         (f"{THOUGHTS} </think> <answer> {text} </answer>", answer) for text, answer in zip(given, answers, strict=True)

@@ -42,7 +42,7 @@ def test_the_arms_of_prompts_ask_the_same_problems_in_their_own_words(tmp_path: 
     assert run_scenario(scenario, tmp_path / "results", quiet=True, show=lambda folder: None) == 0
     runs, damaged = find_runs(tmp_path / "results")
     assert damaged == []
-    question = read_problems(DATA / "math_sample.jsonl")[0].question
+    question = read_problems(DATA / "math_sample.jsonl").prompts[0].text
     templates = {arm: prompt_template(str(changes["task.prompt"])) for arm, changes in arms.items()}
     assert {str(run.manifest.arm): run.manifest.inputs[PROMPT_TEMPLATE]["text"] for run in runs} == {
         arm: template.text for arm, template in templates.items()

@@ -21,7 +21,8 @@ from harness.models.decoder import DecoderLM
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.scenario import load_scenario
-from harness.tasks.jsonl import JsonlTask, read_prompts
+from harness.tasks.jsonl import JsonlTask
+from harness.tasks.rows import Fields, read_prompts
 from tests.hostile.outcome import Silent
 from tests.hostile.targets import SOUND_RUN, check_usable, copy_of_sound_run, quietly, read_everything
 
@@ -523,14 +524,22 @@ def _pickled(folder: Path) -> None:
 # ---- rows of data
 
 
-USABLE_ROWS = ("a null byte", "half a pair in a field", "NaN in a field", "1e999 in a field")
+USABLE_ROWS = (
+    "a null byte",
+    "half a pair in a field",
+    "NaN in a field",
+    "1e999 in a field",
+    "a list for an answer",
+    "null for an answer",
+    "the same prompt",
+)
 """Odd, and passed on as they are."""
 
 
 def _rows(data: bytes) -> Act:
     def act(folder: Path) -> None:
         (folder / "p.jsonl").write_bytes(data)
-        read_prompts(folder / "p.jsonl", "prompt", "answer", with_rows=True)
+        read_prompts(folder / "p.jsonl", Fields(with_rows=True))
 
     return act
 
@@ -579,7 +588,7 @@ def row_cases() -> Iterator[Case]:
         yield Case(f"prompts from {name}", _rows_at(make))
     yield Case("prompts from a device", _rows_at(lambda path: path.symlink_to("/dev/zero")))
     for path in ("x" * 5000, "a\0b", "~nobody/x", "", "x/" * 2500):
-        yield Case(f"prompts from {path[:6]!r}... of {len(path)}", _ignoring(read_prompts, path, "prompt", "answer"))
+        yield Case(f"prompts from {path[:6]!r}... of {len(path)}", _ignoring(read_prompts, path))
     for reward in (
         "nothing",
         "os:",
@@ -599,7 +608,7 @@ def _rows_at(make: Callable[[Path], object]) -> Act:
 
     def act(folder: Path) -> None:
         make(folder / "p.jsonl")
-        read_prompts(folder / "p.jsonl", "prompt", "answer")
+        read_prompts(folder / "p.jsonl")
 
     return act
 

@@ -32,8 +32,8 @@ from harness.scenario import Scenario, expand, load_scenario, resolved_yaml
 from harness.scenario.loop_plan import all_lanes, loop_plan
 from harness.scenario.yaml_files import parse_yaml
 from harness.simulate.machine import load_machine
-from harness.tasks.jsonl import read_prompts
 from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.rows import Fields, read_prompts
 from tests.hostile.documents import IMPOSSIBLE
 from tests.hostile.outcome import Silent
 
@@ -353,7 +353,7 @@ def _event_file() -> bytes:
 
 
 def _prompts(path: Path) -> None:
-    for prompt in read_prompts(path, "prompt", "answer", with_rows=True):
+    for prompt in read_prompts(path, Fields(with_rows=True)).prompts:
         if not isinstance(prompt.text, str) or not isinstance(prompt.ground_truth, str):
             raise Silent(f"a prompt is {prompt}")
         prompt.text.encode()

@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from harness.core.errors import UserError
-from harness.models.chat import asks_date, chat_encoder, on_date, template_digest
+from harness.models.chat import added_start, asks_date, chat_encoder, on_date, template_digest, text_encoder
 from harness.models.make_folder import main
 from harness.models.storage import load_policy
 from harness.models.tokenizer import EOS_TOKEN, train_tokenizer
@@ -117,3 +117,98 @@ def test_the_digest_of_a_template_is_of_what_it_writes_on_a_fixed_day(tokenizer)
     assert len({*others, digest(TEMPLATE, "Be kind.")}) == 6
     history = "{% if messages | length > 2 %}again {% endif %}" + TEMPLATE
     assert digest(history) != digest(TEMPLATE)
+
+
+def adds_start(tokenizer):
+    """Have a tokenizer put its start-of-sequence token in front of every text, as Llama's do."""
+    tokenizer.bos_token = EOS_TOKEN  # any token there is; its name does not matter
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{EOS_TOKEN} $A", special_tokens=[(EOS_TOKEN, tokenizer.bos_token_id)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("in_front", [0, 1, 3])
+def test_a_text_gets_one_start_of_sequence_where_the_tokenizer_adds_it(tokenizer, in_front: int) -> None:
+    text = EOS_TOKEN * in_front + "red apple" + EOS_TOKEN + "red"
+    tokenizer.split_special_tokens = False
+    alone = tokenizer.encode("red apple" + EOS_TOKEN + "red")
+    tokenizer.bos_token = EOS_TOKEN
+    assert added_start(tokenizer) is None
+    assert text_encoder(tokenizer)(text) == [tokenizer.bos_token_id] * in_front + alone
+    start = adds_start(tokenizer).bos_token_id
+    assert added_start(tokenizer) == start
+    assert text_encoder(tokenizer)(text) == [start, *alone]
+    assert text_encoder(tokenizer)("") == [start]
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, TEMPLATE])
+def test_a_turn_that_begins_with_the_start_of_sequence_brings_no_second_one(tokenizer, template: str) -> None:
+    adds_start(tokenizer).chat_template = template
+    encode = chat_encoder(tokenizer)
+    assert encode(f"{EOS_TOKEN}{EOS_TOKEN}red") == encode("red") == encode((("user", f"{EOS_TOKEN}red"),))
+
+
+def test_turns_are_asked_as_they_are(tokenizer) -> None:
+    tokenizer.chat_template = TEMPLATE
+    turns = (("system", "Be brief."), ("user", "red"), ("assistant", "apple"), ("user", "says"))
+    encode = chat_encoder(tokenizer)
+    assert tokenizer.decode(encode(turns)) == (
+        "[system says Be brief.][user says red][assistant says apple][user says says][model says"
+    )
+    chat = [{"role": role, "content": content} for role, content in turns]
+    assert encode(turns) == tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    with pytest.raises(UserError, match="turns of a chat"):
+        text_encoder(tokenizer)(turns)
+
+
+def test_arguments_reach_the_template_and_one_that_it_lacks_is_refused(tokenizer) -> None:
+    tokenizer.chat_template = TEMPLATE + "{% if enable_thinking is false %} red{% endif %}"
+    off, on = (chat_encoder(tokenizer, arguments={"enable_thinking": value})("red") for value in (False, True))
+    assert tokenizer.decode(off) == "[user says red][model says red"
+    assert on == chat_encoder(tokenizer)("red")
+    with pytest.raises(UserError, match="no argument 'enable_thinkin'") as caught:
+        chat_encoder(tokenizer, arguments={"enable_thinkin": False})
+    assert caught.value.where == "task.chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    "whole", ["{% for part in turn.content %}{{ part.text }}{% endfor %}", "{{ turn.content[0]['text'] }}"]
+)
+def test_a_template_that_takes_contents_in_parts_gets_them(tokenizer, whole: str) -> None:
+    tokenizer.chat_template = TEMPLATE.replace("{{ turn.content }}", whole)
+    turns = (("system", "Be brief."), ("user", "red"))
+    assert tokenizer.decode(chat_encoder(tokenizer)(turns)) == "[system says Be brief.][user says red][model says"
+
+
+LAST_TWO = "{% for turn in messages[-2:] %}{{ turn.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "what"),
+    [
+        ("[model says", "red", "drops the question"),
+        ("{{ messages[0].role }}", "red", "drops the question"),
+        ("{{ messages[0].content }}", (("user", "a"), ("user", "b")), "drops the question"),
+        ("{{ messages[0].content | length }}", "red", "drops the question"),
+        (LAST_TWO, (("system", "a"), ("user", "b"), ("user", "c")), "drops the turn of the system"),
+        ("{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}" + TEMPLATE,
+         (("user", "a"), ("user", "b")), "a chat of user, user: one turn"),
+        ("{{ messages[0].content + 1 }}", "red", "cannot write a chat"),
+        ("{{ nothing.there }}", "red", "cannot write a chat"),
+        ("{% if %}", "red", "cannot write a chat"),
+    ],
+)  # fmt: skip
+def test_a_template_that_drops_a_part_or_has_errors_is_one_error(tokenizer, template: str, asked, what: str) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(UserError) as caught:
+        chat_encoder(tokenizer)(asked)
+    assert what in caught.value.what
+    assert caught.value.where == "task.chat_template"
+
+
+def test_a_system_prompt_that_the_template_drops_is_refused(tokenizer) -> None:
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    with pytest.raises(UserError, match="drops the turn of the system") as caught:
+        chat_encoder(tokenizer, "Be brief.")
+    assert caught.value.where == "task.system_prompt"

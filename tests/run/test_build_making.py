@@ -1,5 +1,7 @@
 """What is refused before any part is made."""
 
+import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,17 @@ from harness.core.types import Purpose, WorkItem
 from harness.models.layers import attention_kernels
 from harness.models.make_folder import make_folder
 from harness.run.actors.parts import ActorParts
-from harness.run.builders import Policy, check_fits, make_generator, make_policy, make_task, never, prompt_encoder
+from harness.run.builders import (
+    Policy,
+    check_fits,
+    fitting_task,
+    make_generator,
+    make_policy,
+    make_task,
+    never,
+    prompt_encoder,
+    start_notes,
+)
 from harness.run.factory import PartsFactory
 from harness.scenario import Scenario, expand, load_scenario
 from harness.transports.in_process import InProcessTransport
@@ -48,11 +60,11 @@ def test_prompts_must_fit_the_engines_context_where_it_is_the_smaller_one() -> N
     check(512)
     check(None)
     check(512, "engine.context=400")
-    with pytest.raises(UserError, match=r"more than engine\.context of 64\n  fix: .*, or raise engine\.context$"):
+    with pytest.raises(UserError, match=r"do not fit engine\.context of 64, [^$]*, or raise engine\.context$"):
         check(512, "engine.context=64")
-    with pytest.raises(UserError, match=r"more than engine\.context of 64"):
+    with pytest.raises(UserError, match=r"do not fit engine\.context of 64"):
         check(None, "engine.context=64")
-    with pytest.raises(UserError, match=r"more than the model's context of 60"):
+    with pytest.raises(UserError, match=r"do not fit the model's context of 60"):
         check(60, "engine.context=64")
 
 
@@ -126,3 +138,62 @@ def test_where_a_gpu_may_compute_attention_never_takes_cudnns_kernel(device: str
         assert set(attention_kernels()) == (kernels or {"flash", "mem_efficient", "math", "cudnn"})
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def of_rows(folder: Path, prompts: list[str], *settings: str) -> Scenario:
+    """Return a scenario with a file of these prompts."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt, "answer": "a"}) + "\n" for prompt in prompts))
+    task = [f"task={{type: jsonl, train: {path}, reward: 'docs.examples.own_task.reward:score'}}"]
+    return load_scenario("quickstart", [*task, "sampling.max_tokens=8", *settings])
+
+
+def test_overlong_prompts_are_told_by_their_lines_or_left_out_and_counted(tmp_path: Path) -> None:
+    prompts = [f"{number:02d}" + "x" * (30 if number in (3, 7) else 0) for number in range(10)]
+    policy = Policy(None, Letters(), 20)
+    refusing = of_rows(tmp_path, prompts)
+    with pytest.raises(UserError) as caught:
+        check_fits(refusing, make_task(refusing), policy)
+    assert caught.value.what.startswith("2 of 10 prompts do not fit the model's context of 20")
+    assert {"rows.jsonl, line 4", "rows.jsonl, line 8"} == set(re.findall(r"rows.jsonl, line \d+", caught.value.what))
+    assert "has 32 tokens; with 8 response tokens that is 40" in caught.value.what
+    assert "sampling.max_tokens" not in str(caught.value.fix)
+    leaving_out = of_rows(
+        tmp_path, prompts, *[f"task.{each}" for each in ("filter_overlong_prompts=true", "validation_fraction=0.4")]
+    )
+    task = fitting_task(leaving_out, make_task(leaving_out), policy)
+    check_fits(leaving_out, task, policy)
+    assert len(task.train_prompts) + len(task.validation_prompts) == 8
+    assert [note.split()[0] for note in start_notes(leaving_out, task, policy)] == ["2", "evaluation.prompts"]
+
+
+def test_what_is_odd_about_the_prompts_is_said_when_a_run_begins(tmp_path: Path) -> None:
+    class AddsStart(Letters):
+        bos_token, bos_token_id = "<", ord("<")
+
+        def encode(self, text: str, **options: object) -> list[int]:
+            return super().encode(f"<{text}")
+
+    trial = of_rows(tmp_path, ["<a", "<b", "c", "d", "d"], "evaluation.prompts=256")
+    policy = Policy(None, AddsStart(), None)
+    repeated, held_out, start = start_notes(trial, make_task(trial), policy)
+    assert "1 row repeats" in repeated
+    assert "evaluation.prompts is 256, and 1 are held out" in held_out
+    assert "2 prompts begin with <" in start
+    encode = prompt_encoder(trial, policy)
+    assert [list(encode(text)) for text in ("<a", "a", "<<a")] == [[60, 97]] * 3
+
+
+def test_turns_of_a_row_reach_the_engine_through_the_template(chat_folder: Path, tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    rows = [{"prompt": asked, "reward_model": {"ground_truth": truth}} for asked, truth in ((turns, 1.5), ("How?", 2))]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(rows))
+    task = {"type": "jsonl", "train": str(path), "reward": "docs.examples.own_task.reward:score",
+            "answer_field": "reward_model.ground_truth", "validation_fraction": 0.5, "chat_template": True}  # fmt: skip
+    trial = Scenario.model_validate({"task": task, "model": {"type": "folder", "path": str(chat_folder)}})
+    built, policy = make_task(trial), make_policy(trial, "cpu", never)
+    check_fits(trial, built, policy)
+    encode, prompts = prompt_encoder(trial, policy), (*built.train_prompts, *built.validation_prompts)
+    asked = {prompt.ground_truth: policy.tokenizer.decode(encode(prompt.asked)) for prompt in prompts}
+    assert asked == {"1.5": "[system] Be brief.\n[user] Why?\n[assistant] ", "2": "[user] How?\n[assistant] "}

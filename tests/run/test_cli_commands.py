@@ -153,6 +153,24 @@ def test_validate_counts_runs_and_rollouts(capsys):
     )
 
 
+def test_validate_reads_the_data_that_is_there(capsys, folder):
+    (folder / "s.yaml").write_text("task: {type: jsonl, train: rows.jsonl, reward: 'no_such_module:fn'}\n")
+    assert main(["validate", "s.yaml"]) == 0
+    assert "not read: rows.jsonl is not here" in capsys.readouterr().out
+    rows = [{"prompt": f"p{number}", "answer": number} for number in (0, 0, 1, 2)]
+    (folder / "rows.jsonl").write_text(json.dumps(rows))
+    assert main(["validate", "s.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "rows.jsonl: 2 prompts to train on, 1 held out" in said
+    assert "1 row repeats" in said
+    assert "evaluation.prompts is 256, and 1 are held out" in said
+    (folder / "rows.jsonl").write_text('{"prompt": "p"}\n{"prompt": "q"}\n')
+    assert main(["validate", "s.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "2 of 2 lines are bad" in error
+    assert "task.answer_field to null" in error
+
+
 def test_validate_prints_the_resolved_scenario(capsys, folder):
     assert main(["validate", "mine", "--resolved", "--set", "steps=4"]) == 0
     (folder / "again.yaml").write_text(capsys.readouterr().out)

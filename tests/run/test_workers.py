@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.protocols import Engine
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
-from harness.run.workers import GeneratorWorker, ScorerWorker, check_prompts_fit, publish_weights
+from harness.engines.requests import SpecialTokens
+from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker, check_prompts_fit, publish_weights
 from harness.tasks.scoring import DirectRewards
 from harness.transports.in_process import InProcessTransport
 
@@ -226,10 +228,11 @@ def test_an_evaluation_uses_validation_prompts_and_keeps_examples() -> None:
 def test_a_prompt_that_does_not_fit_the_context_is_refused_with_every_number() -> None:
     check_prompts_fit(StartsWith(), Letters().encode, max_tokens=5, context=8)
     check_prompts_fit(StartsWith(), Letters().encode, max_tokens=5, context=None)
-    with pytest.raises(
-        UserError, match=r"train prompt 0 has 3 tokens; with 6 response tokens that is 9, more than .* 8"
-    ):
+    with pytest.raises(UserError) as caught:
         check_prompts_fit(StartsWith(), Letters().encode, max_tokens=6, context=8)
+    assert caught.value.what.startswith("3 of 3 prompts do not fit the model's context of 8")
+    assert "train prompt 0 has 3 tokens; with 6 response tokens that is 9" in caught.value.what
+    assert "sampling.max_tokens to 5 or less" in str(caught.value.fix)
 
 
 def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
@@ -240,3 +243,41 @@ def test_scoring_hears_the_stop_signal_before_each_rollout() -> None:
     with pytest.raises(Interrupted):
         scorer.score(train_item(), generator.generate(train_item()))
     assert next(asked, None) is None
+
+
+class Thinking(Letters):
+    """Letters of which ``!`` is a special token, and so is the end."""
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        return {each: SimpleNamespace(special=each != ord("x")) for each in (0, ord("!"), ord("x"))}
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
+        skipped = (0, ord("!")) if skip_special_tokens else ()
+        return "".join(chr(each) for each in token_ids if each not in skipped)
+
+
+@pytest.mark.parametrize(("skip", "texts", "dropped"), [(True, ["m"], 1), (False, ["m!x"], 0)])
+def test_special_tokens_are_kept_for_the_reward_or_counted(skip: bool, texts: list[str], dropped: int) -> None:
+    class Ends(Echo):
+        def _answer(self, token_ids: Sequence[int]) -> Completion:
+            ids = np.array([ord("m"), ord("!"), ord("x"), 0], dtype=np.int64)
+            return Completion(ids, np.zeros(4, np.float32), "m", "stop")
+
+    tracer, special = ticking(), SpecialTokens(Thinking())
+    worker = GeneratorWorker(
+        Ends(),
+        InProcessTransport(snapshot=True),
+        task=StartsWith(),
+        encode=Letters().encode,
+        sampling=SamplingParams(),
+        tracer=tracer,
+        special=special,
+        skip_special=skip,
+    )
+    item = WorkItem(Purpose.EVALUATE, 10, 0, (0,), 1, seed=5)
+    groups = worker.generate(item)
+    assert ([each.text for each in groups[0].data.completions], groups[0].dropped_special) == (texts, dropped)
+    metrics = ScorerWorker(direct(), num_examples=0, tracer=tracer).score(item, groups).metrics
+    assert metrics.get(f"validation/{DROPPED_SPECIAL}") == (Metric(1.0, count=1) if dropped else None)
+    assert not special.are_in([ord("m"), ord("x"), 0])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.tasks.maths import AnswerGrader, MathsProblem, question_only_reward_fn, r1_zero_reward_fn, read_problems
+from harness.core.types import Prompt
+from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn, read_problems
 
 SAMPLE = Path(__file__).parents[1] / "data" / "maths" / "gsm8k_sample.jsonl"
 TEST_SET = os.environ.get("HARNESS_GSM8K_TEST")
@@ -38,8 +39,8 @@ WAYS = [
         ),
     ],
 )
-def problems(request: pytest.FixtureRequest) -> tuple[MathsProblem, ...]:
-    return read_problems(TEST_SET if TEST_SET and request.param == "test set" else SAMPLE, "gsm8k")
+def problems(request: pytest.FixtureRequest) -> tuple[Prompt, ...]:
+    return read_problems(TEST_SET if TEST_SET and request.param == "test set" else SAMPLE, "gsm8k").prompts
 
 
 def r1_zero(answer: str) -> str:
@@ -73,30 +74,33 @@ def other_texts(truth: str) -> set[str]:
     return {text.format(truth.replace(",", "")) for text in around}
 
 
-def test_the_test_set_is_whole(problems: tuple[MathsProblem, ...], request: pytest.FixtureRequest) -> None:
+def test_the_test_set_is_whole(problems: tuple[Prompt, ...], request: pytest.FixtureRequest) -> None:
     assert len(problems) == {"sample": 16, "test set": 1319}[request.node.callspec.params["problems"]]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_right_answer_is_accepted_without_algebra(problems: tuple[MathsProblem, ...], way: str) -> None:
+def test_every_right_answer_is_accepted_without_algebra(problems: tuple[Prompt, ...], way: str) -> None:
     grader = AnswerGrader()
     whole = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
     for problem in problems:
-        written = way.format(problem.answer)
-        assert r1_zero_reward_fn(r1_zero(written), problem.answer, agree=grader) == whole, written
+        written = way.format(problem.ground_truth)
+        assert r1_zero_reward_fn(r1_zero(written), problem.ground_truth, agree=grader) == whole, written
     assert grader.symbolic.counts.started == 0
 
 
-def test_every_solution_of_the_file_itself_is_accepted(problems: tuple[MathsProblem, ...]) -> None:
+def test_every_solution_of_the_file_itself_is_accepted(problems: tuple[Prompt, ...]) -> None:
     for problem in problems:
-        assert question_only_reward_fn(f"So much for it.\n#### {problem.answer}", problem.answer)["reward"] == 1.0
+        assert (
+            question_only_reward_fn(f"So much for it.\n#### {problem.ground_truth}", problem.ground_truth)["reward"]
+            == 1.0
+        )
 
 
-def test_every_perturbed_answer_is_rejected(problems: tuple[MathsProblem, ...]) -> None:
+def test_every_perturbed_answer_is_rejected(problems: tuple[Prompt, ...]) -> None:
     grader = AnswerGrader(600.0)
     format_only = {"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
-    wrong = [(text, problem.answer) for problem in problems for text in other_numbers(problem.answer)]
-    wrong += [(text, problem.answer) for problem in problems[:40] for text in other_texts(problem.answer)]
+    wrong = [(text, problem.ground_truth) for problem in problems for text in other_numbers(problem.ground_truth)]
+    wrong += [(text, problem.ground_truth) for problem in problems[:40] for text in other_texts(problem.ground_truth)]
     accepted = [pair for pair in wrong if r1_zero_reward_fn(r1_zero(pair[0]), pair[1], agree=grader) != format_only]
     grader.close()
     assert len(wrong) >= 200

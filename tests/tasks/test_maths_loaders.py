@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.tasks.maths import AnswerGrader, MathsProblem, MathsTask, r1_zero_reward_fn, read_problems
+from harness.core.types import Prompt
+from harness.tasks.maths import AnswerGrader, MathsTask, r1_zero_reward_fn, read_problems
 
 NEVER_S = 600.0  # a limit that no test reaches
 DATA = Path(__file__).parents[1] / "data" / "maths"
@@ -27,25 +28,18 @@ def refused(file: Path, **options: str) -> UserError:
 
 
 def test_both_formats_are_told_by_their_first_line(tmp_path: Path) -> None:
-    assert read_problems(write(tmp_path, GSM8K)) == (MathsProblem("Two eggs and three?", "5"),)
-    assert read_problems(write(tmp_path, MATH)) == (MathsProblem("What is half of one?", r"\frac{1}{2}"),)
-
-
-def test_math_rows_say_level_and_subject_in_two_ways(tmp_path: Path) -> None:
-    rows = (MATH | {"level": "Level 3", "type": "Algebra"}, {"problem": "p", "answer": 7, "level": 2, "subject": "S"})
-    assert read_problems(write(tmp_path, *rows)) == (
-        MathsProblem("What is half of one?", r"\frac{1}{2}", "Level 3", "Algebra"),
-        MathsProblem("p", "7", "2", "S"),
-    )
+    assert read_problems(write(tmp_path, GSM8K)).prompts == (Prompt("Two eggs and three?", "5"),)
+    assert read_problems(write(tmp_path, MATH)).prompts == (Prompt("What is half of one?", r"\frac{1}{2}"),)
 
 
 def test_a_given_answer_goes_before_the_solution(tmp_path: Path) -> None:
-    assert read_problems(write(tmp_path, MATH | {"answer": "0.5"}))[0].answer == "0.5"
+    assert read_problems(write(tmp_path, MATH | {"answer": "0.5"})).prompts[0].ground_truth == "0.5"
 
 
 def test_a_repeated_problem_is_kept_once(tmp_path: Path) -> None:
     other = {"problem": "p", "answer": "1"}
-    assert [one.question for one in read_problems(write(tmp_path, MATH, "", other, MATH))] == [MATH["problem"], "p"]
+    read = read_problems(write(tmp_path, MATH, "", other, MATH))
+    assert ([prompt.text for prompt in read.prompts], read.repeated) == ([MATH["problem"], "p"], 1)
 
 
 def test_white_space_around_a_problem_makes_no_other_problem(tmp_path: Path) -> None:
@@ -62,21 +56,27 @@ def test_white_space_around_a_problem_makes_no_other_problem(tmp_path: Path) -> 
     ("line", "what"),
     [
         ("{", "not JSON: Expecting property name enclosed in double quotes at column 2 of '{'"),
-        ("[1]", "the line is a list, not an object: '[1]'"),
+        ("[1]", "it is a list, not an object: '[1]'"),
         ('{"problem": ' + "[" * 100_000, "not usable JSON: "),
-        ('{"problem": "q"}', "no field 'solution'; the line has 'problem'"),
-        ('{"question": "q", "answer": "#### 1"}', "no field 'problem'; the line has 'question', 'answer'"),
+        ('{"problem": "q"}', "no field 'answer'; it has 'problem'"),
+        ('{"question": "q", "answer": "#### 1"}', "no field 'problem'; it has 'question', 'answer'"),
         ('{"problem": " ", "answer": "1"}', "the field 'problem' is empty"),
         ('{"problem": "q", "answer": " "}', "the answer has 0 characters; it must have 1 to 1000"),
-        ('{"problem": "q", "answer": ["1"]}', "the field 'answer' is a list (['1']), not text"),
-        ('{"problem": "q", "answer": NaN}', "the field 'answer' is a number (nan), not text"),
-        ('{"problem": "q", "answer": -1e999}', "the field 'answer' is a number (-inf), not text"),
-        ('{"problem": " What is half of one?\\n", "answer": "2"}', "the problem has come before with the answer"),
-        ('{"problem": "q", "answer": true}', "the field 'answer' is true or false (True), not text"),
+        ('{"problem": "q", "answer": ["1", "2"]}', "the field 'answer' is no text and no number: ['1', '2']"),
+        ('{"problem": "q", "answer": NaN}', "the field 'answer' is nan, no finite number"),
+        ('{"problem": "q", "answer": -1e999}', "the field 'answer' is -inf, no finite number"),
+        (
+            '{"problem": " What is half of one?\\n", "answer": "2"}',
+            "the prompt 'What is half of one?' has the answer '",
+        ),
+        ('{"problem": "q", "answer": true}', "the field 'answer' is no text and no number: True"),
         (r'{"problem": "q", "solution": "\\boxed{1"}', r"no \boxed{...} that is closed again in the field 'solution'"),
         ('{"problem": "q", "problem": "r", "answer": "1"}', "the field 'problem' comes twice"),
         ('{"problem": "q\\ud800", "answer": "1"}', "the field 'problem' holds half of a surrogate pair"),
-        ('{"problem": "What is half of one?", "answer": "2"}', "the problem has come before with the answer '\\\\frac"),
+        (
+            '{"problem": "What is half of one?", "answer": "2"}',
+            "the prompt 'What is half of one?' has the answer '\\\\frac",
+        ),
     ],
 )
 def test_a_bad_line_is_told_with_its_number(tmp_path: Path, line: str, what: str) -> None:
@@ -96,7 +96,7 @@ def test_bytes_that_are_no_utf8_are_one_bad_line(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes() + b'{"problem": "\xff"}\n{}\n')
     assert refused(file).what == (
         "2 of 3 lines are bad\n  line 2: byte 14 of the line (0xff) is not UTF-8\n"
-        "  line 3: no field 'problem'; the line has no field at all"
+        "  line 3: no field 'problem'; it has no field at all"
     )
 
 
@@ -109,9 +109,9 @@ def test_the_first_ten_of_many_bad_lines_are_named(tmp_path: Path) -> None:
 def test_a_file_of_neither_format_is_refused(tmp_path: Path) -> None:
     error = refused(write(tmp_path, {"prompt": "p", "answer": "1"}))
     assert error.what == (
-        "neither a field 'problem' (as in MATH) nor a field 'question' (as in GSM8K); the line has 'prompt', 'answer'"
+        "neither a field 'problem' (as in MATH) nor a field 'question' (as in GSM8K); it has 'prompt', 'answer'"
     )
-    assert refused(write(tmp_path)).what == "the file holds 0 problems; at least 1 is needed"
+    assert refused(write(tmp_path)).what == "the file holds 0 prompts; at least 1 is needed"
 
 
 def test_a_missing_file_is_named() -> None:
@@ -161,8 +161,8 @@ def test_an_unknown_template_is_refused() -> None:
 @pytest.mark.parametrize("file", ["gsm8k_sample.jsonl", "math_sample.jsonl"])
 def test_each_right_answer_is_accepted_and_each_other_one_rejected(file: str) -> None:
     """The answers of a file's other problems are wrong ones, unless two problems have the same answer."""
-    problems = read_problems(DATA / file)
-    answers = [problem.answer for problem in problems]
+    problems = read_problems(DATA / file).prompts
+    answers = [problem.ground_truth for problem in problems]
     assert len(set(answers)) == len(answers)
     grader = AnswerGrader(NEVER_S)
     for truth in answers:

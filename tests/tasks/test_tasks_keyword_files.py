@@ -57,7 +57,7 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, row: tuple[str, str], ex
     path.write_text("\n" + path.read_text())  # blank lines count
     with pytest.raises(UserError) as refused:
         read_keyword_prompts(path)
-    assert (refused.value.what, refused.value.where) == (expected, f"{path}, line 3")
+    assert (refused.value.what, refused.value.where) == (f"1 of 2 lines are bad\n  line 3: {expected}", str(path))
 
 
 def test_the_same_words_in_another_order_are_no_held_out_prompt(tmp_path: Path) -> None:

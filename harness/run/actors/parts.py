@@ -46,6 +46,7 @@ from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.builders import (
     check_fits,
+    fitting_task,
     make_generator,
     make_learner,
     make_learner_rank,
@@ -55,6 +56,7 @@ from harness.run.builders import (
     never,
     response_ends,
     sampling_for,
+    start_notes,
     trainer_options,
 )
 from harness.run.devices import resolve_device, threads_of
@@ -108,9 +110,11 @@ class ActorParts(RunningParts):
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
         task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
+        task = fitting_task(scenario, task, policy)
         check_fits(scenario, task, policy)
-        self.ends = response_ends(policy, sampling_for(scenario, task).stop)
+        ends = response_ends(policy, sampling_for(scenario, task).stop)
         self.inputs = inputs_of(scenario, task, policy)
+        self.end_tokens, self.notes = ends.texts, start_notes(scenario, task, policy, ends)
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         self.num_parameters = policy.num_parameters
         self.threads = threads_of(scenario, scenario.placement.learner)
@@ -396,13 +400,13 @@ def transport_options(scenario: Scenario, session: RaySession) -> TransportOptio
 
 def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer: Tracer) -> GeneratorWorker:
     device, name = resolve_device(scenario, scenario.placement.generator), scenario.transport.type
-    options = replace(options, who=lane)
+    options, policy = replace(options, who=lane), make_policy(scenario, device, never)
     return make_generator(
         scenario,
         lane=lane,
         receiver=shard_receiver(name, options) if in_shards(scenario) else transport_kind(name).receiver(options),
-        task=make_task(scenario),
-        policy=make_policy(scenario, device, never),
+        task=fitting_task(scenario, make_task(scenario), policy),
+        policy=policy,
         tracer=tracer,
         should_stop=never,
     )

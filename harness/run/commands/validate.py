@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the scenario and print what it would run; return the exit code."""
+    from harness.run.data_files import data_lines
     from harness.scenario import changes_of, expand, identical_arms, load_scenario, resolved_yaml
 
     scenario = load_scenario(options.scenario, options.set)
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
         _check_code(variants)
     if options.memory:
         return _memory(variants)
+    said = data_lines(variant.scenario for variant in variants)
     rollouts = sum(variant.scenario.num_rollouts for variant in variants)
     if options.json:
         runs = [
@@ -57,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         for variant in variants if len(variants) > 1 else ():
             changed = ", ".join(f"{key}={value}" for key, value in changes_of(scenario, variant).items())
             print(f"  {variant.name}" + (f": {changed}" if changed else ""))
-        print("".join(f"{line}\n" for line in identical_arms(variants)), end="")
+        print("".join(f"{line}\n" for line in [*identical_arms(variants), *said]), end="")
     if not options.check_code:
         _name_code(variants)
     return 0

@@ -14,14 +14,13 @@ from harness.tasks.maths.reward import (
     r1_zero_reward_fn,
 )
 from harness.tasks.maths.symbolic import AnswerGrader
-from harness.tasks.maths.task import MathsProblem, MathsTask, read_problems
+from harness.tasks.maths.task import MathsTask, read_problems
 
 __all__ = [
     "REWARD_FUNCTIONS",
     "STOP_STRINGS",
     "TEMPLATES",
     "AnswerGrader",
-    "MathsProblem",
     "MathsReward",
     "MathsTask",
     "PromptTemplate",

@@ -1,207 +1,194 @@
-"""Maths problems from JSONL files in the format of MATH or of GSM8K, asked through a prompt template.
+"""Maths problems from files, asked through a prompt template. Responses are rewarded for verified answers.
 
     MATH     {"problem": "...", "solution": "... so it is $\\boxed{\\frac{1}{2}}$.", "level": "Level 2", "type": "..."}
              {"problem": "...", "answer": "\\frac{1}{2}", "level": 2, "subject": "..."}
     GSM8K    {"question": "...", "answer": "She sells 9 eggs for $2 each.\\n#### 18"}
+    others   {"question": "...", "answer": "18"}, or fields of other names
 
-Hendrycks et al. (arXiv 2103.03874) and Cobbe et al. (arXiv 2110.14168). Responses are rewarded for verified answers.
+Hendrycks et al. (arXiv 2103.03874) and Cobbe et al. (arXiv 2110.14168).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from harness.core.errors import UserError
 from harness.core.installation import how_to_install
 from harness.core.types import Prompt
-from harness.tasks.jsonl import checked_text, parse_object, read_lines, refuse_shared, split_prompts
+from harness.tasks.jsonl import read_parts
 from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer
 from harness.tasks.maths.prompts import PromptTemplate, prompt_template
 from harness.tasks.maths.reward import STOP_STRINGS, MathsReward, reward_of
 from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
+from harness.tasks.rows import (
+    AUTO,
+    Fields,
+    Prompts,
+    RawRow,
+    Row,
+    checked_text,
+    parse_row,
+    prompts_from,
+    read_rows,
+    short,
+    turns_as_text,
+)
 
 FileFormat = Literal["auto", "gsm8k", "math"]
-MOST_BAD_LINES_TOLD = 10
 HASHES = "####"
 EXAMPLES = {
     "gsm8k": '{"question": "...", "answer": "... #### 18"}',
     "math": '{"problem": "...", "solution": "... \\\\boxed{18}"}',
 }
+EXAMPLE = f"{EXAMPLES['math']} or {EXAMPLES['gsm8k']}"
 
 
-class MathsProblem(NamedTuple):
-    """One problem.
+def read_problems(file: str | Path, file_format: FileFormat = "auto", fields: Fields = AUTO) -> Prompts:
+    """Read the problems of a file as prompts that are the question alone, without white space around it.
 
-    Attributes:
-        question: its text, without white space around it.
-        answer: the right answer alone, as the file writes it.
-        level: how hard it is, where the file says so.
-        subject: what it is about, where the file says so.
-    """
-
-    question: str
-    answer: str
-    level: str | None = None
-    subject: str | None = None
-
-
-def read_problems(file: str | Path, file_format: FileFormat = "auto") -> tuple[MathsProblem, ...]:
-    """Read one problem a line, in the file's order. A problem that comes again with the same answer is kept once.
+    They are split before a template is around them, so that every template has the same problems held out.
 
     Args:
-        file: JSONL; blank lines are skipped.
-        file_format: which fields a line has; ``auto`` goes by the first line.
+        file: JSON Lines or an array, see ``rows``.
+        file_format: how the answer stands in a row: ``gsm8k`` behind ``####`` in ``answer``; ``math`` as the field
+            ``answer``, else in the box of ``solution``; ``auto`` goes by the first row: behind ``####``, in the box of
+            a field named in ``fields``, else as it is.
+        fields: ``prompt`` and ``answer`` where they have other names, else "" and None.
 
     Raises:
-        UserError: the file cannot be read or holds no problem, its format cannot be told, or lines are bad: all are
-            counted, and the first ``MOST_BAD_LINES_TOLD`` named by their numbers.
+        UserError: the file cannot be read or holds no problem, its format cannot be told, or rows are bad.
     """
-    lines = read_lines(file)
-    if not lines:
-        raise UserError(
-            "the file holds 0 problems; at least 1 is needed",
-            where=str(file),
-            fix=f"write one JSON object a line: {EXAMPLES['math']} or {EXAMPLES['gsm8k']}",
-        )
-    chosen = _detect(file, lines[0]) if file_format == "auto" else file_format
-    problems: dict[str, MathsProblem] = {}
-    bad: list[tuple[int, UserError]] = []
-    for number, line in lines:
-        try:
-            problem = parse_problem(line, f"{file}, line {number}", chosen)
-            _refuse_contradiction(problem, problems.setdefault(problem.question, problem))
-        except UserError as error:
-            bad.append((number, error))
-    if bad:
-        raise _bad_lines(file, len(lines), bad)
-    return tuple(problems.values())
+    rows = read_rows(file)
+    first = next(_sound(rows, file), None)
+    read = fields.read if first is None else _Problems(first, file_format, fields).read
+    return prompts_from(file, rows, read, EXAMPLE)
 
 
-def _detect(file: str | Path, first: tuple[int, bytes]) -> Literal["gsm8k", "math"]:
-    number, line = first
-    where = f"{file}, line {number}"
-    row = parse_object(line, where, f"{EXAMPLES['math']} or {EXAMPLES['gsm8k']}")
-    if "problem" in row:
-        return "math"
-    if "question" in row:
-        return "gsm8k"
+def _sound(rows: Sequence[RawRow], file: str | Path) -> Iterator[Row]:
+    for raw in rows:
+        with suppress(UserError):
+            yield parse_row(raw, file, EXAMPLE)
+
+
+class _Problems:
+    """How the rows of one file are read, by its first sound row where nothing else says it.
+
+    Raises:
+        UserError: that row has neither a problem nor a question.
+    """
+
+    def __init__(self, first: Row, file_format: FileFormat, fields: Fields) -> None:
+        self._fields, self._format, self._answer = fields, file_format, fields.answer
+        usual = {"gsm8k": "question", "math": "problem"}.get(file_format)
+        self._question = fields.prompt or usual or _detected(first)
+        self._style = {"gsm8k": "hashes", "math": "bare"}.get(file_format) or self._style_of(first)
+
+    def _style_of(self, row: Row) -> str:
+        text = row.find(self._answer or "answer")
+        if not isinstance(text, str):
+            return "bare"
+        if HASHES in text:
+            return "hashes"
+        return "boxed" if self._answer is not None and boxed_answer(text) is not None else "bare"
+
+    def read(self, row: Row) -> Prompt:
+        """Return the problem of a row.
+
+        Raises:
+            UserError: a field is missing, or the answer cannot be found in it.
+        """
+        question, turns = self._fields.asked(row, self._question)
+        answer = self._answer_of(row).strip()
+        if not answer or len(answer) > MAX_ANSWER_CHARS:
+            raise UserError(
+                f"the answer has {len(answer)} characters; it must have 1 to {MAX_ANSWER_CHARS}",
+                where=row.where,
+                fix="write the answer alone",
+            )
+        return Prompt(question.strip(), answer, turns=turns, where=row.where)
+
+    def _answer_of(self, row: Row) -> str:
+        name = self._answer or "answer"
+        if self._answer is None and self._style == "bare" and row.find(name) is None and "solution" in row.fields:
+            return _in_box(row, "solution", ", and no field 'answer'")
+        if self._style == "boxed":
+            return _in_box(row, name)
+        value = row.needed(name, "task.answer_field")
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):  # as OlympiadBench has it
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UserError(
+                f"the field {name!r} is no text and no number: {short(value)}",
+                where=row.where,
+                fix="write the answer as text, or remove the row",
+            )
+        text = checked_text(value, name, row.where) if isinstance(value, str) else row.answer(name)
+        if self._style == "hashes":
+            if HASHES not in text:
+                raise UserError(
+                    f"no {HASHES} in the field {name!r}, behind which the answer stands",
+                    where=row.where,
+                    fix='end the field with the answer, as in "... #### 18", or have bare answers in all rows',
+                )
+            return text.rpartition(HASHES)[2]
+        if HASHES in text and self._format == "auto":
+            raise UserError(
+                f"{HASHES} in the field {name!r}, which that of the first row does not have",
+                where=row.where,
+                fix=f"write all answers alone, or all behind {HASHES}",
+            )
+        return text
+
+
+def _detected(row: Row) -> str:
+    for name in ("problem", "question"):
+        if name in row.fields:
+            return name
     raise UserError(
-        "neither a field 'problem' (as in MATH) nor a field 'question' (as in GSM8K); the line has "
-        f"{', '.join(map(repr, row)) or 'no field at all'}",
-        where=where,
-        fix=f"write lines as {EXAMPLES['math']} or {EXAMPLES['gsm8k']}",
+        "neither a field 'problem' (as in MATH) nor a field 'question' (as in GSM8K); it has "
+        f"{', '.join(map(repr, row.fields)) or 'no field at all'}",
+        where=row.where,
+        fix=row.advice("problem", "task.prompt_field"),
     )
 
 
-def parse_problem(line: bytes, where: str, file_format: Literal["gsm8k", "math"]) -> MathsProblem:
-    """Return the problem on a line.
-
-    Raises:
-        UserError: the line is no JSON object, a field is missing, or the answer cannot be found in it.
-    """
-    row = parse_object(line, where, EXAMPLES[file_format])
-    question = _needed(row, {"gsm8k": "question", "math": "problem"}[file_format], where, file_format).strip()
-    answer = _ANSWERS[file_format](row, where).strip()
-    if not answer or len(answer) > MAX_ANSWER_CHARS:
-        raise UserError(
-            f"the answer has {len(answer)} characters; it must have 1 to {MAX_ANSWER_CHARS}",
-            where=where,
-            fix="write the answer alone",
-        )
-    return MathsProblem(question, answer, _optional(row, "level"), _optional(row, "subject") or _optional(row, "type"))
-
-
-def _gsm8k_answer(row: dict[str, Any], where: str) -> str:
-    text = _needed(row, "answer", where, "gsm8k")
-    if HASHES not in text:
-        raise UserError(
-            f"no {HASHES} in the field 'answer', behind which the answer stands",
-            where=where,
-            fix='end the field with the answer, as in "... #### 18"',
-        )
-    return text.rpartition(HASHES)[2]
-
-
-def _math_answer(row: dict[str, Any], where: str) -> str:
-    given = row.get("answer")
-    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given):
-        return str(given)
-    if given is not None:
-        return checked_text(given, "answer", where)
-    boxed = boxed_answer(_needed(row, "solution", where, "math"))
+def _in_box(row: Row, name: str, beside: str = "") -> str:
+    boxed = boxed_answer(checked_text(row.needed(name, "task.answer_field"), name, row.where))
     if boxed is None:
         raise UserError(
-            r"no \boxed{...} that is closed again in the field 'solution', and no field 'answer'",
-            where=where,
-            fix=r'box the answer in the solution, as in "... $\\boxed{18}$", or add the field "answer"',
+            rf"no \boxed{{...}} that is closed again in the field {name!r}{beside}",
+            where=row.where,
+            fix=r'box the answer, as in "... $\\boxed{18}$", or name the field with the answer in task.answer_field',
         )
     return boxed
 
 
-_ANSWERS: dict[str, Callable[[dict[str, Any], str], str]] = {"gsm8k": _gsm8k_answer, "math": _math_answer}
-
-
-def _needed(row: dict[str, Any], name: str, where: str, file_format: str) -> str:
-    if name not in row:
-        raise UserError(
-            f"no field {name!r}; the line has {', '.join(map(repr, row)) or 'no field at all'}",
-            where=where,
-            fix=f"write lines as {EXAMPLES[file_format]}, or set task.format to the format that they have",
-        )
-    text = checked_text(row[name], name, where)
-    if not text.strip():
-        raise UserError(f"the field {name!r} is empty", where=where, fix="fill it in, or remove the line")
-    return text
-
-
-def _optional(row: dict[str, Any], name: str) -> str | None:
-    value = row.get(name)
-    return str(value) if isinstance(value, (str, int)) else None
-
-
-def _refuse_contradiction(problem: MathsProblem, first: MathsProblem) -> None:
-    if problem.answer != first.answer:
-        raise UserError(
-            f"the problem has come before with the answer {first.answer[:40]!r}, and now has {problem.answer[:40]!r}",
-            fix="remove one of the two lines",
-        )
-
-
-def _bad_lines(file: str | Path, count: int, bad: list[tuple[int, UserError]]) -> UserError:
-    told = [f"line {number}: {error.what}" for number, error in bad[:MOST_BAD_LINES_TOLD]]
-    more = len(bad) - len(told)
-    rest = [f"and {more} more"] if more else []
-    return UserError(
-        f"{len(bad)} of {count} lines are bad\n  " + "\n  ".join(told + rest),
-        where=str(file),
-        fix=bad[0][1].fix,
-    )
-
-
 class MathsTask:
-    """Maths problems from files in the format of MATH or GSM8K.
+    """Maths problems from files.
 
     Args:
         train: file with the training problems, see ``read_problems``.
         validation: file with the held-out problems; None splits them off ``train``.
         validation_fraction: share of ``train`` that is split off, above 0 and below 1; unused with a validation file.
-        format: which fields the lines have; ``auto`` goes by a file's first line.
+        format: how answers stand in the rows; ``auto`` goes by a file's first row.
         prompt: name of a prompt template of the package, or the path of a user's own.
         reward: how the answer is found in a response, ``r1_zero`` or ``question_only``; None: as the template of the
             package asks for it.
+        fields: see ``read_problems``.
         symbolic_timeout_s: seconds that the symbolic comparison of one answer may take; then the answer is wrong.
 
     Attributes:
         reward: the reward function, with a grader of its own; it pickles without the prompts.
         stop: strings that end a response to these prompts; ``sampling.stop`` may add others.
+        notes: what is to be said about the files when a run begins.
 
     Raises:
-        UserError: a file is missing, empty or has bad lines, a problem is in both splits, the template cannot be
+        UserError: a file is missing, empty or has bad rows, a problem is in both splits, the template cannot be
             used, a user's own comes without ``reward``, or math-verify is not installed.
     """
 
@@ -214,34 +201,28 @@ class MathsTask:
         prompt: str = "r1_zero",
         symbolic_timeout_s: float = SYMBOLIC_TIMEOUT_S,
         reward: str | None = None,
+        fields: Fields = AUTO,
     ) -> None:
         template, graded = prompt_template(prompt), reward_of(prompt, reward)
         check_installed()
-        trained = bare_prompts(train, format)
-        if validation is None:
-            trained, held_out = split_prompts(trained, validation_fraction, str(train))
-        else:
-            held_out = bare_prompts(validation, format)
-            refuse_shared(trained, held_out, str(train), str(validation))
-        self.train_prompts, self.validation_prompts = asked(trained, template), asked(held_out, template)
+        parts = read_parts(train, validation, validation_fraction, lambda file: read_problems(file, format, fields))
+        self.train_prompts, self.validation_prompts = asked(parts.train, template), asked(parts.validation, template)
+        self.notes = parts.notes
         self.stop = STOP_STRINGS[graded]
         self.reward = MathsReward(graded, symbolic_timeout_s)
 
 
-def bare_prompts(file: str | Path, file_format: FileFormat) -> tuple[Prompt, ...]:
-    """Return the problems of a file as prompts that are the question alone, in its order.
-
-    They are split before a template is around them, so that every template has the same problems held out.
-
-    Raises:
-        UserError: see ``read_problems``.
-    """
-    return tuple(Prompt(problem.question, problem.answer) for problem in read_problems(file, file_format))
-
-
 def asked(prompts: Sequence[Prompt], template: PromptTemplate) -> tuple[Prompt, ...]:
-    """Return bare prompts as a template asks them."""
-    return tuple(replace(prompt, text=template.render(prompt.text)) for prompt in prompts)
+    """Return bare prompts as a template asks them; of turns it asks the last one."""
+    return tuple(_asked(prompt, template) for prompt in prompts)
+
+
+def _asked(prompt: Prompt, template: PromptTemplate) -> Prompt:
+    if prompt.turns is None:
+        return replace(prompt, text=template.render(prompt.text))
+    *before, (role, content) = prompt.turns
+    turns = (*before, (role, template.render(content)))
+    return replace(prompt, text=turns_as_text(turns), turns=turns)
 
 
 def check_installed() -> None:
