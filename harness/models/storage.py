@@ -112,8 +112,10 @@ def _write_decoder(
     config = model.config.to_hf(**ends)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "generation_config.json").write_text(
+        json.dumps({**ends, "do_sample": True}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 @contextmanager
