@@ -23,7 +23,7 @@ from harness.core.arguments import Parser
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.installation import PART_OF, as_typed, how_to_install, program
 from harness.core.interrupts import signals_as_interrupts
-from harness.core.terminal_text import plain_lines, silence_output
+from harness.core.terminal_text import plain_lines, silence_output, write_what_can_be_written
 
 if TYPE_CHECKING:
     from harness.run.commands.arguments import RunScenario
@@ -113,6 +113,7 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
 
 def carry_out(command: Callable[[], int]) -> int:
     """Call a command and return its exit code; what it raises is told in a line on standard error."""
+    write_what_can_be_written()
     try:
         code = command()
         sys.stdout.flush()

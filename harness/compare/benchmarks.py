@@ -49,7 +49,8 @@ class BenchmarkFile:
 
     Attributes:
         label: short name, unlike those of the other files.
-        fingerprint, commit, versions: of machine and code; None and empty where the file has no facts of the harness.
+        fingerprint: of the machine; without the harness's facts, the machine in words, or None.
+        commit, versions: of the code; None and empty where the file does not say.
     """
 
     label: str
@@ -81,18 +82,19 @@ def benchmark_table(files: Sequence[BenchmarkFile]) -> Table:
     first, *others = files
     spread_note = "Median [first quartile, third quartile] over the rounds of one launch."
     if not others:
-        rows = [(_short_name(name), _time(item), str(item.rounds)) for name, item in first.benchmarks.items()]
+        shorts = _short_names(first.benchmarks)
+        rows = [(shorts[name], _time(item), str(item.rounds)) for name, item in first.benchmarks.items()]
         header: tuple[str, ...] = ("benchmark", "milliseconds", "rounds")
         return Table(f"Benchmarks of {first.label}: milliseconds of a call", header, tuple(rows), (spread_note,))
     names = list(dict.fromkeys(name for file in files for name in file.benchmarks))
     header = ("benchmark", *(f"{file.label}, ms" for file in files))
     header += tuple(f"{file.label} / {first.label}" for file in others)
-    compared = []
+    compared, shorts = [], _short_names(names)
     for name in names:
         items = [file.benchmarks.get(name) for file in files]
         ratios = [_ratio(items[0], other) for other in items[1:]]
         cells = [NOTHING if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-        compared.append((_short_name(name), *map(_time, items), *cells))
+        compared.append((shorts[name], *map(_time, items), *cells))
     notes = [spread_note]
     lonely = sum(any(name not in file.benchmarks for file in files) for name in names)
     if lonely:
@@ -121,7 +123,8 @@ def benchmark_caveats(files: Sequence[BenchmarkFile]) -> list[str]:
     shared = [name for name in files[0].benchmarks if all(name in file.benchmarks for file in files)]
     unlike = [name for name in shared if len({file.benchmarks[name].threads for file in files}) > 1]
     if unlike:
-        sentences.append(f"The thread counts differ in {', '.join(map(_short_name, unlike))}.")
+        shorts = _short_names(files[0].benchmarks)
+        sentences.append(f"The thread counts differ in {', '.join(shorts[name] for name in unlike)}.")
     sentences.append(
         "Each file is one launch, which is one block, whatever its rounds: figures, not a verdict. That takes at least "
         "six launches of each side in turns."
@@ -160,10 +163,22 @@ def benchmark_json(files: Sequence[BenchmarkFile]) -> dict[str, Any]:
     }
 
 
-def _short_name(name: str) -> str:
+def _short_names(names: Iterable[str]) -> dict[str, str]:
+    """Shorten each name, with as many of its folders as tell it from the others."""
+    shown, folders = {name: _short_name(name) for name in names}, 0
+    while twins := [name for name, short in shown.items() if list(shown.values()).count(short) > 1]:
+        folders += 1
+        deep = all(folders > name.count("/") for name in twins)
+        shown |= {name: name if deep else _short_name(name, folders) for name in twins}
+    return shown
+
+
+def _short_name(name: str, folders: int = 0) -> str:
     """Shorten ``tests/benchmarks/test_tracer_benchmark.py::test_spans[10]`` to ``tracer: spans[10]``."""
     file, separator, test = name.partition("::")
-    topic = Path(file).stem.removeprefix("test_").removesuffix("_benchmark")
+    path = Path(file)
+    topic = path.stem.removeprefix("test_").removesuffix("_benchmark")
+    topic = "/".join([*path.parent.parts[-folders or len(path.parent.parts) :], topic])
     return f"{topic}: {test.removeprefix('test_')}" if separator else name
 
 
@@ -210,16 +225,28 @@ def _read(path: Path, label: str) -> BenchmarkFile:
 def _file(data: dict[str, Any], label: str) -> BenchmarkFile:
     benchmarks = [_benchmark(item) for item in data["benchmarks"]]
     facts: dict[str, Any] = dict(data["benchmarks"][0].get("extra_info", {}).get("harness", {}))
+    machine = dict(data.get("machine_info") or {})
+    python = " ".join(str(machine[key]) for key in ("python_implementation", "python_version") if machine.get(key))
     commit = facts.get("commit") or dict(data.get("commit_info") or {}).get("id")
     return BenchmarkFile(
         label=label,
         when=str(data.get("datetime", "")),
-        fingerprint=_text_or_none(facts.get("fingerprint")),
+        fingerprint=_text_or_none(facts.get("fingerprint") or _machine(machine)),
         commit=_text_or_none(commit),
         dirty=bool(facts["dirty"]) if "dirty" in facts else None,
-        versions={str(name): str(version) for name, version in dict(facts.get("versions", {})).items()},
+        versions=({"Python": python} if python else {})
+        | {str(name): str(version) for name, version in dict(facts.get("versions", {})).items()},
         benchmarks={item.name: item for item in benchmarks},
     )
+
+
+def _machine(info: Mapping[str, Any]) -> str | None:
+    """Return what pytest-benchmark tells of a machine: its processor, cores and system."""
+    cpu = info.get("cpu") or {}
+    cpu = cpu if isinstance(cpu, dict) else {"brand": cpu, "count": info.get("cores")}
+    facts = [cpu.get("brand_raw") or cpu.get("brand"), cpu.get("count") and f"{cpu['count']} cores"]
+    facts += [info.get(key) for key in ("machine", "system", "release")]
+    return " ".join(str(fact) for fact in facts if fact) or None
 
 
 def _benchmark(item: dict[str, Any]) -> Benchmark:

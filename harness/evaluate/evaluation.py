@@ -49,36 +49,29 @@ from harness.scenario.task_and_model import OF_CHATS
 from harness.tasks.rows import Fields
 from harness.tasks.scoring import GroupRewards, RewardFailed
 
-LINES = 10
-"""Lines in all, where there is no terminal."""
-
 
 class EvaluationProgress:
     """Shows prompts done, tokens per second and the time left.
 
     Args:
-        console: where to draw; something that is no terminal gets about ten lines instead.
+        console: where to draw; where it cannot, each tenth and each minute is a line.
         prompts: of the whole evaluation.
         done: prompts that were done before.
         quiet: show nothing.
     """
 
     def __init__(self, console: Console, prompts: int, done: int, quiet: bool) -> None:
-        self._console, self._prompts, self._done = console, prompts, done
-        self._says_lines = not (console.is_terminal or quiet)
-        self._tokens, self._seconds = 0, 0.0
-        self._bar = progress_bars(console, quiet=quiet, facts=True)
+        self._done, self._tokens, self._seconds = done, 0, 0.0
+        self._bar = progress_bars(console, quiet=quiet, facts=True, tenths=True)
         self._task = self._bar.add_task("prompts", total=prompts, completed=done, facts="")
 
     def show(self, batch: BatchRow) -> None:
         """Count a batch."""
-        before, self._done = self._done, self._done + batch.prompts
+        self._done += batch.prompts
         self._tokens += batch.tokens
         self._seconds += batch.generate_s
         speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
         self._bar.update(self._task, completed=self._done, facts=speed)
-        if self._says_lines and self._done * LINES // self._prompts > before * LINES // self._prompts:
-            self._console.print(f"{self._done:,} of {self._prompts:,} prompts, {speed}", highlight=False, markup=False)
 
     def __enter__(self) -> EvaluationProgress:
         self._bar.start()

@@ -101,7 +101,7 @@ class SortingModel(nn.Module):
             "prompt_length": self.prompt_length,
             "response_length": self.response_length,
         }
-        (Path(folder) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (Path(folder) / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 class NumberTokenizer:
@@ -139,7 +139,7 @@ class NumberTokenizer:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write how many numbers there are; there is nothing else to a tokenizer of numbers."""
-        (Path(folder) / "numbers.json").write_text(json.dumps({"vocab_size": self.vocab_size}) + "\n")
+        (Path(folder) / "numbers.json").write_text(json.dumps({"vocab_size": self.vocab_size}) + "\n", encoding="utf-8")
 
 
 def sorting_policy(seed: int) -> tuple[SortingModel, NumberTokenizer]:

@@ -165,8 +165,10 @@ def _write_decoder(
     config = model.config.to_hf(**ends)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / GENERATION).write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "
+", encoding="utf-8")
+    (folder / GENERATION).write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "
+", encoding="utf-8")
 
 
 @contextmanager

@@ -328,7 +328,9 @@ def _move(reports: _LaneReports, into: Path) -> list[Path]:
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; one that has ended and that nobody has asked about does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] != "Z"
+        )
     except (OSError, IndexError):
         return False
 

@@ -129,7 +129,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """Return what git prints, or None where it fails, is absent or takes more than 5 seconds; it locks nothing."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -48,7 +48,7 @@ def check_pyspy(program: Path | None = None) -> None:
     program = program or pyspy_program()
     try:
         command = [str(program), "dump", "--pid", str(os.getpid())]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ATTACH_S)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=ATTACH_S)
     except FileNotFoundError:
         raise UserError(
             "there is no py-spy in this environment", "pyspy of the probe profile", how_to_install("train")
@@ -80,7 +80,7 @@ class _Recording:
     words: Path
 
     def said(self) -> str:
-        return self.words.read_text(errors="replace")
+        return self.words.read_text(encoding="utf-8", errors="replace")
 
     def samples_now(self) -> bool:
         return "Sampling process" in self.said()
@@ -220,7 +220,9 @@ class PySpyRecorder:
         file = self._folder / f"{recording.name}{SUFFIXES[self._window.format]}"
         self._folder.mkdir(parents=True, exist_ok=True)
         clean = recording.draft.with_suffix(".clean")
-        clean.write_text(self._scrubbed(recording.draft.read_text(encoding="utf-8", errors="replace")))
+        clean.write_text(
+            self._scrubbed(recording.draft.read_text(encoding="utf-8", errors="replace")), encoding="utf-8"
+        )
         move_whole(clean, file)
         self.files.append(file)
         return []

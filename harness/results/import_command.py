@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("trainer", choices=sorted(CROSSWALKS), help="who wrote the log")
     parser.add_argument(
-        "path", metavar="PATH", type=Path, help="JSON lines, trainer_state.json, event file, or a folder with one run"
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="JSON lines, trainer_state.json, event file, CSV export, printed log, or a folder with one run",
     )
     out_argument(parser, Path("results"), "results folder (default: results)", ["-o"])
     parser.add_argument("--name", type=_name, help="scenario to file it under; default: the trainer's name")
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--asynchronous", action="store_true", help="verl: timing_s/gen is the trainer's wait for its next batch"
     )
     parser.add_argument("--validation", metavar="NAME", help="the name in the log that is the validation reward")
+    parser.add_argument("--run", metavar="NAME", help="the run to take of a CSV export with the columns of several")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         asynchronous=options.asynchronous,
         validation=options.validation,
+        run=options.run,
     )
     rows = done.rows
     lines = [f"imported {rows.steps} training rows and {rows.evaluations} evaluations of a {options.trainer} run"]
@@ -113,21 +118,23 @@ def import_run(
     seed: int = 0,
     asynchronous: bool = False,
     validation: str | None = None,
+    run: str | None = None,
 ) -> Imported:
     """Read the log of another trainer into a new run folder below ``out``.
 
     Args:
         trainer: ``verl``, ``trl`` or ``open-instruct``.
-        path: a file, or a folder with event files or a ``trainer_state.json``.
+        path: a file, or a folder with event files, a ``trainer_state.json`` or exported tables.
         name: of the scenario that the run is filed under; default: the trainer's.
         devices: on which the run ran, where the log cannot tell.
         asynchronous: verl only: its generation time is the trainer's wait for the next batch.
         validation: the name in the log that is the validation reward.
+        run: which one, where an exported table has the columns of several.
 
     Raises:
         UserError: the log cannot be read, is of another trainer, or the folder cannot be written. Nothing is written.
     """
-    log = read_log(path)
+    log = read_log(path, run)
     crosswalk = CROSSWALKS[trainer]
     points = collect(log, crosswalk, str(path))
     asynchronous = asynchronous or (trainer == "verl" and any(n.startswith(ASYNCHRONOUS_SIGNS) for n in points.names))
@@ -151,6 +158,19 @@ def import_run(
 def sentences(log: Log, points: Points, rows: Converted) -> list[str]:
     """Return what came of the names and what was left out, one sentence each."""
     said = [f"{len(rows.translated)} names translated, {len(rows.kept)} kept as imported/<name>"]
+    if rows.kept:
+        said[0] += f" ({_first(sorted(rows.kept))})"
+    if rows.missing:
+        looked = "; ".join(
+            f"{name} ({_first(theirs) or 'no name of the trainer'})" for name, theirs in rows.missing.items()
+        )
+        said.append(f"not in the log, with the names that were looked for: {looked}")
+    if rows.validations:
+        count, shown = len(rows.validations), _first(rows.validations, 5)
+        said.append(f"{count} validation figures, none taken as validation/reward: {shown}; --validation NAME chooses")
+    said += sorted(rows.cautions)
+    if points.steps_from:
+        said.append(STEPS_FROM[points.steps_from])
     if rows.steps_per_row and rows.steps_per_row > 1:
         said.append(f"each row is the mean over {rows.steps_per_row} training steps, as the log has it")
     if not rows.seconds_known:
@@ -159,28 +179,40 @@ def sentences(log: Log, points: Points, rows: Converted) -> list[str]:
         said.append(_counted(points.non_finite, "number", "NaN, infinite or null") + "; kept as NaN")
     if points.not_numbers:
         said.append("left out: " + _counted(points.not_numbers, "value", "no number"))
+    if points.without_step:
+        said.append("left out: " + _counted(points.without_step, "record", "without a step"))
     counts = (
         (log.others, "left out: {} values of TensorBoard that are no scalars"),
-        (points.without_step, "left out: {} records without a step"),
+        (points.foreign, "left out: {} records with no name that the trainer writes"),
         (rows.bad_seconds, "{} times were negative or not finite, and count as unknown"),
         (points.replaced, "{} numbers were logged again and otherwise for the same step; the later ones count"),
         (points.backwards, "the log goes back to an earlier step {} times, as that of a resumed run does"),
     )
     said += [text.format(count) for count, text in counts if count]
-    return said + [f"left out: {what}" for what in log.cut_off]
+    return said + [f"left out: {what}" for what in log.left_out]
+
+
+STEPS_FROM = {
+    "_step": "the steps are _step, with which Weights & Biases counts records; they may differ from training steps",
+    "rows": "no record has a step: the rows are counted from 1, and each may stand for several training steps; the "
+    "trainer_state.json or the tracker's files have the real ones",
+}
+
+
+def _first(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def _counted(counter: Counter[str], noun: str, what: str) -> str:
     total = sum(counter.values())
-    names = [name for name, _ in counter.most_common(3)]
-    more = ", ..." if len(counter) > len(names) else ""
+    names = _first([name for name, _ in counter.most_common()])
     verb = f"{noun} was" if total == 1 else f"{noun}s were"
-    return f"{total} {verb} {what} ({', '.join(names)}{more})"
+    return f"{total} {verb} {what} ({names})"
 
 
 def _validation_names(points: Points, crosswalk: Crosswalk) -> str:
     names = sorted(name for name in points.names if crosswalk.is_validation(name))
-    return f"one of {', '.join(names[:5])}" if names else "leave it out: the log has no evaluations"
+    return f"one of {len(names)}: {_first(names, 5)}" if names else "leave it out: the log has no evaluations"
 
 
 def _manifest(scenario: str, about: dict[str, Any], points: Points, rows: Converted, seed: int) -> Manifest:

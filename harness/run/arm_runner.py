@@ -14,6 +14,7 @@ from rich.console import Console
 
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.interrupts import holding_interrupts
+from harness.core.progress import minutes_told
 from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
@@ -145,7 +146,8 @@ class ArmRunner:
         sessions: list[RunSession] = []
         with ExitStack() as alive:
             try:
-                arms = self._build_arms(variants, alive)
+                with minutes_told(self._console, f"{label or 'the parts '}starting", self._quiet):
+                    arms = self._build_arms(variants, alive)
                 if len(arms) == len(variants):
                     labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]
                     steps = [variant.scenario.steps for variant in variants]

@@ -18,12 +18,12 @@ from harness.compare.stats import FEWEST_BLOCKS as FEWEST_FOR_A_VERDICT
 from harness.compare.stats import Effect, enough
 from harness.compare.verdicts import judgements
 from harness.core.errors import UserError
+from harness.core.progress import duration
 from harness.results import DamagedRun, find_run_folders, read_manifest
 from harness.results.writer import MANIFEST
 from harness.results.writer import SCENARIO as RESOLVED
 from harness.run.arm_runner import ArmRunner
 from harness.run.interleaving import interleaving_of
-from harness.run.progress import duration
 from harness.run.session import Experiment
 from harness.scenario import Scenario, Variant, resolved_yaml
 

@@ -8,28 +8,20 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.core.progress import progress_bars
+from harness.core.progress import is_live, progress_bars
 
 Row = dict[str, Any]
-
-
-def duration(seconds: float) -> str:
-    """Write seconds for people: 42 s, 12 min, 2 h 05 min."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 class RunProgress:
     """Shows training steps, rewards and lengths of several arms.
 
     Args:
-        console: where to draw; on something that is no terminal each evaluation prints a line instead.
+        console: where to draw; where it cannot, each evaluation prints a line, and each minute.
         arms: the arms' names.
         steps: training steps of each arm.
         quiet: show nothing.
-        passing: one of many blocks: its bars go away at its end, and its evaluations print no lines.
+        passing: one of many blocks: its bars go away at its end, and its evaluations print no lines of their own.
         done: training steps from which each of them goes on; all begin at 0 where it is left out.
     """
 
@@ -43,7 +35,7 @@ class RunProgress:
         done: Sequence[int] = (),
     ) -> None:
         self._console, self._arms = console, list(arms)
-        self._says_lines = not (console.is_terminal or quiet or passing)
+        self._says_lines = not (is_live(console) or quiet or passing)
         self._bar = progress_bars(console, quiet=quiet, facts=True, transient=passing)
         self._tasks = [
             self._bar.add_task(arm, total=total, completed=before, facts="starting")

@@ -20,10 +20,10 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayTaskError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.core.errors import HarnessError, Interrupted, RunStopped
 from harness.core.interrupts import holding_interrupts
+from harness.core.progress import is_live, progress_bars
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage, Tracer
 from harness.core.types import WeightHandle
@@ -346,12 +346,12 @@ def _sync_rows(
     settings = _sweep_of(scenario)
     parts = weights_of(settings)
     in_each = len(settings.receivers) * (settings.repeats + 1) * len(settings.transports)
-    with _progress(console, quiet) as progress:
+    with progress_bars(console, quiet=quiet) as progress:
         task = progress.add_task("weight syncs", total=len(parts) * in_each)
         for weights in parts:
             what = f"{weights.megabytes:g} MB in {weights.tensors} tensor{'s' if weights.tensors > 1 else ''}"
             progress.update(task, description=what)
-            if not quiet and not console.is_terminal:
+            if not quiet and not is_live(console):
                 console.print(f"weight syncs: {what}", highlight=False)
             logs = ProcessLogs(session.folder)
             with closing(SweepActors(scenario, session, weights, logs)) as actors:
@@ -370,9 +370,3 @@ def _sync_rows(
 def _sweep_of(scenario: Scenario) -> TransportSweepSettings:
     assert scenario.transport_sweep is not None
     return scenario.transport_sweep
-
-
-def _progress(console: Console, quiet: bool) -> Progress:
-    live = console.is_terminal and not quiet
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not live)

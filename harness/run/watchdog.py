@@ -167,7 +167,13 @@ def _stacks(pid: int, program: Path, limit_s: float) -> str:
     if not Path(f"/proc/{pid}").exists():
         return "the process has ended"
     try:
-        done = subprocess.run([program, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=limit_s)
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid)],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=limit_s,
+        )
     except FileNotFoundError:
         return f"there is no {program}; install py-spy"
     except subprocess.TimeoutExpired:

@@ -10,10 +10,10 @@ from typing import Any
 
 from harness.compare.numbers import count, number, plural
 from harness.core.errors import UserError
+from harness.core.progress import duration
 from harness.core.terminal_text import plain
 from harness.results.anonymous import safe_name
 from harness.run.needs import Need, needs_of
-from harness.run.progress import duration
 from harness.scenario import Scenario, Variant, changes_of, expand
 from harness.simulate.cost_model import placement_of
 from harness.simulate.machine import MachineProfile, profile_of_machine

@@ -11,8 +11,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +19,6 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from harness.compare import numbers
@@ -28,6 +26,7 @@ from harness.compare.experiments import SIMULATED
 from harness.compare.tables import Table
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.progress import progress_bars
 from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain
 from harness.report.console import shown_path
@@ -40,34 +39,15 @@ from harness.simulate.picture import draw_sweep
 from harness.simulate.points import Answer, Axis, Question, answers, line_name, points_of, shown
 
 T = TypeVar("T")
-LINES = 10
-"""Lines that a long command prints where there is no terminal."""
-
-
-@contextmanager
-def bar(console: Console, quiet: bool, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar, or where there is no terminal a line for each tenth; yields what is called after each piece."""
-    live = console.is_terminal and not quiet
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not live, transient=True) as progress:
-        task, done = progress.add_task(what, total=total), 0
-
-        def step() -> None:
-            nonlocal done
-            done += 1
-            progress.advance(task)
-            if not live and not quiet and total >= LINES and done * LINES // total > (done - 1) * LINES // total:
-                console.print(f"{what}: {done:,} of {total:,}")
-
-        yield step
 
 
 def counted(items: Sequence[T], console: Console, quiet: bool) -> Iterator[T]:
     """Yield the items, with a bar."""
-    with bar(console, quiet, "simulating", len(items)) as step:
+    with progress_bars(console, quiet=quiet, transient=True, tenths=True) as bar:
+        task = bar.add_task("simulating", total=len(items))
         for item in items:
             yield item
-            step()
+            bar.advance(task)
 
 
 TOLERANCE = 0.05
@@ -368,8 +348,9 @@ def run_sweep(
         UserError: no point can be simulated, or a file cannot be written.
     """
     points = list(points_of(sweep.axes))
-    with bar(errors, quiet, "simulating points", len(points)) as step:
-        found = answers(sweep.question, points, processes or usable_cores(), step)
+    with progress_bars(errors, quiet=quiet, transient=True, tenths=True) as bar:
+        task = bar.add_task("simulating points", total=len(points))
+        found = answers(sweep.question, points, processes or usable_cores(), lambda: bar.advance(task))
     lines = by_line(found, sweep.axes)
     if not lines:
         raise UserError(

@@ -201,7 +201,7 @@ def serve_rewards(connection_fd: int) -> None:
     os.set_inheritable(connection_fd, False)
     signal.signal(signal.SIGINT, lambda *_: None)  # no Ctrl-C is for this process: see ``is_ctrl_c``
     with suppress(OSError):  # where memory runs out, the kernel is to take this process, and cost one group
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with socket.socket(fileno=connection_fd) as connection, connection.makefile("rb") as requests:
         try:
             reward = pickle.loads(base64.b64decode(json.loads(requests.readline())["reward"]))

@@ -55,7 +55,7 @@ class SharedMemoryPayload:
 @cache
 def this_host() -> str:
     """What the processes that may open each other's descriptors have in common: a boot and a PID namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as boot_id:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot_id:
         return f"{boot_id.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 

@@ -86,6 +86,46 @@ def test_files_of_unlike_origin_are_shown_with_what_differs(tmp_path: Path) -> N
     ]
 
 
+def test_machines_are_told_apart_by_what_pytest_benchmark_says_of_them(tmp_path: Path) -> None:
+    cpu = {"brand_raw": "Laptop CPU", "count": 4}
+    laptop = {"cpu": cpu, "machine": "arm64", "system": "Linux", "release": "6.1", "python_version": "3.11.9"}
+    bare = a_benchmark(LOSS, 0.002) | {"extra_info": {}}
+
+    def caveats(**changes: Any) -> list[str]:
+        one = save(tmp_path / "one" / "x.json", bare, machine_info=laptop | {"node": "a"})
+        two = save(tmp_path / "two" / "x.json", bare, machine_info=laptop | {"node": "b"} | changes)
+        return benchmark_caveats(read_benchmark_files([one, two]))[:-1]
+
+    assert caveats() == []
+    assert caveats(cpu=cpu | {"count": 64}) == [
+        "The files come from 2 kinds of machine (Laptop CPU 4 cores arm64 Linux 6.1, "
+        "Laptop CPU 64 cores arm64 Linux 6.1): do not compare."
+    ]
+    for change in (
+        {"cpu": {"brand_raw": "Server CPU", "count": 4}},
+        {"system": "Darwin"},
+        {"release": "6.2"},
+        {"cpu": {}},
+    ):
+        assert "do not compare" in caveats(**change)[0], change
+    assert caveats(python_version="3.12.1") == ["The versions of Python differ: 3.11.9, 3.12.1."]
+
+
+def test_tests_of_one_short_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    names = ["tests/a/test_io.py::test_read", "tests/b/test_io.py::test_read", "tests/b/io_benchmark.py::test_read"]
+    names += ["test_io.py::test_write", "x/c/test_net.py::test_get", "y/c/test_net.py::test_get"]
+    path = save(tmp_path / "a.json", *(a_benchmark(name, 0.002) for name in names))
+    rows = benchmark_table(read_benchmark_files([path])).rows
+    assert [row[0] for row in rows] == [
+        "a/io: read",
+        "tests/b/test_io.py::test_read",
+        "tests/b/io_benchmark.py::test_read",
+        "io: write",
+        "x/c/net: get",
+        "y/c/net: get",
+    ]
+
+
 def test_the_command_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = save(tmp_path / "before.json", a_benchmark(LOSS, 0.002))
     after = save(tmp_path / "after.json", a_benchmark(LOSS, 0.003))

@@ -52,7 +52,10 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     assert said.out.splitlines() == [
         "imported 4 training rows and 2 evaluations of a verl run",
-        "  6 names translated, 1 kept as imported/<name>",
+        "  6 names translated, 1 kept as imported/<name> (odd)",
+        "  not in the log, with the names that were looked for: response_length (response_length/mean); "
+        "truncated_fraction (response_length/clip_ratio); token_entropy (actor/entropy, actor/entropy_loss); "
+        "clip_fraction (actor/pg_clipfrac); grad_norm (actor/grad_norm); learning_rate (actor/lr, actor/lr(1e-4))",
         "  4 numbers were NaN, infinite or null (odd); kept as NaN",
         "  left out: 4 values were no number (note)",
         "  timing_s/gen was read as generation (synchronous)",
@@ -171,7 +174,7 @@ def test_bad_input_is_one_message_and_no_folder(
 def test_a_wrong_choice_names_the_right_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = verl_log(tmp_path / "log.jsonl")
     assert main(["import", "verl", str(log), "-o", str(tmp_path / "results"), "--validation", "x"]) == 2
-    assert "fix:   one of val-core/gsm8k/reward/mean@1" in capsys.readouterr().err
+    assert "fix:   one of 1: val-core/gsm8k/reward/mean@1" in capsys.readouterr().err
 
 
 def test_an_output_that_is_no_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,8 @@ rows of them.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -18,13 +17,27 @@ from typing import Any
 from harness.core.errors import UserError
 from harness.core.types import Metric, Metrics
 from harness.results import evaluation_row, step_row, tail_row
-from harness.results.importers.logs import Log, Record
-from harness.results.importers.trainers import DEVICES, GROWTH, STEPS, Crosswalk, Entry, Role
+from harness.results.importers.logs import Log
+from harness.results.importers.text_logs import Record
+from harness.results.importers.trainers import DEVICES, GROWTH, STEPS, Crosswalk, Entry, Role, pattern
 from harness.results.rows import MOST_SECONDS
 
 KEPT = "imported/"
 MOST_STEP = 10**12
 """A record of a later step counts as one without a step."""
+OWN_COUNT = "_step"
+"""Where Weights & Biases counts the records that it gets, which are not always the trainer's steps."""
+STANDARD = (
+    "reward/total",
+    "validation/reward",
+    "response_length",
+    "truncated_fraction",
+    "token_entropy",
+    "clip_fraction",
+    "grad_norm",
+    "learning_rate",
+)
+"""Figures that the import names where a log lacks them."""
 
 
 @dataclass
@@ -45,8 +58,10 @@ class Points:
         not_numbers: how often a name came with something else than a number (texts, histograms, tables).
         non_finite: how often a name came as NaN, infinity or null, which is how JSON writers put these.
         replaced: numbers in whose place a later record of the same step put another one.
-        without_step: records without a step, left out.
+        without_step: records without a step, left out, by the first of their names.
         backwards: how often the log went back to an earlier step, as a resumed run's does.
+        steps_from: what the steps are, where they may be other than the trainer's: empty, ``_step``, or ``rows``.
+        foreign: records with no name that the trainer writes, left out where rows are counted.
     """
 
     points: list[Point]
@@ -54,8 +69,10 @@ class Points:
     not_numbers: Counter[str] = field(default_factory=Counter)
     non_finite: Counter[str] = field(default_factory=Counter)
     replaced: int = 0
-    without_step: int = 0
+    without_step: Counter[str] = field(default_factory=Counter)
     backwards: int = 0
+    steps_from: str = ""
+    foreign: int = 0
 
     @property
     def names(self) -> set[str]:
@@ -66,23 +83,31 @@ class Points:
 def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
     """Gather the records by step; what comes later for the same step and name counts.
 
+    Where no record has a step, the training rows are counted, and an evaluation belongs to the row before it.
+
     Args:
         where: how to name the log in an error.
 
     Raises:
-        UserError: no record has a step, or none a number.
+        UserError: the log has no number of a step.
     """
     found = Points([])
     by_step: dict[int, Point] = {}
     last = -1
-    for record in log.records:
-        values, step = _unpack(record, crosswalk)
+    name_of = _names(log, crosswalk)
+    steps = _steps(log, crosswalk, name_of, found)
+    for record, step in zip(log.records, steps, strict=True):
+        values = _values(record)
         if step is None:
-            found.without_step += 1
+            own = {*crosswalk.step_names, *crosswalk.clock_names}
+            found.without_step[next((name for name in values if name not in own), "nothing else")] += 1
+            continue
+        if step < 0:
+            found.foreign += 1
             continue
         found.backwards += step < last
         last = step
-        _add(values, by_step.setdefault(step, Point(step)), found, crosswalk)
+        _add(values, by_step.setdefault(step, Point(step)), found, crosswalk, name_of)
         _set_clock(by_step[step], record, values, crosswalk)
     found.points = [by_step[step] for step in sorted(by_step)]
     if not found.names:
@@ -90,24 +115,61 @@ def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
     return found
 
 
-def _unpack(record: Record, crosswalk: Crosswalk) -> tuple[Mapping[str, Any], int | None]:
-    """Return the values and the step; verl's file logger keeps the values one level down."""
-    values = record.values
-    steps = [record.step, *(values.get(name) for name in crosswalk.step_names)]
-    step = next((whole for item in steps if (whole := _whole(item)) is not None), None)
-    inner = values.get("data")
-    return (inner if isinstance(inner, dict) else values), step
+def _names(log: Log, crosswalk: Crosswalk) -> Callable[[str], str]:
+    """Return what makes the trainer's own name of one in this log."""
+    if log.has_tags:
+        return lambda name: crosswalk.plain_name(crosswalk.name_of_tag(name))
+    return crosswalk.plain_name
+
+
+def _values(record: Record) -> Mapping[str, Any]:
+    """Return the values; verl's file logger keeps them one level down."""
+    inner = record.values.get("data")
+    return inner if isinstance(inner, dict) else record.values
+
+
+def _steps(log: Log, crosswalk: Crosswalk, name_of: Callable[[str], str], found: Points) -> list[int | None]:
+    """Return the step of each record: None where it has none, -1 where rows are counted and it is none.
+
+    The count of Weights & Biases is used where it never differs from another step of the same record.
+    """
+    own, counts = list[int | None](), list[int | None]()
+    for record in log.records:
+        known = [record.step, *(record.values.get(name) for name in crosswalk.step_names if name != OWN_COUNT)]
+        own.append(next((whole for item in known if (whole := _whole(item)) is not None), None))
+        counts.append(_whole(record.values.get(OWN_COUNT)) if OWN_COUNT in crosswalk.step_names else None)
+    both = [(step, count) for step, count in zip(own, counts, strict=True) if step is not None and count is not None]
+    if any(step != count for step, count in both):
+        return own
+    steps = [count if step is None else step for step, count in zip(own, counts, strict=True)]
+    if any(step is not None for step in own):
+        return steps
+    if any(step is not None for step in steps):
+        found.steps_from = OWN_COUNT
+        return steps
+    found.steps_from, row = "rows", 0
+    for place, record in enumerate(log.records):
+        names = [name_of(name) for name, raw in _values(record).items() if _number(raw) is not None]
+        if any(map(crosswalk.writes, names)):
+            row += any(map(crosswalk.is_training, names))
+            steps[place] = row
+        else:
+            steps[place] = -1
+    return steps
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_STEP:
+    number = None if value is None else _number(value)
+    if number is None or isinstance(value, bool) or not 0 <= number <= MOST_STEP:
         return None
-    return int(value) if value == int(value) else None
+    return int(number) if number == int(number) else None
 
 
-def _add(values: Mapping[str, Any], point: Point, found: Points, crosswalk: Crosswalk) -> None:
+def _add(
+    values: Mapping[str, Any], point: Point, found: Points, crosswalk: Crosswalk, name_of: Callable[[str], str]
+) -> None:
     for raw_name, raw in values.items():
-        name = crosswalk.plain_name(raw_name)
+        name = name_of(raw_name)
         if raw_name in crosswalk.step_names or name in crosswalk.step_names or name in crosswalk.clock_names:
             continue
         value = _number(raw)
@@ -120,18 +182,19 @@ def _add(values: Mapping[str, Any], point: Point, found: Points, crosswalk: Cros
             found.run_totals[name] = value
             continue
         before = point.values.get(name, value)
-        found.replaced += before != value and not (math.isnan(before) and math.isnan(value))
+        same = before == value or (math.isnan(before) and math.isnan(value))
+        found.replaced += not same and name not in crosswalk.bookkeeping
         point.values[name] = value
 
 
 def _number(value: Any) -> float | None:
     if value is None:
         return math.nan
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float | str):
         return None
     try:
         return float(value)
-    except OverflowError:  # an integer beyond float's range
+    except (OverflowError, ValueError):  # an integer beyond float's range, or a text that is no number
         return None
 
 
@@ -142,10 +205,9 @@ def _set_clock(point: Point, record: Record, values: Mapping[str, Any], crosswal
 
 
 def _nothing_found(log: Log, found: Points, crosswalk: Crosswalk, where: str) -> UserError:
-    if log.records and found.without_step == len(log.records):
-        what = f"none of the {found.without_step} records has a step ({', '.join(crosswalk.step_names)})"
-    else:
-        what = f"the log has no numbers ({len(log.records)} records)"
+    what = f"the log has no number of a training step ({len(log.records)} records)"
+    if found.foreign:
+        what = f"none of the {found.foreign} records in the log has a step or a name that {crosswalk.title} writes"
     return UserError(what, where=where, fix="name the log of a run that has made a step, or another trainer")
 
 
@@ -159,6 +221,10 @@ class Converted:
         steps_per_row: training steps that a row stands for, where each row stands for as many.
         bad_seconds: times that were negative or not finite, and were left out.
         seconds_known: whether the log tells how long a step took.
+        filled: names of ours that got a value.
+        missing: those of ``STANDARD`` that got none -> the names of the log that it could have come from.
+        validations: names that could be the validation reward, where they are several and none was chosen.
+        cautions: what a reader must know of a value.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -171,6 +237,10 @@ class Converted:
     steps_per_row: int | None = None
     bad_seconds: int = 0
     seconds_known: bool = False
+    filled: set[str] = field(default_factory=set)
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    validations: list[str] = field(default_factory=list)
+    cautions: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -194,8 +264,8 @@ class Converter:
     """
 
     def __init__(self, crosswalk: Crosswalk, devices: int | None = None, validation: str | None = None) -> None:
-        self._crosswalk, self._devices = crosswalk, devices
-        self._entries = _choose_validation(crosswalk.entries, validation)
+        self._crosswalk, self._devices, self._validation = crosswalk, devices, validation
+        self._entries = crosswalk.entries
         self._previous: dict[str, float] = {}
 
     def convert(self, points: Points, where: str) -> Converted:
@@ -208,6 +278,7 @@ class Converter:
             UserError: no name is one that the trainer writes.
         """
         done = Converted()
+        self._entries, done.validations = _choose_validation(self._crosswalk.entries, self._validation, points.names)
         training = [point.step for point in points.points if self._is_training(point)]
         covers = _steps_per_row(training)
         first = 0 if training and training[0] == 0 else 1
@@ -237,12 +308,15 @@ class Converter:
         if carried:
             self._append_tail(carried, done)
         done.kept -= done.translated
+        done.missing = {
+            name: [theirs for entry in self._entries if entry.ours == name for theirs in entry.theirs]
+            for name in STANDARD
+            if name not in done.filled | ({"validation/reward"} if done.validations else set())
+        }
         return done
 
     def _is_training(self, point: Point) -> bool:
-        return any(
-            name not in self._crosswalk.bookkeeping and not self._crosswalk.is_validation(name) for name in point.values
-        )
+        return any(map(self._crosswalk.is_training, point.values))
 
     def _append_step(self, step: int, wall_s: float, covered: int, result: _Translation, done: Converted) -> None:
         done.rows.append(
@@ -295,6 +369,8 @@ class Converter:
                 if not self._store(entry, ours, value, result, done):
                     continue
                 filled.add((entry.role, ours))
+                done.filled.add(ours)
+                done.cautions |= {entry.caution} - {""}
                 done.translated |= {name for name in theirs if name in point.values}
                 renamed |= set(theirs) if entry.is_renaming else set()
         self._keep(point, renamed, result, done)
@@ -365,20 +441,27 @@ def devices_of(points: Points, crosswalk: Crosswalk, said: int | None) -> int | 
 
 def _matches(entry: Entry, values: Mapping[str, float]) -> list[tuple[tuple[str, ...], str]]:
     """Return (names in the log, name here) for each way in which the entry fits."""
-    if len(entry.theirs) > 1 or "*" not in entry.theirs[0]:
+    if not entry.is_pattern:
         return [(entry.theirs, entry.ours)] if all(name in values for name in entry.theirs) else []
-    pattern = re.compile(re.escape(entry.theirs[0]).replace(r"\*", "(.+)"))
-    fitting = [match for name in values if (match := pattern.fullmatch(name))]
-    if "*" in entry.ours:
-        return [((match[0],), entry.ours.replace("*", match[1])) for match in fitting]
-    return [((match[0],), entry.ours) for match in fitting] if len(fitting) == 1 else []
+    fitting = [match for name in values if (match := pattern(entry.theirs[0]).fullmatch(name))]
+    return [((match[0],), entry.ours.replace("*", match[1])) for match in fitting]
 
 
-def _choose_validation(entries: tuple[Entry, ...], name: str | None) -> tuple[Entry, ...]:
+def _choose_validation(
+    entries: tuple[Entry, ...], name: str | None, names: set[str]
+) -> tuple[tuple[Entry, ...], list[str]]:
+    """Return the entries with one name as the validation reward, and the names that could be where none is chosen."""
+    rewards = [entry for entry in entries if entry.ours == "validation/reward"]
     if name is None:
-        return entries
+        fitting = {entry.theirs[0] for entry in rewards} & names
+        fitting = fitting or {each for each in names for entry in rewards if pattern(entry.theirs[0]).fullmatch(each)}
+        if len(fitting) > 1:
+            return tuple(entry for entry in entries if entry not in rewards), sorted(fitting)
+        if not fitting:
+            return entries, []
+        (name,) = fitting
     chosen = Entry((name,), "validation/reward", Role.VALIDATION)
-    return (chosen, *(entry for entry in entries if entry.ours != chosen.ours))
+    return (chosen, *(entry for entry in entries if entry not in rewards)), []
 
 
 def _steps_per_row(training: list[int]) -> dict[int, int]:
@@ -406,5 +489,5 @@ def _wrong_trainer(points: Points, crosswalk: Crosswalk, where: str) -> UserErro
     return UserError(
         f"none of the {len(names)} names in the log is one that {crosswalk.title} writes: {', '.join(names[:4])}",
         where=where,
-        fix="name the trainer that wrote it: verl, trl or open-instruct",
+        fix="name the trainer that wrote it: verl, trl or open-instruct; a file of TensorBoard's after its tag",
     )

@@ -1,13 +1,15 @@
-"""Read the metric logs of other trainers: JSON lines, a JSON file, or TensorBoard event files.
+"""Read the metric logs of other trainers: JSON, TensorBoard's event files, exported tables, what was printed.
 
 What is read here is a list of records as they stand in the log; what their names mean is told elsewhere.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,27 +18,14 @@ from typing import Any, NamedTuple
 
 from harness.core.errors import UserError
 from harness.core.regular_files import read_regular
+from harness.results.importers.text_logs import Record, delimiter_of, read_printed, read_table
 from harness.results.trackers.event_file import CRC, FILE_VERSION, HEAD_BYTES, LENGTH, crc32c, masked, message
 
 TRAINER_STATE = "trainer_state.json"
-_LOG_ENDINGS = (".jsonl", ".json", ".ndjson")
+FORMS = "JSON lines, a JSON file, TensorBoard's event files, a CSV export, or what the trainer printed"
+_LOG_ENDINGS = (".jsonl", ".json", ".ndjson", ".log", ".out", ".txt")
 # TensorFlow's DataType (types.proto) -> the field of its single values, and their form in tensor_content
 _DTYPES = {1: ("float_val", "<f"), 2: ("double_val", "<d"), 3: ("int_val", "<i"), 9: ("int64_val", "<q")}
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record of a log.
-
-    Attributes:
-        values: by name, as they stand in the log.
-        step: where the format itself tells it; None where it is one of the values.
-        at: seconds since 1970, where the format tells them.
-    """
-
-    values: dict[str, Any]
-    step: int | None = None
-    at: float | None = None
 
 
 class ScalarEvent(NamedTuple):
@@ -68,33 +57,43 @@ class Log:
     """A log as it was read.
 
     Attributes:
-        form: ``jsonl``, ``json`` or ``tensorboard``.
+        form: ``jsonl``, ``json``, ``tensorboard``, ``csv`` or ``text``.
         digest: SHA-256 of what was read, in hex.
-        cut_off: what was left out at the end because it is not whole, in words.
+        left_out: what was left out because it is not whole or no figure, in words.
         others: values of TensorBoard that are no scalars.
+        has_tags: whether its names are those of files that TensorBoard exported, one for each series.
     """
 
     records: list[Record]
     form: str
     digest: str
-    cut_off: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     others: int = 0
+    has_tags: bool = False
 
 
-def read_log(path: Path) -> Log:
-    """Read the log at ``path``: a file, or a folder with event files, a ``trainer_state.json`` or TRL's checkpoints.
+def read_log(path: Path, run: str | None = None) -> Log:
+    """Read the log at ``path``.
+
+    Args:
+        path: a file, or a folder with event files, a ``trainer_state.json``, TRL's checkpoints or exported tables.
+        run: which one, where the columns of a table are those of several.
 
     Raises:
-        UserError: there is none, it is empty, of another format or damaged, or the folder holds several runs.
+        UserError: there is none, it is empty, of another format or damaged, or it holds several runs.
     """
     if os.path.isdir(path):  # Path's raises where a name is too long
-        return _read_folder(path)
-    if "tfevents" in path.name:
-        return _read_event_files([path])
-    return _read_json(path)
+        log = _read_folder(path, run)
+    elif "tfevents" in path.name:
+        log = _read_event_files([path])
+    else:
+        log = _read_text(path, run)
+    if run is not None and log.form != "csv":
+        raise UserError(f"{str(path)!r} names no runs", where="--run", fix="leave it out: it is for exported tables")
+    return log
 
 
-def _read_folder(folder: Path) -> Log:
+def _read_folder(folder: Path, run: str | None) -> Log:
     files = sorted(folder.rglob("*tfevents*"))
     homes = sorted({file.parent for file in files})
     if len(homes) > 1:
@@ -108,13 +107,28 @@ def _read_folder(folder: Path) -> Log:
         return _read_event_files(files)
     states = [*folder.glob(TRAINER_STATE), *sorted(folder.glob(f"checkpoint-*/{TRAINER_STATE}"), key=_checkpoint)]
     if states:
-        return _read_json(states[-1])
+        return _read_text(states[-1], run)
+    if tables := sorted(folder.glob("*.csv")):
+        return _join([_read_text(table, run) for table in tables])
     found = [item.name for item in sorted(folder.iterdir()) if item.suffix in _LOG_ENDINGS]
     raise UserError(
-        f"there are no event files and no {TRAINER_STATE} in {str(folder)!r}",
+        f"there are no event files, no {TRAINER_STATE} and no CSV files in {str(folder)!r}",
         where=str(folder),
-        fix=f"name a file, such as {found[0]}" if found else "name a log file (JSON lines, JSON or event file)",
+        fix=f"name a file, such as {found[0]}" if found else f"name a file: {FORMS}",
     )
+
+
+def _join(tables: list[Log]) -> Log:
+    """Return the tables of a run as one log, its records in the order of their steps."""
+    records = sorted((record for table in tables for record in table.records), key=_step)
+    digest = hashlib.sha256("".join(table.digest for table in tables).encode())
+    left_out = [what for table in tables for what in table.left_out]
+    return Log(records, "csv", digest.hexdigest(), left_out, has_tags=any(table.has_tags for table in tables))
+
+
+def _step(record: Record) -> float:
+    step = record.values.get("_step", record.values.get("step", 0.0))
+    return step if isinstance(step, float) else 0.0
 
 
 def _checkpoint(state: Path) -> int:
@@ -126,7 +140,7 @@ def _checkpoint(state: Path) -> int:
 def _read_event_files(files: Iterable[Path]) -> Log:
     """Read event files into one record for each step of each file; a later file comes later."""
     records: list[Record] = []
-    cut_off: list[str] = []
+    left_out: list[str] = []
     digest, others = hashlib.sha256(), 0
     for file in files:
         data = _bytes(file)
@@ -134,31 +148,45 @@ def _read_event_files(files: Iterable[Path]) -> Log:
         events = read_events(data, str(file))
         others += events.others
         if events.cut_off_bytes:
-            cut_off.append(f"{events.cut_off_bytes} bytes of a record that is not whole, at the end of an event file")
+            left_out.append(f"{events.cut_off_bytes} bytes of a record that is not whole, at the end of an event file")
         by_step: dict[int, Record] = {}
         for scalar in events.scalars:
             record = by_step.get(scalar.step) or Record({}, scalar.step, scalar.wall_time)
             by_step[scalar.step] = Record(record.values, scalar.step, scalar.wall_time)
             record.values[scalar.tag] = scalar.value
         records += by_step.values()
-    return Log(records, "tensorboard", digest.hexdigest(), cut_off, others)
+    return Log(records, "tensorboard", digest.hexdigest(), left_out, others)
 
 
-def _read_json(path: Path) -> Log:
+def _read_text(path: Path, run: str | None) -> Log:
     data = _bytes(path)
-    digest = hashlib.sha256(data).hexdigest()
-    if not data.strip():
+    digest, text = hashlib.sha256(data).hexdigest(), _decoded(data)
+    if not text.strip():
         raise UserError(f"{str(path)!r} is empty", where=str(path), fix="name the log of a run that has begun")
-    whole = _whole_json(data)
+    whole = _whole_json(text)
     if whole is not None:
         return Log(_as_records(whole, path), "json", digest)
-    return _read_lines(data, path, digest)
+    if re.match(r"\s*\{(?!')", text):
+        return _read_lines(text, path, digest)
+    if delimiter := delimiter_of(text):
+        table, left_out, has_tags = read_table(text, delimiter, path, run)
+        return Log(table, "csv", digest, left_out, has_tags=has_tags)
+    records, left_out = read_printed(text)
+    if not records:
+        raise UserError(f"{str(path)!r} is no log: it holds no record", where=str(path), fix=f"name a log: {FORMS}")
+    return Log(records, "text", digest, left_out)
 
 
-def _whole_json(data: bytes) -> Any:
-    """Return the value if the data is one JSON text with several records, else None."""
+def _decoded(data: bytes) -> str:
+    """Return the text; with a mark at its start, as Windows' tools put there, it may be in UTF-16."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+
+
+def _whole_json(text: str) -> Any:
+    """Return the value if the text is one JSON text with several records, else None."""
     try:
-        value = json.loads(data)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, list) or (isinstance(value, dict) and "log_history" in value) else None
@@ -175,10 +203,10 @@ def _as_records(value: Any, path: Path) -> list[Record]:
     return [Record(item) for item in items]
 
 
-def _read_lines(data: bytes, path: Path, digest: str) -> Log:
+def _read_lines(text: str, path: Path, digest: str) -> Log:
     records: list[Record] = []
-    cut_off: list[str] = []
-    lines = data.split(b"\n")
+    left_out: list[str] = []
+    lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -186,20 +214,20 @@ def _read_lines(data: bytes, path: Path, digest: str) -> Log:
             item = json.loads(line)
         except (ValueError, RecursionError) as error:
             if number == len(lines) and records:  # a line without its end is what a killed process leaves
-                cut_off.append(f"the last line ({len(line)} bytes), which is not whole")
+                left_out.append(f"the last line ({len(line)} characters), which is not whole")
                 break
             raise _not_json_lines(path, number, f"is not JSON ({error})") from error
         if not isinstance(item, dict):
             raise _not_json_lines(path, number, "is not a JSON object")
         records.append(Record(item))
-    return Log(records, "jsonl", digest, cut_off)
+    return Log(records, "jsonl", digest, left_out)
 
 
 def _not_json_lines(path: Path, number: int, problem: str) -> UserError:
     return UserError(
         f"{str(path)!r} is no log in JSON lines: line {number} {problem}",
         where=f"{path}, line {number}",
-        fix="name a log with one JSON object a line, a JSON file, or TensorBoard's event files",
+        fix=f"name a log: {FORMS}",
     )
 
 

@@ -2,14 +2,16 @@
 
 ``docs/importing.md`` has the same tables with the unit of each figure and the source it was read in; a test compares
 them. The logs are verl's (its ``file`` logger), TRL's GRPOTrainer's (``trainer_state.json``), and open-instruct's (its
-history in Weights & Biases); all three also as TensorBoard's event files or an export of Weights & Biases.
+history in Weights & Biases); all three also as TensorBoard's event files, an export of either, or what was printed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Literal
 
 Values = Mapping[str, float]
@@ -48,10 +50,12 @@ class Entry:
     Of the entries with the same role and name here, the first whose names are all in the log is used.
 
     Attributes:
-        theirs: names in the log. ``*`` in a single name stands for one part of a path, and for the same in ``ours``.
+        theirs: names in the log. In a single name ``*`` stands for one part of a path, and for the same in ``ours``;
+            ``**`` stands for one part or more.
         ours: name here; the stage's for a stage, empty for the step's seconds.
         lane: of a stage.
         compute: from the values of ``theirs`` in that order; raises ZeroDivisionError where there is none.
+        caution: what a reader must know of the value; said by the import.
     """
 
     theirs: tuple[str, ...]
@@ -60,6 +64,12 @@ class Entry:
     lane: str = ""
     reduction: Reduction = "mean"
     compute: Callable[..., float] = same
+    caution: str = ""
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the entry fits more than one name."""
+        return len(self.theirs) == 1 and "*" in self.theirs[0]
 
     @property
     def is_renaming(self) -> bool:
@@ -67,7 +77,21 @@ class Entry:
         return self.compute is same
 
 
-@dataclass(frozen=True, slots=True)
+@cache
+def pattern(theirs: str, tag: bool = False) -> re.Pattern[str]:
+    """Return what fits a name of an entry, the stars as groups.
+
+    Args:
+        tag: in the name of a file, where ``_`` may stand for each character that is no letter and no digit.
+    """
+    star = {"*": "([^/]+)", "**": "(.+)"}
+    parts = re.findall(r"\*\*|.", theirs)
+    return re.compile(
+        "".join(star.get(part) or (r"[\W_]" if tag and re.match(r"\W", part) else re.escape(part)) for part in parts)
+    )
+
+
+@dataclass(frozen=True)
 class Crosswalk:
     """How the log of one trainer is read.
 
@@ -102,6 +126,30 @@ class Crosswalk:
             if name.startswith(prefix):
                 return instead + name[len(prefix) :]
         return name
+
+    def name_of_tag(self, tag: str) -> str:
+        """Return the name whose series TensorBoard exports under this tag; the tag itself where none fits."""
+        for prefix, instead in (("", ""), *self.prefixes):
+            before = pattern(prefix, tag=True).match(tag)
+            own = instead + tag[before.end() :] if before else ""
+            for theirs in (name for entry in self.entries for name in entry.theirs):
+                distinct = theirs.rpartition("/")[2].strip("*")  # else rewards/* would fit rewards_NAME_std too
+                if distinct and (found := pattern(theirs, tag=True).fullmatch(own)):
+                    name = theirs.replace("**", "*")
+                    for part in found.groups():
+                        name = name.replace("*", part, 1)
+                    return name
+        return tag
+
+    def writes(self, name: str) -> bool:
+        """Whether the trainer is known to write the name."""
+        if self.is_validation(name) or name in self.bookkeeping | self.run_totals:
+            return True
+        return any(pattern(theirs).fullmatch(name) for entry in self.entries for theirs in entry.theirs)
+
+    def is_training(self, name: str) -> bool:
+        """Whether the name belongs to a training step."""
+        return name not in self.bookkeeping | self.run_totals and not self.is_validation(name)
 
     def is_validation(self, name: str) -> bool:
         """Whether the name belongs to an evaluation."""
@@ -149,12 +197,15 @@ _VERL_STAGES = {  # one process runs the stages and times them
 }
 _VERL_METRICS = {
     "critic/score/mean": "reward/total",
+    "actor/lr": "learning_rate",
     "response_length/mean": "response_length",
     "response_length/clip_ratio": "truncated_fraction",
     "actor/entropy": "token_entropy",
+    "actor/entropy_loss": "token_entropy",
     "actor/grad_norm": "grad_norm",
     "actor/pg_clipfrac": "clip_fraction",
     "perf/mfu/actor": "perf/mfu",
+    "mfu/actor": "perf/mfu",
     "training/off_policy/trajectory_staleness_worst/mean": "off_policy/mean",
 }
 _VERL_REST = (
@@ -174,8 +225,15 @@ _VERL_REST = (
     _computed("perf/processed_tokens_per_s", _per_second, _TOTAL, _STEP),
     _computed("perf/processed_tokens_per_s", lambda per_device, devices: per_device * devices, _PER_DEVICE, DEVICES),
     *_renamed(Role.METRIC, _VERL_METRICS),
+    Entry(
+        ("critic/rewards/mean",),
+        "reward/total",
+        Role.METRIC,
+        caution="reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards",
+    ),
+    _computed("learning_rate", lambda scaled: scaled / 1e4, "actor/lr(1e-4)"),
     Entry(("training/off_policy/trajectory_staleness_worst/max",), "off_policy/max", Role.METRIC, reduction="max"),
-    *_renamed(Role.VALIDATION, {"val-core/*/*/mean@*": "validation/reward"}),
+    *_renamed(Role.VALIDATION, {"val-core/**/mean@*": "validation/reward", "val/test_score/**": "validation/reward"}),
 )
 VERL = Crosswalk(
     trainer="verl",
@@ -184,6 +242,7 @@ VERL = Crosswalk(
     step_names=("step", "training/global_step", "_step"),
     validation=("val-core/", "val-aux/", "val/"),
     bookkeeping=frozenset({"training/global_step", "training/epoch"}),
+    prefixes=(("timing/", "timing_s/"),),  # its first versions
 )
 _WAITS_TOO = ("timing_s/gen", "timing_s/wait_for_enough_samples")
 VERL_ASYNCHRONOUS = replace(
@@ -216,12 +275,17 @@ TRL = Crosswalk(
             {
                 "reward": "reward/total",
                 "rewards/*/mean": "reward/*",
+                "rewards/*": "reward/*",
                 "completions/mean_length": "response_length",
+                "completion_length": "response_length",
                 "completions/clipped_ratio": "truncated_fraction",
                 "entropy": "token_entropy",
                 "grad_norm": "grad_norm",
                 "loss": "loss",
+                "learning_rate": "learning_rate",
+                "frac_reward_zero_std": "zero_variance_fraction",
                 "clip_ratio/region_mean": "clip_fraction",
+                "clip_ratio": "clip_fraction",
                 "kl": "kl/reference_k3",
             },
         ),
@@ -230,12 +294,14 @@ TRL = Crosswalk(
             Role.VALIDATION,
             {
                 "eval_reward": "validation/reward",
+                "eval_*_reward": "validation/reward",
                 "eval_completions/mean_length": "validation/response_length",
+                "eval_completion_length": "validation/response_length",
                 "eval_completions/clipped_ratio": "validation/truncated_fraction",
             },
         ),
     ),
-    step_names=("step", "train/global_step"),
+    step_names=("step", "train/global_step", "global_step", "_step"),
     validation=("eval_",),
     bookkeeping=frozenset({"epoch", "global_step", "total_flos"}),
     run_totals=frozenset({"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"}),
@@ -265,6 +331,7 @@ OPEN_INSTRUCT = Crosswalk(
             {
                 "policy/entropy_avg": "token_entropy",
                 "optim/grad_norm": "grad_norm",
+                "lr": "learning_rate",
                 "policy/clipfrac_avg": "clip_fraction",
                 "val/ratio": "ratio/mean",
                 "objective/kl0_avg": "kl/reference_k1",

@@ -221,7 +221,7 @@ class PartActor:
 
 def boot_id() -> str:
     """Return what tells this boot of this machine from all others: within it, monotonic clocks agree."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _print_into(path: Path) -> None:
@@ -230,8 +230,8 @@ def _print_into(path: Path) -> None:
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def without_data(groups: tuple[RolloutGroup, ...]) -> tuple[RolloutGroup, ...]:

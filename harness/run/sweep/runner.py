@@ -18,6 +18,7 @@ from rich.text import Text
 from harness.compare.learning import divergence, evaluations
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.interrupts import signals_as_interrupts
+from harness.core.progress import duration
 from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
 from harness.report.console import Output
@@ -32,7 +33,6 @@ from harness.run.interleaving import points_of
 from harness.run.parts import Build
 from harness.run.points import Point, State, read_point, read_points, set_aside
 from harness.run.preflight import check_before_start
-from harness.run.progress import duration
 from harness.run.resume import Continuation, Resume, resume_of
 from harness.run.session import Experiment
 from harness.run.sweep.identity import IDENTITY, begin_experiment, changes_since_newest, find_experiment

@@ -80,7 +80,7 @@ def _answer(compare: _Compare, request: dict[str, Any]) -> dict[str, Any]:
 def _resident_bytes() -> int:
     """Return what this process holds now; ``ru_maxrss`` would begin with the peak of the process that started it."""
     try:
-        with open("/proc/self/statm") as pages:
+        with open("/proc/self/statm", encoding="ascii") as pages:
             return int(pages.read().split()[1]) * resource.getpagesize()
     except OSError:  # no /proc on this system: the limit on addresses still holds
         return 0

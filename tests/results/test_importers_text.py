@@ -1,0 +1,278 @@
+"""Logs as people have them: exported tables and what trainers print. Shapes after the sources, made here.
+
+verl's console logger prints ``step:N - name:value - ...`` (verl/utils/logger/aggregate_logger.py), numpy's numbers as
+``np.float64(x)``; transformers' ProgressCallback prints the dict of a row, since version 5 with its numbers as texts;
+a chart of Weights & Biases is exported with the columns ``RUN - NAME``, ``RUN - NAME__MIN`` and ``RUN - NAME__MAX``; a
+series of TensorBoard with ``Wall time,Step,Value`` and its tag in the name of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import UserError
+from harness.results.import_command import sentences
+from harness.results.importers.convert import Converted, Converter, Points, collect
+from harness.results.importers.logs import Log, read_log
+from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, Crosswalk
+
+
+def read(path: Path, crosswalk: Crosswalk, **options: Any) -> tuple[Log, Points, Converted]:
+    log = read_log(path, options.pop("run", None))
+    points = collect(log, crosswalk, "log")
+    return log, points, Converter(crosswalk, **options).convert(points, "log")
+
+
+def series(done: Converted, name: str, kind: str = "step") -> list[float]:
+    """The values of one metric, row by row; rows without it are left out."""
+    of_kind = [row["metrics"] for row in done.rows if row["kind"] == kind]
+    return [next(iter(metrics[name].values())) for metrics in of_kind if name in metrics]
+
+
+def lines(path: Path, *items: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+RAY = "\x1b[36m(TaskRunner pid=123)\x1b[0m "
+VERL_PRINTED = (
+    "(pid=1) Started a local Ray instance\n"
+    f"{RAY}{{'actor_rollout_ref': {{'actor': {{'clip_ratio': 0.2}}}}}}\n"
+    f"{RAY}(\"Initial validation metrics: {{'val-core/openai/gsm8k/reward/mean@1': np.float64(0.02)}}\")\n"
+    f"{RAY}step:0 - val-core/openai/gsm8k/reward/mean@1:np.float64(0.25)\n"
+    f"Training Progress:   0%|          | 0/435 [00:00<?, ?it/s]\r{RAY}step:1 - actor/lr:1e-06"
+    " - critic/score/mean:np.float64(0.5) - actor/grad_norm:nan - timing_s/gen:8 - response_length/mean:200.5"
+    "(TaskRunner pid=4) another line\n"
+    "(TaskRunner pid=123) timing/step:12 - x:1\n"
+    "(TaskRunner pid=123) step:2 - actor/lr:5e-07 - critic/score/mean:-0.125 - actor/grad_norm:0.5 - note:long"
+    " - timing_s/gen:9.5 [repeated 2x across cluster]\n"
+)
+
+
+def test_what_verl_prints_behind_ray_colours_and_bars(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(VERL_PRINTED + "(TaskRunner pid=123) step:3 - critic/score/mean:0.")
+    log, found, done = read(path, VERL)
+    assert [point.step for point in found.points] == [0, 1, 2]
+    assert series(done, "reward/total") == [0.5, -0.125]
+    assert series(done, "learning_rate") == [1e-06, 5e-07]
+    assert series(done, "response_length") == [200.5]
+    assert [row["stages_s"] for row in done.rows if row["kind"] == "step"] == [{"generate": 8.0}, {"generate": 9.5}]
+    assert series(done, "validation/reward", "evaluation") == [0.25]
+    assert found.non_finite == {"actor/grad_norm": 1}
+    assert found.not_numbers == {"note": 1}
+    assert log.left_out == ["the last line, which is not whole"]
+
+
+TRL_PRINTED = (
+    "Updated tokens: {'bos_token_id': None, 'pad_token_id': 151643}.\n"
+    "  0%|          | 0/3 [00:00<?]\r 33%|###       | 1/3 [00:10<00:20]"
+    "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-06, 'rewards/format/mean': 0.5, 'rewards/format/std': 0.1,"
+    " 'reward': 0.5, 'completions/mean_length': 120.5, 'kl': -inf, 'epoch': 0.01}\n"
+    "{'loss': '0.25', 'learning_rate': '5e-07', 'reward': '0.625', 'completions/mean_length': '57.5', 'epoch': '0.02'}"
+    "          \n"
+    "{'eval_loss': 0.1, 'eval_reward': 0.75, 'eval_runtime': 3.0, 'epoch': 0.02}\n"
+    "{'loss': np.float64(0.125), 'reward': tensor(0.75, device='cuda:0'), 'epoch': 0.03}\n"
+    "{'train_runtime': 956.0, 'train_loss': 0.33, 'epoch': 1.0}\n"
+)
+
+
+def test_what_trl_prints_has_no_steps_so_its_rows_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(TRL_PRINTED + "{'loss': 0.2, 'rew")
+    log, found, done = read(path, TRL)
+    assert [row["step"] for row in done.rows] == [0, 1, 2, 2]
+    assert [row["kind"] for row in done.rows] == ["step", "step", "evaluation", "step"]
+    assert series(done, "reward/total") == [0.5, 0.625, 0.75]
+    assert series(done, "reward/format") == [0.5]
+    assert series(done, "loss") == [0.0, 0.25, 0.125]
+    assert series(done, "learning_rate") == [1e-06, 5e-07]
+    assert series(done, "kl/reference_k3") == [-math.inf]
+    assert series(done, "validation/reward", "evaluation") == [0.75]
+    assert found.run_totals == {"train_runtime": 956.0, "train_loss": 0.33}
+    assert (found.steps_from, found.foreign, found.replaced) == ("rows", 1, 0)
+    assert log.left_out == ["1 lines with a dict that is not whole"]
+    assert any("the rows are counted from 1" in sentence for sentence in sentences(log, found, done))
+
+
+def test_texts_of_windows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes("{'reward': 0.25}\r\n{'reward': 0.5}\r\n".encode("utf-16"))
+    assert series(read(path, TRL)[2], "reward/total") == [0.25, 0.5]
+    path.write_bytes(b"\xef\xbb\xbfstep;reward;loss\r\n1;0,5;1e-3\r\n2;0,25;\r\n")
+    _, _, done = read(path, TRL)
+    assert (series(done, "reward/total"), series(done, "loss")) == ([0.5, 0.25], [0.001])
+
+
+CHART = (
+    '"Step","qwen - lr1 - train/reward","qwen - lr1 - train/reward__MIN","qwen - lr1 - train/reward__MAX",'
+    '"llama - train/reward"\n"1","0.1","0.1","0.1","0.2"\n"3","0.3","0.3","0.3",""\n'
+)
+
+
+def test_a_chart_with_several_runs_needs_the_name_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "wandb_export.csv"
+    path.write_text(CHART)
+    with pytest.raises(UserError, match="the columns of 2 runs: qwen - lr1, llama"):
+        read(path, TRL)
+    with pytest.raises(UserError, match="has no run 'gemma'"):
+        read(path, TRL, run="gemma")
+    log, found, done = read(path, TRL, run="qwen - lr1")
+    assert [(row["step"], row["metrics"]["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
+    assert (len(log.left_out), found.steps_from) == (1, "_step")
+    assert series(read(path, TRL, run="llama")[2], "reward/total") == [0.2]
+    with pytest.raises(UserError, match="names no runs"):
+        read(lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.5}), TRL, run="llama")
+
+
+def test_records_that_weights_and_biases_counts_otherwise_are_no_steps(tmp_path: Path) -> None:
+    """TRL's own timers go to Weights & Biases at once, so its ``_step`` runs ahead of the training steps."""
+    path = tmp_path / "history.csv"
+    timer = "profiling/Time taken: GRPOTrainer.compute_loss"
+    path.write_text(
+        f",_step,_timestamp,train/global_step,train/reward,{timer}\n"
+        "0,0,1700000000,,,0.5\n1,1,1700000001,1,0.25,\n2,2,1700000002,,,0.6\n3,3,1700000003,2,NaN,\n"
+    )
+    log, found, done = read(path, TRL)
+    assert [(row["step"], row["wall_s"]) for row in done.rows] == [(0, 0.0), (1, 2.0)]
+    assert found.without_step == {timer: 2}
+    assert found.non_finite == {"reward": 1}
+    assert log.left_out == ["a column without a name"]
+
+
+def test_a_folder_of_series_from_tensorboard_is_one_run(tmp_path: Path) -> None:
+    head = "Wall time,Step,Value\n"
+    for tag, values in {
+        "train_reward": (0.25, 0.5),
+        "train_rewards_format_mean": (0.1, 0.2),
+        "train_rewards_format_std": (7.0, 8.0),
+        "train_completions_mean_length": (90, 80),
+        "eval_reward": (0.75, 1.0),
+    }.items():
+        rows = "".join(f"{100.0 + 10 * step},{step},{value}\n" for step, value in enumerate(values, start=1))
+        (tmp_path / f"run-grpo-tag-{tag}.csv").write_text(head + rows)
+    _, found, done = read(tmp_path, TRL)
+    assert [row["wall_s"] for row in done.rows if row["kind"] == "step"] == [0.0, 10.0]
+    assert series(done, "reward/total") == [0.25, 0.5]
+    assert series(done, "reward/format") == [0.1, 0.2]
+    assert series(done, "response_length") == [90.0, 80.0]
+    assert series(done, "validation/reward", "evaluation") == [0.75, 1.0]
+    assert done.kept == {"train_rewards_format_std"}
+    assert (found.backwards, found.replaced, found.steps_from) == (0, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("crosswalk", "tag", "name"),
+    [
+        (VERL, "val-core_openai_gsm8k_reward_mean@1", "val-core/openai_gsm8k_reward/mean@1"),
+        (VERL, "timing_s_step", "timing_s/step"),
+        (VERL, "critic_score_mean", "critic/score/mean"),
+        (OPEN_INSTRUCT, "val_sequence_lengths", "val/sequence_lengths"),
+        (TRL, "train_unknown", "train_unknown"),
+    ],
+)
+def test_a_tag_in_the_name_of_a_file(crosswalk: Crosswalk, tag: str, name: str) -> None:
+    assert crosswalk.name_of_tag(tag) == name
+
+
+def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,reward,loss\n1,0.5,0.1\n2,0.")
+    log, _, done = read(path, TRL)
+    assert series(done, "reward/total") == [0.5]
+    assert log.left_out == ["the last line, which is not whole"]
+
+
+OLD_TRL = {
+    "completion_length": 199.0,
+    "learning_rate": 1e-06,
+    "reward": 0.1,
+    "rewards/correct": 0.06,
+    "clip_ratio": 0.5,
+}
+OLD_VERL = {
+    "timing/gen": 3.5,
+    "actor/entropy_loss": 0.5,
+    "actor/lr(1e-4)": 0.01,
+    "critic/rewards/mean": 0.25,
+    "mfu/actor": 0.375,
+    "val/test_score/openai/gsm8k": 0.75,
+}
+
+
+def test_names_of_older_versions(tmp_path: Path) -> None:
+    _, _, done = read(lines(tmp_path / "trl.jsonl", {"step": 1} | OLD_TRL), TRL)
+    assert {name: stored["mean"] for name, stored in done.rows[0]["metrics"].items()} == {
+        "response_length": 199.0,
+        "learning_rate": 1e-06,
+        "reward/total": 0.1,
+        "reward/correct": 0.06,
+        "clip_fraction": 0.5,
+    }
+    log, found, done = read(lines(tmp_path / "verl.jsonl", {"step": 1, "data": OLD_VERL}), VERL)
+    assert done.rows[0]["stages_s"] == {"generate": 3.5}
+    expected = {"token_entropy": 0.5, "learning_rate": 1e-06, "reward/total": 0.25, "perf/mfu": 0.375}
+    assert {name: series(done, name)[0] for name in expected} == expected
+    assert series(done, "validation/reward", "evaluation") == [0.75]
+    assert any("after the KL penalty" in sentence for sentence in sentences(log, found, done))
+
+
+def test_what_is_missing_is_named_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    _, _, done = read(
+        lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.5, "my_length": 3.0, "grad_norm": 1.0}), TRL
+    )
+    assert done.missing["response_length"] == ["completions/mean_length", "completion_length"]
+    assert "grad_norm" not in done.missing
+    assert done.kept == {"my_length"}
+
+
+@pytest.mark.parametrize(
+    ("crosswalk", "names"),
+    [
+        (VERL, ["val-core/a/acc/mean@16", "val-core/b/acc/mean@4"]),
+        (VERL, ["val/test_score/a", "val/test_score/b"]),
+        (TRL, ["eval_code_reward", "eval_math_reward"]),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_of_several_validation_sets_none_is_taken_by_itself(
+    tmp_path: Path, crosswalk: Crosswalk, names: list[str], together: bool
+) -> None:
+    """Not even where each step has but one of them."""
+    known = "critic/score/mean" if crosswalk is VERL else "reward"
+    items = [{"step": step + 1, known: 0.5} | {name: step + 0.25} for step, name in enumerate(names)]
+    if together:
+        items = [item | dict.fromkeys(names, 0.25) for item in items]
+    log, found, done = read(lines(tmp_path / "log.jsonl", *items), crosswalk)
+    assert series(done, "validation/reward", "evaluation") == []
+    assert done.validations == names
+    assert "validation/reward" not in done.missing
+    assert any("2 validation figures" in each and "--validation" in each for each in sentences(log, found, done))
+    chosen = read(tmp_path / "log.jsonl", crosswalk, validation=names[1])[2]
+    assert series(chosen, "validation/reward", "evaluation") == ([0.25, 0.25] if together else [1.25])
+    assert chosen.validations == []
+
+
+def test_rows_without_steps_and_rows_of_several_kinds(tmp_path: Path) -> None:
+    items = ({"loss": 0.5, "reward": 0.1}, {"loss": 0.25, "reward": 0.2}, {"eval_reward": 0.75}, {"reward": 0.3})
+    _, found, done = read(lines(tmp_path / "log.jsonl", *items), TRL)
+    assert [(row["kind"], row["step"]) for row in done.rows] == [
+        ("step", 0),
+        ("step", 1),
+        ("evaluation", 2),
+        ("step", 2),
+    ]
+    assert found.steps_from == "rows"
+
+
+def test_numbers_and_steps_that_are_texts(tmp_path: Path) -> None:
+    items = ({"step": "1", "reward": "0.25"}, {"step": "2", "reward": "NaN"}, {"step": "3", "reward": "-Infinity"})
+    _, found, done = read(lines(tmp_path / "log.jsonl", *items), TRL)
+    first, second, third = series(done, "reward/total")
+    assert (first, math.isnan(second), third) == (0.25, True, -math.inf)
+    assert found.non_finite == {"reward": 2}
