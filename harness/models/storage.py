@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +30,7 @@ from harness.models.shape import MOST_CONFIG_BYTES
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -35,6 +39,13 @@ _HUB_NAME_PARTS = 2
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _NOT_STORED = "rotary_emb.inv_freq"
 """Ends the names of tensors that older folders hold beside the weights."""
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_OF_THE_SOURCE = ("quantization_config", "auto_map", "_name_or_path", "transformers_version")
+"""What a ``config.json`` says of the files it came with, which saved ones are not."""
+_CAPPED_ATTENTION = re.compile("^attn.*soft_?cap")
+"""Settings of attention that only transformers' reference implementation heeds."""
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_OF_TRANSFORMERS_5 = ("backend", "is_local", "local_files_only")
 
 
 def save_policy(
@@ -62,8 +73,8 @@ def save_policy(
         if isinstance(model, DecoderLM):
             _write_decoder(model, tokenizer, staging, weights or model.state_dict())
         else:
-            model.save_pretrained(staging, state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
-        tokenizer.save_pretrained(staging)
+            _write_other(model, staging, weights)
+        _write_tokenizer(tokenizer, staging)
 
 
 def load_policy(
@@ -95,9 +106,12 @@ def load_policy(
     tokenizer = _load_tokenizer(folder, config)
     without_weights = str(device) == "meta"
     if shape is None:
-        return _load_with_transformers(folder, dtype, stored).to("cpu" if without_weights else device).eval(), tokenizer
+        model = _load_with_transformers(folder, config, dtype, stored)
+        return model.to("cpu" if without_weights else device).eval(), tokenizer
+    if shape.tie_word_embeddings:
+        shape = dataclasses.replace(shape, tie_word_embeddings=_is_tied(stored))
     empty = decoder_without_weights(shape, dtype)
-    _require_fitting(stored, empty, shape.tie_word_embeddings)
+    _require_fitting(stored, empty)
     if without_weights:
         return empty, tokenizer
     _fill(empty.to_empty(device=device), stored)
@@ -114,6 +128,41 @@ def _write_decoder(
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n")
+
+
+def _write_other(model: Any, folder: Path, weights: Mapping[str, Tensor] | None) -> None:
+    """Write a model of transformers, with the configs of the folder that it was loaded from.
+
+    transformers 5 would write them in words of its own, which transformers 4 passes over without an error: other
+    positions, other sizes. It would also refuse to write sampling defaults that it has read.
+    """
+    came_with: dict[str, dict[str, Any]] = getattr(model, "came_with", {})
+    generation = model.generation_config
+    try:
+        if _GENERATION in came_with:
+            model.generation_config = type(generation)()
+        model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
+    finally:
+        model.generation_config = generation
+    for name, values in came_with.items():
+        if name == _CONFIG:
+            written = json.loads((folder / name).read_text())
+            types = [key for key in ("dtype", "torch_dtype") if key in values] or ["dtype"]
+            values = {**values, **dict.fromkeys(types, written["dtype"])}
+            values["transformers_version"] = written["transformers_version"]
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer in the words of transformers 4, which 5 reads too."""
+    tokenizer.save_pretrained(folder)
+    path = folder / _TOKENIZER_CONFIG
+    config = {name: value for name, value in _read_object(path).items() if name not in _OF_TRANSFORMERS_5}
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
@@ -250,16 +299,34 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
         raise UserError(
             "the tokenizer has no end-of-sequence token", str(folder), "set eos_token in tokenizer_config.json"
         )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     vocab_size = config.get("vocab_size")
-    if isinstance(vocab_size, int) and len(tokenizer) > vocab_size:
+    if isinstance(vocab_size, int):
+        _require_known_tokens(tokenizer, vocab_size, folder)
+    if tokenizer.pad_token_id is None or (isinstance(vocab_size, int) and tokenizer.pad_token_id >= vocab_size):
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _require_known_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int, folder: Path) -> None:
+    """Refuse a tokenizer of another model: added tokens alone may stand beyond the vocabulary, but no end of sequence.
+
+    Gemma 3 has such a token for images, and many folders one for padding; requests refuse prompts that hold one.
+    """
+    added = tokenizer.added_tokens_decoder
+    largest = max((place for place in tokenizer.get_vocab().values() if place not in added), default=-1)
+    if largest >= vocab_size:
         raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocab_size is {vocab_size}",
+            f"the tokenizer has {largest + 1} tokens, the model's vocab_size is {vocab_size}",
             str(folder),
             "save model and tokenizer that belong together",
         )
-    return tokenizer
+    end: int = tokenizer.eos_token_id
+    if end >= vocab_size:
+        raise UserError(
+            f"the end-of-sequence token {tokenizer.eos_token} is token {end}, the model's vocab_size is {vocab_size}",
+            str(folder),
+            "set eos_token in tokenizer_config.json to a token of the model",
+        )
 
 
 def _refuse_own_code(folder: Path, error: Exception) -> None:
@@ -317,17 +384,45 @@ def _fill(model: DecoderLM, stored: Mapping[str, _Stored]) -> None:
         UserError: a file is damaged, or holds NaN or infinity.
     """
     for name, weight in model.state_dict().items():
-        file = stored[name].file
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensor = opened.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {file.name}: {error}", str(file.parent), "save the model again") from error
-        _require_finite(name, tensor, file)
+        tensor = _read(name, stored)
+        _require_finite(name, tensor, stored[name].file)
         weight.copy_(tensor)
 
 
-def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module, tied: bool) -> None:
+def _is_tied(stored: Mapping[str, _Stored]) -> bool:
+    """Whether the files have one table for tokens and logits, as their config says; two that differ stay two.
+
+    So does transformers decide it.
+    """
+    if _HEAD not in stored or _EMBEDDING not in stored or torch.equal(_read(_HEAD, stored), _read(_EMBEDDING, stored)):
+        return True
+    _warn_of_other_head(stored[_HEAD].file)
+    return False
+
+
+def _warn_of_other_head(where: Path) -> None:
+    warnings.warn(
+        f"config.json ties the output matrix to the embeddings, and {where} holds another one, which is taken",
+        stacklevel=4,
+    )
+
+
+def _read(name: str, stored: Mapping[str, _Stored]) -> Tensor:
+    """Return a stored weight.
+
+    Raises:
+        UserError: its file is damaged.
+    """
+    file = stored[name].file
+    try:
+        with safe_open(file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {file.name}: {error}", str(file.parent), "save the model again") from error
+    return tensor
+
+
+def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module) -> None:
     """Refuse weights that are not those which the config asks for: each of them, of its shape, and no others.
 
     Raises:
@@ -343,7 +438,7 @@ def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module, tied: bool
             raise UserError(what, str(stored[name].file), "save the model again")
         _require_floats(name, stored[name])
     spare = [name for name in stored if name not in expected and not name.endswith(_NOT_STORED)]
-    spare = [name for name in spare if not (tied and name == "lm_head.weight")]
+    spare = [name for name in spare if name != _HEAD]  # the embeddings once more
     if spare:
         raise _no_place_for(spare, str(stored[spare[0]].file))
 
@@ -398,7 +493,9 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _load_with_transformers(folder: Path, dtype: torch.dtype, stored: Mapping[str, _Stored]) -> nn.Module:
+def _load_with_transformers(
+    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, stored: Mapping[str, _Stored]
+) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     try:
@@ -428,4 +525,15 @@ def _load_with_transformers(folder: Path, dtype: torch.dtype, stored: Mapping[st
             _require_floats(name, stored[name])
         _require_finite(name, parameter.detach(), stored[name].file if name in stored else folder)
     use_fast_products(model)
+    of_text: Any = loaded[0].config.get_text_config()
+    if any(value and _CAPPED_ATTENTION.search(name) for name, value in vars(of_text).items()):
+        loaded[0].set_attn_implementation("eager")
+    kept = {name: value for name, value in config.items() if name not in _OF_THE_SOURCE}
+    head, embeddings = loaded[0].get_output_embeddings(), loaded[0].get_input_embeddings()
+    if of_text.tie_word_embeddings and head is not None and head.weight is not embeddings.weight:
+        _warn_of_other_head(folder)
+        of_text.tie_word_embeddings = kept["tie_word_embeddings"] = False
+    loaded[0].came_with = {_CONFIG: kept}
+    if (folder / _GENERATION).is_file():
+        loaded[0].came_with[_GENERATION] = _read_object(folder / _GENERATION)
     return model
