@@ -32,6 +32,7 @@ from harness.engines.vllm_memory import (
     cache_of,
     gpu_share,
 )
+from harness.models.config import context_length
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: starts in seconds, weights need no copy between processes
@@ -107,7 +108,7 @@ def context_of(settings: Any, config: Any) -> int | None:
         UserError: the scenario says more than the model was made for.
     """
     asked: int | None = settings.context
-    most: int | None = getattr(config, "max_position_embeddings", None)
+    most = context_length(config)
     if asked is not None and most is not None and asked > most:
         what = f"engine.context is {asked}, must be at most {most}, what the model was made for"
         raise UserError(what, "engine.context", f"set engine.context to at most {most}, or to null")

@@ -144,11 +144,12 @@ def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
 def _folder_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
     import torch
 
+    from harness.models.config import context_length
     from harness.models.storage import load_policy
 
     settings: Any = scenario.model
     model, tokenizer = load_policy(settings.path, device, dtype=getattr(torch, settings.dtype))
-    return Policy(model, tokenizer, getattr(model.config, "max_position_embeddings", None))
+    return Policy(model, tokenizer, context_length(model.config))
 
 
 def _sorting_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:

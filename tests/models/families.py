@@ -7,8 +7,11 @@ of a model that starts its training, so that what attention does shows in the lo
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 import string
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +24,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from harness.core.types import SamplingParams
+from harness.engines.huggingface import HuggingFaceEngine
+from harness.engines.native import native_engine
+from harness.models.decoder import DecoderLM
+from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
+from harness.models.shared_rows import lay_out, shared_rows
+from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -62,7 +72,7 @@ class Family:
     quirks: str = ""
 
 
-_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 _GROUPED = {**_SIZES, "num_key_value_heads": 2, "initializer_range": 0.02, "max_position_embeddings": 512}
 _SILU = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_dropout": 0.0, "use_cache": True}
 _LLAMA = {**_GROUPED, **_SILU, "attention_bias": False, "mlp_bias": False, "model_type": "llama", "pretraining_tp": 1}
@@ -119,7 +129,7 @@ FAMILIES: dict[str, Family] = {
         | {"rope_scaling": None},
         **_MISTRAL_TOKENS,
         sampling={"temperature": 0.6, "top_p": 0.9},
-        buffers={f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": (8,) for layer in range(2)},
+        buffers={f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": (16,) for layer in range(2)},
         quirks="no rope_theta, no padding token",
     ),
     "Llama 2, bare config": Family(
@@ -129,14 +139,14 @@ FAMILIES: dict[str, Family] = {
         quirks="no num_key_value_heads, head_dim null",
     ),
     "Llama 3.2": Family(
-        {**_LLAMA, "head_dim": 16, "rope_theta": 500000.0, "tie_word_embeddings": True}
+        {**_LLAMA, "head_dim": 32, "rope_theta": 500000.0, "tie_word_embeddings": True}
         | {"rope_scaling": {**_LLAMA_3, "original_max_position_embeddings": 16}},
         **_LLAMA_3_TOKENS,
         quirks="tied, three ends, positions scaled as llama3",
     ),
     "Llama 3.2 of transformers 5": Family(
         {name: value for name, value in _LLAMA.items() if name != "torch_dtype"}
-        | {"head_dim": 16, "tie_word_embeddings": True, "dtype": "bfloat16", "transformers_version": "5.2.0"}
+        | {"head_dim": 32, "tie_word_embeddings": True, "dtype": "bfloat16", "transformers_version": "5.2.0"}
         | {"rope_parameters": {**_LLAMA_3, "rope_theta": 5e5, "original_max_position_embeddings": 16}},
         **_LLAMA_3_TOKENS,
         tokenizer_class="",
@@ -234,7 +244,7 @@ FAMILIES: dict[str, Family] = {
     "Phi-4-mini": Family(
         {**_GROUPED, **_SILU, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75}
         | {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
-        | {"num_attention_heads": 2, "num_key_value_heads": 1, "mlp_bias": False, "attention_bias": False}
+        | {"mlp_bias": False, "attention_bias": False}
         | {"rope_scaling": {"type": "longrope", "long_factor": _LONG, "short_factor": [1.0] * 12}}
         | {"sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "interpolate_factor": 1},
         specials=("<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>"),
@@ -347,7 +357,7 @@ FAMILIES: dict[str, Family] = {
         {**_GROUPED, "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "norm_eps": 1e-5, "conv_L_cache": 3}
         | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": False}
         | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32}
-        | {"rope_theta": 1e6, "tie_embedding": True, "torch_dtype": "bfloat16", "block_ff_dim": 96, "block_dim": 64},
+        | {"rope_theta": 1e6, "tie_embedding": True, "torch_dtype": "bfloat16", "block_ff_dim": 96, "block_dim": 128},
         specials=("<|pad|>2", "<|startoftext|>", "<|endoftext|>", "<|im_end|>"),
         ends=("<|im_end|>",),
         eos="<|im_end|>",
@@ -369,7 +379,7 @@ FAMILIES: dict[str, Family] = {
     "StableLM": Family(
         {**_GROUPED, "hidden_act": "silu", "model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}
         | {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "rope_theta": 10000, "use_qkv_bias": True}
-        | {"tie_word_embeddings": False, "torch_dtype": "float16", "num_attention_heads": 2, "num_key_value_heads": 2},
+        | {"tie_word_embeddings": False, "torch_dtype": "float16", "num_key_value_heads": 4},
         padding_rows=14,
         tokenizer_class="GPTNeoXTokenizer",
         quirks="partial rotary, biases of queries, keys and values",
@@ -377,8 +387,7 @@ FAMILIES: dict[str, Family] = {
     "Pythia": Family(
         {**_SIZES, "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu"}
         | {"max_position_embeddings": 512, "layer_norm_eps": 1e-5, "rotary_pct": 0.25, "rotary_emb_base": 20000}
-        | {"use_parallel_residual": True, "tie_word_embeddings": False, "torch_dtype": "float16"}
-        | {"num_attention_heads": 2},
+        | {"use_parallel_residual": True, "tie_word_embeddings": False, "torch_dtype": "float16"},
         bos="<|endoftext|>",
         padding_rows=27,
         tokenizer_class="GPTNeoXTokenizer",
@@ -525,7 +534,7 @@ def _with_wide_weights(model: nn.Module) -> nn.Module:
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             if "embed" in name or "wte" in name or "wpe" in name:
-                parameter.copy_(0.15 * noise)
+                parameter.copy_(noise * (0.06 if "Gemma" in type(model).__name__ else 0.15))
             elif name.endswith("A_log"):  # slow decay: states that have all but gone are normed up to rounding
                 parameter.copy_(0.3 * noise - 2)
             elif parameter.ndim == 1:
@@ -537,6 +546,29 @@ def _with_wide_weights(model: nn.Module) -> nn.Module:
 
 PROMPT_LENGTHS = (5, 19, 12)
 SAMPLES, TOKENS = 3, 14
+PROBE = "What is that here?"
+"""A text that every family's tokenizer knows."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How far a folder's log-probs are from those of transformers' reference attention, and what was saved.
+
+    Attributes:
+        own: the harness' own decoder runs it.
+        engine: greatest difference of the engine's log-probs, of sampled and of given tokens.
+        scoring: greatest difference of the Learner's, over all its layouts.
+        gradients: greatest relative difference of a parameter's gradient.
+        saved: greatest difference of the saved folder's log-probs.
+        layout: why the Learner runs padded rows; empty where responses share a row with their prompt.
+    """
+
+    own: bool
+    engine: float
+    scoring: float
+    gradients: float
+    saved: float
+    layout: str
 
 
 def prompts_of(vocabulary: int) -> list[list[int]]:
@@ -559,4 +591,82 @@ def reference_log_probs(
         logits = model(input_ids=torch.tensor([[*prompt, *response]]), use_cache=False).logits[0]
         of_tokens = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
         found.append(of_tokens.gather(1, torch.tensor(response)[:, None])[:, 0])
+    return found
+
+
+def gap(left: Sequence[Any], right: Sequence[Tensor]) -> float:
+    """Return the greatest difference of two lists of arrays."""
+    return max(float((torch.as_tensor(a) - b).abs().max()) for a, b in zip(left, right, strict=True))
+
+
+def measure(folder: Path) -> Measured:
+    """Compare engine, scoring and saved folder with transformers; the policy is saved as ``saved`` in the folder."""
+    model, tokenizer = load_policy(folder)
+    reference = eager(folder)
+    own = isinstance(model, DecoderLM)
+    engine = native_engine(model, tokenizer) if own else HuggingFaceEngine(copy.deepcopy(model), tokenizer)
+    prompts = prompts_of(reference.get_output_embeddings().weight.shape[0])
+    groups = engine.generate(prompts, SAMPLES, SamplingParams(max_tokens=TOKENS), 0)
+    of_rows = [prompt for prompt in prompts for _ in range(SAMPLES)]
+    sampled = [completion for group in groups for completion in group]
+    # rows of unlike lengths, as responses that end early are
+    responses = [one.token_ids.tolist()[: max(1, TOKENS - 5 * row % 9)] for row, one in enumerate(sampled)]
+    with torch.no_grad():
+        whole = reference_log_probs(reference, of_rows, [one.token_ids.tolist() for one in sampled])
+    expected = reference_log_probs(reference, of_rows, responses)
+    (-torch.cat(expected).mean()).backward()
+    expected = [row.detach() for row in expected]
+    of_engine = max(gap([one.log_probs for one in sampled], whole), gap(engine.score(of_rows, responses), expected))
+    batch = _batch(prompts, responses)
+    mask_BT, lengths = batch[3], [len(response) for response in responses]
+    scored_BT, _ = policy_log_probs(model, *batch)
+    (-scored_BT[mask_BT].mean()).backward()
+    layouts = [scored_BT.detach()]
+    why = "" if own else why_padded(model)
+    with torch.no_grad():
+        alone = [policy_log_probs(model, *_batch([p], [r]))[0][0] for p, r in zip(of_rows, responses, strict=True)]
+        if not own:
+            layouts.append(padded_response_log_probs(model, *batch)[0])
+        if not own and not why:
+            layout = lay_out(PROMPT_LENGTHS, lengths, batch[4].tolist(), per_row=SAMPLES)
+            rows = shared_rows(*batch, layout=layout, dtype=torch.float32)
+            layouts.append(score_rows(model, rows, batch[2], mask_BT)[0])
+        scoring = max(gap(each_BT[mask_BT].split(lengths), expected) for each_BT in layouts)
+        save_policy(model, tokenizer, folder / "saved")
+        saved = gap(reference_log_probs(eager(folder / "saved"), of_rows, responses), expected)
+    gradients = _gradient_gap(model, reference)
+    return Measured(own, of_engine, max(scoring, gap(alone, expected)), gradients, saved, "packed" if own else why)
+
+
+def _batch(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+    """Prompts, their lengths, responses, their mask and each one's prompt, padded with token 0."""
+    prompts_PL = nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+    responses_BT = nn.utils.rnn.pad_sequence([torch.tensor(response) for response in responses], batch_first=True)
+    mask_BT = torch.arange(responses_BT.shape[1]) < torch.tensor([len(row) for row in responses])[:, None]
+    index_B = torch.arange(len(prompts)).repeat_interleave(len(responses) // len(prompts))
+    return prompts_PL, torch.tensor([len(prompt) for prompt in prompts]), responses_BT, mask_BT, index_B
+
+
+def _gradient_gap(model: nn.Module, reference: nn.Module) -> float:
+    """The greatest difference of a parameter's gradient over its norm; of experts that no token went to, none."""
+    theirs = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    return max(
+        float((parameter.grad - theirs[name]).norm() / theirs[name].norm())
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and theirs[name].norm() > 0
+    )
+
+
+def reopen(folders: Sequence[Path], python: str, out: Path) -> dict[str, dict[str, Any]]:
+    """Open folders with the transformers of another Python.
+
+    Returns:
+        Of each folder, by its path: ``log_probs`` of a row of tokens, by the reference attention, and ``ids`` of
+        ``PROBE``; or ``error``, of the first that it could not open.
+    """
+    names = [str(folder) for folder in folders]
+    script = Path(__file__).with_name("reopen.py")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    subprocess.run([python, str(script), str(out), PROBE, *names], env=environment, check=True, capture_output=True)
+    found: dict[str, dict[str, Any]] = torch.load(out)
     return found
