@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
@@ -51,8 +52,8 @@ from harness.engines.vllm_machine import (
 )
 from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
-from harness.engines.vllm_weights import in_memory_file, packed_away, put, put_file
-from harness.engines.weights import check_names_and_shapes
+from harness.engines.vllm_weights import first_values, in_memory_file, packed_away, put, put_file
+from harness.engines.weights import check_names_and_shapes, names_in_files
 from harness.models.storage import save_policy
 
 
@@ -89,7 +90,7 @@ def vllm_engine(
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
         llm = _start(folder, options, device, head_size(model.config))
-    return VllmEngine(
+    engine = VllmEngine(
         llm,
         model,
         tokenizer,
@@ -98,6 +99,8 @@ def vllm_engine(
         sleeps=sleeps and device == "cuda",
         should_stop=should_stop,
     )
+    engine.require_replaceable(model)
+    return engine
 
 
 class VllmEngine:
@@ -142,9 +145,33 @@ class VllmEngine:
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
         stored = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self._second_names = stored | _tied_head(self._shapes)
+        self._in_files = names_in_files(model)
         self._vocab_size: int = llm.model_config.get_vocab_size()
         self.context_length: int = llm.model_config.max_model_len
         _ALIVE.add(self)
+
+    def require_replaceable(self, model: nn.Module) -> None:
+        """Refuse a model whose weights vLLM keeps in another order than it loads them in, as experts on CPUs.
+
+        New weights would be written over them as they are, and what is sampled from would be neither.
+
+        Args:
+            model: whose weights the engine has; they are loaded once more.
+
+        Raises:
+            UserError: naming the weight.
+        """
+        before: list[dict[str, Tensor]] = self._llm.apply_model(first_values)
+        self._put(self._in_files({name: weight.detach() for name, weight in model.named_parameters()}))
+        for was, now in zip(before, self._llm.apply_model(first_values), strict=True):
+            for name, values in now.items():
+                if not torch.equal(values, was[name]):
+                    self.close()
+                    raise UserError(
+                        f"vLLM keeps {name} in an order of its own, where new weights cannot be written",
+                        "engine.type: vllm",
+                        "set engine.type to native",
+                    )
 
     @property
     def version(self) -> int:
@@ -166,7 +193,7 @@ class VllmEngine:
             RunStopped: vLLM did not take them all, or kept what it had cached with the old ones; or a worker is gone.
         """
         check_names_and_shapes(weights, self._shapes, self._second_names)
-        wanted = {name: weights[name].detach() for name in self._shapes}
+        wanted = self._in_files({name: weights[name].detach() for name in self._shapes})
         with self._awake(then="stay"), self._requests.paused() as engine:
             if left := self._put(wanted):
                 raise RunStopped(f"vLLM left its {left[0]} (and {len(left) - 1} more) as it was when weights came")

@@ -137,13 +137,14 @@ def _write_other(model: Any, folder: Path, weights: Mapping[str, Tensor] | None)
     positions, other sizes. It would also refuse to write sampling defaults that it has read.
     """
     came_with: dict[str, dict[str, Any]] = getattr(model, "came_with", {})
-    generation = model.generation_config
+    generation = getattr(model, "generation_config", None)
     try:
         if _GENERATION in came_with:
             model.generation_config = type(generation)()
         model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
     finally:
-        model.generation_config = generation
+        if _GENERATION in came_with:
+            model.generation_config = generation
     for name, values in came_with.items():
         if name == _CONFIG:
             written = json.loads((folder / name).read_text())
@@ -157,6 +158,8 @@ def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a tokenizer in the words of transformers 4, which 5 reads too."""
     tokenizer.save_pretrained(folder)
     path = folder / _TOKENIZER_CONFIG
+    if not path.exists():  # of a task's own
+        return
     config = {name: value for name, value in _read_object(path).items() if name not in _OF_TRANSFORMERS_5}
     if config.get("tokenizer_class") == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
