@@ -33,7 +33,7 @@ from harness.engines.batch import Row
 from harness.engines.requests import StopStrings, check_request, check_scored
 from harness.engines.rng import pinned_lengths, stream_rows
 from harness.engines.served import ServedRow, to_completions
-from harness.engines.weights import check_names_and_shapes, names_in_files
+from harness.engines.weights import check_names_and_shapes
 from harness.models.config import context_length
 from harness.models.storage import save_policy
 
@@ -150,7 +150,6 @@ class SglangEngine:
     ) -> None:
         self._engine, self._tokenizer, self._max_batch, self._device = engine, tokenizer, max_batch, device
         self._should_stop = should_stop
-        self._in_files = names_in_files(model)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
         self._second_names = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         config: Any = model.config
@@ -172,9 +171,8 @@ class SglangEngine:
         """
         check_names_and_shapes(weights, self._shapes, self._second_names)
         with self._lock:
-            tensors = {name: weights[name].detach().to(self._device) for name in self._shapes}
-            in_files = list(self._in_files(tensors).items())
-            _require_taken(self._engine.update_weights_from_tensor(in_files, flush_cache=True))
+            tensors = [(name, weights[name].detach().to(self._device)) for name in self._shapes]
+            _require_taken(self._engine.update_weights_from_tensor(tensors, flush_cache=True))
 
     def generate(
         self,

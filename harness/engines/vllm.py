@@ -41,6 +41,7 @@ from harness.engines.served import ServedRow, to_completions
 from harness.engines.vllm_machine import (
     as_it_was,
     check_vllm_installed,
+    classes_as_they_were,
     context_of,
     environment,
     head_size,
@@ -53,7 +54,7 @@ from harness.engines.vllm_machine import (
 from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
 from harness.engines.vllm_weights import first_values, in_memory_file, packed_away, put, put_file
-from harness.engines.weights import check_names_and_shapes, names_in_files
+from harness.engines.weights import check_names_and_shapes
 from harness.models.storage import save_policy
 
 
@@ -89,7 +90,8 @@ def vllm_engine(
     with OwnFolder() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
-        llm = _start(folder, options, device, head_size(model.config))
+        with classes_as_they_were(model):
+            llm = _start(folder, options, device, head_size(model.config))
     engine = VllmEngine(
         llm,
         model,
@@ -145,7 +147,6 @@ class VllmEngine:
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
         stored = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self._second_names = stored | _tied_head(self._shapes)
-        self._in_files = names_in_files(model)
         self._vocab_size: int = llm.model_config.get_vocab_size()
         self.context_length: int = llm.model_config.max_model_len
         _ALIVE.add(self)
@@ -162,7 +163,7 @@ class VllmEngine:
             UserError: naming the weight.
         """
         before: list[dict[str, Tensor]] = self._llm.apply_model(first_values)
-        self._put(self._in_files({name: weight.detach() for name, weight in model.named_parameters()}))
+        self._put({name: weight.detach() for name, weight in model.named_parameters()})
         for was, now in zip(before, self._llm.apply_model(first_values), strict=True):
             for name, values in now.items():
                 if not torch.equal(values, was[name]):
@@ -193,7 +194,7 @@ class VllmEngine:
             RunStopped: vLLM did not take them all, or kept what it had cached with the old ones; or a worker is gone.
         """
         check_names_and_shapes(weights, self._shapes, self._second_names)
-        wanted = self._in_files({name: weights[name].detach() for name in self._shapes})
+        wanted = {name: weights[name].detach() for name in self._shapes}
         with self._awake(then="stay"), self._requests.paused() as engine:
             if left := self._put(wanted):
                 raise RunStopped(f"vLLM left its {left[0]} (and {len(left) - 1} more) as it was when weights came")

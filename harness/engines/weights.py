@@ -20,19 +20,17 @@ numbers before anything relies on them.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from harness.models.config import ModelConfig
-from harness.models.decoder import DecoderLM
 
 ROWS_HINT = 64
 """Rows that a weight is packed for; among 1, 64 and 256 the best or within 2% of it for 2 to 832 rows."""
@@ -222,22 +220,6 @@ def check_names_and_shapes(
     if problems:
         more = f"; and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
         raise ValueError("weights not loaded, the old ones stay: " + "; ".join(problems[:_MAX_NAMED]) + more)
-
-
-def names_in_files(model: nn.Module) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]:
-    """Return what gives weights by a model's own names the names and shapes that its files have.
-
-    Other makers' engines load by these. transformers keeps all experts of a layer in one tensor where files have one
-    for each, and calls some tensors otherwise. The model is not kept.
-    """
-    if isinstance(model, DecoderLM) or not hasattr(model, "config"):
-        return lambda weights: weights
-    from transformers.core_model_loading import revert_weight_conversion
-
-    with torch.device("meta"):
-        skeleton: Any = type(model)(copy.deepcopy(model.config))  # type: ignore[call-arg]
-    skeleton._weight_conversions = getattr(model, "_weight_conversions", None)
-    return lambda weights: revert_weight_conversion(skeleton, dict(weights))
 
 
 def build_weights(
