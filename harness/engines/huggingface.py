@@ -21,6 +21,7 @@ from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.weights import check_names_and_shapes
+from harness.models.config import context_length
 from harness.models.ends import end_tokens
 
 
@@ -45,7 +46,7 @@ class TransformersBackend:
     @property
     def context_length(self) -> int | None:
         """See ``DecodeBackend``."""
-        return getattr(self._model.config, "max_position_embeddings", None)
+        return context_length(self._model.config)
 
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
         """See ``DecodeBackend``."""

@@ -71,7 +71,7 @@ def check_request(
             raise UserError(
                 f"token ids from {min(prompt)} to {max(prompt)}, the model knows 0 to {vocab_size - 1}",
                 where,
-                "encode the prompt with the model's own tokenizer",
+                "encode it with the model's own tokenizer, without added tokens that the model has no row for",
             )
         if context_length is not None and len(prompt) + sampling.max_tokens > context_length:
             raise UserError(

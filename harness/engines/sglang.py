@@ -34,6 +34,7 @@ from harness.engines.requests import StopStrings, check_request, check_scored
 from harness.engines.rng import pinned_lengths, stream_rows
 from harness.engines.served import ServedRow, to_completions
 from harness.engines.weights import check_names_and_shapes
+from harness.models.config import context_length
 from harness.models.ends import GENERATION, end_tokens
 from harness.models.storage import save_policy
 
@@ -69,7 +70,7 @@ def sglang_engine(
     with OwnFolder() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
-        (folder / GENERATION).write_text("{}")  # end tokens are those of each request
+        (folder / GENERATION).write_text("{}", encoding="utf-8")  # end tokens are those of each request
         engine = _start(engine_options(folder, settings))
     return SglangEngine(
         engine,
@@ -167,7 +168,7 @@ class SglangEngine:
         self._second_names = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         config: Any = model.config
         self._vocab_size: int = config.vocab_size
-        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.context_length: int | None = context_length(config)
         self._lock = threading.Lock()
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
@@ -40,6 +41,7 @@ from harness.engines.served import ServedRow, to_completions
 from harness.engines.vllm_machine import (
     as_it_was,
     check_vllm_installed,
+    classes_as_they_were,
     context_of,
     environment,
     head_size,
@@ -51,7 +53,7 @@ from harness.engines.vllm_machine import (
 )
 from harness.engines.vllm_memory import ALONE, Neighbours
 from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
-from harness.engines.vllm_weights import in_memory_file, packed_away, put, put_file
+from harness.engines.vllm_weights import first_values, in_memory_file, packed_away, put, put_file
 from harness.engines.weights import check_names_and_shapes
 from harness.models.ends import GENERATION, end_tokens
 from harness.models.storage import save_policy
@@ -91,9 +93,10 @@ def vllm_engine(
     with OwnFolder() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
-        (folder / GENERATION).write_text("{}")  # vLLM would ban its end tokens beside those of a request
-        llm = _start(folder, options, device, head_size(model.config))
-    return VllmEngine(
+        (folder / GENERATION).write_text("{}", encoding="utf-8")  # vLLM would ban its end tokens beside a request's
+        with classes_as_they_were(model):
+            llm = _start(folder, options, device, head_size(model.config))
+    engine = VllmEngine(
         llm,
         model,
         tokenizer,
@@ -103,6 +106,8 @@ def vllm_engine(
         sleeps=sleeps and device == "cuda",
         should_stop=should_stop,
     )
+    engine.require_replaceable(model)
+    return engine
 
 
 class VllmEngine:
@@ -153,6 +158,29 @@ class VllmEngine:
         self._vocab_size: int = llm.model_config.get_vocab_size()
         self.context_length: int = llm.model_config.max_model_len
         _ALIVE.add(self)
+
+    def require_replaceable(self, model: nn.Module) -> None:
+        """Refuse a model whose weights vLLM keeps in another order than it loads them in, as experts on CPUs.
+
+        New weights would be written over them as they are, and what is sampled from would be neither.
+
+        Args:
+            model: whose weights the engine has; they are loaded once more.
+
+        Raises:
+            UserError: naming the weight.
+        """
+        before: list[dict[str, Tensor]] = self._llm.apply_model(first_values)
+        self._put({name: weight.detach() for name, weight in model.named_parameters()})
+        for was, now in zip(before, self._llm.apply_model(first_values), strict=True):
+            for name, values in now.items():
+                if not torch.equal(values, was[name]):
+                    self.close()
+                    raise UserError(
+                        f"vLLM keeps {name} in an order of its own, where new weights cannot be written",
+                        "engine.type: vllm",
+                        "set engine.type to native",
+                    )
 
     @property
     def version(self) -> int:

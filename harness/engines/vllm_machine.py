@@ -32,7 +32,10 @@ from harness.engines.vllm_memory import (
     cache_of,
     gpu_share,
 )
+from harness.models.config import context_length
 
+_WIDER_WINDOWS = ("cohere2",)
+"""Model types whose windows vLLM 0.32 makes a token wider than transformers 5 does."""
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: starts in seconds, weights need no copy between processes
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -104,14 +107,19 @@ def context_of(settings: Any, config: Any) -> int | None:
     """Return the most tokens of a prompt and its response: as the scenario says, else what the model was made for.
 
     Raises:
-        UserError: the scenario says more than the model was made for.
+        UserError: the scenario says more than the model was made for, or rows in which vLLM computes otherwise.
     """
     asked: int | None = settings.context
-    most: int | None = getattr(config, "max_position_embeddings", None)
+    most = context_length(config)
     if asked is not None and most is not None and asked > most:
         what = f"engine.context is {asked}, must be at most {most}, what the model was made for"
         raise UserError(what, "engine.context", f"set engine.context to at most {most}, or to null")
-    return asked or most
+    context = asked or most
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "model_type", None) in _WIDER_WINDOWS and window and (context is None or context > window):
+        what = f"vLLM lets a {config.model_type} see one token more than its window of {window}, transformers does not"
+        raise UserError(what, "engine.context", f"set engine.context to at most {window}, or engine.type to native")
+    return context
 
 
 def reason_of(error: Exception) -> str:
@@ -231,6 +239,23 @@ def workers_meet(workers: int) -> Iterator[None]:
             for shared in _SHARED_MEMORY.glob(f"{store.name}-*"):  # stays where a worker is killed
                 shared.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def classes_as_they_were(model: nn.Module) -> Iterator[None]:
+    """Let other models of the policy's classes be made and run in this process, after a vLLM has started on them.
+
+    A family that vLLM has no code for it builds of transformers' own classes. It changes these: their instances then
+    ask for vLLM's config, and for whether they are compiled, which the Learner's own model cannot say.
+    """
+    made_by = {kind: kind.__init__ for kind in {type(module) for module in model.modules()}}
+    try:
+        yield
+    finally:
+        for kind, make in made_by.items():
+            if kind.__init__ is not make:
+                kind.__init__ = make  # type: ignore[method-assign]
+                kind.do_not_compile = True  # type: ignore[assignment]
 
 
 @contextmanager

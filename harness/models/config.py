@@ -193,6 +193,23 @@ class ModelConfig:
         )
 
 
+def context_length(config: Any) -> int | None:
+    """Return the most tokens that a prompt and its response may have together; None where a config does not say.
+
+    ``longrope`` (Ding et al. 2024, arXiv:2402.13753) turns positions by other frequencies in a row that is longer than
+    the first context, and transformers does so for all rows beside it: log-probs would depend on the batch, and cached
+    keys be of both kinds. So the first context is all.
+
+    Args:
+        config: a ``ModelConfig``, or the config of a model of transformers.
+    """
+    most: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    of_layers = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
+    first = [part.get("original_max_position_embeddings") for part in of_layers if _rope_type(part) == "longrope"]
+    return min((bound for bound in (most, *first) if bound is not None), default=None)
+
+
 class UnsupportedModel(UserError):
     """A model that the harness' own code cannot run; transformers may."""
 

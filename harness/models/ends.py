@@ -98,6 +98,12 @@ def _ids(value: Any, where: str) -> list[int]:
     return list(ids)
 
 
+def padding_token(model: nn.Module | None, tokenizer: Any) -> int:
+    """Return the tokenizer's padding token, or 0 where it has none that the model knows."""
+    token, size = tokenizer.pad_token_id, _vocab_size(model)
+    return 0 if token is None or (size is not None and token >= size) else int(token)
+
+
 def _vocab_size(model: nn.Module | None) -> int | None:
     config: Any = getattr(model, "config", model)
     if hasattr(config, "get_text_config"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +24,7 @@ from harness.core.errors import UserError
 from harness.core.regular_files import read_regular
 from harness.models.config import ModelConfig, UnsupportedModel, check_sizes
 from harness.models.decoder import DecoderLM, decoder_without_weights
-from harness.models.ends import FOLDER_DEFAULTS, GENERATION, FolderDefaults, end_tokens, write_folder_defaults
+from harness.models.ends import CONFIG, FOLDER_DEFAULTS, GENERATION, FolderDefaults, end_tokens, write_folder_defaults
 from harness.models.products import use_fast_products
 from harness.models.shape import MOST_CONFIG_BYTES
 
@@ -36,6 +39,13 @@ _HUB_NAME_PARTS = 2
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _NOT_STORED = "rotary_emb.inv_freq"
 """Ends the names of tensors that older folders hold beside the weights."""
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_OF_THE_SOURCE = ("quantization_config", "auto_map", "_name_or_path", "transformers_version")
+"""What a ``config.json`` says of the files it came with, which saved ones are not."""
+_CAPPED_ATTENTION = re.compile("^attn.*soft_?cap")
+"""Settings of attention that only transformers' reference implementation heeds."""
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_OF_TRANSFORMERS_5 = ("backend", "is_local", "local_files_only")
 
 
 def save_policy(
@@ -64,9 +74,9 @@ def save_policy(
         if isinstance(model, DecoderLM):
             _write_decoder(model, tokenizer, staging, weights or model.state_dict())
         else:
-            model.save_pretrained(staging, state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
+            _write_other(model, staging, weights)
         write_folder_defaults(model, staging)
-        tokenizer.save_pretrained(staging)
+        _write_tokenizer(tokenizer, staging)
 
 
 def load_policy(
@@ -91,19 +101,21 @@ def load_policy(
     folder = _find_folder(name)
     _require_regular_files(folder)
     config = _read_config(folder)
-    shape = _own_shape(config, str(folder / "config.json"))
+    shape = _own_shape(config, str(folder / CONFIG))
     _require_safetensors(folder)
     stored = _stored_weights(folder)
     tokenizer = _load_tokenizer(folder, config)
     without_weights = str(device) == "meta"
     generation = _read_object(folder / GENERATION) if (folder / GENERATION).is_file() else None
-    defaults = FolderDefaults(config, generation)
     if shape is None:
-        model = _load_with_transformers(folder, dtype, stored).to("cpu" if without_weights else device).eval()
-        return _with_defaults(model, defaults, tokenizer, folder), tokenizer
+        model, said = _load_with_transformers(folder, config, dtype, stored)
+        model = model.to("cpu" if without_weights else device).eval()
+        return _with_defaults(model, FolderDefaults(said, generation), tokenizer, folder), tokenizer
+    if shape.tie_word_embeddings:
+        shape = dataclasses.replace(shape, tie_word_embeddings=_is_tied(stored))
     empty = decoder_without_weights(shape, dtype)
-    _with_defaults(empty, defaults, tokenizer, folder)
-    _require_fitting(stored, empty, shape.tie_word_embeddings)
+    _with_defaults(empty, FolderDefaults(config, generation), tokenizer, folder)
+    _require_fitting(stored, empty)
     if without_weights:
         return empty, tokenizer
     _fill(empty.to_empty(device=device), stored)
@@ -165,10 +177,37 @@ def _write_decoder(
     config = model.config.to_hf(**ends)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "
-", encoding="utf-8")
-    (folder / GENERATION).write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "
-", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / GENERATION).write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_other(model: Any, folder: Path, weights: Mapping[str, Tensor] | None) -> None:
+    """Write a model of transformers, with the config of the folder that it was loaded from.
+
+    transformers 5 would write that in words of its own, which transformers 4 passes over without an error: other
+    positions, other sizes.
+    """
+    model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
+    if model not in FOLDER_DEFAULTS:
+        return
+    came_with, written = FOLDER_DEFAULTS[model].config, _read_object(folder / CONFIG)
+    types = [key for key in ("dtype", "torch_dtype") if key in came_with] or ["dtype"]
+    own = dict.fromkeys(types, written["dtype"]) | {"transformers_version": written["transformers_version"]}
+    (folder / CONFIG).write_text(json.dumps({**came_with, **own}, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer in the words of transformers 4, which 5 reads too."""
+    tokenizer.save_pretrained(folder)
+    path = folder / _TOKENIZER_CONFIG
+    if not path.exists():  # of a task's own
+        return
+    config = {name: value for name, value in _read_object(path).items() if name not in _OF_TRANSFORMERS_5}
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -302,13 +341,24 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
             "save the tokenizer into the same folder (tokenizer.save_pretrained)",
         ) from error
     vocab_size = config.get("vocab_size")
-    if isinstance(vocab_size, int) and len(tokenizer) > vocab_size:
+    if isinstance(vocab_size, int):
+        _require_known_tokens(tokenizer, vocab_size, folder)
+    return tokenizer
+
+
+def _require_known_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int, folder: Path) -> None:
+    """Refuse a tokenizer of another model: added tokens alone may stand beyond the vocabulary.
+
+    Gemma 3 has such a token for images, and many folders one for padding; requests refuse prompts that hold one.
+    """
+    added = tokenizer.added_tokens_decoder
+    largest = max((place for place in tokenizer.get_vocab().values() if place not in added), default=-1)
+    if largest >= vocab_size:
         raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocab_size is {vocab_size}",
+            f"the tokenizer has {largest + 1} tokens, the model's vocab_size is {vocab_size}",
             str(folder),
             "save model and tokenizer that belong together",
         )
-    return tokenizer
 
 
 def _refuse_own_code(folder: Path, error: Exception) -> None:
@@ -366,17 +416,45 @@ def _fill(model: DecoderLM, stored: Mapping[str, _Stored]) -> None:
         UserError: a file is damaged, or holds NaN or infinity.
     """
     for name, weight in model.state_dict().items():
-        file = stored[name].file
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensor = opened.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {file.name}: {error}", str(file.parent), "save the model again") from error
-        _require_finite(name, tensor, file)
+        tensor = _read(name, stored)
+        _require_finite(name, tensor, stored[name].file)
         weight.copy_(tensor)
 
 
-def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module, tied: bool) -> None:
+def _is_tied(stored: Mapping[str, _Stored]) -> bool:
+    """Whether the files have one table for tokens and logits, as their config says; two that differ stay two.
+
+    So does transformers decide it.
+    """
+    if _HEAD not in stored or _EMBEDDING not in stored or torch.equal(_read(_HEAD, stored), _read(_EMBEDDING, stored)):
+        return True
+    _warn_of_other_head(stored[_HEAD].file)
+    return False
+
+
+def _warn_of_other_head(where: Path) -> None:
+    warnings.warn(
+        f"config.json ties the output matrix to the embeddings, and {where} holds another one, which is taken",
+        stacklevel=4,
+    )
+
+
+def _read(name: str, stored: Mapping[str, _Stored]) -> Tensor:
+    """Return a stored weight.
+
+    Raises:
+        UserError: its file is damaged.
+    """
+    file = stored[name].file
+    try:
+        with safe_open(file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {file.name}: {error}", str(file.parent), "save the model again") from error
+    return tensor
+
+
+def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module) -> None:
     """Refuse weights that are not those which the config asks for: each of them, of its shape, and no others.
 
     Raises:
@@ -392,7 +470,7 @@ def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module, tied: bool
             raise UserError(what, str(stored[name].file), "save the model again")
         _require_floats(name, stored[name])
     spare = [name for name in stored if name not in expected and not name.endswith(_NOT_STORED)]
-    spare = [name for name in spare if not (tied and name == "lm_head.weight")]
+    spare = [name for name in spare if name != _HEAD]  # the embeddings once more
     if spare:
         raise _no_place_for(spare, str(stored[spare[0]].file))
 
@@ -447,7 +525,10 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _load_with_transformers(folder: Path, dtype: torch.dtype, stored: Mapping[str, _Stored]) -> nn.Module:
+def _load_with_transformers(
+    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, stored: Mapping[str, _Stored]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the model, and what the ``config.json`` of a folder that it is saved into has to say."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
@@ -478,4 +559,12 @@ def _load_with_transformers(folder: Path, dtype: torch.dtype, stored: Mapping[st
             _require_floats(name, stored[name])
         _require_finite(name, parameter.detach(), stored[name].file if name in stored else folder)
     use_fast_products(model)
-    return model
+    of_text: Any = loaded[0].config.get_text_config()
+    if any(value and _CAPPED_ATTENTION.search(name) for name, value in vars(of_text).items()):
+        loaded[0].set_attn_implementation("eager")
+    kept = {name: value for name, value in config.items() if name not in _OF_THE_SOURCE}
+    head, embeddings = loaded[0].get_output_embeddings(), loaded[0].get_input_embeddings()
+    if of_text.tie_word_embeddings and head is not None and head.weight is not embeddings.weight:
+        _warn_of_other_head(folder)
+        of_text.tie_word_embeddings = kept["tie_word_embeddings"] = False
+    return model, kept

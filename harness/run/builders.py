@@ -24,7 +24,7 @@ from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
-from harness.models.ends import end_tokens, texts_of, turn_end
+from harness.models.ends import end_tokens, padding_token, texts_of, turn_end
 from harness.run.data_files import few_held_out, fields_of
 from harness.run.devices import resolve_device
 from harness.run.overlapped_publish import OverlappedPublish
@@ -80,7 +80,7 @@ class Policy:
     @property
     def padding(self) -> int:
         """Token id that fills what masks leave out; it means nothing, whether or not the tokenizer has one for it."""
-        return self.tokenizer.pad_token_id or 0
+        return padding_token(self.model, self.tokenizer)
 
     def with_ends(self, *, chat: bool) -> Policy:
         """Return the policy with its end tokens; in a chat, the one that its template writes behind a turn too."""
@@ -199,11 +199,12 @@ def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
 def _folder_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
     import torch
 
+    from harness.models.config import context_length
     from harness.models.storage import load_policy
 
     settings: Any = scenario.model
     model, tokenizer = load_policy(settings.path, device, dtype=getattr(torch, settings.dtype))
-    return Policy(model, tokenizer, getattr(model.config, "max_position_embeddings", None))
+    return Policy(model, tokenizer, context_length(model.config))
 
 
 def _sorting_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:

@@ -23,9 +23,6 @@ from harness.results.writer import POLICIES, POLICY
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes
 
-if TYPE_CHECKING:
-    pass
-
 
 def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:
     """Return where in the folder of a run a policy is saved; None where nothing is.

