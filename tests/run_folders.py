@@ -252,7 +252,7 @@ def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
     }
     run.write_manifest(Manifest(arm=plan.arm, point=point, seed=plan.seed, **named))
     tracer = RecordingTracer(lambda: now[0])
-    recorder = RunRecorder(run, tracer, synchronous=False)
+    recorder = RunRecorder(run, tracer)
     recorder.loop_starts(WAITS)
     recorder.on_evaluation(0, _validation(plan.rewards[0]))
     for step in range(plan.steps):

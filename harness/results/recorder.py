@@ -30,7 +30,6 @@ from harness.results.lane_time import parts_as_lanes
 from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds, part_of
 from harness.results.segments import Recorded, sizes_of
 from harness.results.step_metrics import (
-    evaluation_s,
     idle_ratios,
     step_metrics,
     sync_metrics,
@@ -39,8 +38,8 @@ from harness.results.step_metrics import (
 from harness.results.training_log import evaluation_line, rollout_lines, step_line
 
 Row = dict[str, Any]
-RowListener = Callable[[Row, float], None]
-"""Takes a row and, for a step, its seconds without evaluation."""
+RowListener = Callable[[Row], None]
+"""Takes a row."""
 StepListener = Callable[[int], None]
 NO_VERSION = -1
 EVICTED_COLUMNS = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
@@ -83,7 +82,6 @@ class RunRecorder:
     Args:
         folder: where the rows go.
         tracer: whose spans are drained at each row.
-        synchronous: whether evaluation and training take turns; only then is evaluation taken out of a step's seconds.
         profiled: training steps in which a profiler runs.
         probes: what runs beside the run; None where nothing does.
         utilisation: of the Learner's GPU.
@@ -100,14 +98,13 @@ class RunRecorder:
         folder: RunFolder,
         tracer: RecordingTracer,
         *,
-        synchronous: bool = True,
         profiled: frozenset[int] = frozenset(),
         probes: Probes | None = None,
         utilisation: Utilisation | None = None,
         row_listeners: Sequence[RowListener] = (),
         step_listeners: Sequence[StepListener] = (),
     ) -> None:
-        self.folder, self._tracer, self._synchronous, self._profiled = folder, tracer, synchronous, profiled
+        self.folder, self._tracer, self._profiled = folder, tracer, profiled
         self._probes: Probes = probes or NoProbes()
         self._utilisation = utilisation or Utilisation()
         self._row_listeners, self._step_listeners = tuple(row_listeners), tuple(step_listeners)
@@ -194,8 +191,7 @@ class RunRecorder:
         window = self._row_start_ns, self._tracer.clock_ns()
         spans, wall_s, elapsed_s = self._close_row(window[1])
         as_parts = parts_as_lanes(spans)
-        train_s = wall_s - evaluation_s(spans) if self._synchronous else wall_s
-        metrics = step_metrics(facts, train_s) | sync_metrics(facts.weight_handle, as_parts)
+        metrics = step_metrics(facts, wall_s) | sync_metrics(facts.weight_handle, as_parts)
         metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
         metrics |= self._utilisation.metrics(facts.step, facts.groups, as_parts)
         metrics |= self.drain_probes() | combine_metrics(self._measured)
@@ -203,7 +199,7 @@ class RunRecorder:
         profiled = facts.step in self._profiled
         warmup = facts.step - self._first_step < WARMUP_FLOOR
         cold = warmup and self._first_step > 0  # after a resume
-        evaluated = evaluation_s(spans) or any(it.stage is Stage.EVALUATE for it in self._tracer.still_open())
+        evaluated = any(it.stage is Stage.EVALUATE for seen in (spans, self._tracer.still_open()) for it in seen)
         self._seconds.append(StepSeconds(facts.step, wall_s, not (profiled or cold or evaluated)))
         lanes, parts = self._lane_seconds(spans, window[1])
         row = step_row(
@@ -229,11 +225,11 @@ class RunRecorder:
         if facts.replay is not None:
             self.folder.append_groups([batch_row(facts.step, facts.groups)])
         self.folder.append_rollouts(Purpose.TRAIN, facts.result.examples, facts.step)
-        for line in (step_line(facts.step, metrics, train_s), *rollout_lines(facts.step, facts.result.examples)):
+        for line in (step_line(facts.step, metrics, wall_s), *rollout_lines(facts.step, facts.result.examples)):
             self._log(line)
         self.folder.flush()
         self.steps_done += 1
-        self._tell(row, train_s)
+        self._tell(row)
         self._idle_since(window[1], facts.step)
         for listener in self._step_listeners:
             listener(facts.step)
@@ -251,7 +247,7 @@ class RunRecorder:
         self._log(evaluation_line(version, metrics))
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))
-        self._tell(row, 0.0)
+        self._tell(row)
 
     def drain_probes(self) -> Metrics:
         """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
@@ -260,9 +256,9 @@ class RunRecorder:
             self.folder.log(note)
         return dict(self._probes.step_metrics())
 
-    def _tell(self, row: Row, train_s: float) -> None:
+    def _tell(self, row: Row) -> None:
         for listener in self._row_listeners:
-            listener(row, train_s)
+            listener(row)
 
     def _log_failure(self, scored: ScoredBatch) -> None:
         if scored.failure is not None:

@@ -20,24 +20,22 @@ SYNC_STAGES = {
 }
 
 
-def evaluation_s(spans: list[Span]) -> float:
-    """Return the seconds in which at least one lane evaluated."""
-    return total((span.start_ns, span.end_ns) for span in spans if span.stage is Stage.EVALUATE) / 1e9
+def step_metrics(facts: StepReport, wall_s: float) -> Metrics:
+    """Return the metrics of a training step; each is of the same rollouts and seconds whatever the lag.
 
-
-def step_metrics(facts: StepReport, train_s: float) -> Metrics:
-    """Return the metrics of a training step: rewards, update, lag and throughput of the fresh rollouts.
+    ``reward/*``, ``response_length`` and ``truncated_fraction`` are of all rollouts sampled for its batch,
+    ``response_tokens`` and ``perf/throughput_total`` of the batch, the others of the groups trained on.
 
     Args:
         facts: what the loop tells of the step.
-        train_s: seconds of the step without evaluation.
+        wall_s: seconds since the step before, evaluations included.
     """
     metrics = combine_metrics([part.metrics for part in facts.scored]) | facts.result.metrics
     metrics |= signal_metrics(facts) | sampling_metrics(facts) | lag_metrics(facts)
     tokens = count(facts.fresh).tokens
     metrics["response_tokens"] = Metric(tokens, "sum")
-    if train_s > 0:
-        metrics["perf/throughput_total"] = Metric(tokens / train_s)
+    if wall_s > 0:
+        metrics["perf/throughput_total"] = Metric(tokens / wall_s)
     failed = sum(part.failed_groups for part in facts.scored)
     if failed:
         metrics["score/failed_groups"] = Metric(failed, "sum")

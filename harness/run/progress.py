@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -52,15 +53,15 @@ class RunProgress:
     ) -> None:
         self._bar.stop()
 
-    def listener(self, arm: int) -> Callable[[Row, float], None]:
-        """Return what the recorder of one arm calls with each row, and the step's seconds without evaluation."""
-        return lambda row, train_s: self._show(arm, row, train_s)
+    def listener(self, arm: int) -> Callable[[Row], None]:
+        """Return what the recorder of one arm calls with each row."""
+        return partial(self._show, arm)
 
-    def _show(self, arm: int, row: Row, train_s: float) -> None:
+    def _show(self, arm: int, row: Row) -> None:
         facts = self._facts[arm]
         if row["kind"] == "step":
             facts["reward"] = f"train {_mean(row, 'reward/total'):.2f}"
-            facts["seconds"] = f"{train_s:.2f} s/step"
+            facts["seconds"] = f"{row['wall_s']:.2f} s/step"
             self._bar.update(self._tasks[arm], completed=row["step"] + 1)  # a restart goes back
         else:
             reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")

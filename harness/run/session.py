@@ -308,11 +308,10 @@ class Experiment:
         recorder = RunRecorder(
             folder,
             arm.tracer,
-            synchronous=parts.plan.is_synchronous,
             profiled=profile.touched_steps(scenario.max_lag),
             probes=probes,
             utilisation=utilisation_of(scenario, gpus if parts.learner_on_gpu else ()),
-            row_listeners=[*row_listeners, lambda row, train_s: streams.on_row(row)],
+            row_listeners=[*row_listeners, streams.on_row],
             step_listeners=[probes.after_step, pass_turn, probes.before_next_step],
         )
         session = RunSession(

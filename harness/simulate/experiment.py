@@ -146,7 +146,7 @@ def _simulate(
 ) -> RunRecorder:
     async def main(tracer: RecordingTracer) -> RunRecorder:
         built = build_run(scenario, machine, tracer, draw=draw, allow=allow)
-        recorder = RunRecorder(folder, tracer, synchronous=built.plan.is_synchronous, row_listeners=[built.on_row])
+        recorder = RunRecorder(folder, tracer, row_listeners=[built.on_row])
         recorder.loop_starts(built.lanes)
         await built.run(WithoutRewards(recorder))
         recorder.loop_ends()

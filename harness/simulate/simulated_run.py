@@ -189,7 +189,7 @@ class SimulatedRun:
         self._bookkeeping = Bookkeeping(observer, self.tracer, self.lanes, self.costs, self.work)
         return self._bookkeeping
 
-    def on_row(self, row: dict[str, Any], train_s: float) -> None:
+    def on_row(self, row: dict[str, Any]) -> None:
         """Take the time of bookkeeping at the row of a training step: what a ``RunRecorder`` calls."""
         if self._bookkeeping is not None and row.get("kind") == "step":
             self._bookkeeping.take_time()

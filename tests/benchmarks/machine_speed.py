@@ -41,7 +41,7 @@ def measured_run(steps: int, seed: int) -> list[dict[str, float]]:
     )  # fmt: skip
     probe, rows = SpeedProbe(), list[dict[str, float]]()
 
-    def after_row(row: dict[str, Any], train_s: float) -> None:
+    def after_row(row: dict[str, Any]) -> None:
         if row["kind"] == "step":
             before = rows[-1]["all"] if rows else 0.0  # the probe ran within the time of the next step
             rows.append({"step": row["wall_s"] - before} | probe.measure())

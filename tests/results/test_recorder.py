@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.compare.learning import over_optimizer_steps
+from harness.compare.step_columns import tokens_per_second
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import Count, RolloutCounts, StepReport
@@ -91,7 +93,7 @@ def recorder(tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber
     """A recorder whose loop starts at 10 s."""
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
         folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-20T11:15:00.000Z"))
-        made = RunRecorder(folder, tracer, synchronous=False)
+        made = RunRecorder(folder, tracer)
         clock.set(10.0)
         made.loop_starts(["generator0", "generator1", "scorer", "learner"])
         yield made
@@ -140,11 +142,24 @@ def test_dropped_rollouts_are_counted_with_their_length() -> None:
 
 
 def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
-    metrics = step_metrics(replace(FACTS, taken=(Taken(OLD, 2, 2),)), train_s=2.0)
+    metrics = step_metrics(replace(FACTS, taken=(Taken(OLD, 2, 2),)), wall_s=2.0)
     assert metrics["response_tokens"] == Metric(30, "sum")  # 4 + 6 + 10 + 10
     assert metrics["perf/throughput_total"] == Metric(15.0)
     assert (metrics["reward/total"], metrics["loss"]) == (Metric(0.75, count=4), Metric(0.5, count=4))
-    assert "perf/throughput_total" not in step_metrics(FACTS, train_s=0.0)
+    assert "perf/throughput_total" not in step_metrics(FACTS, wall_s=0.0)
+
+
+def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRecorder, clock: HandClock) -> None:
+    """Old code: evaluation was in the seconds only with lag, and compare's figure had it always."""
+    recorder._tracer.finished.append(Span("generator0", Stage.EVALUATE, 10_000_000_000, 11_000_000_000, 3, 3))
+    clock.set(12.0)
+    recorder.on_step(FACTS)
+    recorder.loop_ends()
+    (row,) = _read(recorder).steps
+    metric = row.metric("perf/throughput_total")
+    assert metric is not None
+    assert metric.value == pytest.approx(30 / 2.0)
+    assert tokens_per_second([msgspec.structs.replace(row, warmup=False)]) == pytest.approx(metric.value)
 
 
 def test_groups_with_equal_rewards_are_counted_among_those_trained_on() -> None:
@@ -158,7 +173,7 @@ def test_groups_with_equal_rewards_are_counted_among_those_trained_on() -> None:
 
 
 def test_dynamic_sampling_counts_groups_tokens_and_attempts() -> None:
-    metrics = step_metrics(replace(FACTS, scored=(SAMPLED_AGAIN,)), train_s=2.0)
+    metrics = step_metrics(replace(FACTS, scored=(SAMPLED_AGAIN,)), wall_s=2.0)
     assert {name: metric for name, metric in metrics.items() if name.startswith("sampling/")} == {
         "sampling/generated_groups": Metric(5, "sum"),  # 2 kept, 2 discarded, 1 failed
         "sampling/kept_groups": Metric(2, "sum"),
@@ -268,14 +283,14 @@ def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_or
     story: list[tuple[str, object]] = []
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
 
-        def on_row(row: dict[str, Any], train_s: float) -> None:
+        def on_row(row: dict[str, Any]) -> None:
             _, *written = [json.loads(line)["kind"] for line in (folder.folder / STEPS).read_text().splitlines()]
-            story.append(("row", (row["kind"], train_s, written)))
+            story.append(("row", (row["kind"], row.get("wall_s"), written)))
 
         recorder = RunRecorder(
             folder,
             tracer,
-            row_listeners=[on_row, lambda row, train_s: story.append(("second", row["kind"]))],
+            row_listeners=[on_row, lambda row: story.append(("second", row["kind"]))],
             step_listeners=[lambda step: story.append(("first", step)), lambda step: story.append(("last", step))],
         )
         recorder.loop_starts(["learner"])
@@ -287,7 +302,7 @@ def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_or
         ("second", "step"),
         ("first", 3),
         ("last", 3),
-        ("row", ("evaluation", 0.0, ["step", "evaluation"])),
+        ("row", ("evaluation", None, ["step", "evaluation"])),
         ("second", "evaluation"),
     ]
 

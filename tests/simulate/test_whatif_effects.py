@@ -92,7 +92,7 @@ def record(tmp_path: Path) -> Record:
                 checkpoint_s=seconds.get("checkpoint", 0.0),
                 write_s=seconds.get("write", 0.0),
             )
-            recorder = RunRecorder(folder, tracer, synchronous=scenario.is_synchronous)
+            recorder = RunRecorder(folder, tracer)
             recorder.loop_starts([*lanes_of("generator", scenario), "scorer", "learner"])
             plan = loop_plan(scenario, num_train, 8)
             await run_loop(generators, scorers, learner, plan, tracer, recorder, checkpoints=learner)
