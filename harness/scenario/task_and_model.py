@@ -375,7 +375,7 @@ class SamplingSettings(Section):
     max_tokens: AtLeast1 = 32
     """A response is cut after this many tokens."""
     stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
-    """Strings that end a response; they stay part of it."""
+    """Strings that end a response; they stay part of it. A special or added token of the tokenizer ends by its id."""
     pinned_lengths: Annotated[tuple[AtLeast1, AtLeast1] | None, FromList] = None
     """[shortest, longest]: lengths are drawn from the seed and nothing ends a response early: arms do equal work."""
 

@@ -67,7 +67,12 @@ def batch() -> tuple[Tensor, ...]:
 
 def step(scoring: nn.Module) -> tuple[Tensor, Tensor]:
     """Scores and entropies (B, T) without the token that the second of two ranks has first, and all gradients."""
-    how: dict[str, Any] = {"temperature": 0.8, "with_entropy": True, "entropy_gradient": True, "ban": TokenBan((27, 0), 2)}
+    how: dict[str, Any] = {
+        "temperature": 0.8,
+        "with_entropy": True,
+        "entropy_gradient": True,
+        "ban": TokenBan((27, 0), 2),
+    }
     scores_BT, entropy_BT = scoring(*batch(), **how)
     weights_BT = torch.linspace(-1, 2, scores_BT.numel(), dtype=scores_BT.dtype).view_as(scores_BT)
     (scores_BT * weights_BT + entropy_BT * weights_BT.flip(0)).sum().backward()
@@ -166,7 +171,10 @@ def score_parts(rank: int, ranks: int, size: int, banned: int, kept: int, piece:
     generator = torch.Generator().manual_seed(size)
     hidden_MC = torch.randn(9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     weight_VC = torch.randn(size, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    tokens_M, banned_EM = torch.arange(9) % size, torch.tensor([[banned, -1, -1] * 3, [-1, -1, 0, 0, -1, -1, -1, 0, -1]])
+    tokens_M, banned_EM = (
+        torch.arange(9) % size,
+        torch.tensor([[banned, -1, -1] * 3, [-1, -1, 0, 0, -1, -1, -1, 0, -1]]),
+    )
     of_score_M, of_entropy_M = torch.randn(2, 9, generator=generator, dtype=torch.float64)
 
     is_banned = (banned_EM[..., None] == torch.arange(size)).any(0)
