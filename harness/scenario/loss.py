@@ -128,7 +128,7 @@ class LossSettings(Section):
     mask_truncated: bool = False
     """Leave responses cut at sampling.max_tokens out of the loss; their rewards still count in their group's mean."""
     ban_eos: bool = False
-    """Have the Learner leave the end of sequence out where the engine had to (sampling.min_tokens), which is exact."""
+    """Have the Learner leave the end tokens out where the engine had to (sampling.min_tokens), which is exact."""
     kl: Annotated[KlSettings, EmptyIfNull] = KlSettings()
     """KL divergence to a reference policy."""
     proximal: Literal["engine", "recompute"] = "engine"

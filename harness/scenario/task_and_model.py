@@ -394,7 +394,7 @@ class SamplingSettings(Section):
     max_tokens: AtLeast1 = 32
     """A response is cut after this many tokens."""
     stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
-    """Strings that end a response; they stay part of it."""
+    """Strings that end a response; they stay part of it. A special or added token of the tokenizer ends by its id."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the texts that are rewarded; false keeps those that do not end a response."""
     pinned_lengths: Annotated[tuple[AtLeast1, AtLeast1] | None, FromList] = None

@@ -21,6 +21,8 @@ TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3]
 SHAPE = dataclasses.replace(
     PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96, max_position_embeddings=64
 )
+FIELDS = {key: value for key, value in SHAPE.to_hf().items() if key not in ("architectures", "model_type")}
+ENDS = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id, "bos_token_id": None}
 PROMPTS = [[5, 6, 7], [9] * 11, [100], [30, 31, 32, 33, 34]]
 GROUP_SIZE = 4
 STOPS = tuple("aeiot")  # so that a random model ends its responses at many lengths
@@ -43,6 +45,13 @@ def sampled(engine: Engine, temperature: float) -> list[GroupData]:
     return [
         GroupData(Prompt("p", "g"), torch.tensor(prompt).numpy(), group)
         for prompt, group in zip(PROMPTS, groups, strict=True)
+    ]
+
+
+def rewarded(groups: list[GroupData]) -> list[RolloutGroup]:
+    return [
+        RolloutGroup(number, 0, 0, 0, tuple(len(c.token_ids) for c in group.completions), group, (0.0, 1.0, 1.0, 0.5))
+        for number, group in enumerate(groups)
     ]
 
 
@@ -84,10 +93,8 @@ def test_native_engine_and_learner_agree(temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_transformers_engine_and_learner_agree(temperature: float) -> None:
-    fields = {key: value for key, value in SHAPE.to_hf().items() if key not in ("architectures", "model_type")}
-    ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id, "bos_token_id": None}
     torch.manual_seed(0)
-    model = spread(Qwen2ForCausalLM(Qwen2Config(**fields | ends)))
+    model = spread(Qwen2ForCausalLM(Qwen2Config(**FIELDS | ENDS)))
     engine = native_engine(model, TOKENIZER)
     assert isinstance(engine, HuggingFaceEngine)
     batch = batch_of(sampled(engine, temperature))
@@ -96,6 +103,28 @@ def test_transformers_engine_and_learner_agree(temperature: float) -> None:
         elsewhere_BT, _ = padded_response_log_probs(model, *scored_parts(batch), temperature=temperature * 1.1)
     assert largest_gap(batch, log_probs_BT) < TOLERANCE
     assert largest_gap(batch, elsewhere_BT) > 0.1
+
+
+@pytest.mark.parametrize("make", [lambda: DecoderLM(SHAPE), lambda: Qwen2ForCausalLM(Qwen2Config(**FIELDS | ENDS))])
+def test_they_agree_within_min_tokens_where_several_tokens_end_a_response(make) -> None:
+    """Both leave all end tokens out there, and neither does behind."""
+    torch.manual_seed(0)
+    model, ends = spread(make()), (0, 7, 200)
+    sampling = SamplingParams(temperature=0.7, min_tokens=6, max_tokens=16)
+    groups = [
+        GroupData(Prompt("p", "g"), torch.tensor(prompt).numpy(), group)
+        for prompt, group in zip(
+            PROMPTS, native_engine(model, TOKENIZER, ends=ends).generate(PROMPTS, GROUP_SIZE, sampling, 3), strict=True
+        )
+    ]
+    gaps = []
+    for banned in (ends, ends[:2]):
+        options = TrainerOptions(GROUP_SIZE, LossOptions(), temperature=0.7, ban_eos_first=6)
+        trainer = PolicyTrainer(model, TOKENIZER.pad_token_id, options, ends=banned)
+        batch = trainer.prepare(rewarded(groups))
+        trainer.compute_old_log_probs(batch)
+        gaps.append(largest_gap(batch.rollouts, batch.rollouts.old_log_probs_BT))
+    assert gaps[0] < TOLERANCE < gaps[1]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -109,13 +138,7 @@ def test_after_an_update_they_agree_again_once_the_weights_are_published(tempera
     def gap() -> float:
         groups = sampled(engine, temperature)
         batch_of(groups)
-        made = [
-            RolloutGroup(
-                number, 0, 0, 0, tuple(len(c.token_ids) for c in group.completions), group, (0.0, 1.0, 1.0, 0.5)
-            )
-            for number, group in enumerate(groups)
-        ]
-        batch = trainer.prepare(made)
+        batch = trainer.prepare(rewarded(groups))
         trainer.compute_old_log_probs(batch)
         assert batch.rollouts.old_log_probs_BT is not None
         found = largest_gap(batch.rollouts, batch.rollouts.old_log_probs_BT)

@@ -68,6 +68,7 @@ def test_the_run_is_complete(finished: tuple[Path, str]) -> None:
     assert [row.step for row in run.steps] == [0, 1, 2, 3]
     assert [row.version for row in run.evaluations] == [0, 2, 4]
     assert run.manifest.parameters is not None
+    assert run.manifest.end_tokens == {"1": "<|eos|>"}
     for row in run.steps:
         loss, length = row.metric("loss"), row.metric("response_length")
         assert loss is not None

@@ -67,7 +67,43 @@ def test_a_token_that_runs_over_the_end_of_the_stop_string_completes_it():
 def test_special_tokens_are_no_text():
     token_ids = [*encode("a"), BYTES.eos_token_id, *encode("b")]
     assert decode_text(BYTES, token_ids) == "ab"
-    assert first_stop(StopStrings(BYTES, ("<|eos|>",)), token_ids) is None
+    stops = StopStrings(BYTES, ("<|eos|>",))
+    assert stops.ends == (BYTES.eos_token_id,)
+    assert not stops
+    assert first_stop(stops, token_ids) is None
+
+
+def with_tokens():
+    """A tokenizer with two special tokens and an added one that is text."""
+    tokenizer = train_tokenizer([""], 258)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<|im_end|>!"]})
+    tokenizer.add_tokens(["</think>"])
+    return tokenizer, tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_end|>!", "</think>"])
+
+
+def test_a_stop_string_that_is_one_token_ends_by_its_id():
+    tokenizer, (end, longer, think) = with_tokens()
+    found = StopStrings(tokenizer, ("<|im_end|>", "x", "</think>", "<|im_end|>!"), ends=(1, end))
+    assert found.ends == (1, end, think, longer)
+    assert found.texts == ("x", "</think>")  # which other tokens may spell
+    spelled = [token for character in "a</think>" for token in tokenizer.encode(character)]
+    assert think not in spelled
+    assert first_stop(found, spelled) == len(spelled)
+    assert StopStrings(tokenizer, ("<|im_end|>",), ends=(1,), vocab_size=end).ends == (1,)
+    assert StopStrings(tokenizer, ("\n", "|im_end|")).texts == ("\n", "|im_end|")
+
+
+@pytest.mark.parametrize(
+    ("stop", "named"),
+    [("<|im_end|><|eos|>", "<|im_end|>"), ("<|im_end|>\n", "<|im_end|>"), ("ok<|eos|>", "<|eos|>"),
+     ("<|im_end|>!<|eos|>", "<|im_end|>!")],
+)  # fmt: skip
+def test_a_stop_string_with_a_special_token_in_it_is_refused_with_the_token(stop, named):
+    tokenizer, _ = with_tokens()
+    with pytest.raises(UserError, match="is never found") as refused:
+        StopStrings(tokenizer, ("a", stop))
+    assert refused.value.where == "sampling.stop"
+    assert f'["{named}"]' in refused.value.fix
 
 
 @pytest.mark.parametrize(("min_tokens", "end"), [(0, 2), (1, 2), (2, 6), (5, 6), (6, None)])

@@ -333,22 +333,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder):
         load_policy(folder)
 
 
-def test_a_tokenizer_without_padding_pads_with_its_end_token(folder):
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    del config["pad_token"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    _, tokenizer = load_policy(folder)
-    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|eos|>", 1)
-
-
-def test_a_tokenizer_without_end_token_is_refused(folder):
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    del config["eos_token"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="the tokenizer has no end-of-sequence token"):
-        load_policy(folder)
-
-
 def test_a_hub_name_without_network_is_one_clear_error(tmp_path):
     script = """
 from harness.core.errors import UserError

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import torch
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer
 from harness.core.types import Purpose, WorkItem
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
 from harness.models.layers import attention_kernels
 from harness.models.make_folder import make_folder
+from harness.models.storage import save_policy
+from harness.models.tokenizer import train_tokenizer
 from harness.run.actors.parts import ActorParts
 from harness.run.builders import (
     Policy,
+    ResponseEnds,
     check_fits,
     fitting_task,
     make_generator,
@@ -24,6 +30,7 @@ from harness.run.builders import (
     make_task,
     never,
     prompt_encoder,
+    response_ends,
     start_notes,
 )
 from harness.run.factory import PartsFactory
@@ -49,6 +56,42 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "chat"
     make_folder("tiny-qwen2", folder, layers=1, vocab_size=512, chat=True)
     return folder
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ChatML base model: tokenizer and configs name one token, the template ends turns with another."""
+    tokenizer = train_tokenizer(["a red apple"], 260)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "</answer>"]})
+    tokenizer.chat_template = CHATML
+    folder = tmp_path_factory.mktemp("models") / "base"
+    save_policy(DecoderLM(replace(PRESETS["tiny"], vocab_size=len(tokenizer))), tokenizer, folder)
+    return folder
+
+
+def ends_of(folder: Path, *settings: str) -> ResponseEnds:
+    overrides = [f"task={{type: jsonl, train: {PROMPTS}, reward: x:y}}", f"model={{type: folder, path: {folder}}}"]
+    scenario = load_scenario("quickstart", [*overrides, *settings])
+    return response_ends(make_policy(scenario, "meta", never), scenario.sampling.stop)
+
+
+def test_a_chats_turns_end_where_its_template_ends_them(base_folder: Path) -> None:
+    eos, turn, answer = 1, "<|im_end|>", "</answer>"
+    chat, raw = ends_of(base_folder, "task.chat_template=true"), ends_of(base_folder)
+    assert list(chat.texts.values()) == ["<|eos|>", turn]
+    assert (raw.ids, raw.texts) == ((eos,), {"1": "<|eos|>"})
+    assert turn in raw.line  # which says what to do where prompts are chats
+    named = ends_of(base_folder, f"sampling.stop=['{turn}', '{answer}', '.']")
+    assert list(named.texts.values()) == ["<|eos|>", turn, answer]
+    assert named.ids[:2] == chat.ids
+    with pytest.raises(UserError, match="never found"):
+        ends_of(base_folder, f"sampling.stop=['{turn}{turn}']")
 
 
 def check(model_context: int | None, *settings: str) -> None:
