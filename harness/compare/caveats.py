@@ -232,14 +232,17 @@ def recorded_by_all(runs: Sequence[RunFigures]) -> list[str]:
 
 
 def _unlike_inputs(runs: Sequence[RunFigures]) -> list[str]:
-    """Name the inputs that are not the same in all runs, with how many runs have which; and say where validation
-    rewards are of different prompts."""
+    """Name the inputs that are not the same in all runs, with the runs of which arms have which; and say where
+    validation rewards are of different prompts."""
     told = {}
     for name in recorded_by_all(runs):
-        counts = Counter(_input_in_words(run.manifest, name) for run in runs)
-        if len(counts) > 1:
-            values = "; ".join(f"{words}: {plural(count, 'run')}" for words, count in counts.items())
-            told[name] = f"{name} ({values})"
+        whose: dict[str, Counter[str]] = {}
+        for run in runs:
+            arm = run.manifest.arm or run.manifest.experiment
+            whose.setdefault(_input_in_words(run.manifest, name), Counter())[arm] += 1
+        if len(whose) > 1:
+            values = (f"{words} in {plural(arms.total(), 'run')} of {listed([*arms])}" for words, arms in whose.items())
+            told[name] = f"{name} ({'; '.join(values)})"
     sentences = [f"The runs differ in what they are made of: {', '.join(told.values())}."] if told else []
     if VALIDATION_PROMPTS in told:
         sentences.append("The validation prompts differ: rewards on them cannot be compared.")

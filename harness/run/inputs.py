@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import UserError
 from harness.core.protocols import Task
 from harness.core.types import Prompt
+from harness.results.anonymous import Scrubber
 from harness.results.manifest import (
     CHAT_DATE,
     CHAT_TEMPLATE,
@@ -35,7 +36,7 @@ from harness.results.reader import read_manifest
 from harness.results.writer import MANIFEST
 from harness.run.own_code import hashes_of
 from harness.run.parts import kept_policies
-from harness.scenario import FolderModelSettings, Scenario
+from harness.scenario import FolderModelSettings, PresetModelSettings, Scenario
 from harness.scenario.task_and_model import ArithmeticTaskSettings, MathsTaskSettings
 from harness.tasks.arithmetic import PROMPT
 from harness.tasks.maths import prompt_template
@@ -58,7 +59,8 @@ def named_inputs(scenario: Scenario) -> Inputs:
     if isinstance(task, MathsTaskSettings | ArithmeticTaskSettings):
         with suppress(UserError):  # a run that failed for want of that file has none
             template = prompt_template(task.prompt if isinstance(task, MathsTaskSettings) else PROMPT)
-            inputs[PROMPT_TEMPLATE] = {"name": template.name, "sha256": template.sha256, "text": template.text}
+            name = Scrubber.of_this_process().paths(template.name)
+            inputs[PROMPT_TEMPLATE] = {"name": name, "sha256": template.sha256, "text": template.text}
     for key, function in hashes_of(scenario).items():
         inputs[key] = {"name": function["name"], "sha256": function["sha256"]}
     return inputs
@@ -78,10 +80,11 @@ def inputs_of(scenario: Scenario, task: Task, policy: Policy) -> Inputs:
     inputs = _without_weights(scenario, task, policy.tokenizer)
     if isinstance(scenario.model, FolderModelSettings):
         return inputs | _of_folder(scenario.model.path)
-    if policy.model is not None and all(tensor.device.type != "meta" for tensor in policy.model.state_dict().values()):
+    weights = policy.model.state_dict() if isinstance(scenario.model, PresetModelSettings) and policy.model else {}
+    if weights and not any(tensor.is_meta for tensor in weights.values()):
         from harness.transports.checksum import checksum
 
-        inputs[START_WEIGHTS] = {"sha256": _sha256(checksum(policy.model.state_dict()))}
+        inputs[START_WEIGHTS] = {"sha256": _sha256(checksum({name: each.cpu() for name, each in weights.items()}))}
     return inputs
 
 

@@ -280,15 +280,15 @@ def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path:
 
 
 def test_unlike_inputs_are_named_once_and_other_validation_data_is_a_caution(two_arms: Experiment) -> None:
-    def made_of(**digests: str) -> RunFigures:
+    def made_of(run: int = 0, **digests: str) -> RunFigures:
         inputs: dict[str, Input] = {name: {"sha256": digest * 64, "rows": 8} for name, digest in digests.items()}
-        return replace(first, manifest=replace(first.manifest, inputs=inputs))
+        return replace(two_arms.runs[run], manifest=replace(two_arms.runs[run].manifest, inputs=inputs))
 
     first = two_arms.runs[0]
-    one, other = made_of(train_prompts="a", tokenizer="b"), made_of(train_prompts="c", tokenizer="b")
+    one, other = made_of(train_prompts="a", tokenizer="b"), made_of(1, train_prompts="c", tokenizer="b")
     assert unlike([one, one]) == []
     (sentence,) = unlike([one, other, one])
-    assert "train_prompts (8 rows, SHA-256 aaaaaaaaaaaa: 2 runs; 8 rows, SHA-256 cccccccccccc: 1 run)" in sentence
+    assert "SHA-256 aaaaaaaaaaaa in 2 runs of k1; 8 rows, SHA-256 cccccccccccc in 1 run of k4)" in sentence
     assert "tokenizer" not in sentence
     assert unlike([first, one]) == []  # one of them has recorded none
     held_out = unlike([made_of(validation_prompts="a"), made_of(validation_prompts="b")])

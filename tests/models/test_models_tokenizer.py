@@ -89,7 +89,7 @@ def saved(folder: Path, change: Callable[[dict[str, Any]], object] = lambda rule
         if name == "tokenizer.json":
             change(content)
         (folder / name).write_text(json.dumps(content, indent=5))
-    return tokenizer_digest(AutoTokenizer.from_pretrained(folder))
+    return tokenizer_digest(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
 
 
 def test_the_digest_is_of_what_a_tokenizer_does_and_not_of_how_its_file_is_written(tmp_path: Path):
