@@ -201,6 +201,23 @@ CASES = [
         ["task.system_prompt", "task.chat_template"],
     ),
     (
+        {"task": {"type": "jsonl", "train": "t", "reward": "a:b", "chat_template_kwargs": {"enable_thinking": False}}},
+        "chat_template_of_a_folder",
+        "",
+        "",
+        ["task.chat_template_kwargs", "task.chat_template"],
+    ),
+    (
+        {
+            "task": {"type": "keywords", "chat_template": True, "chat_template_kwargs": {"tokenize": False}},
+            "model": {"type": "folder", "path": "m"},
+        },
+        "chat_template_of_a_folder",
+        "",
+        "",
+        ["task.chat_template_kwargs"],
+    ),
+    (
         {"task": {"type": "maths", "train": "t", "prompt": "r1_zer0"}, "model": {"preset": "maths"}},
         "own_prompt_names_its_reward",
         "1 0",
