@@ -29,6 +29,7 @@ from harness.report.data import (
 )
 from harness.report.style import (
     UNATTRIBUTED,
+    folded,
     label,
     line_key,
     patch_key,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 
 BAR_HEIGHT = 0.74
+NAME_WIDTH, TITLE_WIDTH = 36, 56  # characters of a line
 AXIS_LABEL = "seconds per training step (mean over the measured steps, evaluations included)"
 
 
@@ -61,7 +63,7 @@ def draw_stages(experiment: Experiment) -> Figure | None:
             f"{number(wall)} s{mark(variant)}", (max(end, wall), row), (6, 0), textcoords="offset points", va="center"
         )
     _finish(axes, range(len(variants)), [variant_label(variant) for variant in variants])
-    axes.set_title(f"{label(experiment.title)}: time of a training step by stage")
+    axes.set_title(folded(f"{label(experiment.title)}: time of a training step by stage", TITLE_WIDTH))
     stages = [stage for stage in Stage if any(stage in stage_seconds(variant) for variant in variants)]
     place_legend(figure, [*stage_keys(stages), line_key("wall-clock")])
     return figure
@@ -79,7 +81,7 @@ def draw_lanes(experiment: Experiment) -> Figure | None:
         axes.barh(place, unattributed, BAR_HEIGHT, _stack(axes, place, parts), **UNATTRIBUTED)
         seen |= set(parts)
     _finish(axes, places, _lane_names(bars))
-    axes.set_title(f"{label(experiment.title)}: time of a training step by lane")
+    axes.set_title(folded(f"{label(experiment.title)}: time of a training step by lane", TITLE_WIDTH))
     place_legend(
         figure, [*stage_keys(stage for stage in Stage if stage in seen), patch_key("no stage, no wait", UNATTRIBUTED)]
     )
@@ -104,7 +106,7 @@ def _stack(axes: Axes, place: float, parts: dict[Stage, float]) -> float:
 
 def _finish(axes: Axes, places: Iterable[float], names: Sequence[str]) -> None:
     places = list(places)
-    axes.set_yticks(places, names)
+    axes.set_yticks(places, [folded(name, NAME_WIDTH) for name in names])
     axes.set_ylim(places[-1] + 0.75, places[0] - 0.75)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(AXIS_LABEL)
@@ -157,12 +159,12 @@ def draw_sync(experiment: Experiment) -> Figure | None:
     axes = figure.add_subplot()
     for row, (_, sync) in enumerate(found):
         _draw_sync(axes, row, sync)
-    axes.set_yticks(range(len(found)), [_sync_name(variant, sync) for variant, sync in found])
+    axes.set_yticks(range(len(found)), [folded(_sync_name(variant, sync), NAME_WIDTH) for variant, sync in found])
     axes.set_ylim(len(found) - 0.25, -0.75)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(SYNC_LABEL)
     axes.set_xlim(0, axes.dataLim.x1 * 1.45)
-    axes.set_title(f"{label(experiment.title)}: what a weight sync is made of")
+    axes.set_title(folded(f"{label(experiment.title)}: what a weight sync is made of", TITLE_WIDTH))
     seen = [stage for stage in SYNC_STAGES.values() if any(stage in sync.parts_ms for _, sync in found)]
     whisker = line_key("publish to loaded,\np10 to p90", linewidth=1.5)
     place_legend(figure, [*stage_keys(seen), whisker])

@@ -32,7 +32,7 @@ from harness.report.data import (
     sweep_lines,
     training_panels,
 )
-from harness.report.style import MARKERS, label, variant_label, variant_looks
+from harness.report.style import MARKERS, label, place_legend, variant_label, variant_looks
 from harness.results import Run
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ def draw(axes: Axes, curves: Curves, points: Points, over_steps: bool = True) ->
         for own in () if over_steps else found[name]:
             axes.plot(*zip(*own, strict=True), **look, **thin)
     axes.set(xlabel="", ylabel="")
+    if over_steps:  # there is no half step
+        axes.locator_params(axis="x", integer=True)
+        low, high = axes.get_xlim()
+        if high - low < 1.0:
+            axes.set_xlim(low - 1.0, high + 1.0)
     return True
 
 
@@ -101,7 +106,7 @@ def finish(figure: Figure, curves: Curves, what: str, seeds: str, extra: Sequenc
         Line2D([], [], color=colour, marker=marker, linewidth=2.0, label=names[name])
         for name, (colour, marker) in looks.items()
     ]
-    figure.legend(handles=[*keys, *extra], loc="outside right upper", frameon=False)
+    place_legend(figure, [*keys, *extra])
     heading = f"{label(curves.experiment.title)}: {what}"
     if curves.several_seeds:
         heading += "\n" + textwrap.fill(seeds, HEADING_WIDTH)
@@ -377,7 +382,7 @@ def _grid_head(figure: Figure, curves: Curves, lines: Sequence[str]) -> None:
         Line2D([], [], color=colour, marker=marker, linewidth=2.0, label=label(name))
         for name, (colour, marker) in variant_looks(list(lines)).items()
     ]
-    figure.legend(handles=keys, loc="outside right upper", frameon=False)
+    place_legend(figure, keys)
     heading = f"{label(curves.experiment.title)}: validation reward"
     seeds = f"\n{len({run.manifest.seed for run in curves.all_runs()})} seeds; {BAND}" if curves.several_seeds else ""
     figure.suptitle(heading + seeds, x=0.01, ha="left", fontsize=13)
@@ -405,8 +410,7 @@ def draw_sweep(experiment: Experiment) -> Figure | None:
     )
     figure.supxlabel("size of the weights, MB")
     figure.supylabel("milliseconds (median; bars from the 10th to the 90th percentile)")
-    handles, texts = axes[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside right upper")
+    place_legend(figure, axes[0].get_legend_handles_labels()[0])
     return figure
 
 

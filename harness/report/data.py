@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -173,8 +174,17 @@ def evaluated_points(when: Callable[[Evaluated], float], what: Callable[[Evaluat
 
 
 def metric_points(name: str) -> Points:
-    """Return what reads a metric's (step, value) pairs from a run."""
-    return lambda run: [(float(step), value) for step, value in zip(*metric_series(run, name), strict=True)]
+    """Return what reads a metric's (step, value) pairs from a run.
+
+    A value that is not finite is NaN, where a line has a gap; a run without a finite one has no pairs.
+    """
+
+    def points(run: Run) -> list[tuple[float, float]]:
+        found = [(float(row.step), metric.value) for row in run.steps if (metric := row.metric(name)) is not None]
+        pairs = [(step, value if math.isfinite(value) else math.nan) for step, value in found]
+        return pairs if any(math.isfinite(value) for _, value in pairs) else []
+
+    return points
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +268,16 @@ def onset_steps(variant: Variant) -> list[float]:
 
 
 def over_seeds(lines: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
-    """Return (x, mean, lowest, highest) over the lines that have a point at x, one line for each seed; by x."""
+    """Return (x, mean, lowest, highest) over the lines that have a point at x, one line for each seed; by x.
+
+    They are NaN where no line has a finite point.
+    """
     at: dict[float, list[float]] = {}
     for line in lines:
         for x, y in line:
             at.setdefault(x, []).append(y)
-    return [(x, fmean(ys), min(ys), max(ys)) for x, ys in sorted(at.items())]
+    finite = {x: [y for y in ys if math.isfinite(y)] or [math.nan] for x, ys in at.items()}
+    return [(x, fmean(ys), min(ys), max(ys)) for x, ys in sorted(finite.items())]
 
 
 def metric_values(curves: Curves, name: str) -> list[float]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +59,8 @@ _SETTINGS: dict[str, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.labelsize": 11,
+    "axes.formatter.useoffset": False,  # else ticks are differences from a number at the axis' end
+    "axes.formatter.limits": (-6, 10),
     "legend.fontsize": 10,
     "hatch.linewidth": 0.5,
     "hatch.color": "#9A9A9A",
@@ -108,9 +112,23 @@ def variant_label(variant: Variant) -> str:
 
 
 def label(text: str) -> str:
-    """Return text for a picture: on one line, never read as a formula or as a hidden legend entry."""
-    shown = plain(text, limit=60).replace("$", r"\$")
+    """Return text for a picture: on one line, never read as a formula or as a hidden legend entry.
+
+    Letters that the font lacks are written out (``\\u6570``).
+    """
+    shown = "".join(map(_drawable, plain(text, limit=60))).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
+
+
+@cache
+def _drawable(character: str) -> str:
+    """Return a character, or its escape where the font of the pictures lacks it."""
+    if character.isascii():
+        return character
+    from matplotlib.font_manager import findfont, get_font
+
+    known = get_font(findfont(_SETTINGS["font.family"])).get_char_index(ord(character))
+    return character if known else character.encode("unicode_escape").decode("ascii")
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -165,6 +183,22 @@ def line_key(name: str, **look: Any) -> Artist:
     return Line2D([], [], label=name, **merged)
 
 
-def place_legend(figure: Figure, keys: list[Artist]) -> None:
-    """Put the legend beside the picture."""
-    figure.legend(handles=keys, loc="outside right upper", frameon=False)
+def place_legend(figure: Figure, keys: Sequence[Artist]) -> None:
+    """Put the legend beside the picture, which is as high as that at least."""
+    names = [folded(str(key.get_label()), LEGEND_WIDTH) for key in keys]
+    width, height = figure.get_size_inches()
+    needed = sum(ENTRY_INCHES + LINE_INCHES * name.count("\n") for name in names) + 2 * ENTRY_INCHES
+    figure.set_size_inches(width, max(height, needed))
+    figure.legend(handles=keys, labels=names, loc="outside right upper", frameon=False)
+
+
+LEGEND_WIDTH = 36  # characters of a line
+ENTRY_INCHES, LINE_INCHES = 0.215, 0.19
+
+
+def folded(name: str, width: int) -> str:
+    """Return a name on lines of at most so many characters."""
+    whole = name.replace(r"\$", "\0")  # must not be parted
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) or line for line in whole.split("\n")).replace(
+        "\0", r"\$"
+    )

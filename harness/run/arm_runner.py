@@ -146,7 +146,7 @@ class ArmRunner:
         sessions: list[RunSession] = []
         with ExitStack() as alive:
             try:
-                with minutes_told(self._console, f"{label or 'the parts '}starting", self._quiet):
+                with minutes_told(self._console, f"starting {label.removesuffix(': ') or 'the parts'}", self._quiet):
                     arms = self._build_arms(variants, alive)
                 if len(arms) == len(variants):
                     labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiments import SIMULATED
 from harness.core.errors import UserError
-from harness.report.style import label, picture_style, save, variant_looks
+from harness.report.style import label, picture_style, place_legend, save, variant_looks
 from harness.simulate.machine import MachineProfile
 from harness.simulate.points import Answer, Axis, shown
 
@@ -72,7 +72,7 @@ def _figure(
     axes.set_xlabel(label(axis.key if axis.name == axis.key else f"{axis.name} ({axis.key})"))
     axes.set_ylabel("response tokens a second")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     _scale(axes, axis)
     _legend(figure, drawn, looks)
     axes.set_title(_heading(scenario, machine, len(lines)))
@@ -145,4 +145,4 @@ def _legend(figure: Figure, lines: Mapping[str, Sequence[Answer]], looks: Mappin
     if any(answer.found and answer.found.extrapolating for answers in lines.values() for answer in answers):
         hollow: dict[str, Any] = {"color": "#555555", "markerfacecolor": "white", "linestyle": "", "marker": "o"}
         keys.append(Line2D([], [], label="EXTRAPOLATING", **hollow))
-    figure.legend(handles=keys, loc="outside right upper", frameon=False)
+    place_legend(figure, keys)

@@ -29,6 +29,8 @@ STAND_INS = {
     "after.json": None,
     "logs/gsm8k.jsonl": None,
     "export.jsonl": None,
+    "train.log": None,
+    "wandb_export.csv": None,
     "checkpoints/trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
     "trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
 }

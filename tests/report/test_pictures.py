@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,10 +21,16 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
 from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
-from harness.report.curves import draw_kl, draw_optimizer_steps, draw_reward, draw_stability, draw_training
+from harness.report.curves import (
+    draw_kl,
+    draw_optimizer_steps,
+    draw_reward,
+    draw_stability,
+    draw_training,
+)
 from harness.report.data import load_curves
 from harness.report.pictures import make_pictures
-from harness.report.style import STAGE_COLOURS, label, picture_style, variant_looks
+from harness.report.style import STAGE_COLOURS, folded, label, line_key, picture_style, place_legend, variant_looks
 from harness.report.timeline import draw_timeline
 from harness.results import RunFolder
 
@@ -347,3 +355,52 @@ def test_pictures_need_neither_a_display_nor_a_home(experiment: Path, tmp_path: 
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((tmp_path / "out").glob("*.png"))) == 7
+
+
+@pytest.mark.usefixtures("style")
+def test_text_of_users_is_drawn_as_it_stands() -> None:
+    """What the font lacks is written out: a box for each of two names would make them one."""
+    assert label("caf\u00e9 \u6570\U0001f642") == "caf\u00e9 \\u6570\\U0001f642"
+    assert label("a^2_b%<i>&amp;") == "a^2_b%<i>&amp;"
+    assert folded(r"cost in \$ " * 3, 12).splitlines() == [r"cost in \$"] * 3
+    assert folded("lr=1e-10\nlag 4", 36) == "lr=1e-10\nlag 4"
+
+
+@pytest.mark.usefixtures("style")
+def test_a_picture_is_as_high_as_its_legend() -> None:
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.add_subplot()
+    place_legend(figure, [line_key(f"learning_rate=1e-{number} and a long name behind it") for number in range(30)])
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert len(_legend(figure)) == 30
+    assert 0 <= legend.y0 < legend.y1 <= figure.bbox.y1
+    assert axes.get_window_extent().x1 < legend.x0
+    assert axes.get_window_extent().width > 0.4 * figure.bbox.width
+
+
+@pytest.mark.usefixtures("style")
+def test_steps_are_whole_and_numbers_that_are_none_are_gaps(make_run: Make, tmp_path: Path) -> None:
+    values = {0: 0.0, 1: math.nan, 2: 1e9 + 2, 3: 1e9 + 3}
+    make_run(
+        metrics=lambda step: {"reward/total": Metric(values[step]), "loss": Metric(math.inf)}, settings="steps: 4\n"
+    )
+    curves = load_curves(tmp_path / "results" / "sync_k" / "20261120-111500")
+    figure = draw_training(curves)
+    (axes,) = [axes for axes in _axes(figure) if axes.get_visible()]
+    drawn = np.asarray(axes.lines[0].get_ydata()).tolist()
+    assert [None if math.isnan(value) else value for value in drawn] == [0.0, None, 1e9 + 2, 1e9 + 3]
+    assert figure is not None
+    figure.draw_without_rendering()
+    ticks = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert all(float(tick.replace("\u2212", "-")).is_integer() for tick in ticks)
+    assert len(set(ticks)) == len(ticks)
+    assert axes.yaxis.get_offset_text().get_text() == ""
+    point = make_run(
+        scenario="point", steps=1, metrics=lambda step: {"loss": Metric(1e-6)}, settings="steps: 1\n"
+    ).folder
+    figure = draw_training(load_curves(point))
+    assert figure is not None
+    figure.draw_without_rendering()
+    ticks = [tick.get_text().replace("\u2212", "-") for tick in figure.axes[0].get_xticklabels()]
+    assert [float(tick).is_integer() for tick in ticks] == [True] * len(ticks)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -85,6 +87,29 @@ def test_steps_and_powers() -> None:
     assert powers.place(100.0) == pytest.approx(0.5)
     assert powers.place(0.0) == 0.0
     assert logarithmic([2.0, 8.0]).ticks == pytest.approx((1.0, 2.0, 5.0, 10.0))
+
+
+@pytest.mark.parametrize("base", [0.0, 1e-6, -0.00012341, 0.2, 5.0, -999.5, 12345678.1, 1e9])
+@pytest.mark.parametrize("span", [1e-9, 3e-7, 0.002, 1.0, 17.0, 4e4, 1e9])
+def test_no_two_ticks_are_written_alike(base: float, span: float) -> None:
+    span = max(span, 1e-9 * abs(base))
+    for axis in (linear([base, base + span]), whole(base, base + span), logarithmic([abs(base) + 1e-9, 1.0 + span])):
+        written = [tick_text(tick, axis) for tick in axis.ticks]
+        assert len(set(written)) == len(written) <= 12
+        apart = min((later - tick for tick, later in pairwise(axis.ticks)), default=1.0)
+        read = [float(text.replace(",", "")) for text in written]
+        assert read == pytest.approx(axis.ticks, abs=0.01 * apart)
+
+
+def test_a_line_has_gaps_where_there_is_no_number() -> None:
+    nan = math.nan
+    points = [(0.0, 1.0), (1.0, 2.0), (2.0, nan), (3.0, 4.0)]
+    band = [(x, y - 0.5, y + 0.5) for x, y in points]
+    drawn = draw_chart(Chart("a", "step", "b", [Line(0, points, band)], "says"))
+    assert "nan" not in drawn
+    (path,) = re.findall(r'<path d="([^"]*)" class="line', drawn)
+    assert path.count("M") == 2
+    assert drawn.count("<use ") == 3
 
 
 def test_ticks_are_written_with_the_decimals_they_need() -> None:

@@ -10,12 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import TypeVar
 
 from harness.report.html.markup import Markup, element, join, share, short
 from harness.report.html.theme import marker_id, variant_class
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _ROUND_STEPS = (1.0, 2.0, 5.0, 10.0)
+MOST_DECADES = 8
+"""Ticks of a logarithmic axis: more would not stand beside each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ def logarithmic(values: Iterable[float]) -> Scale:
     low, high = math.floor(math.log10(min(found)) + 1e-9), math.ceil(math.log10(max(found)) - 1e-9)
     high = max(high, low + 1)
     parts = (1, 2, 5) if high - low <= 1 else (1,)
-    ticks = [part * 10.0**power for power in range(low, high + 1) for part in parts]
+    every = -(-(high - low) // MOST_DECADES)
+    ticks = [part * 10.0**power for power in range(low, high + 1, every) for part in parts]
     return Scale(10.0**low, 10.0**high, tuple(tick for tick in ticks if tick <= 10.0**high * (1 + 1e-9)), log=True)
 
 
@@ -90,12 +95,19 @@ def _round_step(rough: float, parts: Sequence[float] = _ROUND) -> float:
 
 def tick_text(value: float, scale: Scale) -> str:
     """Write a tick with as many decimals as the ticks of its axis need: 0.25, 40, 1,000, 2e-05."""
-    value = 0.0 if abs(value) < 1e-12 * max(abs(scale.low), abs(scale.high)) else value
     largest = max(abs(scale.low), abs(scale.high))
-    if value and (largest < 0.001 or (scale.log and value < 0.001) or largest >= 1e7):
-        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-    ticks, near = ((value,), 1e-9 * abs(value)) if scale.log else (scale.ticks, 1e-9 * largest)
-    decimals = next((few for few in range(9) if all(abs(round(tick, few) - tick) <= near for tick in ticks)), 9)
+    value = 0.0 if not scale.log and abs(value) < 1e-12 * largest else value
+    apart = min((later - tick for tick, later in pairwise(scale.ticks)), default=largest)
+    ticks, near = ((value,), 1e-9 * abs(value)) if scale.log else (scale.ticks, max(1e-6 * apart, 1e-15 * largest))
+    if largest < 0.001 or (scale.log and value < 0.001) or largest >= 1e7:
+        digits = next(
+            (few for few in range(16) if all(abs(float(f"{tick:.{few}e}") - tick) <= near for tick in ticks)), 16
+        )
+        if value and (largest < 1e7 or digits <= 2):
+            return f"{value:.{digits + 1}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+        if not value:
+            return "0"
+    decimals = next((few for few in range(15) if all(abs(round(tick, few) - tick) <= near for tick in ticks)), 15)
     return f"{value:,.{decimals}f}"
 
 
@@ -204,6 +216,7 @@ MOST_MARKERS = 12
 WIDE = 1000.0  # of the stretched inner drawing
 
 Point = tuple[float, float]
+Row = TypeVar("Row", bound=tuple[float, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +341,19 @@ def _stretched(line: Line, x_axis: Scale, y_axis: Scale) -> Markup:
         return f"{short(round(WIDE * x_axis.place(x), 1))} {short(round(_y(y_axis, y), 1))}"
 
     class_ = variant_class(line.index)
-    band = None
-    if len(line.band) > 1:
-        upper = [at(x, high) for x, _, high in line.band]
-        lower = [at(x, low) for x, low, _ in reversed(line.band)]
-        band = element("path", d="M" + "L".join([*upper, *lower]) + "Z", class_=f"band {class_}")
-    path = "M" + "L".join(at(x, y) for x, y in line.points)
+    bands = []
+    for part in _without_gaps(line.band):
+        upper, lower = [at(x, high) for x, _, high in part], [at(x, low) for x, low, _ in reversed(part)]
+        bands.append("M" + "L".join([*upper, *lower]) + "Z")
+    band = element("path", d="".join(bands), class_=f"band {class_}") if len(line.band) > 1 else None
+    path = "".join("M" + "L".join(at(x, y) for x, y in part) for part in _without_gaps(line.points))
     return join(band, element("path", d=path, class_=f"line {class_}"))
+
+
+def _without_gaps(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the parts of a line between values that are NaN."""
+    parts = groupby(rows, key=lambda row: all(map(math.isfinite, row)))
+    return [list(part) for drawn, part in parts if drawn]
 
 
 def _marks(line: Line, x_axis: Scale, y_axis: Scale) -> list[Markup]:
@@ -343,4 +362,5 @@ def _marks(line: Line, x_axis: Scale, y_axis: Scale) -> list[Markup]:
     return [
         element("use", href=f"#{marker_id(line.index)}", x=share(x_axis.place(x)), y=_y(y_axis, y), class_=class_)
         for x, y in line.points[::every]
+        if math.isfinite(y)
     ]

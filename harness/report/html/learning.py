@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -82,9 +83,10 @@ def thinned(rows: Sequence[tuple[float, float, float, float]]) -> list[tuple[flo
     groups = (
         [rows[start : start + size] for start in range(0, len(rows), size)] if size > 1 else [[row] for row in rows]
     )
+    finite = ([row for row in part if math.isfinite(row[1])] or part for part in groups)
     return [
         (fmean(r[0] for r in part), fmean(r[1] for r in part), min(r[2] for r in part), max(r[3] for r in part))
-        for part in groups
+        for part in finite
     ]
 
 

@@ -227,7 +227,7 @@ def _not_json_lines(path: Path, number: int, problem: str) -> UserError:
     return UserError(
         f"{str(path)!r} is no log in JSON lines: line {number} {problem}",
         where=f"{path}, line {number}",
-        fix=f"name a log: {FORMS}",
+        fix=f"take the line out if a process that was killed left it; else name a log: {FORMS}",
     )
 
 
