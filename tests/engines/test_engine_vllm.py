@@ -458,8 +458,8 @@ MATRIX = torch.nn.Linear(2, 3, bias=False)
 
 def test_weights_that_are_kept_in_another_order_are_refused() -> None:
     def engine_with(order):
-        llm = Workers()
-        llm.apply_model = lambda function, kept=Keeps(order): [function(kept)]
+        llm, kept = Workers(), Keeps(order)
+        llm.apply_model = lambda function: [function(kept)]
         return VllmEngine(llm, MATRIX, LETTERS)
 
     engine_with([0, 1, 2]).require_replaceable(MATRIX)

@@ -658,15 +658,20 @@ def _gradient_gap(model: nn.Module, reference: nn.Module) -> float:
 
 
 def reopen(folders: Sequence[Path], python: str, out: Path) -> dict[str, dict[str, Any]]:
-    """Open folders with the transformers of another Python.
+    """Open folders with the transformers of another Python; what it found is kept in ``out``, and read from there.
 
     Returns:
         Of each folder, by its path: ``log_probs`` of a row of tokens, by the reference attention, and ``ids`` of
         ``PROBE``; or ``error``, of the first that it could not open.
     """
+    if not out.exists():
+        _reopen(folders, python, out)
+    found: dict[str, dict[str, Any]] = torch.load(out)
+    return found
+
+
+def _reopen(folders: Sequence[Path], python: str, out: Path) -> None:
     names = [str(folder) for folder in folders]
     script = Path(__file__).with_name("reopen.py")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     subprocess.run([python, str(script), str(out), PROBE, *names], env=environment, check=True, capture_output=True)
-    found: dict[str, dict[str, Any]] = torch.load(out)
-    return found
