@@ -135,7 +135,7 @@ def _served(found: dict[str, Any], what: str) -> str:
     if what in found:
         return f"{found[what]:.1e}"
     if "refused" in found:
-        return f"refused: {found['refused']}" if what == "vllm" else ""
+        return f"refused: {found['refused'].split(' [')[0].split(', where')[0]}" if what == "vllm" else ""
     return "failed" if found else "not tried"
 
 

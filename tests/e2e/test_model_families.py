@@ -15,6 +15,9 @@ BOUND = 1e-5
 REFUSED = {
     "Qwen3-MoE": "in an order of its own",
     "GPT-OSS": "in an order of its own",
+    "Qwen3-Next": "Chunked prefill is required",
+    "LFM2": "Chunked prefill is required",
+    "DeepSeek V3": "attention heads of 8 channels",
     "Cohere2": "one token more than its window",
 }
 """What vLLM cannot serve on a CPU, and a part of the reason."""

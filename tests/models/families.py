@@ -510,7 +510,9 @@ def make(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     model = _with_wide_weights(
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+        AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype=torch.float32, trust_remote_code=False
+        )
     )
     model.save_pretrained(folder)
     weights = load_file(folder / WEIGHTS)
@@ -579,7 +581,9 @@ def prompts_of(vocabulary: int) -> list[list[int]]:
 
 def eager(folder: Path) -> Any:
     """Return transformers' own model of a folder, with its reference attention, in float32."""
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
+    ).eval()
 
 
 def reference_log_probs(
