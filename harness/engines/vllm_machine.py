@@ -248,14 +248,15 @@ def classes_as_they_were(model: nn.Module) -> Iterator[None]:
     A family that vLLM has no code for it builds of transformers' own classes. It changes these: their instances then
     ask for vLLM's config, and for whether they are compiled, which the Learner's own model cannot say.
     """
-    made_by = {kind: kind.__init__ for kind in {type(module) for module in model.modules()}}
+    classes: set[Any] = {type(module) for module in model.modules()}
+    made_by = {kind: kind.__init__ for kind in classes}
     try:
         yield
     finally:
         for kind, make in made_by.items():
             if kind.__init__ is not make:
-                kind.__init__ = make  # type: ignore[method-assign]
-                kind.do_not_compile = True  # type: ignore[assignment]
+                kind.__init__ = make
+                kind.do_not_compile = True
 
 
 @contextmanager

@@ -203,6 +203,8 @@ def context_length(config: Any) -> int | None:
     Args:
         config: a ``ModelConfig``, or the config of a model of transformers.
     """
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
     most: int | None = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     of_layers = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import json
 import platform
 import shutil
 import statistics
@@ -79,19 +80,24 @@ def make_batch(vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
     return prompts_PL, lengths_P, responses_BT, mask_BT, torch.arange(PROMPTS).repeat_interleave(SAMPLES)
 
 
-def families(work: Path, python_4: str) -> tuple[str, dict[str, str]]:
+def families(work: Path, python_4: str, with_vllm: bool) -> tuple[str, dict[str, str]]:
     """Return the table of families, and the versions that it was made with.
 
     Args:
         work: folders and what vLLM said of them; what is there is not made again.
         python_4: has transformers 4.57.
+        with_vllm: start it for families of which nothing is there yet.
     """
-    measured: dict[str, Measured] = {}
-    for name in FAMILIES:
-        folder = work / "families" / name
-        shutil.rmtree(folder, ignore_errors=True)
-        measured[name] = measure(make(name, folder))
+    kept = work / "measured.json"
     saved = {name: work / "families" / name / "saved" for name in FAMILIES}
+    if not kept.exists():
+        found = {}
+        for name in FAMILIES:
+            folder = work / "families" / name
+            shutil.rmtree(folder, ignore_errors=True)
+            found[name] = dataclasses.asdict(measure(make(name, folder)))
+        kept.write_text(json.dumps(found))
+    measured = {name: Measured(**values) for name, values in json.loads(kept.read_text()).items()}
     by_5 = reopen(list(saved.values()), sys.executable, work / "by_5.pt")
     by_4 = reopen(list(saved.values()), python_4, work / "by_4.pt")
     lines = [
@@ -103,7 +109,7 @@ def families(work: Path, python_4: str) -> tuple[str, dict[str, str]]:
         reference = by_5[str(saved[name])]
         readers = [_opened(by[str(saved[name])], reference) for by in (by_5, by_4)]
         out = work / "vllm" / f"{name}.json"
-        served = in_process("vllm", name, work / "vllm" / name, out)
+        served = in_process("vllm", name, work / "vllm" / name, out) if with_vllm or out.exists() else {}
         lines.append(
             f"| {name} | {FAMILIES[name].quirks} | {'own decoder' if found.own else 'transformers'} "
             f"| {found.engine:.1e} | {found.scoring:.1e} | {found.gradients:.1e} | {found.saved:g} "
@@ -129,12 +135,12 @@ def _served(found: dict[str, Any], what: str) -> str:
     if what in found:
         return f"{found[what]:.1e}"
     if "refused" in found:
-        return "refused: " + found["refused"].split(" which ")[0] if what == "vllm" else ""
-    return "failed"
+        return f"refused: {found['refused'].split(' [')[0].split(', where')[0]}" if what == "vllm" else ""
+    return "failed" if found else "not tried"
 
 
-def runs(work: Path) -> str:
-    """Return the table of runs and evaluations."""
+def runs(work: Path, with_vllm: bool) -> str:
+    """Return the table of runs and evaluations; ``work`` and ``with_vllm`` as in ``families``."""
     lines = [
         "| family | engine | steps | engine and Learner, largest gap | evaluated at | weights that did not move "
         "| evaluation of what was saved |",
@@ -142,7 +148,8 @@ def runs(work: Path) -> str:
     ]
     for name, engine in ((name, engine) for name in TRAINED for engine in ("native", "vllm")):
         out = work / "runs" / f"{name}, {engine}.json"
-        found = in_process("run", name, work / "runs" / name, out, engine)
+        tried = engine == "native" or with_vllm or out.exists()
+        found = in_process("run", name, work / "runs" / name, out, engine) if tried else {"refused": "not tried"}
         if "steps" not in found:
             lines.append(f"| {name} | {engine} | {found.get('refused', 'failed')} | | | | |")
             continue
@@ -257,13 +264,16 @@ def _rows_of(model: nn.Module, prompt: int, response: int, rounds: int) -> str:
     return f"{padded:.2f} | {as_chosen:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}) | {chosen} | {one_row:.2f}"
 
 
-def table_of_speed(rounds: int) -> str:
+def table_of_speed(rounds: int, work: Path) -> str:
     """Return the table of speed in Markdown."""
+    kept = work / f"speed_{rounds}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(speed(rounds)))
     lines = [
         "| work | own code, s | transformers' path, s | times as fast, median (quartiles) |",
         "|---|---|---|---|",
     ]
-    for name, (own, theirs) in speed(rounds).items():
+    for name, (own, theirs) in json.loads(kept.read_text()).items():
         low, middle, high = statistics.quantiles([b / a for a, b in zip(own, theirs, strict=True)], n=4)
         lines.append(
             f"| {name} | {statistics.median(own):.2f} | {statistics.median(theirs):.2f} "
@@ -272,11 +282,11 @@ def table_of_speed(rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(rounds: int, work: Path, python_4: str | None) -> str:
+def page(rounds: int, work: Path, python_4: str | None, with_vllm: bool) -> str:
     """Return the page."""
     for name in ("vllm", "runs"):
         (work / name).mkdir(parents=True, exist_ok=True)
-    of_families, versions = families(work, python_4 or transformers_4(work))
+    of_families, versions = families(work, python_4 or transformers_4(work), with_vllm)
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         "# Model families against transformers\n\n"
@@ -290,10 +300,10 @@ def page(rounds: int, work: Path, python_4: str | None) -> str:
         " after it was handed other weights.\n\n"
         f"{of_families}\n"
         "## Runs\n\nThree training steps of eight responses, validation before and behind them, then `evaluate` on"
-        f" the saved policy (`tests/models/family_process.py`).\n\n{runs(work)}\n"
+        f" the saved policy (`tests/models/family_process.py`).\n\n{runs(work, with_vllm)}\n"
         f"## Speed\n\nTwo layers of Qwen2.5-Math-1.5B's shape, {PROMPTS} prompts of up to {PROMPT_TOKENS} tokens,"
         f" {SAMPLES} responses to each, of {TOKENS // 2} to {TOKENS} tokens in training and {TOKENS} in"
-        f" generation.\n\n{table_of_speed(rounds)}"
+        f" generation.\n\n{table_of_speed(rounds, work)}"
     )
 
 
@@ -308,6 +318,7 @@ def main() -> None:
     parser.add_argument("--rows", action="store_true", help="rows of transformers' code instead of the families")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keeps folders and results (default: a temporary one)")
     parser.add_argument("--python-4", metavar="FILE", help="has transformers 4.57 (default: it is installed)")
+    parser.add_argument("--no-vllm", action="store_true", help="of vLLM, only what --work has")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the page to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -315,7 +326,8 @@ def main() -> None:
         print(speed_of_rows(arguments.rounds))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        text = page(arguments.rounds, (arguments.work or Path(temporary)).resolve(), arguments.python_4)
+        work = (arguments.work or Path(temporary)).resolve()
+        text = page(arguments.rounds, work, arguments.python_4, not arguments.no_vllm)
     print(text)
     if arguments.markdown is not None:
         arguments.markdown.write_text(text, encoding="utf-8")

@@ -15,7 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.types import SamplingParams
 from harness.engines.vllm import VllmEngine
-from harness.engines.vllm_machine import environment, meeting_place, vllm_options, workers_meet
+from harness.engines.vllm_machine import (
+    classes_as_they_were,
+    context_of,
+    environment,
+    meeting_place,
+    vllm_options,
+    workers_meet,
+)
 from harness.engines.vllm_memory import ALONE, MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours, gpu_share
 from harness.engines.vllm_weights import in_memory_file, put_file
 from harness.models.config import PRESETS, PUBLIC_SHAPES
@@ -430,6 +437,70 @@ def test_every_worker_reads_whole_tensors_from_a_file_that_is_gone_afterwards() 
         "b": [[6, 9], [7, 10], [8, 11]],
     }
     assert worker.loaded["b"].dtype == torch.bfloat16
+
+
+class Keeps(torch.nn.Module):
+    """In the place of a model of vLLM's that keeps a matrix in an order of its own, or as it comes."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order = order
+        self.weight = torch.nn.Parameter(MATRIX.weight.detach()[order].clone())
+
+    def load_weights(self, weights):
+        for _, tensor in weights:
+            self.weight.copy_(tensor)
+        return {"weight"}
+
+
+MATRIX = torch.nn.Linear(2, 3, bias=False)
+
+
+def test_weights_that_are_kept_in_another_order_are_refused() -> None:
+    def engine_with(order):
+        llm, kept = Workers(), Keeps(order)
+        llm.apply_model = lambda function: [function(kept)]
+        return VllmEngine(llm, MATRIX, LETTERS)
+
+    engine_with([0, 1, 2]).require_replaceable(MATRIX)
+    engine = engine_with([1, 0, 2])
+    engine.close = lambda: None
+    with pytest.raises(UserError, match="vLLM keeps weight in an order of its own") as refused:
+        engine.require_replaceable(MATRIX)
+    assert refused.value.fix == "set engine.type to native"
+
+
+def test_classes_that_vllm_changes_make_models_again() -> None:
+    class Family(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    policy = Family()
+    make = Family.__init__
+    with classes_as_they_were(torch.nn.Sequential(policy)):
+
+        def needs_its_config(self) -> None:
+            raise AssertionError("Current vLLM config is not set")
+
+        def asks_whether_it_is_compiled(self, x):
+            return self.forward(x) if self.do_not_compile else None
+
+        Family.__init__, Family.__call__ = needs_its_config, asks_whether_it_is_compiled
+    assert Family.__init__ is make
+    assert policy(1) == Family()(1) == 2
+
+
+@pytest.mark.parametrize(("context", "refused"), [(None, True), (9, True), (8, False), (4, False)])
+def test_rows_longer_than_a_window_that_vllm_makes_wider_are_refused(context, refused) -> None:
+    config = SimpleNamespace(model_type="cohere2", sliding_window=8, max_position_embeddings=512)
+    settings = VllmEngineSettings(context=context)
+    if refused:
+        with pytest.raises(UserError, match="one token more than its window of 8") as error:
+            context_of(settings, config)
+        assert error.value.fix == "set engine.context to at most 8, or engine.type to native"
+    else:
+        assert context_of(settings, config) == context
+    assert context_of(settings, SimpleNamespace(model_type="mistral", sliding_window=8)) == context
 
 
 def test_weights_that_one_worker_leaves_out_stop_the_run() -> None:

@@ -510,7 +510,9 @@ def make(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     model = _with_wide_weights(
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+        AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype=torch.float32, trust_remote_code=False
+        )
     )
     model.save_pretrained(folder)
     weights = load_file(folder / WEIGHTS)
@@ -579,7 +581,9 @@ def prompts_of(vocabulary: int) -> list[list[int]]:
 
 def eager(folder: Path) -> Any:
     """Return transformers' own model of a folder, with its reference attention, in float32."""
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
+    ).eval()
 
 
 def reference_log_probs(
@@ -658,15 +662,20 @@ def _gradient_gap(model: nn.Module, reference: nn.Module) -> float:
 
 
 def reopen(folders: Sequence[Path], python: str, out: Path) -> dict[str, dict[str, Any]]:
-    """Open folders with the transformers of another Python.
+    """Open folders with the transformers of another Python; what it found is kept in ``out``, and read from there.
 
     Returns:
         Of each folder, by its path: ``log_probs`` of a row of tokens, by the reference attention, and ``ids`` of
         ``PROBE``; or ``error``, of the first that it could not open.
     """
+    if not out.exists():
+        _reopen(folders, python, out)
+    found: dict[str, dict[str, Any]] = torch.load(out)
+    return found
+
+
+def _reopen(folders: Sequence[Path], python: str, out: Path) -> None:
     names = [str(folder) for folder in folders]
     script = Path(__file__).with_name("reopen.py")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     subprocess.run([python, str(script), str(out), PROBE, *names], env=environment, check=True, capture_output=True)
-    found: dict[str, dict[str, Any]] = torch.load(out)
-    return found

@@ -135,7 +135,7 @@ def run(folder: Path, work: Path, engine: str) -> dict[str, Any]:
         "evaluations": [row.version for row in trained.evaluations],
         "still": still,
         "evaluate_exit": evaluated.returncode,
-        "evaluate_said": said[-1] if said else "",
+        "evaluate_said": said[-1].split(". results:")[0] if said else "",
     }
 
 

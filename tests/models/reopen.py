@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 def opened(folder, text):
     """Return the log-probs of a row of tokens and the ids of a text, or what could not be opened."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
+        ).eval()
     except Exception as error:  # whatever transformers makes of a folder
         return {"error": f"{type(error).__name__}: {error}"[:300]}
     row = (torch.arange(40) * 7 % 280)[None]

@@ -64,7 +64,10 @@ def test_log_probs_are_those_of_the_reference_attention(
     assert found.scoring < BOUND
     assert found.gradients < (1e-4 if name == "Qwen3-Next" else BOUND)
     assert found.saved == 0
-    before, after = (AutoTokenizer.from_pretrained(path) for path in (folders / name, folders / name / "saved"))
+    before, after = (
+        AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        for path in (folders / name, folders / name / "saved")
+    )
     text = PROBE + " 12 + 34" + "".join(FAMILIES[name].specials)
     assert before.encode(text) == after.encode(text)
     assert before.decode(before.encode(text)) == after.decode(after.encode(text))
@@ -220,7 +223,7 @@ def test_a_tokenizer_of_the_harness_is_saved_under_a_name_that_transformers_4_kn
     saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert not {"extra_special_tokens", "backend", "is_local", "local_files_only"} & set(saved)
-    assert AutoTokenizer.from_pretrained(tmp_path).encode(PROBE) == tokenizer.encode(PROBE)
+    assert AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False).encode(PROBE) == tokenizer.encode(PROBE)
 
 
 @pytest.mark.filterwarnings(OTHER_HEAD)
