@@ -123,7 +123,7 @@ class ArmRunner:
         """Return what says once that texts for rewards leave special tokens out."""
         heard = False
 
-        def listen(row: Row, train_s: float) -> None:
+        def listen(row: Row) -> None:
             nonlocal heard
             of_step = DROPPED_SPECIAL if row["kind"] == "step" else f"validation/{DROPPED_SPECIAL}"
             share = row["metrics"].get(of_step)

@@ -573,12 +573,11 @@ def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
     check_prompts_fit(task, encode, scenario.sampling.max_tokens, context, whose, can_leave_out=can_leave_out)
 
 
-def start_notes(scenario: Scenario, task: Task, policy: Policy, ends: ResponseEnds) -> tuple[str, ...]:
-    """Return what is to be said about a task's prompts and the ends of responses when a run begins."""
+def start_notes(scenario: Scenario, task: Task, policy: Policy) -> tuple[str, ...]:
+    """Return what is to be said about a task's prompts when a run begins."""
     from harness.models.chat import added_start
 
-    notes = [ends.line] if ends.line else []
-    notes += [*getattr(task, "notes", ()), *few_held_out(scenario, len(task.validation_prompts))]
+    notes = [*getattr(task, "notes", ()), *few_held_out(scenario, len(task.validation_prompts))]
     start = policy.tokenizer.bos_token if added_start(policy.tokenizer) is not None else None
     prompts = (*task.train_prompts, *task.validation_prompts)
     doubled = sum(prompt.text.startswith(start) for prompt in prompts) if start else 0

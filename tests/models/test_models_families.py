@@ -19,6 +19,7 @@ from harness.engines.requests import decode_text
 from harness.engines.vllm_machine import context_of
 from harness.models.config import PRESETS, context_length
 from harness.models.decoder import DecoderLM
+from harness.models.ends import end_tokens, padding_token
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.scenario import VllmEngineSettings
@@ -126,12 +127,11 @@ def test_the_saved_config_is_the_one_that_came_but_for_type_and_version(folders:
 def test_sampling_defaults_that_transformers_would_not_write_do_not_stop_a_save(folders: Path, tmp_path: Path) -> None:
     folder = folder_of("Llama, dynamic", folders)
     model, tokenizer = load_policy(folder)
-    with pytest.raises(ValueError, match="do_sample"):
-        model.save_pretrained(tmp_path / "by_transformers")
     save_policy(model, tokenizer, tmp_path / "saved")
     came, saved = (json.loads((path / "generation_config.json").read_text()) for path in (folder, tmp_path / "saved"))
     assert saved == came
-    assert model.generation_config.temperature == 0.9
+    assert came["temperature"] == 0.9
+    assert not came["do_sample"]
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -172,17 +172,23 @@ def test_prompts_with_a_token_beyond_the_vocabulary_are_refused(folders: Path) -
     assert "without added tokens that the model has no row for" in refused.value.fix
 
 
-def test_a_padding_token_beyond_the_vocabulary_gives_way_to_the_end_token(folders: Path) -> None:
+def test_a_padding_token_beyond_the_vocabulary_pads_nothing(folders: Path) -> None:
     model, tokenizer = load_policy(folder_of("Llama, linear", folders))
     assert tokenizer.convert_tokens_to_ids("[PAD]") == model.config.vocab_size
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
+    assert tokenizer.pad_token_id == model.config.vocab_size
+    assert padding_token(model, tokenizer) == 0
 
 
-def test_an_end_token_beyond_the_vocabulary_is_refused(folders: Path, tmp_path: Path) -> None:
+def test_an_end_token_beyond_the_vocabulary_is_refused_where_no_config_names_another(tmp_path: Path) -> None:
     folder = make("Llama, linear", tmp_path / "model")
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "[PAD]"}))
-    with pytest.raises(UserError, match=r"the end-of-sequence token \[PAD\] is token 328, .* vocab_size is 328"):
+    for name, of_file in (("tokenizer_config", {"eos_token": "[PAD]"}), ("config", {"eos_token_id": None})):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | of_file))
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": 3}))
+    assert end_tokens(*load_policy(folder)) == (3,)
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(UserError, match="no.* end-of-sequence token that the model knows"):
         load_policy(folder)
 
 

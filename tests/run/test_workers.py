@@ -264,7 +264,7 @@ def test_special_tokens_are_kept_for_the_reward_or_counted(skip: bool, texts: li
             ids = np.array([ord("m"), ord("!"), ord("x"), 0], dtype=np.int64)
             return Completion(ids, np.zeros(4, np.float32), "m", "stop")
 
-    tracer, special = ticking(), SpecialTokens(Thinking())
+    tracer, special = ticking(), SpecialTokens(Thinking(), ends=(0,))
     worker = GeneratorWorker(
         Ends(),
         InProcessTransport(snapshot=True),

@@ -114,7 +114,8 @@ class ActorParts(RunningParts):
         check_fits(scenario, task, policy)
         ends = response_ends(policy, sampling_for(scenario, task).stop)
         self.inputs = inputs_of(scenario, task, policy)
-        self.end_tokens, self.notes = ends.texts, start_notes(scenario, task, policy, ends)
+        self.end_tokens = ends.texts
+        self.notes = (*([ends.line] if ends.line else ()), *start_notes(scenario, task, policy))
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         self.num_parameters = policy.num_parameters
         self.threads = threads_of(scenario, scenario.placement.learner)
