@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +173,8 @@ def _dict(text: str) -> dict[str, Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         try:
-            value = ast.literal_eval(_NOT_FINITE.sub(r"'\1'", _SCALAR.sub(r"\1", text)))
+            with warnings.catch_warnings(action="ignore"):  # of Python, about what is no Python
+                value = ast.literal_eval(_NOT_FINITE.sub(r"'\1'", _SCALAR.sub(r"\1", text)))
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             return None
     return value if isinstance(value, dict) and all(isinstance(name, str) for name in value) else None
