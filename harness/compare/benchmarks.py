@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,11 +167,14 @@ def benchmark_json(files: Sequence[BenchmarkFile]) -> dict[str, Any]:
 def _short_names(names: Iterable[str]) -> dict[str, str]:
     """Shorten each name, with as many of its folders as tell it from the others."""
     shown, folders = {name: _short_name(name) for name in names}, 0
-    while twins := [name for name, short in shown.items() if list(shown.values()).count(short) > 1]:
+    while True:
+        counts = Counter(shown.values())
+        twins = [name for name, short in shown.items() if counts[short] > 1]
+        if not twins:
+            return shown
         folders += 1
         deep = all(folders > name.count("/") for name in twins)
         shown |= {name: name if deep else _short_name(name, folders) for name in twins}
-    return shown
 
 
 def _short_name(name: str, folders: int = 0) -> str:

@@ -126,6 +126,9 @@ def test_a_chart_with_several_runs_needs_the_name_of_one(tmp_path: Path) -> None
     assert [(row["step"], row["metrics"]["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
     assert (len(log.left_out), found.steps_from) == (1, "_step")
     assert series(read(path, TRL, run="llama")[2], "reward/total") == [0.2]
+    (tmp_path / "reward.csv").write_text("Wall time,Step,Value\n1,1,0.5\n")
+    with pytest.raises(UserError, match="has no run 'llama'"):
+        read(tmp_path / "reward.csv", TRL, run="llama")
     with pytest.raises(UserError, match="names no runs"):
         read(lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.5}), TRL, run="llama")
 
@@ -276,3 +279,9 @@ def test_numbers_and_steps_that_are_texts(tmp_path: Path) -> None:
     first, second, third = series(done, "reward/total")
     assert (first, math.isnan(second), third) == (0.25, True, -math.inf)
     assert found.non_finite == {"reward": 2}
+
+
+def test_a_long_line_of_brackets_takes_no_longer_than_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("x" + "{'" * 200_000 + "\n{'reward': 0.5}\n")
+    assert series(read(path, TRL)[2], "reward/total") == [0.5]

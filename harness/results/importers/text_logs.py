@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan\b|inf\b)"
 _STEP_LINE = re.compile(r"(?<![\w/])step:(\d+) - (.*)")
 _FIGURE = re.compile(rf"(.+?):\s*(?:[\w.]+\()?({_NUMBER})")
-_DICT = re.compile(r"""\{['"].*\}""")
+_DICT = re.compile(r"""\{['"]""")
 _SCALAR = re.compile(rf"\b(?:np|numpy|torch)?\.?(?:float\w*|int\w*|tensor)\(({_NUMBER})[^()]*\)")
 _NOT_FINITE = re.compile(r"(?<=: )(-?(?:nan|inf))\b")
 
@@ -85,7 +86,7 @@ def read_table(text: str, delimiter: str, path: Path, run: str | None) -> tuple[
         tag = re.sub(r"^.*[-_]tag[-_]", "", path.stem)
         own = {"Value": tag, "Step": "step"}
         names: Sequence[str] = [own.get(name) or _AXES[name] for name in head]
-        return _records(names, rows, delimiter), left_out, True
+        return _records(_of_run(names, run, path), rows, delimiter), left_out, True
     of_chart = [name for name in head if name.endswith(_OF_CHART) and name[: -len(_OF_CHART[0])] in head]
     if of_chart:
         left_out.append(f"{len(of_chart)} columns __MIN and __MAX, between which a chart's points lie")
@@ -149,7 +150,7 @@ def read_printed(text: str) -> tuple[list[Record], list[str]]:
     records, torn = [], 0
     for piece in pieces:
         found = _DICT.search(piece)
-        record = _dict(found[0]) if found else None
+        record = _dict(piece[found.start() : piece.rfind("}") + 1]) if found else None
         if record is not None:
             records.append(Record(record))
         torn += record is None and re.search(r"""\{['"]\w+['"]: """, piece) is not None
@@ -172,7 +173,8 @@ def _dict(text: str) -> dict[str, Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         try:
-            value = ast.literal_eval(_NOT_FINITE.sub(r"'\1'", _SCALAR.sub(r"\1", text)))
+            with warnings.catch_warnings(action="ignore"):  # of Python, about what is no Python
+                value = ast.literal_eval(_NOT_FINITE.sub(r"'\1'", _SCALAR.sub(r"\1", text)))
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             return None
     return value if isinstance(value, dict) and all(isinstance(name, str) for name in value) else None
