@@ -89,7 +89,7 @@ def text_encoder(tokenizer: Any) -> Encode:
     def encode(asked: Asked) -> list[int]:
         if not isinstance(asked, str):
             raise UserError(
-                "a prompt has turns of a chat, and task.chat_template is off",
+                "a prompt has turns of a chat, and no chat template is used",
                 where="task.chat_template",
                 fix="turn on task.chat_template",
             )

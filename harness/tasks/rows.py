@@ -168,13 +168,13 @@ class Fields:
     def _check_chat(self, turns: tuple[Turn, ...], name: str, where: str) -> None:
         if not self.chat:
             raise UserError(
-                f"the field {name!r} holds turns of a chat, and task.chat_template is off",
+                f"the field {name!r} holds turns of a chat, and no chat template is used",
                 where=where,
                 fix="turn on task.chat_template, which asks them through the model's own template",
             )
         if self.system and any(role == "system" for role, _ in turns):
             raise UserError(
-                f"the field {name!r} has a system turn, and task.system_prompt would be a second one",
+                f"the field {name!r} has a system turn, and the system prompt would be a second one",
                 where=where,
                 fix="leave task.system_prompt out, or take the system turns out of the rows",
             )

@@ -170,7 +170,7 @@ def test_the_split_of_a_file_without_twins_is_that_of_its_texts() -> None:
 @pytest.mark.parametrize(
     ("row", "fields", "what", "fix"),
     [
-        (DAPO, Fields(answer="reward_model.ground_truth"), "task.chat_template is off", "task.chat_template"),
+        (DAPO, Fields(answer="reward_model.ground_truth"), "no chat template is used", "task.chat_template"),
         (VERL, Fields(answer=None, chat=True, system=True), "has a system turn", "task.system_prompt"),
         (DAPO, Fields(chat=True), "no field 'answer'", "task.answer_field to reward_model.ground_truth"),
         (AIME_2024, Fields(), "no field 'prompt'", "task.prompt_field to Problem"),
