@@ -153,6 +153,29 @@ def own(path="losses:mine", **loss):
             "pinned_lengths_end_responses",
             "sampling.min_tokens sampling.pinned_lengths",
         ),
+        (
+            {"replay": {"capacity": 16, "max_uses": 1}},
+            "groups_stay_to_be_replayed",
+            "replay.max_uses replay.sample_groups",
+        ),
+        (
+            {"checkpoint": {"asynchronous": True, "keep": 3}},
+            "checkpoints_are_made",
+            "checkpoint.keep checkpoint.asynchronous checkpoint.every",
+        ),
+        (
+            {
+                "task": {
+                    "type": "jsonl",
+                    "train": "a.jsonl",
+                    "validation": "b.jsonl",
+                    "validation_fraction": 0.2,
+                    "reward": "rewards:length",
+                }
+            },
+            "held_out_once",
+            "task.validation_fraction task.validation",
+        ),
         ({"loss": {"type": "own"}}, "own_loss_is_named", "loss.type loss.function"),
         ({"loss": {"function": "losses:mine"}}, "own_loss_is_named", "loss.type loss.function"),
         ({"advantage": {"delta": "own"}}, "own_advantage_is_named", "advantage.delta advantage.function"),
@@ -202,6 +225,9 @@ def test_an_option_that_would_do_nothing_is_refused(settings, rule, keys, messag
         {"loss": {"type": "unclipped"}, "max_lag": 1, "placement": {"colocated": False}},
         {"loss": {"type": "naive"}, "epochs_per_batch": 10, "allow_uncorrected": True},
         {"optimizer": {"max_grad_norm": None}},
+        {"replay": {"capacity": 16, "max_uses": 1, "sample_groups": 7}},
+        {"replay": {"capacity": 16, "max_uses": 2, "max_age": 1}},
+        {"checkpoint": {"asynchronous": True, "keep": 3, "every": 5}},
         {"optimizer": {"schedule": "cosine", "warmup_steps": 59}},
         {"loss": {"ratio_level": "sequence", "cliprange": 0.09}},
         {"loss": {"ratio_level": "sequence", "type": "cispo", "cliprange": 0.5}},
