@@ -53,29 +53,20 @@ def date_arguments(tokenizer: Any) -> dict[str, Any]:
     return {_ASKS_DATE: today().strftime} if asks_date(tokenizer) else {}
 
 
-def template_digest(tokenizer: Any, system_prompt: str | None = None) -> str:
+def template_digest(
+    tokenizer: Any, system_prompt: str | None = None, arguments: Mapping[str, object] | None = None
+) -> str:
     """Return the SHA-256, in hexadecimal, of three short chats as the tokenizer's template writes them on a fixed day.
 
     One has a user's turn, one two more turns behind it, one a system turn in front; what a template refuses counts as
     refused.
     """
-    user, model = {"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "2"}
-    system = {"role": "system", "content": system_prompt or "Be brief."}
+    user, system = ("user", _QUESTIONS[0]), ("system", system_prompt or "Be brief.")
     with on_date(_SAME_DATE):
-        written = [_written(tokenizer, turns) for turns in ([user], [user, model, user], [system, user])]
+        chat = _Chat(tokenizer, None, dict(arguments or {}))
+    chats = [user], [user, ("assistant", "2"), user], [system, user]
+    written = [chat.tried(turns, in_parts) for turns in chats for in_parts in (False, True)]
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()
-
-
-def _written(tokenizer: Any, turns: list[dict[str, str]]) -> str | None:
-    from jinja2 import TemplateError
-
-    try:
-        text: str = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False, **date_arguments(tokenizer)
-        )
-    except TemplateError:
-        return None
-    return text
 
 
 def text_encoder(tokenizer: Any) -> Encode:
@@ -204,15 +195,21 @@ class _Chat:
             f"the chat template of the model's tokenizer cannot write a chat{kind}: {faults[0]}", where, fix
         )
 
-    def _fault(self, roles: Sequence[str], in_parts: bool) -> str | None:
-        """Return what is wrong with a chat in these roles as the template writes it; None: nothing."""
+    def tried(self, turns: Sequence[Turn], in_parts: bool) -> tuple[str | None, str | None]:
+        """Return a chat as the template writes it, and why it does not write it; one of them is None."""
         from jinja2 import TemplateError
 
-        one, other = ([(role, f"{place}. {text}") for place, role in enumerate(roles)] for text in _QUESTIONS)
         try:
-            written, with_other = self._written(one, in_parts), self._written([*one[:-1], other[-1]], in_parts)
+            return self._written(turns, in_parts), None
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            return str(error) or type(error).__name__
+            return None, str(error) or type(error).__name__
+
+    def _fault(self, roles: Sequence[str], in_parts: bool) -> str | None:
+        """Return what is wrong with a chat in these roles as the template writes it; None: nothing."""
+        one, other = ([(role, f"{place}. {text}") for place, role in enumerate(roles)] for text in _QUESTIONS)
+        (written, fault), (with_other, _) = (self.tried(turns, in_parts) for turns in (one, [*one[:-1], other[-1]]))
+        if written is None:
+            return fault
         if written == with_other or one[-1][1] not in written:
             return "it drops the question"
         lost = [role for role, content in one if role not in ("assistant", "tool") and content not in written]

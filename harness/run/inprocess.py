@@ -195,10 +195,10 @@ class InProcessParts(RunningParts):
         self.threads = threads_of(scenario, scenario.placement.learner)
         torch.set_num_threads(self.threads)
         task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
+        self.inputs = inputs_of(scenario, task, policy)
         task = fitting_task(scenario, task, policy)
         check_fits(scenario, task, policy)
         ends = response_ends(policy, sampling_for(scenario, task).stop)
-        self.inputs = inputs_of(scenario, task, policy)
         self.end_tokens = ends.texts
         self.notes = (*([ends.line] if ends.line else ()), *start_notes(scenario, task, policy))
         self.num_parameters = policy.num_parameters

@@ -193,9 +193,9 @@ def _without_weights(scenario: Scenario, task: Task, tokenizer: Any) -> Inputs:
 
         inputs[TOKENIZER] = {"sha256": tokenizer_digest(tokenizer)}
         if getattr(scenario.task, "chat_template", False):
-            inputs[CHAT_TEMPLATE] = {
-                "sha256": template_digest(tokenizer, getattr(scenario.task, "system_prompt", None))
-            }
+            task_settings: Any = scenario.task
+            written = template_digest(tokenizer, task_settings.system_prompt, task_settings.chat_template_kwargs)
+            inputs[CHAT_TEMPLATE] = {"sha256": written}
             if asks_date(tokenizer):
                 inputs[CHAT_DATE] = {"name": today().isoformat(), "sha256": _sha256(today().isoformat())}
     return inputs | named_inputs(scenario)
@@ -205,7 +205,7 @@ def _of_prompts(prompts: Sequence[Prompt]) -> Input:
     """Digest prompts in their order: what is asked, the right answer, and the row that reward functions see."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        digest.update(_as_json([prompt.text, prompt.ground_truth, prompt.row]).encode() + b"\n")
+        digest.update(_as_json([prompt.asked, prompt.ground_truth, prompt.row]).encode() + b"\n")
     return {"sha256": digest.hexdigest(), "rows": len(prompts)}
 
 

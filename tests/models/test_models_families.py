@@ -188,7 +188,7 @@ def test_an_end_token_beyond_the_vocabulary_is_refused_where_no_config_names_ano
     (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": 3}))
     assert end_tokens(*load_policy(folder)) == (3,)
     (folder / "generation_config.json").unlink()
-    with pytest.raises(UserError, match="no.* end-of-sequence token that the model knows"):
+    with pytest.raises(UserError, match=r"no.* end-of-sequence token that the model knows"):
         load_policy(folder)
 
 

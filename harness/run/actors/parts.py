@@ -110,10 +110,10 @@ class ActorParts(RunningParts):
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
         task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
+        self.inputs = inputs_of(scenario, task, policy)
         task = fitting_task(scenario, task, policy)
         check_fits(scenario, task, policy)
         ends = response_ends(policy, sampling_for(scenario, task).stop)
-        self.inputs = inputs_of(scenario, task, policy)
         self.end_tokens = ends.texts
         self.notes = (*([ends.line] if ends.line else ()), *start_notes(scenario, task, policy))
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
