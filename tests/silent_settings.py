@@ -229,7 +229,7 @@ def _weights(name: str, options: TrainerOptions, num_groups: int) -> object:
     key = f"{num_groups} {name}"
     if key not in _MEMORY:
         trainer = PolicyTrainer(
-            DecoderLM(CONFIG, seed=1), 0, replace(options, group_cost=lambda *_: 1.0), eos_token_id=16
+            DecoderLM(CONFIG, seed=1), 0, replace(options, group_cost=lambda *_: 1.0), ends=(16,)
         )
         metrics: Metrics = {}
         for step in range(2):
