@@ -196,6 +196,7 @@ KNOWN: tuple[Known, ...] = (
     Known(("replay.",), ("replay.",), "several bounds on one buffer, of which the nearest one acts"),
     Known(("minibatches_per_epoch", "shuffle_minibatches"), ("minibatches_per_epoch': 1",), "there is nothing to deal"),
     Known(("learner.", "placement.learner"), ("ranks': 1",), "one rank: so that a sweep over ranks has it as a point"),
+    Known(("optimizer.schedule", "optimizer.min"), ("warmup",), "the two steps that are looked at end in the warm-up"),
     Known(("gradient_accumulation_steps",), ("",), "the result is the same, by definition"),
 )
 
