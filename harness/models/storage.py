@@ -137,7 +137,7 @@ def _write_other(model: Any, folder: Path, weights: Mapping[str, Tensor] | None)
     positions, other sizes. It would also refuse to write sampling defaults that it has read.
     """
     came_with: dict[str, dict[str, Any]] = getattr(model, "came_with", {})
-    generation = getattr(model, "generation_config", None)
+    generation: Any = getattr(model, "generation_config", None)
     try:
         if _GENERATION in came_with:
             model.generation_config = type(generation)()
