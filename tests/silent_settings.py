@@ -163,7 +163,7 @@ NOT_TRIED = {
     "faults, each with a rule or a moment of its own": ("faults*",),
     "nodes of a cluster": ("placement.strategy", "placement.address", "placement.learner.per_node"),
     "other transports": ("transport.timeout_s", "transport.folder", "transport.type"),
-    "more permission alone": ("allow_uncorrected",),
+    "more permission alone": ("allow_uncorrected", "max_failed_batches"),
 }  # fmt: skip
 """Settings that are not moved here, with the reason; ``*`` stands for the rest of a key."""
 
@@ -229,9 +229,7 @@ def _weights(name: str, options: TrainerOptions, num_groups: int) -> object:
     """Return weights and figures after two training steps."""
     key = f"{num_groups} {name}"
     if key not in _MEMORY:
-        trainer = PolicyTrainer(
-            DecoderLM(CONFIG, seed=1), 0, replace(options, group_cost=lambda *_: 1.0), ends=(16,)
-        )
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(options, group_cost=lambda *_: 1.0), ends=(16,))
         metrics: Metrics = {}
         for step in range(2):
             metrics |= train_on(trainer, [_batch(step, num_groups, options.group_size)], first_step=step)

@@ -19,6 +19,7 @@ REFUSED = {
     "LFM2": "Chunked prefill is required",
     "DeepSeek V3": "attention heads of 8 channels",
     "Cohere2": "one token more than its window",
+    "Qwen2 with windows": "Sliding window for some",
 }
 """What vLLM cannot serve on a CPU, and a part of the reason."""
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)")

@@ -69,7 +69,8 @@ def in_vllm(folder: Path) -> dict[str, Any]:
     from harness.engines.vllm import vllm_engine
     from harness.scenario import VllmEngineSettings
 
-    model, tokenizer = load_policy(folder)
+    policy: Any = load_policy(folder)
+    model, tokenizer = policy
     prompts = prompts_of(
         model.get_input_embeddings().weight.shape[0]
         if hasattr(model, "get_input_embeddings")

@@ -1,5 +1,6 @@
 """Folders of today's families: who runs them, and whether their log-probs are those of transformers' own attention."""
 
+# mypy: disable-error-code="operator, union-attr, dict-item"
 from __future__ import annotations
 
 import json
@@ -237,8 +238,6 @@ def test_a_tokenizer_of_the_harness_is_saved_under_a_name_that_transformers_4_kn
 def test_ends_beginning_padding_and_sampling_defaults_are_saved_as_they_came(
     name: str, folders: Path, tmp_path: Path
 ) -> None:
-    if name in OWN:
-        pytest.xfail("the own decoder's folders name one end, and no beginning or sampling defaults")
     folder = folder_of(name, folders)
     save_policy(*load_policy(folder), tmp_path)
     tokens = ("eos_token_id", "bos_token_id", "pad_token_id")
