@@ -24,7 +24,7 @@ from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
-from harness.models.ends import end_tokens, padding_token, texts_of, turn_end
+from harness.models.ends import end_tokens, known_tokens, padding_token, texts_of, turn_end
 from harness.run.data_files import few_held_out, fields_of
 from harness.run.devices import resolve_device
 from harness.run.overlapped_publish import OverlappedPublish
@@ -84,9 +84,9 @@ class Policy:
 
     def with_ends(self, *, chat: bool) -> Policy:
         """Return the policy with its end tokens; in a chat, the one that its template writes behind a turn too."""
-        ends = end_tokens(self.model, self.tokenizer)
         turn = turn_end(self.tokenizer) if chat else None
-        return replace(self, ends=ends if turn is None or turn in ends else (*ends, turn))
+        ends = (*end_tokens(self.model, self.tokenizer), *([] if turn is None else [turn]))
+        return replace(self, ends=known_tokens(self.model, ends))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def response_ends(policy: Policy, stop: Sequence[str] = ()) -> ResponseEnds:
     Raises:
         UserError: a stop string can never be found.
     """
-    ids, turn = tuple(dict.fromkeys((*policy.ends, *split_stop(policy.tokenizer, stop)[0]))), turn_end(policy.tokenizer)
+    ids = known_tokens(policy.model, (*policy.ends, *split_stop(policy.tokenizer, stop)[0]))
+    turn = turn_end(policy.tokenizer)
     texts = texts_of(ids, policy.tokenizer)
     line = f"a response ends with {_shown(texts)}" if ids else ""
     if ids and turn is not None and turn not in ids:

@@ -94,6 +94,17 @@ def test_a_chats_turns_end_where_its_template_ends_them(base_folder: Path) -> No
         ends_of(base_folder, f"sampling.stop=['{turn}{turn}']")
 
 
+def test_tokens_that_the_model_has_no_row_for_end_nothing(tmp_path: Path) -> None:
+    """Fails where the Learner's ban looks for their logits; engines never draw one."""
+    tokenizer = train_tokenizer(["a red apple"], 260)
+    known = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "</answer>"]})
+    tokenizer.chat_template = CHATML
+    save_policy(DecoderLM(replace(PRESETS["tiny"], vocab_size=known)), tokenizer, tmp_path / "model")
+    ends = ends_of(tmp_path / "model", "task.chat_template=true", "sampling.stop=['</answer>']")
+    assert (ends.ids, ends.texts) == ((1,), {"1": "<|eos|>"})
+
+
 def check(model_context: int | None, *settings: str) -> None:
     scenario = load_scenario("quickstart", ["engine.type=vllm", "sampling.max_tokens=32", *settings])
     check_fits(scenario, make_task(scenario), Policy(None, Letters(), model_context))
