@@ -225,9 +225,8 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
         if (begun := date_of(folder)) is not None:
             with on_date(begun):
                 token_ids, settings = _asked(options, questions, sampler)
-        max_tokens = settings.max_tokens
-        ends = response_ends(sampler.policy, questions.stop)
-        with closing(Record(folder, settings, _facts() | {"end_tokens": ends.texts})) as record:
+        max_tokens, ends = settings.max_tokens, response_ends(sampler.policy, questions.stop)
+        with closing(Record(folder, settings, _facts())) as record:
             if ends.line and not options.quiet:
                 errors.print(Text(plain(ends.line)), soft_wrap=True)
             _say_what_is_there(record, errors, options.quiet)
@@ -352,6 +351,7 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         chat_template_kwargs=options.chat_template_kwargs,
         prompt_field=options.prompt_field,
         answer_field=options.answer_field,
+        end_tokens=response_ends(sampler.policy, questions.stop).texts,
         skip_special_tokens=False if options.keep_special_tokens else None,
     )
 
