@@ -42,8 +42,8 @@ from harness.evaluate.results import results
 from harness.models.chat import asks_date, chat_encoder, on_date, text_encoder, today
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
-from harness.run.builders import response_ends
 from harness.run.errors import settings_as_arguments
+from harness.run.policy import response_ends
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 from harness.scenario.task_and_model import OF_CHATS
 from harness.tasks.rows import Fields

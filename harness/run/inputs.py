@@ -43,7 +43,7 @@ from harness.tasks.arithmetic import PROMPT
 from harness.tasks.maths import prompt_template
 
 if TYPE_CHECKING:
-    from harness.run.builders import Policy
+    from harness.run.policy import Policy
 
 Inputs = dict[str, Input]
 PATHS = "task.train", "task.validation", "task.prompt", "model.path"

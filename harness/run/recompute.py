@@ -27,7 +27,6 @@ from harness.results.reader import load_run
 from harness.results.writer import KEPT_STEPS, POLICY
 from harness.run.builders import (
     BUILDERS,
-    Policy,
     make_policy,
     make_rewards,
     make_task,
@@ -38,6 +37,7 @@ from harness.run.builders import (
 from harness.run.inputs import date_of_run
 from harness.run.kept_steps import KeptResult, read_result
 from harness.run.own_code import hashes_of
+from harness.run.policy import Policy
 from harness.run.resume import check_same
 from harness.run.workers import LearnerWorker
 from harness.scenario import Scenario

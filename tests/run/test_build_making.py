@@ -21,19 +21,16 @@ from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.run.actors.parts import ActorParts
 from harness.run.builders import (
-    Policy,
-    ResponseEnds,
-    check_fits,
     fitting_task,
     make_generator,
     make_policy,
     make_task,
     never,
     prompt_encoder,
-    response_ends,
-    start_notes,
 )
 from harness.run.factory import PartsFactory
+from harness.run.policy import Policy, ResponseEnds, response_ends
+from harness.run.start import check_fits, start_notes
 from harness.scenario import Scenario, expand, load_scenario
 from harness.transports.in_process import InProcessTransport
 

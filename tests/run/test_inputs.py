@@ -24,8 +24,8 @@ from harness.results import load_run
 from harness.results.manifest import CHAT_DATE, MADE_OF, PROMPT_TEMPLATE, Input
 from harness.results.segments import RECORDED
 from harness.results.writer import KEPT_STEPS
-from harness.run.builders import Policy
 from harness.run.inputs import InputsNow, check_inputs, inputs_of
+from harness.run.policy import Policy
 from harness.run.recompute import recompute
 from harness.run.resume import find_resume, find_unfinished
 from harness.scenario import load_scenario

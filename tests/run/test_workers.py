@@ -15,7 +15,8 @@ from harness.core.protocols import Engine
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
 from harness.engines.requests import SpecialTokens
-from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker, check_prompts_fit, publish_weights
+from harness.run.fitting import check_prompts_fit
+from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker, publish_weights
 from harness.tasks.scoring import DirectRewards
 from harness.transports.in_process import InProcessTransport
 
