@@ -91,12 +91,12 @@ def families(work: Path, python_4: str, with_vllm: bool) -> tuple[str, dict[str,
     kept = work / "measured.json"
     saved = {name: work / "families" / name / "saved" for name in FAMILIES}
     if not kept.exists():
-        found = {}
+        made = {}
         for name in FAMILIES:
             folder = work / "families" / name
             shutil.rmtree(folder, ignore_errors=True)
-            found[name] = dataclasses.asdict(measure(make(name, folder)))
-        kept.write_text(json.dumps(found))
+            made[name] = dataclasses.asdict(measure(make(name, folder)))
+        kept.write_text(json.dumps(made))
     measured = {name: Measured(**values) for name, values in json.loads(kept.read_text()).items()}
     by_5 = reopen(list(saved.values()), sys.executable, work / "by_5.pt")
     by_4 = reopen(list(saved.values()), python_4, work / "by_4.pt")

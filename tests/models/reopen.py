@@ -4,13 +4,14 @@ python reopen.py OUT TEXT FOLDER...
 """
 
 import sys
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def opened(folder, text):
+def opened(folder: str, text: str) -> Any:
     """Return the log-probs of a row of tokens and the ids of a text, or what could not be opened."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
