@@ -57,8 +57,15 @@ class ResponseEnds:
     line: str
 
 
-def response_ends(policy: Policy, stop: Sequence[str] = ()) -> ResponseEnds:
+def response_ends(
+    policy: Policy, stop: Sequence[str] = (), advice: str = "name it in sampling.stop where they are chats"
+) -> ResponseEnds:
     """Return the end tokens of a policy's responses, those among the stop strings with them.
+
+    Args:
+        policy: with its end tokens.
+        stop: strings that end a response.
+        advice: what to do where the token that ends a turn of the chat template ends no response.
 
     Raises:
         UserError: a stop string can never be found.
@@ -69,7 +76,7 @@ def response_ends(policy: Policy, stop: Sequence[str] = ()) -> ResponseEnds:
     line = f"a response ends with {_shown(texts)}" if ids else ""
     if ids and turn is not None and turn not in ids:
         line += f"; {_shown(texts_of([turn], policy.tokenizer))}, which ends a turn of its chat template, does not: "
-        line += "prompts are raw; name it in sampling.stop where they are chats"
+        line += f"prompts are raw; {advice}"
     return ResponseEnds(ids, texts, line)
 
 
