@@ -247,7 +247,8 @@ def _batch(step: int, num_groups: int, group_size: int) -> tuple[RolloutGroup, .
             replace(
                 each,
                 token_ids=np.minimum(each.token_ids, 15),  # 16 is the end, which no response has too early
-                log_probs=each.log_probs - 0.8,  # about those of a new policy: importance bounds keep some of the tokens
+                log_probs=each.log_probs
+                - 0.8,  # about those of a new policy: importance bounds keep some of the tokens
                 finish_reason="length" if (number + place) % 3 == 0 else "stop",
             )
             for place, each in enumerate(group.data.completions)

@@ -319,7 +319,7 @@ def _cause(run: Run, row: StepRow) -> Cause | None:
     weighed, equal = _value(row, WEIGHED), _value(row, NO_SIGNAL) == 1.0
     if weighed is None:  # of an older run, or another trainer's
         delta = run.setting("advantage.delta")
-        subtracts = run.setting("loss.type") != "no_baseline" and delta not in SIGNAL_WITHOUT_SPREAD
+        subtracts = run.setting("loss.type") != "no_baseline" and delta not in (*SIGNAL_WITHOUT_SPREAD, "own")
         return "equal" if equal and subtracts else no_gradient
     if weighed > 0 or (no_gradient is None and run.setting("loss.function")):
         return no_gradient

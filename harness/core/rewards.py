@@ -31,9 +31,9 @@ def reward_rounding(low: float, high: float) -> float:
 def rewards_differ(low: float, high: float) -> bool:
     """Return whether a group with this lowest and this highest reward tells one rollout from another.
 
-    Else all its advantages are 0. With a NaN they differ, so that it is seen.
+    Else all its advantages are 0. With a NaN or infinity they differ, so that it is seen.
     """
-    return not high - low <= reward_rounding(low, high)
+    return not math.isfinite(high - low) or high - low > reward_rounding(low, high)
 
 
 def reward_number(value: object) -> float:

@@ -47,7 +47,7 @@ class SamplingParams:
 class Completion:
     """One sampled response as an engine returns it.
 
-    ``token_ids`` is int64 (T,) and includes the end-of-sequence token where one was sampled; ``log_probs`` is float32
+    ``token_ids`` is int64 (T,) and includes the end token where one was sampled; ``log_probs`` is float32
     (T,), one for each token; ``text`` leaves special tokens out. ``versions`` is int64 (T,), the policy version that
     sampled each token; None where one version sampled them all.
     """

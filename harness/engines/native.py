@@ -40,7 +40,7 @@ class NativeEngine:
     """Samples from its own copy of the policy's weights; it has none until ``load_weights``.
 
     Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
-    end of sequence among the first ``min_tokens`` tokens. At temperature 0 they are those of temperature 1.
+    end tokens among the first ``min_tokens`` tokens. At temperature 0 they are those of temperature 1.
 
     Weights may be loaded on one thread while ``generate`` runs on another: each token is drawn, and its log-probability
     taken, from one consistent set of weights, and ``Completion.versions`` says from which. Keys and values cached by

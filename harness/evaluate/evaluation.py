@@ -42,8 +42,8 @@ from harness.evaluate.results import results
 from harness.models.chat import asks_date, chat_encoder, on_date, text_encoder, today
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.results.anonymous import Scrubber, safe_name
-from harness.run.builders import response_ends
 from harness.run.errors import settings_as_arguments
+from harness.run.policy import ResponseEnds, response_ends
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 from harness.scenario.task_and_model import OF_CHATS
 from harness.tasks.rows import Fields
@@ -219,15 +219,15 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
         errors.print(Text(f"{questions.repeated:,} rows repeat an earlier prompt and are not asked again"))
     sampler = sampler_of(options)
     with closing(sampler):
+        ends = response_ends(sampler.policy, questions.stop, "ask with --chat where they are to be chats")
         with on_date(today()):  # it may be midnight
-            token_ids, settings = _asked(options, questions, sampler)
+            token_ids, settings = _asked(options, questions, sampler, ends)
         folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
         if (begun := date_of(folder)) is not None:
             with on_date(begun):
-                token_ids, settings = _asked(options, questions, sampler)
+                token_ids, settings = _asked(options, questions, sampler, ends)
         max_tokens = settings.max_tokens
-        ends = response_ends(sampler.policy, questions.stop)
-        with closing(Record(folder, settings, _facts() | {"end_tokens": ends.texts})) as record:
+        with closing(Record(folder, settings, _facts())) as record:
             if ends.line and not options.quiet:
                 errors.print(Text(plain(ends.line)), soft_wrap=True)
             _say_what_is_there(record, errors, options.quiet)
@@ -237,7 +237,7 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
                 )
                 errors.print(Text(said), soft_wrap=True)
             try:
-                _do_the_rest(record, sampler, token_ids, questions, errors, options.quiet)
+                _do_the_rest(record, sampler, ends, token_ids, questions, errors, options.quiet)
             except (KeyboardInterrupt, Interrupted):
                 raise Interrupted(_how_to_go_on(record)) from None
             record.finish(results(record.rows, record.batches, questions.prompts, options.examples))
@@ -247,6 +247,7 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
 def _do_the_rest(
     record: Record,
     sampler: Sampler,
+    ends: ResponseEnds,
     token_ids: Sequence[Sequence[int]],
     questions: Questions,
     errors: Console,
@@ -259,19 +260,20 @@ def _do_the_rest(
         EvaluationProgress(errors, record.settings.prompts, len(record.rows), quiet) as progress,
     ):
         keeps_special = record.settings.skip_special_tokens is False
-        ends = response_ends(sampler.policy, questions.stop).ids
-        text_of = SpecialTokens(sampler.policy.tokenizer, ends).text if keeps_special else None
+        text_of = SpecialTokens(sampler.policy.tokenizer, ends.ids).text if keeps_special else None
         sample_and_grade(sampler.engine, token_ids, questions.prompts, rewards, record, progress.show, text_of)
 
 
-def _asked(options: argparse.Namespace, questions: Questions, sampler: Sampler) -> tuple[list[Sequence[int]], Settings]:
+def _asked(
+    options: argparse.Namespace, questions: Questions, sampler: Sampler, ends: ResponseEnds
+) -> tuple[list[Sequence[int]], Settings]:
     """Return the token ids of the prompts, and the settings of an evaluation of them."""
     tokenizer = sampler.policy.tokenizer
     chat = partial(chat_encoder, system_prompt=options.system, arguments=options.chat_template_kwargs)
     encode = (chat if options.chat else text_encoder)(tokenizer)
     token_ids: list[Sequence[int]] = [encode(prompt.asked) for prompt in questions.prompts]
     max_tokens = _max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context)
-    return token_ids, _settings(options, questions, sampler, max_tokens)
+    return token_ids, _settings(options, questions, sampler, ends, max_tokens)
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -323,7 +325,9 @@ def _max_tokens(
     )
 
 
-def _settings(options: argparse.Namespace, questions: Questions, sampler: Sampler, max_tokens: int) -> Settings:
+def _settings(
+    options: argparse.Namespace, questions: Questions, sampler: Sampler, ends: ResponseEnds, max_tokens: int
+) -> Settings:
     template, chat = questions.template, sampler.policy.tokenizer.chat_template
     return Settings(
         model=model_name(options.model),
@@ -352,6 +356,7 @@ def _settings(options: argparse.Namespace, questions: Questions, sampler: Sample
         chat_template_kwargs=options.chat_template_kwargs,
         prompt_field=options.prompt_field,
         answer_field=options.answer_field,
+        end_tokens=ends.texts,
         skip_special_tokens=False if options.keep_special_tokens else None,
     )
 

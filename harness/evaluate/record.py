@@ -50,6 +50,7 @@ class Settings:
         chat_date: the date that the chat template has written into the prompts, where it writes today's.
         chat_template_kwargs: arguments of the template; None where none were given.
         prompt_field, answer_field: keys of the rows; None: the usual ones.
+        end_tokens: the tokens that end a response, by id with their texts; None in records of before it was written.
         skip_special_tokens: False where they stay in the texts that are graded; None: they are left out.
         batch: prompts of one batch. It is among the settings, since rounding depends on what is computed together.
     """
@@ -82,6 +83,7 @@ class Settings:
     chat_template_kwargs: Mapping[str, Any] | None = None
     prompt_field: str | None = None
     answer_field: str | None = None
+    end_tokens: Mapping[str, str] | None = None
     skip_special_tokens: bool | None = None
 
     @property
@@ -102,7 +104,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON holds them."""
-        added = ("chat_template_kwargs", "prompt_field", "answer_field", "skip_special_tokens")
+        added = ("chat_template_kwargs", "prompt_field", "answer_field", "end_tokens", "skip_special_tokens")
         content = asdict(self) | {"stop": list(self.stop)}
         return {key: value for key, value in content.items() if key not in added or value is not None}
 

@@ -131,14 +131,14 @@ def _differ(rewards_PG: Tensor) -> Tensor:
     return torch.tensor([rewards_differ(low, high) for low, high in ends], device=rewards_PG.device)
 
 
-def _reward_of(index: int, result: Mapping[str, float]) -> float:
+def _reward_of(index: int, result: Mapping[str, float], part: str = "reward") -> float:
     try:
-        return reward_number(result.get("reward"))
+        return reward_number(result.get(part))
     except ValueError:
         raise UserError(
-            f"the reward of rollout {index} is {result.get('reward')!r}, expected a finite number",
+            f"the {part} of rollout {index} is {result.get(part)!r}, expected a finite number",
             where="reward_fn",
-            fix='return a dict with the key "reward"',
+            fix=f'return a dict with a number under the key "{part}"',
         ) from None
 
 
@@ -154,7 +154,8 @@ def _reward_metadata(raw_rewards_B: Tensor, group_size: int) -> dict[str, float]
 
 def _part_means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
-        f"{part}_mean": math.fsum(reward_number(result[part]) for result in results) / len(results)
+        f"{part}_mean": math.fsum(_reward_of(index, result, part) for index, result in enumerate(results))
+        / len(results)
         for part in ("format_reward", "answer_reward")
         if all(part in result for result in results)
     }

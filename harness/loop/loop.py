@@ -616,7 +616,7 @@ class _Lanes:
             failure = next((part.failure for part in batch if part.failure is not None), None)
             raise RunStopped(
                 f"no group of a rollout batch could be scored; the first failure: {failure} (batches in a row: "
-                f"{self.failed_batches}; max_failed_batches, after how many the run still goes on, is "
+                f"{self.failed_batches}; the run goes on over at most max_failed_batches of them, "
                 f"{self.plan.max_failed_batches})"
             )
         if groups:

@@ -65,7 +65,7 @@ def template_digest(
     with on_date(_SAME_DATE):
         chat = _Chat(tokenizer, None, dict(arguments or {}))
     chats = [user], [user, ("assistant", "2"), user], [system, user]
-    written = [chat.tried(turns, in_parts) for turns in chats for in_parts in (False, True)]
+    written = [chat.tried(turns, in_parts)[0] for turns in chats for in_parts in (False, True)]
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()
 
 

@@ -7,7 +7,8 @@ A response ends with any of the tokens that the tokenizer, ``config.json`` and `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,13 @@ def end_tokens(model: nn.Module | None, tokenizer: Any) -> tuple[int, ...]:
     named = [*_ids(tokenizer.eos_token_id, "the tokenizer")]
     for where, config in _configs(model):
         named += _ids(config.get("eos_token_id"), where)
+    return known_tokens(model, named)
+
+
+def known_tokens(model: nn.Module | None, tokens: Iterable[int]) -> tuple[int, ...]:
+    """Return the tokens, each once, that the model has a row for; without a model all of them."""
     size = _vocab_size(model)
-    return tuple(dict.fromkeys(token for token in named if token >= 0 and (size is None or token < size)))
+    return tuple(dict.fromkeys(token for token in tokens if token >= 0 and (size is None or token < size)))
 
 
 def _configs(model: nn.Module | None) -> list[tuple[str, Mapping[str, Any]]]:
@@ -112,19 +118,22 @@ def _vocab_size(model: nn.Module | None) -> int | None:
     return None if size is None else int(size)
 
 
-_ANSWER = "The answer is 2."
+_QUESTION, _ANSWER = "What is 1 + 1?", "The answer is 2."
 
 
 def turn_end(tokenizer: Any) -> int | None:
     """Return the token that the chat template writes behind an assistant's turn; None where it writes no such token."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    turns = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": _ANSWER}]
-    try:
-        text: str = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception:  # whatever a template makes of a chat that it was not made for
-        return None
-    if _ANSWER not in text:
+    whole = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
+    in_parts = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in whole]
+    text = ""
+    for turns in (whole, in_parts):
+        with suppress(Exception):  # whatever a template makes of a chat that it was not made for
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+        if _ANSWER in text:
+            break
+    else:
         return None
     behind, added = text.rpartition(_ANSWER)[2].lstrip(), tokenizer.get_added_vocab()
     names = [name for name in added if behind.startswith(name)]

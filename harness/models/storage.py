@@ -106,7 +106,7 @@ def load_policy(
     stored = _stored_weights(folder)
     tokenizer = _load_tokenizer(folder, config)
     without_weights = str(device) == "meta"
-    generation = _read_object(folder / GENERATION) if (folder / GENERATION).is_file() else None
+    generation = _read_generation(folder)
     if shape is None:
         model, said = _load_with_transformers(folder, config, dtype, stored)
         model = model.to("cpu" if without_weights else device).eval()
@@ -163,10 +163,14 @@ def weight_files_state(name: str | Path) -> tuple[tuple[str, int, int], ...]:
 def stored_config(name: str | Path) -> dict[str, Any]:
     """Return what a policy's ``config.json`` and ``generation_config.json`` say, but for who wrote them and where."""
     folder = _find_folder(name)
-    generation = folder / "generation_config.json"
-    told = {"model": _read_config(folder), "generation": _read_object(generation) if generation.is_file() else {}}
+    told = {"model": _read_config(folder), "generation": _read_generation(folder) or {}}
     writers = ("_name_or_path", "transformers_version", "_from_model_config")
     return {part: {key: value for key, value in values.items() if key not in writers} for part, values in told.items()}
+
+
+def _read_generation(folder: Path) -> dict[str, Any] | None:
+    path = folder / GENERATION
+    return _read_object(path) if path.is_file() else None
 
 
 def _write_decoder(

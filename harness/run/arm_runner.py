@@ -41,10 +41,18 @@ from harness.run.workers import DROPPED_SPECIAL
 from harness.scenario import Scenario, Variant
 from harness.scenario.loop_plan import lane_groups
 
-SAYS_DROPPED = (
-    "{:.0%} of the responses so far hold special tokens that their texts leave out, so no reward function sees them "
-    "(sampling.skip_special_tokens: false keeps them)"
-)
+
+def dropped_special_line(row: Row) -> str | None:
+    """Return what a row tells of texts for rewards that leave special tokens out; None where there are none."""
+    is_step = row["kind"] == "step"
+    share = row["metrics"].get(DROPPED_SPECIAL if is_step else f"validation/{DROPPED_SPECIAL}")
+    if share is None:
+        return None
+    rollouts, where = share["count"], f"in training step {row['step']}" if is_step else "in validation"
+    return (
+        f"{round(share['mean'] * rollouts)} of {rollouts} responses {where} hold special tokens that their texts leave "
+        "out, so no reward function sees them; sampling.skip_special_tokens: false keeps them"
+    )
 
 
 class ArmRunner:
@@ -125,11 +133,10 @@ class ArmRunner:
 
         def listen(row: Row) -> None:
             nonlocal heard
-            of_step = DROPPED_SPECIAL if row["kind"] == "step" else f"validation/{DROPPED_SPECIAL}"
-            share = row["metrics"].get(of_step)
-            if share is not None and not heard:
+            line = None if heard else dropped_special_line(row)
+            if line is not None:
                 heard = True
-                self._say_once(sessions[number], SAYS_DROPPED.format(share["mean"]))
+                self._say_once(sessions[number], line)
 
         return listen
 

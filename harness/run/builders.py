@@ -7,37 +7,36 @@ happen inside the makers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.core.own_code import OwnKind, make_part
 from harness.core.protocols import Engine, Task
 from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
-from harness.engines.requests import SpecialTokens, decode_text, split_stop
+from harness.engines.requests import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
 from harness.learner.reference import ReferenceUpdates
-from harness.models.ends import end_tokens, padding_token, texts_of, turn_end
-from harness.run.data_files import few_held_out, fields_of
+from harness.run.data_files import fields_of
 from harness.run.devices import resolve_device
+from harness.run.fitting import FittingTask, context_of
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.parts import StopSignal
+from harness.run.policy import Policy, response_ends
 from harness.run.workers import (
     Encode,
-    FittingTask,
     GeneratorWorker,
     LearnerWorker,
     ProbeRow,
     ScorerWorker,
     Trainer,
-    check_prompts_fit,
     first_probe_rows,
 )
 from harness.scenario import Scenario
@@ -58,70 +57,6 @@ if TYPE_CHECKING:
     from harness.run.rank_worker import LearnerRank
 
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.5
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A model (None in a paced run) with its tokenizer, and how many tokens its context holds (None if unknown).
-
-    ``ends`` are the tokens that end its responses, beside those that ``sampling.stop`` or the task name.
-    """
-
-    model: nn.Module | None
-    tokenizer: Any  # a Hugging Face tokenizer
-    context: int | None
-    ends: tuple[int, ...] = ()
-
-    @property
-    def num_parameters(self) -> int | None:
-        """Trainable parameters, shared ones once; None without a model."""
-        return None if self.model is None else sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
-    def padding(self) -> int:
-        """Token id that fills what masks leave out; it means nothing, whether or not the tokenizer has one for it."""
-        return padding_token(self.model, self.tokenizer)
-
-    def with_ends(self, *, chat: bool) -> Policy:
-        """Return the policy with its end tokens; in a chat, the one that its template writes behind a turn too."""
-        ends = end_tokens(self.model, self.tokenizer)
-        turn = turn_end(self.tokenizer) if chat else None
-        return replace(self, ends=ends if turn is None or turn in ends else (*ends, turn))
-
-
-@dataclass(frozen=True)
-class ResponseEnds:
-    """The tokens that end a run's responses.
-
-    Attributes:
-        ids: theirs.
-        texts: by id, as the manifest has them.
-        line: says so; empty where no token ends one.
-    """
-
-    ids: tuple[int, ...]
-    texts: dict[str, str]
-    line: str
-
-
-def response_ends(policy: Policy, stop: Sequence[str] = ()) -> ResponseEnds:
-    """Return the end tokens of a policy's responses, those among the stop strings with them.
-
-    Raises:
-        UserError: a stop string can never be found.
-    """
-    ids, turn = tuple(dict.fromkeys((*policy.ends, *split_stop(policy.tokenizer, stop)[0]))), turn_end(policy.tokenizer)
-    texts = texts_of(ids, policy.tokenizer)
-    line = f"a response ends with {_shown(texts)}" if ids else ""
-    if ids and turn is not None and turn not in ids:
-        line += f"; {_shown(texts_of([turn], policy.tokenizer))}, which ends a turn of its chat template, does not: "
-        line += "prompts are raw; name it in sampling.stop where they are chats"
-    return ResponseEnds(ids, texts, line)
-
-
-def _shown(texts: Mapping[str, str]) -> str:
-    shown = {token: text if text.isprintable() else repr(text) for token, text in texts.items()}
-    return " or ".join(f"{text} ({token})" if text else f"token {token}" for token, text in shown.items())
 
 
 def _keyword_task(settings: Any) -> Task:
@@ -550,40 +485,10 @@ def fitting_task(scenario: Scenario, task: Task, policy: Policy) -> Task:
     Raises:
         UserError: no prompt is left.
     """
-    context, _ = _context(scenario, policy)
+    context, _ = context_of(scenario, policy)
     if context is None or not getattr(scenario.task, "filter_overlong_prompts", False):
         return task
     return FittingTask(task, prompt_encoder(scenario, policy), scenario.sampling.max_tokens, context)
-
-
-def _context(scenario: Scenario, policy: Policy) -> tuple[int | None, str]:
-    """Return the model's context, or the engine's smaller one, and whose it is."""
-    bounds = [(policy.context, "the model's context"), (getattr(scenario.engine, "context", None), "engine.context")]
-    return min(((most, whose) for most, whose in bounds if most is not None), default=(None, ""))
-
-
-def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
-    """Refuse a task whose longest prompt and response do not fit the model's context, or the engine's smaller one.
-
-    Raises:
-        UserError: with the prompts' places and all the lengths, or the prompts cannot be encoded.
-    """
-    encode, (context, whose) = prompt_encoder(scenario, policy), _context(scenario, policy)
-    can_leave_out = hasattr(scenario.task, "filter_overlong_prompts")
-    check_prompts_fit(task, encode, scenario.sampling.max_tokens, context, whose, can_leave_out=can_leave_out)
-
-
-def start_notes(scenario: Scenario, task: Task, policy: Policy) -> tuple[str, ...]:
-    """Return what is to be said about a task's prompts when a run begins."""
-    from harness.models.chat import added_start
-
-    notes = [*getattr(task, "notes", ()), *few_held_out(scenario, len(task.validation_prompts))]
-    start = policy.tokenizer.bos_token if added_start(policy.tokenizer) is not None else None
-    prompts = (*task.train_prompts, *task.validation_prompts)
-    doubled = sum(prompt.text.startswith(start) for prompt in prompts) if start else 0
-    if doubled:
-        notes.append(f"{doubled:,} prompts begin with {start}, which the tokenizer puts in front too: they get one")
-    return tuple(notes)
 
 
 def make_generator(

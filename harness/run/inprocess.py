@@ -23,20 +23,15 @@ from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult,
 from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
 from harness.run.builders import (
-    check_fits,
-    fitting_task,
     make_generator,
     make_learner,
     make_policy,
     make_scorer,
     make_task,
-    response_ends,
-    sampling_for,
-    start_notes,
 )
 from harness.run.devices import resolve_device, threads_of
-from harness.run.inputs import inputs_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
+from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario
 from harness.scenario.learner import offloaded
@@ -195,12 +190,8 @@ class InProcessParts(RunningParts):
         self.threads = threads_of(scenario, scenario.placement.learner)
         torch.set_num_threads(self.threads)
         task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
-        self.inputs = inputs_of(scenario, task, policy)
-        task = fitting_task(scenario, task, policy)
-        check_fits(scenario, task, policy)
-        ends = response_ends(policy, sampling_for(scenario, task).stop)
-        self.end_tokens = ends.texts
-        self.notes = (*([ends.line] if ends.line else ()), *start_notes(scenario, task, policy))
+        start = start_of(scenario, task, policy)
+        task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
         self.num_parameters = policy.num_parameters
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         colocated = scenario.placement.colocated

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from datetime import date
+from datetime import date, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from harness.results.manifest import (
     TRAIN_PROMPTS,
     VALIDATION_PROMPTS,
     Input,
+    Manifest,
 )
 from harness.results.reader import read_manifest
 from harness.results.writer import MANIFEST
@@ -42,7 +43,7 @@ from harness.tasks.arithmetic import PROMPT
 from harness.tasks.maths import prompt_template
 
 if TYPE_CHECKING:
-    from harness.run.builders import Policy
+    from harness.run.policy import Policy
 
 Inputs = dict[str, Input]
 PATHS = "task.train", "task.validation", "task.prompt", "model.path"
@@ -171,6 +172,11 @@ def _described(name: str, was: Input, now: Input) -> str:
 def date_of(records: Iterable[Mapping[str, Input]]) -> date | None:
     """Return the date that the chat templates of a run have written, of the first of these that has recorded one."""
     return next((date.fromisoformat(str(each[CHAT_DATE]["name"])) for each in records if CHAT_DATE in each), None)
+
+
+def date_of_run(manifest: Manifest) -> date:
+    """Return the date that the chat template of a run writes: the one recorded, else that of its start."""
+    return date_of([manifest.inputs]) or datetime.fromisoformat(manifest.started_at).date()
 
 
 def date_of_runs(experiment: Path | None) -> date | None:

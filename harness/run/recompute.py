@@ -21,12 +21,12 @@ from harness.core.trace import NullTracer
 from harness.core.types import Metrics, RolloutGroup, UpdateResult, combine_metrics
 from harness.learner.warm_start import torch_threads
 from harness.loop.state_files import KeptBatch, read_batch
+from harness.models.chat import on_date
 from harness.results.manifest import Manifest
 from harness.results.reader import load_run
 from harness.results.writer import KEPT_STEPS, POLICY
 from harness.run.builders import (
     BUILDERS,
-    Policy,
     make_policy,
     make_rewards,
     make_task,
@@ -34,8 +34,10 @@ from harness.run.builders import (
     prompt_encoder,
     response_text,
 )
+from harness.run.inputs import date_of_run
 from harness.run.kept_steps import KeptResult, read_result
 from harness.run.own_code import hashes_of
+from harness.run.policy import Policy
 from harness.run.resume import check_same
 from harness.run.workers import LearnerWorker
 from harness.scenario import Scenario
@@ -105,9 +107,11 @@ def recompute(
     changed = tuple(map(str, differing(kept)))
     batch, result, scenario = read_batch(home), read_result(home), _for_this_machine(scenario, folder)
     policy = make_policy(scenario, "cuda" if _on_gpu(scenario) else "cpu", never)
+    with on_date(date_of_run(run.manifest)):
+        prompts = _prompts(scenario, policy, batch)
     checks = [
         Check("files", len(kept.files), changed),
-        _prompts(scenario, policy, batch),
+        prompts,
         *([] if scenario.engine.type in SERVED else [_texts(scenario, policy, batch)]),
         _rewards(scenario, batch),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from harness.results.writer import CHECKPOINTS
 from harness.results.writer import MANIFEST as RUN_MANIFEST
 from harness.results.writer import SCENARIO as SAVED
 from harness.run.checkpoints import StatefulLearner
-from harness.run.inputs import PATHS, UNKNOWN, InputsNow, check_inputs, date_of, is_whole
+from harness.run.inputs import PATHS, UNKNOWN, InputsNow, check_inputs, date_of_run, is_whole
 from harness.run.interleaving import interleaving_of, points_of
 from harness.run.parts import RunningParts
 from harness.run.points import ASIDE, Point, read_points
@@ -32,7 +32,7 @@ from harness.scenario.loss import CLIP_RANGE, CLIPPED
 
 FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "save_policy_every",
         "reward_target", "endpoint", "faults.stall_after_s", "faults.max_replacements",
-        "faults.learner_restarts")  # fmt: skip
+        "faults.learner_restarts", "max_failed_batches")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
 """How a Learner is spread over ranks. A run may go on with others; sums are then added in another order."""
@@ -85,7 +85,7 @@ class Resume:
     @property
     def date(self) -> date:
         """The date that its chat template writes into prompts: that of its start."""
-        return date_of([self.inputs]) or datetime.fromisoformat(self.manifest.started_at).date()
+        return date_of_run(self.manifest)
 
     @property
     def warnings(self) -> list[str]:

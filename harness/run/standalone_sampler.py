@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args
 
 from harness.core.errors import UserError
 from harness.core.protocols import Engine
-from harness.run.builders import BUILDERS, Policy, never
+from harness.run.builders import BUILDERS, never
 from harness.run.devices import check_gpu_is_found, resolve_device
+from harness.run.policy import Policy
 from harness.scenario import (
     FakeEngineSettings,
     FolderModelSettings,

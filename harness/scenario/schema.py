@@ -273,7 +273,7 @@ class Scenario(Section):
 
     @property
     def banned_eos_tokens(self) -> int:
-        """First tokens of a response from whose distribution the Learner leaves out the end of sequence."""
+        """First tokens of a response from whose distribution the Learner leaves out the end tokens."""
         sampling = self.sampling
         if not self.loss.ban_eos:
             return 0

@@ -218,13 +218,15 @@ def prompts_from(file: str | Path, rows: Sequence[RawRow], prompt_of: Callable[[
             fix=f"write one JSON object a line: {example}",
         )
     kept: list[Prompt] = []
-    first: dict[str, Prompt] = {}
+    asked: dict[str, Prompt] = {}
+    in_words: dict[str, Prompt] = {}
     bad: list[tuple[str, UserError]] = []
     for raw in rows:
         try:
             prompt = prompt_of(parse_row(raw, file, example))
-            earlier = first.setdefault(words_of(prompt.text), prompt)
-            if not _repeats(prompt, earlier):
+            is_new = _is_new(prompt, asked)
+            twin = in_words.setdefault(words_of(prompt.text), prompt)
+            if is_new and (twin is prompt or twin.ground_truth != prompt.ground_truth):
                 kept.append(prompt)
         except UserError as error:
             bad.append((raw.name, error))
@@ -238,18 +240,15 @@ def words_of(text: str) -> str:
     return " ".join(text.split())
 
 
-def _repeats(prompt: Prompt, earlier: Prompt) -> bool:
-    """Tell whether a prompt is an earlier one again.
+def _is_new(prompt: Prompt, asked: dict[str, Prompt]) -> bool:
+    """Tell whether no row before has this text, white space within it included, and add it to them.
 
     Raises:
-        UserError: it is, with another answer.
+        UserError: one has, with another answer.
     """
-    if earlier is prompt:
-        return False
-    if earlier.ground_truth == prompt.ground_truth:
-        return True
-    if earlier.text.strip() != prompt.text.strip():  # the white space makes the difference, as in grids of numbers
-        return False
+    earlier = asked.setdefault(prompt.text.strip(), prompt)
+    if earlier is prompt or earlier.ground_truth == prompt.ground_truth:
+        return earlier is prompt
     raise UserError(
         f"the prompt {short(prompt.text)} has the answer {short(earlier.ground_truth)} in {earlier.where}, and here "
         f"{short(prompt.ground_truth)}",

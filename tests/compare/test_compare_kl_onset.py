@@ -106,7 +106,9 @@ def test_most_steps_without_a_signal_are_said_with_their_share(make_run: Make, t
     assert "in 75% of its training steps (1 of 2 seeds)" in text
 
 
-@pytest.mark.parametrize("settings", ["loss: {type: no_baseline}\n", "advantage: {delta: rewards}\n"])
+@pytest.mark.parametrize(
+    "settings", ["loss: {type: no_baseline}\n", "advantage: {delta: rewards}\n", "advantage: {delta: own}\n"]
+)
 def test_equal_rewards_are_a_signal_where_nothing_is_subtracted(make_run: Make, tmp_path: Path, settings: str) -> None:
     zero_signal(make_run, [1.0] * 4, settings)
     assert said(tmp_path, "signal") == []

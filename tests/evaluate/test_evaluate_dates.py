@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import date
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_an_evaluation_that_goes_on_another_day_asks_with_the_date_of_its_start(
     code, other = evaluated(model, WEDNESDAY, "--seed", "1")
     assert prompt_tokens(other) != first
     assert json.loads((other / EVALUATION).read_text())["settings"]["chat_date"] == "2026-11-25"
+
+
+def test_responses_that_end_otherwise_are_no_part_of_an_evaluation(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = Path(shutil.copytree(model, tmp_path / "other" / model.name))
+    _, folder = evaluated(model, MONDAY)
+    assert json.loads((folder / EVALUATION).read_text())["settings"]["end_tokens"] == {"1": "<|eos|>"}
+    (other / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    assert evaluated(other, MONDAY, "-o", str(folder))[0] == 2
+    code, apart = evaluated(other, MONDAY)
+    assert (code, apart == folder) == (0, False)
 
 
 def test_a_date_that_is_none_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

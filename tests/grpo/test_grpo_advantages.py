@@ -103,6 +103,15 @@ def test_compute_group_normalized_rewards_scores_in_order_and_returns_metadata()
     }
 
 
+@pytest.mark.parametrize("part", [None, math.nan, "high"])
+def test_a_part_that_is_no_finite_number_is_named_with_its_rollout(part):
+    def reward_fn(response, ground_truth):
+        return {"reward": 1.0, "format_reward": part if response == "b" else 1.0, "answer_reward": 1.0}
+
+    with pytest.raises(UserError, match="the format_reward of rollout 1 is"):
+        compute_group_normalized_rewards(reward_fn, ["a", "b"], ["", ""], 2, 1e-6, True)
+
+
 def test_reward_functions_without_parts_have_no_part_means():
     _, _, metadata = compute_group_normalized_rewards(
         lambda r, t: {"reward": np.float32(1)}, ["a"], ["a"], 1, 0.0, False

@@ -182,7 +182,7 @@ def test_a_plan_of_one_row_for_two_ranks_is_agreed_on_and_trained(mode: str, ran
         for name, tensor in alone.weights().items():
             torch.testing.assert_close(weights[name], tensor.detach(), rtol=0, atol=1e-4, msg=name)
     assert found[0][1].keys() == wanted.keys()
-    assert sorted(found[1][1]) == ["grad_norm", "learning_rate", "loss"]
+    assert sorted(found[1][1]) == ["grad_norm", "learning_rate", "loss", "optimizer/zero_gradient_steps"]
 
 
 def train_on_a_reward_that_is_no_number(rank: int, mode: str, made: tuple[RolloutGroup, ...]) -> tuple[str, bool]:

@@ -279,7 +279,7 @@ def test_a_batch_without_any_group_stops_the_run_and_says_why(simulate, story, l
         simulate(story, lag_control=lag_control, generate=[8, 8.5][:generators], fails=fails)
     assert str(caught.value) == (
         "no group of a rollout batch could be scored; the first failure: the reward of prompt 0 failed (batches in a "
-        "row: 1; max_failed_batches, after how many the run still goes on, is 0)"
+        "row: 1; the run goes on over at most max_failed_batches of them, 0)"
     )
     assert [facts.step for facts in story.facts] == [0]
     assert story.ledger is None  # the run did not finish
@@ -314,7 +314,7 @@ def test_so_many_batches_in_a_row_may_fail(simulate, lag_control, max_lag, gener
 
 
 def test_one_batch_more_than_may_fail_ends_the_run(simulate, story):
-    with pytest.raises(RunStopped, match=r"batches in a row: 3; max_failed_batches, .* is 2\)"):
+    with pytest.raises(RunStopped, match=r"batches in a row: 3; .* max_failed_batches of them, 2\)"):
         simulate(story, steps=9, fails=lambda item, prompt_id: item.step in (1, 2, 4, 5, 6), max_failed_batches=2)
     assert [facts.step for facts in story.facts] == [0, 1, 2, 3, 4, 5]
 

@@ -85,7 +85,7 @@ _QWEN = {**_GROUPED, **_SILU, "rms_norm_eps": 1e-6, "max_window_layers": 2, "tor
 _QWEN_2 = {**_QWEN, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e6}
 _QWEN_2 |= {"use_sliding_window": False, "sliding_window": 131072}
 _QWEN_3 = {**_QWEN, "attention_bias": False, "head_dim": 32, "rope_theta": 1e6, "rope_scaling": None}
-_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+_MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 _MOE |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "output_router_logits": False, "router_aux_loss_coef": 0.001}
 _QWEN_TOKENS: dict[str, Any] = {
     "tokenizer_class": "Qwen2Tokenizer",
@@ -116,7 +116,13 @@ _GEMMA_TOKENS: dict[str, Any] = {
     "bos": "<bos>",
     "pad": "<pad>",
 }
-_GEMMA = {**_GROUPED, "head_dim": 32, "attention_bias": False, "attention_dropout": 0.0, "rms_norm_eps": 1e-6}
+_GEMMA: dict[str, Any] = {
+    **_GROUPED,
+    "head_dim": 32,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "rms_norm_eps": 1e-6,
+}
 _GEMMA |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32, "sliding_window": 8}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 _MASKS = {"bias": (1, 1, 512, 512), "masked_bias": (), "rotary_emb.inv_freq": (4,)}
@@ -531,7 +537,7 @@ def make(name: str, folder: Path) -> Path:
     return folder
 
 
-def _with_wide_weights(model: nn.Module) -> nn.Module:
+def _with_wide_weights(model: Any) -> Any:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -656,9 +662,9 @@ def _gradient_gap(model: nn.Module, reference: nn.Module) -> float:
     """The greatest difference of a parameter's gradient over its norm; of experts that no token went to, none."""
     theirs = {name: parameter.grad for name, parameter in reference.named_parameters()}
     return max(
-        float((parameter.grad - theirs[name]).norm() / theirs[name].norm())
+        float((parameter.grad - grad).norm() / grad.norm())
         for name, parameter in model.named_parameters()
-        if parameter.grad is not None and theirs[name].norm() > 0
+        if parameter.grad is not None and (grad := theirs[name]) is not None and grad.norm() > 0
     )
 
 

@@ -69,12 +69,12 @@ def in_vllm(folder: Path) -> dict[str, Any]:
     from harness.engines.vllm import vllm_engine
     from harness.scenario import VllmEngineSettings
 
-    policy: Any = load_policy(folder)
-    model, tokenizer = policy
+    model, tokenizer = load_policy(folder)
+    as_loaded: Any = model
     prompts = prompts_of(
-        model.get_input_embeddings().weight.shape[0]
+        as_loaded.get_input_embeddings().weight.shape[0]
         if hasattr(model, "get_input_embeddings")
-        else model.config.vocab_size
+        else as_loaded.config.vocab_size
     )
     of_rows = [prompt for prompt in prompts for _ in range(SAMPLES)]
     settings = VllmEngineSettings(precision="float32", max_batch=16, kv_cache_gib=0.05)

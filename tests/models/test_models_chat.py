@@ -115,6 +115,8 @@ def test_the_digest_of_a_template_is_of_what_it_writes_on_a_fixed_day(tokenizer)
     assert digest("{# a comment #}" + TEMPLATE) == digest(TEMPLATE)
     others = [digest(each) for each in (TEMPLATE, LLAMA_3_2, GPT_OSS, NO_SYSTEM, TEMPLATE.replace("says", "said"))]
     assert len({*others, digest(TEMPLATE, "Be kind.")}) == 6
+    refused = [digest("{{ raise_exception('" + why + "') }}") for why in ("no", "not so")]  # in words of a version
+    assert refused[0] == refused[1]
     history = "{% if messages | length > 2 %}again {% endif %}" + TEMPLATE
     assert digest(history) != digest(TEMPLATE)
 

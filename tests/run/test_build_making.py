@@ -21,19 +21,16 @@ from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.run.actors.parts import ActorParts
 from harness.run.builders import (
-    Policy,
-    ResponseEnds,
-    check_fits,
     fitting_task,
     make_generator,
     make_policy,
     make_task,
     never,
     prompt_encoder,
-    response_ends,
-    start_notes,
 )
 from harness.run.factory import PartsFactory
+from harness.run.policy import Policy, ResponseEnds, response_ends
+from harness.run.start import check_fits, start_notes
 from harness.scenario import Scenario, expand, load_scenario
 from harness.transports.in_process import InProcessTransport
 
@@ -92,6 +89,17 @@ def test_a_chats_turns_end_where_its_template_ends_them(base_folder: Path) -> No
     assert named.ids[:2] == chat.ids
     with pytest.raises(UserError, match="never found"):
         ends_of(base_folder, f"sampling.stop=['{turn}{turn}']")
+
+
+def test_tokens_that_the_model_has_no_row_for_end_nothing(tmp_path: Path) -> None:
+    """Fails where the Learner's ban looks for their logits; engines never draw one."""
+    tokenizer = train_tokenizer(["a red apple"], 260)
+    known = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "</answer>"]})
+    tokenizer.chat_template = CHATML
+    save_policy(DecoderLM(replace(PRESETS["tiny"], vocab_size=known)), tokenizer, tmp_path / "model")
+    ends = ends_of(tmp_path / "model", "task.chat_template=true", "sampling.stop=['</answer>']")
+    assert (ends.ids, ends.texts) == ((1,), {"1": "<|eos|>"})
 
 
 def check(model_context: int | None, *settings: str) -> None:

@@ -24,8 +24,9 @@ from harness.results import load_run
 from harness.results.manifest import CHAT_DATE, MADE_OF, PROMPT_TEMPLATE, Input
 from harness.results.segments import RECORDED
 from harness.results.writer import KEPT_STEPS
-from harness.run.builders import Policy
 from harness.run.inputs import InputsNow, check_inputs, inputs_of
+from harness.run.policy import Policy
+from harness.run.recompute import recompute
 from harness.run.resume import find_resume, find_unfinished
 from harness.scenario import load_scenario
 from tests.run.test_resume_run import go_on, run_with_copy, standing_in
@@ -222,6 +223,9 @@ def test_a_moved_run_and_moved_data_of_the_same_content_go_on_and_keep_the_date(
     last, tokenizer = read_batch(folder / KEPT_STEPS / "step_3"), load_tokenizer(here / "moved" / "model")
     asked = [tokenizer.decode([int(token) for token in group.data.prompt_token_ids]) for group in last.groups]
     assert all(text.startswith("Today is 31 Jan 2026. [user says Write ") for text in asked)
+    with on_date(date(2030, 12, 25)):
+        checks, _ = recompute(folder, 3, load_scenario("chat.yaml", paths))
+    assert {check.what: check.differing for check in checks}["tokens of prompts"] == ()
 
 
 def test_a_run_from_before_the_record_goes_on_and_says_that_it_could_not_be_compared(

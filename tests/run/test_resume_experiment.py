@@ -21,11 +21,12 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
 from harness.results import load_run, read_manifest
-from harness.run.builders import Policy, make_task
+from harness.run.builders import make_task
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.inputs import inputs_of
 from harness.run.interleaving import interleaving_of
 from harness.run.parts import RunningParts
+from harness.run.policy import Policy
 from harness.run.resume import find_continuation, find_unfinished
 from harness.run.sweep import SweepOptions, run_sweep
 from harness.run.sweep.identity import find_experiment

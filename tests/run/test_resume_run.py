@@ -368,6 +368,8 @@ def test_another_scenario_is_refused_by_its_keys(scenario: Scenario, runs: tuple
     assert "checkpoint" not in told
     assert "steps (was 8, is 6)" in refused("steps=6")
     assert find_resume(folder, load_scenario("resumed.yaml", ["steps=12"])).checkpoint.step == 4
+    longer = find_resume(folder, load_scenario("resumed.yaml", ["max_failed_batches=3"]))  # after an outage
+    assert longer.was == {"max_failed_batches": 0}
     with pytest.raises(UserError):
         find_resume(runs[0], scenario)  # it made all its steps
 

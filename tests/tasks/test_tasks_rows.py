@@ -150,6 +150,15 @@ def test_twins_by_inner_white_space_with_answers_of_their_own_stay_and_stay_toge
         assert ("1 1 1\n1 1 1" in [p.text for p in part]) == ("1 1\n1 1\n1 1" in [p.text for p in part])
 
 
+def test_a_twin_that_comes_again_is_kept_once_and_refused_with_another_answer(tmp_path: Path) -> None:
+    """Fails where rows are compared with the first twin alone."""
+    rows = [{"prompt": "1 1 1\n1", "answer": "a"}, *[{"prompt": "1 1\n1 1", "answer": "b"}] * 3]
+    read = read_prompts(written(tmp_path, *rows))
+    assert ([prompt.ground_truth for prompt in read.prompts], read.repeated) == (["a", "b"], 2)
+    path = written(tmp_path, *rows, {"prompt": "1 1\n1 1 ", "answer": "a"})
+    assert f"has the answer 'b' in {path}, line 2, and here 'a'" in refused(path).what
+
+
 def test_a_held_out_prompt_is_not_trained_on_with_other_white_space(tmp_path: Path) -> None:
     train = written(tmp_path, {"prompt": "a b", "answer": "1"}, name="train.jsonl")
     held_out = written(tmp_path, {"prompt": "a  b ", "answer": "1"}, name="held_out.jsonl")

@@ -45,7 +45,6 @@ from harness.run.actors.ranks import RanksHandle
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.builders import (
-    check_fits,
     fitting_task,
     make_generator,
     make_learner,
@@ -54,15 +53,12 @@ from harness.run.builders import (
     make_scorer,
     make_task,
     never,
-    response_ends,
-    sampling_for,
-    start_notes,
     trainer_options,
 )
 from harness.run.devices import resolve_device, threads_of
-from harness.run.inputs import inputs_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.rank_worker import LearnerRank
+from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.learner import in_shards, mesh_shape
@@ -110,12 +106,8 @@ class ActorParts(RunningParts):
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
         task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
-        self.inputs = inputs_of(scenario, task, policy)
-        task = fitting_task(scenario, task, policy)
-        check_fits(scenario, task, policy)
-        ends = response_ends(policy, sampling_for(scenario, task).stop)
-        self.end_tokens = ends.texts
-        self.notes = (*([ends.line] if ends.line else ()), *start_notes(scenario, task, policy))
+        start = start_of(scenario, task, policy)
+        task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
         self.num_parameters = policy.num_parameters
         self.threads = threads_of(scenario, scenario.placement.learner)

@@ -1,0 +1,85 @@
+"""A policy as a run has it: a model with its tokenizer, and the tokens that end its responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from harness.engines.requests import split_stop
+from harness.models.ends import end_tokens, known_tokens, padding_token, texts_of, turn_end
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model (None in a paced run) with its tokenizer, and how many tokens its context holds (None if unknown).
+
+    ``ends`` are the tokens that end its responses, beside those that ``sampling.stop`` or the task name.
+    """
+
+    model: nn.Module | None
+    tokenizer: Any  # a Hugging Face tokenizer
+    context: int | None
+    ends: tuple[int, ...] = ()
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Trainable parameters, shared ones once; None without a model."""
+        return None if self.model is None else sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def padding(self) -> int:
+        """Token id that fills what masks leave out; it means nothing, whether or not the tokenizer has one for it."""
+        return padding_token(self.model, self.tokenizer)
+
+    def with_ends(self, *, chat: bool) -> Policy:
+        """Return the policy with its end tokens; in a chat, the one that its template writes behind a turn too."""
+        turn = turn_end(self.tokenizer) if chat else None
+        ends = (*end_tokens(self.model, self.tokenizer), *([] if turn is None else [turn]))
+        return replace(self, ends=known_tokens(self.model, ends))
+
+
+@dataclass(frozen=True)
+class ResponseEnds:
+    """The tokens that end a run's responses.
+
+    Attributes:
+        ids: theirs.
+        texts: by id, as the manifest has them.
+        line: says so; empty where no token ends one.
+    """
+
+    ids: tuple[int, ...]
+    texts: dict[str, str]
+    line: str
+
+
+def response_ends(
+    policy: Policy, stop: Sequence[str] = (), advice: str = "name it in sampling.stop where they are chats"
+) -> ResponseEnds:
+    """Return the end tokens of a policy's responses, those among the stop strings with them.
+
+    Args:
+        policy: with its end tokens.
+        stop: strings that end a response.
+        advice: what to do where the token that ends a turn of the chat template ends no response.
+
+    Raises:
+        UserError: a stop string can never be found.
+    """
+    ids = known_tokens(policy.model, (*policy.ends, *split_stop(policy.tokenizer, stop)[0]))
+    turn = turn_end(policy.tokenizer)
+    texts = texts_of(ids, policy.tokenizer)
+    line = f"a response ends with {_shown(texts)}" if ids else ""
+    if ids and turn is not None and turn not in ids:
+        line += f"; {_shown(texts_of([turn], policy.tokenizer))}, which ends a turn of its chat template, does not: "
+        line += f"prompts are raw; {advice}"
+    return ResponseEnds(ids, texts, line)
+
+
+def _shown(texts: Mapping[str, str]) -> str:
+    shown = {token: text if text.isprintable() else repr(text) for token, text in texts.items()}
+    return " or ".join(f"{text} ({token})" if text else f"token {token}" for token, text in shown.items())
