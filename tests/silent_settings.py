@@ -197,6 +197,7 @@ KNOWN: tuple[Known, ...] = (
     Known(("minibatches_per_epoch", "shuffle_minibatches"), ("minibatches_per_epoch': 1",), "there is nothing to deal"),
     Known(("learner.", "placement.learner"), ("ranks': 1",), "one rank: so that a sweep over ranks has it as a point"),
     Known(("optimizer.schedule", "optimizer.min"), ("warmup",), "the two steps that are looked at end in the warm-up"),
+    Known(("loss.importance.floor",), ("seq-mask-tis",), "its means lie far outside of both bounds, 0.99 and 0.999"),
     Known(("gradient_accumulation_steps",), ("",), "the result is the same, by definition"),
 )
 
