@@ -228,9 +228,7 @@ def _weights(name: str, options: TrainerOptions, num_groups: int) -> object:
     """Return weights and figures after two training steps."""
     key = f"{num_groups} {name}"
     if key not in _MEMORY:
-        trainer = PolicyTrainer(
-            DecoderLM(CONFIG, seed=1), 0, replace(options, group_cost=lambda *_: 1.0), ends=(16,)
-        )
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(options, group_cost=lambda *_: 1.0), ends=(16,))
         metrics: Metrics = {}
         for step in range(2):
             metrics |= train_on(trainer, [_batch(step, num_groups, options.group_size)], first_step=step)

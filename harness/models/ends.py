@@ -112,23 +112,25 @@ def _vocab_size(model: nn.Module | None) -> int | None:
     return None if size is None else int(size)
 
 
-_ANSWER = "The answer is 2."
+_CHAT = {"user": "What is 1 + 1?", "assistant": "The answer is 2."}
 
 
 def turn_end(tokenizer: Any) -> int | None:
     """Return the token that the chat template writes behind an assistant's turn; None where it writes no such token."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    turns = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": _ANSWER}]
-    try:
-        text: str = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception:  # whatever a template makes of a chat that it was not made for
-        return None
-    if _ANSWER not in text:
-        return None
-    behind, added = text.rpartition(_ANSWER)[2].lstrip(), tokenizer.get_added_vocab()
-    names = [name for name in added if behind.startswith(name)]
-    return int(added[max(names, key=len)]) if names else None
+    answer = _CHAT["assistant"]
+    for content in (str, lambda text: [{"type": "text", "text": text}]):  # some templates take contents in parts alone
+        turns = [{"role": role, "content": content(text)} for role, text in _CHAT.items()]
+        try:
+            text: str = tokenizer.apply_chat_template(turns, tokenize=False)
+        except Exception:  # whatever a template makes of a chat that it was not made for
+            continue
+        if answer in text:
+            behind, added = text.rpartition(answer)[2].lstrip(), tokenizer.get_added_vocab()
+            names = [name for name in added if behind.startswith(name)]
+            return int(added[max(names, key=len)]) if names else None
+    return None
 
 
 def texts_of(ends: Sequence[int], tokenizer: Any) -> dict[str, str]:
