@@ -162,6 +162,7 @@ def test_a_policy_from_no_folder_names_its_tokenizers_ends(tmp_path):
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %} {{ eos_token }}"
          "{% endif %}{% endfor %}", EOS),
         ("{% for m in messages %}<|im_start|>{{ m.content | trim }}\n<|eot|><|im_end|>{% endfor %}", EOT),
+        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>{% endfor %}", IM_END),
         ("{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n{% endfor %}", None),  # ends with text
         ("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}", None),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}", None),

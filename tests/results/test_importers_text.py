@@ -133,6 +133,15 @@ def test_a_chart_with_several_runs_needs_the_name_of_one(tmp_path: Path) -> None
         read(lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.5}), TRL, run="llama")
 
 
+def test_a_chart_may_be_drawn_over_the_trainers_own_steps(tmp_path: Path) -> None:
+    """Charts of the Hugging Face trainer's runs have ``train/global_step`` as their axis."""
+    path = tmp_path / "wandb_export.csv"
+    path.write_text(CHART.replace('"Step"', '"train/global_step"'))
+    _, found, done = read(path, TRL, run="qwen - lr1")
+    assert [(row["step"], row["metrics"]["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
+    assert found.steps_from == ""
+
+
 def test_records_that_weights_and_biases_counts_otherwise_are_no_steps(tmp_path: Path) -> None:
     """TRL's own timers go to Weights & Biases at once, so its ``_step`` runs ahead of the training steps."""
     path = tmp_path / "history.csv"

@@ -100,7 +100,8 @@ def _of_run(names: Sequence[str], run: str | None, path: Path) -> Sequence[str]:
     """Return the names of one run's columns without the run's name, and the axes; empty for all others."""
     parts = [name.rpartition(" - ") for name in names]
     runs = list(dict.fromkeys(before for before, dash, _ in parts if dash))
-    if any(name and not dash and name not in _AXES.values() for name, (_, dash, _) in zip(names, parts, strict=True)):
+    axes = {names[0], *_AXES.values()}  # a chart may be drawn over any name, such as train/global_step
+    if any(name and not dash and name not in axes for name, (_, dash, _) in zip(names, parts, strict=True)):
         runs = []  # no chart's: only its axis has a name of its own there
     if run is not None and run not in runs:
         fix = f"one of {', '.join(runs)}" if runs else "leave it out: the columns name no runs"
