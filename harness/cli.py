@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -114,6 +115,7 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
 def carry_out(command: Callable[[], int]) -> int:
     """Call a command and return its exit code; what it raises is told in a line on standard error."""
     write_what_can_be_written()
+    warnings.formatwarning = _warning_line
     try:
         code = command()
         sys.stdout.flush()
@@ -139,6 +141,13 @@ def carry_out(command: Callable[[], int]) -> int:
             return _say(f"error: {UserError(f'this needs {package}, which is not installed', sys.executable, fix)}", 2)
         traceback.print_exc()
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
+
+
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return what is shown of a warning: not the line of code that gave it."""
+    return f"warning: {message}\n"
 
 
 _LIMITS = {

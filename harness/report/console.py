@@ -17,7 +17,7 @@ class Output(Console):
     """Standard output; lines of a pipe or a file end with their text, where tables are as wide as their widest line."""
 
     def __init__(self) -> None:
-        is_terminal, has_width = sys.stdout.isatty(), "COLUMNS" in os.environ
+        is_terminal, has_width = sys.stdout.isatty(), os.environ.get("COLUMNS", "0").strip("0") != ""
         super().__init__(
             file=None if is_terminal else _WithoutSpacesAtEnds(),
             width=None if is_terminal or has_width else WIDTH_WITHOUT_TERMINAL,

@@ -55,7 +55,9 @@ def test_figures_of_a_run_that_learns(make_run: Make, tmp_path: Path) -> None:
     found = learning_of(tmp_path)
     # norms in order 0.5, 1.0, 1.5, 2.0: place 0.95 * 3 = 2.85, so 1.5 + 0.85 * 0.5; two of four are above 1
     assert found.grad_norm_p95 == pytest.approx(1.925)
-    assert replace(found, grad_norm_p95=None) == LearningFigures(2, 2, None, 1.0, 0.5, None)
+    assert found.signal is not None
+    assert (found.signal.missing, found.signal.causes) == (0.0, ())
+    assert replace(found, grad_norm_p95=None, signal=None) == LearningFigures(2, 2, None, 1.0, 0.5, None)
 
 
 def test_a_reward_that_is_gone_for_good_is_a_divergence(make_run: Make, tmp_path: Path) -> None:

@@ -167,7 +167,6 @@ def test_a_policy_from_no_folder_names_its_tokenizers_ends(tmp_path):
         ("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}", None),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}", None),
         ("{{ raise_exception('no') }}", None),
-        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>{% endfor %}", IM_END),
         (None, None),
     ],
 )  # fmt: skip
