@@ -58,6 +58,16 @@ BASES: dict[str, dict[str, Any]] = {
     "two passes": {},
     "two minibatches": {"minibatches_per_epoch": 2},
     "a KL penalty": {"loss": {"kl": {"coefficient": 0.1}}},
+    "a cloned reference": {"loss": {"kl": {"coefficient": 0.1, "reference": "reclone", "reclone_every": 2}}},
+    "a moving reference": {
+        "loss": {
+            "aggregation": "constant",
+            "constant": 7,
+            "kl": {"coefficient": 0.1, "reference": "polyak", "alpha": 0.3},
+        }
+    },
+    "lag": {**_ACTORS, "max_lag": 1, "replay": {"capacity": 12, "sample_groups": 4, "max_uses": 3}},
+    "pinned lengths": {"sampling": {"pinned_lengths": [2, 4]}},
     "replay and lag on actors": {
         **_ACTORS,
         "max_lag": 1,
@@ -71,7 +81,12 @@ BASES: dict[str, dict[str, Any]] = {
         "placement": {"learner": {"ranks": 2}},
         "learner": {"sharding": "fsdp2"},
     },
-    "a schedule": {"optimizer": {"schedule": "cosine", "warmup_steps": 4}},
+    "ZeRO": {
+        "transport": {"type": "shared_memory"},
+        "placement": {"learner": {"ranks": 2}},
+        "learner": {"sharding": "deepspeed"},
+    },
+    "a schedule": {"optimizer": {"schedule": "cosine", "warmup_steps": 1}},
 }
 """What is laid over ``SMALL``: each setting matters in one of them, if it does anywhere."""
 NUMBERS: dict[str, Sequence[Any]] = {
@@ -105,7 +120,7 @@ NUMBERS: dict[str, Sequence[Any]] = {
     "replay.capacity": (0, 12),
     "replay.max_age": (1,),
     "replay.sample_groups": (6,),
-    "replay.max_uses": (1,),
+    "replay.max_uses": (1, 2),
     "dynamic_sampling.attempts": (0, 1),
     "evaluation.every": (3,),
     "evaluation.prompts": (2,),
@@ -120,12 +135,12 @@ NUMBERS: dict[str, Sequence[Any]] = {
     "model.threads": (2,),
     "placement.generator.count": (1, 2),
     "placement.generator.cpus": (2.0,),
-    "placement.generator.threads": (2,),
+    "placement.generator.threads": (3,),
     "placement.scorer.count": (2,),
     "placement.scorer.cpus": (2.0,),
-    "placement.scorer.threads": (2,),
+    "placement.scorer.threads": (3,),
     "placement.learner.cpus": (2.0,),
-    "placement.learner.threads": (2,),
+    "placement.learner.threads": (3,),
     "placement.learner.ranks": (1,),
     "placement.interface": ("eth0",),
     "learner.zero_stage": (1,),
@@ -163,6 +178,7 @@ NOT_TRIED = {
     "faults, each with a rule or a moment of its own": ("faults*",),
     "nodes of a cluster": ("placement.strategy", "placement.address", "placement.learner.per_node"),
     "other transports": ("transport.timeout_s", "transport.folder", "transport.type"),
+    "what a reward sees, and when a batch is read": ("sampling.skip_special_tokens", "learner.stream"),
     "more permission alone": ("allow_uncorrected", "max_failed_batches"),
 }  # fmt: skip
 """Settings that are not moved here, with the reason; ``*`` stands for the rest of a key."""
@@ -198,6 +214,13 @@ KNOWN: tuple[Known, ...] = (
     Known(("learner.", "placement.learner"), ("ranks': 1",), "one rank: so that a sweep over ranks has it as a point"),
     Known(("optimizer.schedule", "optimizer.min"), ("warmup",), "the two steps that are looked at end in the warm-up"),
     Known(("loss.importance.floor",), ("seq-mask-tis",), "its means lie far outside of both bounds, 0.99 and 0.999"),
+    Known(("advantage.eps",), ("no_baseline",), "a stabiliser of a division, for arms that divide"),
+    Known(("advantage.delta",), ("normalize_by_std': False",), "two words for one advantage"),
+    Known(("advantage.normalize_by_std",), ("no_baseline", "centered_rewards"), "two words for one advantage"),
+    Known(("optimizer.max_grad_norm",), ("",), "with None: norms that are below 1 anyway"),
+    Known(("replay.max_age",), ("group_size", "max_lag"), "no group of the buffer is that old"),
+    Known(("max_lag",), ("in_flight", "count': "), "the Learner of the trial never falls so far behind"),
+    Known(("learner.mesh.replicate",), ("'ddp'",), "copies are what DDP has, by definition"),
     Known(("gradient_accumulation_steps",), ("",), "the result is the same, by definition"),
 )
 

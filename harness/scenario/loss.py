@@ -464,11 +464,19 @@ def proximal_is_another_policy(scenario: Scenario) -> Problem | None:
 
 def dual_clip_is_used(scenario: Scenario) -> Problem | None:
     """The second clip is one of the clipped ratio's objective."""
-    loss = scenario.loss
-    if loss.dual_clip is None or loss.type == "grpo_clip":
+    loss, delta = scenario.loss, scenario.advantage.delta
+    if loss.dual_clip is None:
         return None
-    what = f"loss.dual_clip is {loss.dual_clip:g}, must be null with loss.type {loss.type}"
-    return broken(what, "set loss.type to grpo_clip, or leave loss.dual_clip out", "loss.dual_clip", "loss.type")
+    if loss.type != "grpo_clip":
+        what = f"loss.dual_clip is {loss.dual_clip:g}, must be null with loss.type {loss.type}"
+        return broken(what, "set loss.type to grpo_clip, or leave loss.dual_clip out", "loss.dual_clip", "loss.type")
+    if delta not in ("max_rewards", "max_centered_rewards"):
+        return None
+    what = (
+        f"loss.dual_clip is {loss.dual_clip:g} with advantage.delta {delta}: it bounds negative advantages, of which "
+    )
+    fix = "leave loss.dual_clip out, or advantage.delta"
+    return broken(f"{what}there are none", fix, "loss.dual_clip", "advantage.delta")
 
 
 def own_loss_is_named(scenario: Scenario) -> Problem | None:

@@ -108,6 +108,11 @@ def own(path="losses:mine", **loss):
         (own(ratio_level="sequence"), "ratio_level_is_used", "loss.ratio_level loss.type"),
         ({"loss": {"type": "cispo", "dual_clip": 3.0}}, "dual_clip_is_used", "loss.dual_clip loss.type"),
         (
+            {"loss": {"dual_clip": 3.0}, "advantage": {"delta": "max_rewards"}},
+            "dual_clip_is_used",
+            "loss.dual_clip advantage.delta",
+        ),
+        (
             {"loss": {"type": "unclipped", "cliprange": 0.2, "cliprange_high": 0.3}},
             "clip_range_is_used",
             "loss.cliprange loss.cliprange_high loss.type",
