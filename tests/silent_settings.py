@@ -67,7 +67,7 @@ BASES: dict[str, dict[str, Any]] = {
         }
     },
     "lag": {**_ACTORS, "max_lag": 1, "replay": {"capacity": 12, "sample_groups": 4, "max_uses": 3}},
-    "pinned lengths": {"sampling": {"pinned_lengths": [2, 4]}},
+    "pinned lengths": {"sampling": {"pinned_lengths": [2, 4], "min_tokens": 1}},
     "replay and lag on actors": {
         **_ACTORS,
         "max_lag": 1,
