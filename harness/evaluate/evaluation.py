@@ -228,7 +228,7 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
                 token_ids, settings = _asked(options, questions, sampler, ends)
         max_tokens = settings.max_tokens
         with closing(Record(folder, settings, _facts())) as record:
-            if ends.line and not options.quiet:
+            if ends.line and not (options.quiet or record.is_complete):
                 errors.print(Text(plain(ends.line)), soft_wrap=True)
             _say_what_is_there(record, errors, options.quiet)
             if not (options.quiet or options.max_tokens or record.is_complete) and max_tokens < LONGEST_RESPONSE:

@@ -124,7 +124,7 @@ def test_killed_and_interrupted_it_ends_as_if_nothing_had_happened(folder: Path,
     assert responses(folder / "killed") == responses(folder / "whole")
     assert untimed(folder / "killed") == untimed(folder / "whole")
     assert untimed(folder / "whole")["prompts"] == 12
-    assert "12 of 12 prompts" in whole.stderr
+    assert "prompts: 12 of 12" in whole.stderr
     assert "tiny on rows.jsonl: 12 prompts" in whole.stdout
 
 

@@ -23,7 +23,7 @@ def test_a_shipped_scenario_runs_on_simulated_parts(path: Path, tmp_path: Path) 
         fewer += ["endpoint=seconds_per_step"]  # rewards are not compared over a single seed
     elif scenario.steps > 2:
         fewer += ["steps=2"]
-    fewer += ["checkpoint.every=null"] if scenario.checkpoint.every else []  # such parts have nothing to save
+    fewer += ["checkpoint=null"] if scenario.checkpoint.every else []  # such parts have nothing to save
     scenario = load_scenario(str(path), fewer)
     assert run_scenario(scenario, tmp_path, quiet=True, build=build_simulated_parts, show=lambda folder: None) == 0
     runs, damaged = find_runs(tmp_path)
