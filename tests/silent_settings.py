@@ -198,30 +198,28 @@ class Known:
     why: str
 
 
-_RATIO_IS_1 = "the ratio is 1 in a pass that no optimizer step comes before, and nothing of it can be bounded"
-_NO_RATIO = "a loss without a ratio; `clip_range_is_used` refuses what a file or an arm sets itself"
 KNOWN: tuple[Known, ...] = (
-    Known(("loss.clip", "loss.dual_clip", "loss.ratio_level"), ("epochs_per_batch': 1",), _RATIO_IS_1),
-    Known(("loss.kl.weighted_by_ratio",), ("epochs_per_batch': 1",), _RATIO_IS_1),
     Known(("loss.kl.",), ("kl.coefficient': 0",), "a weight of 0 is a value of an axis, beside which a form may stand"),
-    Known(("loss.dual_clip",), ("loss.cliprange'",), "two bounds, of which the nearer one acts"),
-    Known(("loss.cliprange'",), ("loss.dual_clip'", "cliprange_high'"), "two bounds, of which the nearer one acts"),
     Known(
         ("advantage.eps",), ("normalize_by_std': False", "delta':"), "a stabiliser of a division, for arms that divide"
     ),
     Known(("replay.",), ("replay.",), "several bounds on one buffer, of which the nearest one acts"),
     Known(("minibatches_per_epoch", "shuffle_minibatches"), ("minibatches_per_epoch': 1",), "there is nothing to deal"),
     Known(("learner.", "placement.learner"), ("ranks': 1",), "one rank: so that a sweep over ranks has it as a point"),
-    Known(("optimizer.schedule", "optimizer.min"), ("warmup",), "the two steps that are looked at end in the warm-up"),
+    Known(
+        ("optimizer.schedule", "optimizer.min"),
+        ("epochs_per_batch': 1",),
+        "the two steps that are looked at end in the warm-up",
+    ),
     Known(("loss.importance.floor",), ("seq-mask-tis",), "its means lie far outside of both bounds, 0.99 and 0.999"),
     Known(("advantage.eps",), ("no_baseline",), "a stabiliser of a division, for arms that divide"),
     Known(("advantage.delta",), ("normalize_by_std': False",), "two words for one advantage"),
     Known(("advantage.normalize_by_std",), ("no_baseline", "centered_rewards"), "two words for one advantage"),
     Known(("optimizer.max_grad_norm",), ("",), "with None: norms that are below 1 anyway"),
-    Known(("replay.max_age",), ("group_size", "max_lag"), "no group of the buffer is that old"),
+    Known(("replay.max_uses",), ("group_size",), "no group of the buffer is drawn so often"),
+    Known(("loss.kl.alpha",), ("polyak_every",), "the reference moves behind the two steps that are looked at"),
     Known(("max_lag",), ("in_flight", "count': "), "the Learner of the trial never falls so far behind"),
     Known(("learner.mesh.replicate",), ("'ddp'",), "copies are what DDP has, by definition"),
-    Known(("gradient_accumulation_steps",), ("",), "the result is the same, by definition"),
 )
 
 
