@@ -83,7 +83,7 @@ class _FaultyPart(Generic[P]):
         self._timings = {timing.call: timing for timing in schedule.timings if timing.lane == lane}
         self._made: Counter[Call] = Counter()
         self._slow: dict[Call, Fault | None] = {}
-        self._under_way: set[asyncio.Task[object]] = set()
+        self._under_way: dict[asyncio.Task[object], None] = {}  # a set's order is not the same in every process
         self._asked: set[asyncio.Task[object]] = set()
         self._restarting = asyncio.Lock()
         self._fresh = True  # the part has not answered yet
@@ -159,7 +159,7 @@ class _FaultyPart(Generic[P]):
     async def _while_it_lives(self, doing: Awaitable[T], call: Call, fault: Fault | None, incarnation: int) -> T:
         """Do it until it is done or the part dies; a part that was to die later dies at the end, with the answer."""
         task = asyncio.ensure_future(doing)
-        self._under_way.add(task)
+        self._under_way[task] = None
         kill = fault if fault is not None and fault.kind is FaultKind.KILLED else None
         try:
             await asyncio.wait({task}, timeout=None if kill is None else kill.amount)
@@ -173,7 +173,7 @@ class _FaultyPart(Generic[P]):
                 raise PartReplaced(f"{self.lane} died in {call}", self.incarnation)
         finally:
             task.cancel()
-            self._under_way.discard(task)
+            del self._under_way[task]
 
     async def _die(self, kill: Fault, how: str) -> None:
         self.happened(kill, how)
