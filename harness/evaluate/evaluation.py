@@ -220,10 +220,11 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
     sampler = sampler_of(options)
     with closing(sampler):
         ends = response_ends(sampler.policy, questions.stop, "ask with --chat where they are to be chats")
-        with on_date(today()):  # it may be midnight
+        now = today()  # it may be midnight
+        with on_date(now):
             token_ids, settings = _asked(options, questions, sampler, ends)
         folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
-        if (begun := date_of(folder)) is not None:
+        if (begun := date_of(folder)) not in (None, now):
             with on_date(begun):
                 token_ids, settings = _asked(options, questions, sampler, ends)
         max_tokens = settings.max_tokens

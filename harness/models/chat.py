@@ -23,6 +23,7 @@ Asked = str | tuple[Turn, ...]
 Encode = Callable[[Asked], list[int]]
 _QUESTIONS = ("What is 1 + 1?", "Name a red fruit.")
 """Two texts that every template has to write differently."""
+_ANSWER = "The answer is 2."
 _ASKS_DATE = "strftime_now"
 _SAME_DATE = date(2000, 1, 1)
 _TODAY: ContextVar[date | None] = ContextVar("today", default=None)
@@ -67,6 +68,20 @@ def template_digest(
     chats = [user], [user, ("assistant", "2"), user], [system, user]
     written = [chat.tried(turns, in_parts)[0] for turns in chats for in_parts in (False, True)]
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """Return the token that the chat template writes behind an assistant's turn; None where it writes no such token."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    chat, turns = _Chat(tokenizer, None, {}), [("user", _QUESTIONS[0]), ("assistant", _ANSWER)]
+    texts = [chat.tried(turns, in_parts, asks=False)[0] for in_parts in (False, True)]
+    text = next((text for text in texts if text is not None and _ANSWER in text), None)
+    if text is None:
+        return None
+    behind, added = text.rpartition(_ANSWER)[2].lstrip(), tokenizer.get_added_vocab()
+    names = [name for name in added if behind.startswith(name)]
+    return int(added[max(names, key=len)]) if names else None
 
 
 def text_encoder(tokenizer: Any) -> Encode:
@@ -161,14 +176,14 @@ class _Chat:
             content = content.removeprefix(self._start)
         return content
 
-    def _written(self, turns: Sequence[Turn], in_parts: bool) -> str:
-        """Return a chat as the template writes it."""
+    def _written(self, turns: Sequence[Turn], in_parts: bool, asks: bool = True) -> str:
+        """Return a chat as the template writes it, up to where the model answers if it ``asks``."""
         chat = [
             {"role": role, "content": [{"type": "text", "text": content}] if in_parts else content}
             for role, content in turns
         ]
         text: str = self._tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, tokenize=False, **self._arguments
+            chat, add_generation_prompt=asks, tokenize=False, **self._arguments
         )
         return text
 
@@ -195,13 +210,11 @@ class _Chat:
             f"the chat template of the model's tokenizer cannot write a chat{kind}: {faults[0]}", where, fix
         )
 
-    def tried(self, turns: Sequence[Turn], in_parts: bool) -> tuple[str | None, str | None]:
+    def tried(self, turns: Sequence[Turn], in_parts: bool, asks: bool = True) -> tuple[str | None, str | None]:
         """Return a chat as the template writes it, and why it does not write it; one of them is None."""
-        from jinja2 import TemplateError
-
         try:
-            return self._written(turns, in_parts), None
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            return self._written(turns, in_parts, asks), None
+        except Exception as error:  # whatever a template makes of a chat that it was not made for
             return None, str(error) or type(error).__name__
 
     def _fault(self, roles: Sequence[str], in_parts: bool) -> str | None:

@@ -6,11 +6,8 @@ A response ends with any of the tokens that the tokenizer, ``config.json`` and `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""What configs call the tokens that begin, end and pad."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +31,6 @@ class FolderDefaults:
 
 FOLDER_DEFAULTS: WeakKeyDictionary[nn.Module, FolderDefaults] = WeakKeyDictionary()
 """Of each model that came from a folder."""
-
-
-def write_folder_defaults(model: nn.Module, folder: Path) -> None:
-    """Give a folder that this model was saved into the ids and sampling defaults of the one that it came from.
-
-    A model that came from none keeps what its folder has.
-    """
-    defaults = FOLDER_DEFAULTS.get(model)
-    if defaults is None:
-        return
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    for name in _SPECIAL_IDS:
-        if name in defaults.config:
-            config[name] = defaults.config[name]
-        else:
-            config.pop(name, None)
-    _write(folder / CONFIG, config)
-    if defaults.generation is None:
-        (folder / GENERATION).unlink(missing_ok=True)
-    else:
-        _write(folder / GENERATION, defaults.generation)
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def end_tokens(model: nn.Module | None, tokenizer: Any) -> tuple[int, ...]:
@@ -116,28 +89,6 @@ def _vocab_size(model: nn.Module | None) -> int | None:
         config = config.get_text_config()
     size = getattr(config, "vocab_size", None)
     return None if size is None else int(size)
-
-
-_QUESTION, _ANSWER = "What is 1 + 1?", "The answer is 2."
-
-
-def turn_end(tokenizer: Any) -> int | None:
-    """Return the token that the chat template writes behind an assistant's turn; None where it writes no such token."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    whole = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
-    in_parts = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in whole]
-    text = ""
-    for turns in (whole, in_parts):
-        with suppress(Exception):  # whatever a template makes of a chat that it was not made for
-            text = tokenizer.apply_chat_template(turns, tokenize=False)
-        if _ANSWER in text:
-            break
-    else:
-        return None
-    behind, added = text.rpartition(_ANSWER)[2].lstrip(), tokenizer.get_added_vocab()
-    names = [name for name in added if behind.startswith(name)]
-    return int(added[max(names, key=len)]) if names else None
 
 
 def texts_of(ends: Sequence[int], tokenizer: Any) -> dict[str, str]:

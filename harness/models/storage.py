@@ -24,7 +24,7 @@ from harness.core.errors import UserError
 from harness.core.regular_files import read_regular
 from harness.models.config import ModelConfig, UnsupportedModel, check_sizes
 from harness.models.decoder import DecoderLM, decoder_without_weights
-from harness.models.ends import CONFIG, FOLDER_DEFAULTS, GENERATION, FolderDefaults, end_tokens, write_folder_defaults
+from harness.models.ends import CONFIG, FOLDER_DEFAULTS, GENERATION, SPECIAL_IDS, FolderDefaults, end_tokens
 from harness.models.products import use_fast_products
 from harness.models.shape import MOST_CONFIG_BYTES
 
@@ -74,8 +74,9 @@ def save_policy(
         if isinstance(model, DecoderLM):
             _write_decoder(model, tokenizer, staging, weights or model.state_dict())
         else:
-            _write_other(model, staging, weights)
-        write_folder_defaults(model, staging)
+            model.save_pretrained(staging, state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
+        if model in FOLDER_DEFAULTS:
+            _write_defaults(model, FOLDER_DEFAULTS[model], staging)
         _write_tokenizer(tokenizer, staging)
 
 
@@ -144,14 +145,8 @@ def stored_tensors(name: str | Path) -> dict[str, Tensor]:
     """Return the weights of a policy as its files hold them, mapped and not read; see ``load_policy``."""
     folder = _find_folder(name)
     _require_safetensors(folder)
-    tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (it is no dict)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
-    return tensors
+    stored = _stored_weights(folder)
+    return {key: _read(key, stored) for key in stored}
 
 
 def weight_files_state(name: str | Path) -> tuple[tuple[str, int, int], ...]:
@@ -181,23 +176,29 @@ def _write_decoder(
     config = model.config.to_hf(**ends)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / GENERATION).write_text(json.dumps({**ends, "do_sample": True}, indent=2) + "\n", encoding="utf-8")
+    _write_object(folder / CONFIG, config)
+    _write_object(folder / GENERATION, {**ends, "do_sample": True})
 
 
-def _write_other(model: Any, folder: Path, weights: Mapping[str, Tensor] | None) -> None:
-    """Write a model of transformers, with the config of the folder that it was loaded from.
+def _write_defaults(model: nn.Module, defaults: FolderDefaults, folder: Path) -> None:
+    """Give a folder that a model was saved into what the one that it came from says of generation.
 
-    transformers 5 would write that in words of its own, which transformers 4 passes over without an error: other
-    positions, other sizes.
+    A model of transformers gets the whole config: transformers 5 would write it in words of its own, which
+    transformers 4 passes over without an error: other positions, other sizes.
     """
-    model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
-    if model not in FOLDER_DEFAULTS:
-        return
-    came_with, written = FOLDER_DEFAULTS[model].config, _read_object(folder / CONFIG)
-    types = [key for key in ("dtype", "torch_dtype") if key in came_with] or ["dtype"]
-    own = dict.fromkeys(types, written["dtype"]) | {"transformers_version": written["transformers_version"]}
-    (folder / CONFIG).write_text(json.dumps({**came_with, **own}, indent=2) + "\n", encoding="utf-8")
+    came_with, config = defaults.config, _read_object(folder / CONFIG)
+    if isinstance(model, DecoderLM):
+        config = {name: value for name, value in config.items() if name not in SPECIAL_IDS or name in came_with}
+        config |= {name: came_with[name] for name in SPECIAL_IDS if name in came_with}
+    else:
+        types = [key for key in ("dtype", "torch_dtype") if key in came_with] or ["dtype"]
+        own = dict.fromkeys(types, config["dtype"]) | {"transformers_version": config["transformers_version"]}
+        config = {**came_with, **own}
+    _write_object(folder / CONFIG, config)
+    if defaults.generation is None:
+        (folder / GENERATION).unlink(missing_ok=True)
+    else:
+        _write_object(folder / GENERATION, defaults.generation)
 
 
 def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -211,7 +212,11 @@ def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write_object(path, config)
+
+
+def _write_object(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

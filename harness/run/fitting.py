@@ -11,14 +11,13 @@ from harness.run.policy import Policy
 from harness.run.workers import Encode, prompts_of
 from harness.scenario import Scenario
 
+MOST_PROMPTS_TOLD = 10
+
 
 def context_of(scenario: Scenario, policy: Policy) -> tuple[int | None, str]:
     """Return the model's context, or the engine's smaller one, and whose it is."""
     bounds = [(policy.context, "the model's context"), (getattr(scenario.engine, "context", None), "engine.context")]
     return min(((most, whose) for most, whose in bounds if most is not None), default=(None, ""))
-
-
-MOST_PROMPTS_TOLD = 10
 
 
 def check_prompts_fit(

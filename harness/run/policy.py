@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.requests import split_stop
-from harness.models.ends import end_tokens, known_tokens, padding_token, texts_of, turn_end
+from harness.models.chat import turn_end
+from harness.models.ends import end_tokens, known_tokens, padding_token, texts_of
 
 if TYPE_CHECKING:
     from torch import nn

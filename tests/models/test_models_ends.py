@@ -10,9 +10,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 from harness.core.errors import UserError
+from harness.models.chat import turn_end
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
-from harness.models.ends import end_tokens, texts_of, turn_end
+from harness.models.ends import end_tokens, texts_of
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
 
