@@ -579,10 +579,16 @@ def _is_to_be_sampled_again(books: Books) -> bool:
 
 
 def _room_is_there(books: Books) -> bool:
-    """Whether another batch could be ordered, even if every Generator that loads weights has an order already."""
+    """Whether another batch could be ordered, even if every Generator that may hold an order not begun holds one.
+
+    One that loads weights may; so may one that samples groups again before its first order. After a resume a Generator
+    has its order before the first weights are there, and what is to be sampled again goes first.
+    """
     schedule = books.schedule
-    loading = sum(
-        lane not in books.generating and books.waits.get(lane, (None, 0))[0] is not Stage.WAIT_FOR_ROOM
+    holding = sum(
+        lane not in books.last_order
+        if lane in books.generating
+        else books.waits.get(lane, (None, 0))[0] is not Stage.WAIT_FOR_ROOM
         for lane in schedule.generator_lanes
     )
     shard = -(-schedule.prompts // schedule.generators)  # groups of the largest one
@@ -591,4 +597,4 @@ def _room_is_there(books: Books) -> bool:
     gone += sum(name not in books.consumed and books.is_dropped(group) for name, group in staying.items())
     if _is_to_be_sampled_again(books):
         return True
-    return books.begun - gone + loading * shard < schedule.plan.room * schedule.prompts
+    return books.begun - gone + holding * shard < schedule.plan.room * schedule.prompts

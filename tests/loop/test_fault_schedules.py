@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, event, find, given, settings
 
 from harness.loop import Condition
 from harness.loop.batching import InOrder
+from harness.loop.plan import DynamicSamplingOptions
 from harness.loop.replay import ReplayOptions
 from tests.faults.expected_outcome import FINISHED, STALLED, UNNOTICED
 from tests.faults.faulty import FaultyGenerator
@@ -334,6 +335,46 @@ def test_beyond_its_restarts_the_learner_ends_the_process_which_another_one_goes
     schedule = learner_dies_in_its_third_update(max_lag=1, learner_restarts=1, faults=twice)
     outcome = run_schedule(schedule)
     assert (outcome.broken, outcome.end, outcome.restarted, outcome.resumed) == (None, FINISHED, (1,), (1, 3))
+
+
+def test_an_order_in_hand_before_the_first_weights_after_a_restart_takes_up_room():
+    """Generator 1 has shard 1 of batch 10 when it samples an older one again for 10 s: that batch is under way."""
+    seconds = {
+        "generator0 load": (0.125,),
+        "generator0 generate": (1.0, 0.0),
+        "generator1 load": (2.0, 0.0, 0.0),
+        "generator1 generate": (0.0, 30.0, 10.0),
+        "scorer0 score": (0.0, 1.0),
+        "scorer1 score": (20.0,),
+        "scorer2 score": (0.125,),
+        f"{LEARNER} update": (0.0, 2.0, 0.0),
+        f"{LEARNER} publish": (4.0,),
+    }
+    schedule = Schedule(
+        seed=2574,
+        steps=6,
+        generators=2,
+        scorers=3,
+        prompts=5,
+        group_size=3,
+        max_lag=3,
+        lag_control="drop",
+        epochs=2,
+        validates=True,
+        evaluate_every=4,
+        timings=tuple(Timing(*name.split(), table) for name, table in seconds.items()),
+        faults=(Fault(FaultKind.KILLED, LEARNER, "update", 5),),
+        dynamic_sampling=DynamicSamplingOptions(2, 100),
+        flat_share=0.7,
+        checkpoint_every=1,
+        learner_restarts=1,
+    )
+    outcome = run_schedule(schedule)
+    assert (outcome.broken, outcome.end, outcome.restarted) == (None, FINISHED, (4,))
+    begun = [
+        (event.time_s, event.lane) for event in outcome.events if (event.what, event.step) == ("generate begins", 10)
+    ]
+    assert begun == [(28.5, "generator0"), (29.5, "generator0"), (62.5, "generator1")]
 
 
 def test_an_order_of_the_buffer_lost_is_found():
