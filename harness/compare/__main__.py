@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from harness.cli import carry_out
 from harness.core.arguments import Parser
-from harness.core.errors import UserError
-from harness.core.terminal_text import plain_lines, write_what_can_be_written
 from harness.report.compare_command import DESCRIPTION, EXAMPLES, add_arguments, run
 
 
@@ -22,13 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     add_arguments(parser)
-    write_what_can_be_written()
-    try:
-        options = parser.parse_args(arguments)
-    except UserError as error:
-        print(plain_lines(f"error: {error}"), file=sys.stderr)
-        return 2
-    return run(options)
+    return carry_out(lambda: run(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.verdicts import variant_named
 from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
-from harness.core.terminal_text import plain, plain_lines, silence_output
+from harness.core.terminal_text import plain, silence_output
 from harness.report.console import Output
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
@@ -94,20 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare the runs below the given folders; return the exit code."""
+    """Compare the runs below the given folders, show what was asked for and return the exit code.
+
+    Raises:
+        UserError: a wrong argument, or nothing that can be compared.
+    """
     errors = Console(stderr=True)
-    try:
-        return _compare(options, errors)
-    except UserError as error:
-        errors.print(Text(plain_lines(f"error: {error}")), soft_wrap=True)
-        return 2
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
-        silence_output()
-    return 0
-
-
-def _compare(options: argparse.Namespace, errors: Console) -> int:
-    """Show what was asked for; return the exit code."""
     if any(map(is_benchmark_file, options.paths)):
         _compare_benchmarks(options)
         return FINE

@@ -345,6 +345,13 @@ def test_a_metric_that_is_not_finite_stays_so() -> None:
     assert math.isnan(metrics(row)["grad_norm"])
 
 
+def test_an_evaluation_without_a_finite_figure_is_none() -> None:
+    log = points((1, {"scores": 0.5, "eval/scores": math.nan}), (2, {"scores": 0.5, "eval/scores": 0.25}))
+    done = convert(OPEN_INSTRUCT, log)
+    assert [row["version"] for row in done.rows if row["kind"] == "evaluation"] == [2]
+    assert done.cautions == {"an evaluation without a single finite figure is left out"}
+
+
 def test_no_tokens_are_no_division_by_zero() -> None:
     empty = VERL_STEP | {"prompt_length/mean": 0.0, "response_length/mean": 0.0, "timing_s/step": 0.0}
     (row,) = convert(VERL, points((1, empty))).rows

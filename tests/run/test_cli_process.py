@@ -61,6 +61,26 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "command", [["harness", "list"], ["harness.compare", str(PROJECT / "results/reference/sync_k")]]
+)
+def test_an_output_without_room_is_one_error(tmp_path, command):
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=tmp_path,
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"no more disk space" in done.stderr
+
+
 RAY_RUN = ["run", "async_lag_sweep", "--set", "steps=1", "--out", "out"]
 
 

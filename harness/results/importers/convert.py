@@ -301,8 +301,10 @@ class Converter:
                 self._append_step(point.step - first, wall_s, covered, result, done)
             else:
                 _merge(carried, result.lanes)
-            if result.validation:
+            if any(math.isfinite(metric.value) for metric in result.validation.values()):
                 self._append_evaluation(point.step, result, done)
+            elif result.validation:
+                done.cautions.add("an evaluation without a single finite figure is left out")
         if not done.translated:
             raise _wrong_trainer(points, self._crosswalk, where)
         if carried:
