@@ -1,0 +1,333 @@
+"""Runs in groups: an experiment is one command's runs; an arm is its runs that differ in seed and block alone."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.compare.run_frame import figures_of
+from harness.compare.stats.intervals import Interval
+from harness.compare.times import SpanTimes, span_times
+from harness.core.errors import UserError
+from harness.core.spawn_pool import spawn_pool
+from harness.results import DamagedRun, Manifest, Run, find_run_folders, natural_order, read_manifest
+from harness.results.frames import Results, RunTable, read_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEWEST_FOR_PROCESSES = 150
+"""Runs from which on more processes pay: starting one takes as long as reading about 40 runs of 200 steps."""
+MOST_WITH_SPANS = 200
+"""Runs of an experiment whose spans are read where not all are asked for: a third of the time of a reading."""
+SIMULATED = " (simulated)"
+"""What the name of an arm ends in whose runs never took place, wherever it is shown."""
+FEWEST_SEEDS = 3
+"""From so many on there is an interval over seeds."""
+_AT_A_TIME = 8
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of an experiment.
+
+    Attributes:
+        times: from its spans; None where they were not kept, or not read.
+        figures: by name, see ``harness.compare.run_frame``.
+    """
+
+    table: RunTable
+    times: SpanTimes | None
+    figures: dict[str, Any]
+
+    @property
+    def run(self) -> Run:
+        """What the run says of itself."""
+        return self.table.run
+
+    @property
+    def manifest(self) -> Manifest:
+        """The run's."""
+        return self.table.run.manifest
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The runs of one command.
+
+    Attributes:
+        folder: the experiment's folder.
+        members: its runs, arm by arm: arms in the order of the scenario, the runs of each by seed and block.
+        labels: the arm of each.
+    """
+
+    folder: Path
+    members: tuple[Member, ...]
+    labels: tuple[str, ...]
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """One row for each run: its ``arm`` and its figures; see ``harness.compare.run_frame``."""
+        import pandas as pd
+
+        records = [{"arm": arm} | member.figures for arm, member in zip(self.labels, self.members, strict=True)]
+        return pd.DataFrame.from_records(records)
+
+    @cached_property
+    def results(self) -> Results:
+        """Steps, evaluations, spans, rollouts and syncs of the runs as frames, in the order of ``runs``."""
+        return Results(tuple(member.table for member in self.members))
+
+    @cached_property
+    def arms(self) -> dict[str, tuple[Member, ...]]:
+        """The runs of each arm; the first arm is the baseline."""
+        arms: dict[str, tuple[Member, ...]] = {}
+        for arm, member in zip(self.labels, self.members, strict=True):
+            arms[arm] = (*arms.get(arm, ()), member)
+        return arms
+
+    @property
+    def scenario(self) -> str:
+        """Name of the scenario."""
+        return self.members[0].manifest.scenario
+
+    @property
+    def name(self) -> str:
+        """When its command was started."""
+        return self.members[0].manifest.experiment
+
+    @property
+    def started_at(self) -> str:
+        """When its first run was started: UTC, ISO 8601."""
+        return min(member.manifest.started_at for member in self.members)
+
+    @property
+    def simulated(self) -> str | None:
+        """Name of the machine profile by which runs of it were simulated; None where all took place."""
+        names = dict.fromkeys(member.manifest.simulated for member in self.members if member.manifest.simulated)
+        return ", ".join(names) or None
+
+    @property
+    def title(self) -> str:
+        """The scenario's name for a heading, which says where runs were simulated."""
+        return self.scenario + (SIMULATED if self.simulated else "")
+
+    def values(self, arm: str, figure: str) -> list[float]:
+        """Return a figure of each run of an arm that has it."""
+        return [value for each in self.arms[arm] if (value := each.figures.get(figure)) is not None]
+
+    def mean(self, arm: str, figure: str) -> float | None:
+        """Return a figure's mean over the runs of an arm that have it; None where none has."""
+        values = self.values(arm, figure)
+        return math.fsum(values) / len(values) if values else None
+
+    def range(self, arm: str, figure: str) -> Interval | None:
+        """Return a figure's mean, lowest and highest value over the runs of an arm; None where no run has it."""
+        values = self.values(arm, figure)
+        return Interval(math.fsum(values) / len(values), min(values), max(values)) if values else None
+
+    def has(self, figure: str) -> bool:
+        """Whether any run has a figure."""
+        return any(each.figures.get(figure) is not None for each in self.members)
+
+
+def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tuple[list[Experiment], list[DamagedRun]]:
+    """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
+
+    Args:
+        brief: read what an overview needs only: neither metrics of training steps nor spans.
+        processes: how many may read side by side, where there are enough runs for it to pay. The caller's main module
+            must be safe to import, as of any program that starts processes.
+
+    Raises:
+        UserError: a path does not exist or holds no run, or every run is damaged.
+    """
+    folders = _run_folders(paths)
+    return _experiments(folders, read_members(folders, [not brief] * len(folders), processes=processes))
+
+
+def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], Experiment, list[DamagedRun]]:
+    """Read all runs for an overview, and those of the newest experiment in full; each once.
+
+    Of an experiment of more than ``MOST_WITH_SPANS`` runs, the spans of evenly spaced ones are read: as many at most.
+
+    Returns:
+        the experiments, oldest first; the newest one of which a run can be read in full; the runs that cannot be read.
+
+    Raises:
+        UserError: a path does not exist or holds no run, or none can be read in full.
+    """
+    folders = _run_folders(paths)
+    newest, own = _newest_experiment(folders)
+    every = math.ceil(len(own) / MOST_WITH_SPANS) or 1
+    in_full, with_spans = {*own}, {*own[::every]}
+    read = read_members(
+        folders, [folder in in_full for folder in folders], [folder in with_spans for folder in folders], processes
+    )
+    experiments, damaged = _experiments(folders, read)
+    for experiment in reversed(experiments):
+        if experiment.folder == newest:
+            return experiments, experiment, damaged
+        with suppress(UserError):
+            (full,), more = gather([experiment.folder], processes=processes)
+            return experiments, full, [*damaged, *more]
+    raise damaged[-1].error
+
+
+def read_members(
+    folders: Sequence[Path], in_full: Sequence[bool], with_spans: Sequence[bool] | None = None, processes: int = 1
+) -> list[Member | DamagedRun]:
+    """Return each run, in order; one that cannot be read comes with the reason.
+
+    Args:
+        in_full: for each run, whether its metrics are read, and not only what an overview needs.
+        with_spans: for each run, whether its spans are; None reads them of those that are read in full.
+    """
+    wanted = folders, in_full, in_full if with_spans is None else with_spans
+    if processes < 2 or len(folders) < FEWEST_FOR_PROCESSES:
+        return list(map(_read, *wanted))
+    try:
+        with spawn_pool(processes, gc.disable) as workers:  # rows have no reference cycles
+            return list(workers.map(_read, *wanted, chunksize=_AT_A_TIME))
+    except BrokenProcessPool:  # a worker was killed from outside, as where memory is short
+        return list(map(_read, *wanted))
+
+
+def _read(folder: Path, in_full: bool, with_spans: bool) -> Member | DamagedRun:
+    try:
+        return member_of(read_table(folder, in_full), with_spans)
+    except UserError as error:
+        return DamagedRun(folder, error)
+
+
+def member_of(table: RunTable, with_spans: bool = True) -> Member:
+    """Return a run with its figures.
+
+    Raises:
+        UserError: its spans or its scenario are damaged.
+    """
+    times = span_times(table) if with_spans else None
+    return Member(table, times, figures_of(table, times))
+
+
+def _run_folders(paths: Iterable[Path]) -> list[Path]:
+    """Return the run folders at or below the paths, each once."""
+    return list({folder.resolve(): folder for path in paths for folder in find_run_folders(path)}.values())
+
+
+def _newest_experiment(folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
+    """Return the folder of the experiment that started last and its run folders, by their manifests alone."""
+    starts: dict[Path, list[tuple[str, Path]]] = {}
+    for folder in folders:
+        with suppress(UserError):  # reading the run in full will say so
+            manifest = read_manifest(folder)
+            starts.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
+    if not starts:
+        return None, []
+    newest = max(starts, key=lambda home: (min(starts[home])[0], str(home)))
+    return newest, [folder for _, folder in starts[newest]]
+
+
+def _experiments(
+    folders: Iterable[Path], read: Iterable[Member | DamagedRun]
+) -> tuple[list[Experiment], list[DamagedRun]]:
+    runs: dict[Path, list[Member]] = {}
+    damaged: list[DamagedRun] = []
+    for folder, item in zip(folders, read, strict=True):
+        if isinstance(item, DamagedRun):
+            damaged.append(item)
+        else:
+            runs.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
+    if not runs:
+        first = damaged[0]
+        what = f"none of the {len(damaged)} runs can be read; the first, {str(first.folder)!r}: {first.error.what}"
+        raise UserError(what, where=first.error.where, fix=first.error.fix)
+    experiments = [experiment_of(folder, members) for folder, members in runs.items()]
+    return sorted(experiments, key=lambda item: (item.started_at, str(item.folder))), damaged
+
+
+def _experiment_folder(folder: Path, manifest: Manifest) -> Path:
+    is_one_of_several = manifest.arm is not None or manifest.block is not None or bool(manifest.point)
+    return folder.parent if is_one_of_several else folder
+
+
+def experiment_of(folder: Path, members: Sequence[Member]) -> Experiment:
+    """Arrange the runs of one experiment, at least one, by arm.
+
+    Args:
+        folder: the experiment's.
+    """
+    labelled = label_runs([member.manifest for member in members])
+    return Experiment(folder, tuple(members[place] for _, place in labelled), tuple(label for label, _ in labelled))
+
+
+def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
+    """Return (arm's name, place of the run) in the order of showing.
+
+    The names of simulated runs end in ``SIMULATED``. Arms come in the order of the scenario, or where that was not
+    saved by start and then by name; their runs by seed.
+    """
+    points = [(manifest.arm, manifest.point) for manifest in manifests]
+    labels = [
+        label + (SIMULATED if manifest.simulated else "")
+        for label, manifest in zip(arm_labels(points, manifests[0].scenario), manifests, strict=True)
+    ]
+    positions, starts = dict[str, float](), dict[str, str]()
+    for label, manifest in zip(labels, manifests, strict=True):
+        position = math.inf if manifest.position is None else manifest.position
+        positions[label] = min(positions.get(label, position), position)
+        starts[label] = min(starts.get(label, manifest.started_at), manifest.started_at)
+    names = {label: natural_order(label) for label in positions}
+
+    def place(index: int) -> tuple[Any, ...]:
+        label, manifest = labels[index], manifests[index]
+        block = -1 if manifest.block is None else manifest.block
+        return positions[label], starts[label], names[label], manifest.seed, block
+
+    return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
+
+
+def arm_labels(points: Sequence[tuple[str | None, Mapping[str, Any]]], otherwise: str) -> list[str]:
+    """Name each (arm, point) without its seed; sweep keys are cut to their last part where that is unambiguous.
+
+    Args:
+        otherwise: the name where there is neither an arm nor a swept key.
+    """
+    keys = {key for _, point in points for key in point if key != "seed"}
+    last_parts = [key.rpartition(".")[2] for key in keys]
+    short = {key: last if last_parts.count(last) == 1 else key for key in keys for last in [key.rpartition(".")[2]]}
+    labels = []
+    for arm, point in points:
+        parts = [arm] if arm else []
+        parts += [f"{short[key]}={value}" for key, value in point.items() if key != "seed"]
+        labels.append(", ".join(parts) or otherwise)
+    return labels
+
+
+def is_called(name: str, asked: str) -> bool:
+    """Whether an arm's name is the one that is asked for, whether or not that says ``SIMULATED``."""
+    return name.removesuffix(SIMULATED) == asked.removesuffix(SIMULATED)
+
+
+def arm_named(experiment: Experiment, name: str | None) -> str:
+    """Return an arm's name in full; None is the first one.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name is None:
+        return experiment.labels[0]
+    for arm in experiment.arms:
+        if is_called(arm, name):
+            return arm
+    names = ", ".join(experiment.arms)
+    raise UserError(
+        f"{experiment.scenario}/{experiment.name} has no arm called {name!r}", "--baseline", f"it has {names}"
+    )

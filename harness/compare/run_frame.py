@@ -1,0 +1,300 @@
+"""The figures of a run, each by its name: what stands in the columns of ``Experiment.runs``.
+
+A figure that a run does not have is None. Names of metrics stand behind ``mean/``: the value combined over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from harness.compare.numbers import Format, count, number, percent, reward
+from harness.compare.signal import divergence, signal
+from harness.compare.times import SpanTimes
+from harness.core.trace import Stage
+from harness.results.frames import Numbers, RunTable
+from harness.results.rows import LedgerFigures, lane_kind
+
+TRAIN_REWARD = "reward/total"
+TIMING, EXPOSED, TOTAL, RAN = "timing_s/", "exposed_s/", "total_s/", "steps/"
+"""Begin the names of the columns of stages: seconds a measured step, of these what the loop waited for, seconds of the
+whole loop, and measured steps in which it ran."""
+NO_STAGE = "no stage"
+FEWEST_LOOKS = 5
+"""Evaluations before the one that reached the target from which on it says when that was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A column that people read.
+
+    Attributes:
+        key: its name, in the frame and in JSON.
+        label: with the unit.
+        in_table: whether it is for people too, or for programs only.
+    """
+
+    key: str
+    label: str
+    form: Format
+    in_table: bool = True
+
+
+def figures_of(table: RunTable, times: SpanTimes | None = None) -> dict[str, Any]:
+    """Return the figures of a run.
+
+    Args:
+        times: from its spans; None where they were not kept, or not read.
+    """
+    diverged = divergence(table)
+    figures = _identity(table) | _seconds(table, times) | _rewards(table, diverged is not None)
+    figures |= {f"mean/{name}": column.combined for name, column in table.metrics.items()}
+    figures |= _learning(table) | _ledger(table.run.ledger) | _memory(table)
+    return figures | {"divergence": diverged, "signal": signal(table)}
+
+
+def _identity(table: RunTable) -> dict[str, Any]:
+    run, about = table.run, table.run.manifest
+    imported = about.outcome.get("imported")
+    lag, capacity = _whole(run.setting("max_lag")), _whole(run.setting("replay.capacity"))
+    return {
+        "seed": about.seed,
+        "block": about.block,
+        "status": run.status,
+        "started_at": about.started_at,
+        "simulated": about.simulated,
+        "is_imported": imported is not None,
+        "row_steps": int(imported.get("steps_per_row") or 1) if isinstance(imported, dict) else 1,
+        "steps": len(table),
+        "planned_steps": _whole(run.setting("steps")),
+        "optimizer_steps": int(table.steps["optimizer_steps"].sum()) or None,
+        "startup_s": about.startup_s,
+        "max_lag": lag,
+        "replay_capacity": capacity,
+        "is_off_policy": bool(lag or capacity),
+        "replaced": sum(run.replaced.values()) or None,
+    }
+
+
+def _seconds(table: RunTable, times: SpanTimes | None) -> dict[str, Any]:
+    run, measured, tail = table.run, table.is_measured, table.run.tail
+    wall_s, steps = table.wall_s[measured], table.steps["step"][measured]
+    loop_s = tail.elapsed_s if tail is not None else table.steps["elapsed_s"][-1] if len(table) else 0.0
+    figures: dict[str, Any] = {
+        "loop_s": float(loop_s),
+        "measured_steps": len(steps),
+        "warmup_steps": int(np.sum((table.steps["is_warmup"] == 1) & (table.steps["is_profiled"] == 0))),
+        "profiled_steps": int(table.steps["is_profiled"].sum()),
+        "is_steady": run.warm_up.steady,
+        "slow_start": run.warm_up.slow_start,
+        "tokens_per_s": tokens_per_second(table),
+    }
+    stages = stages_of(table, times)
+    rest = {} if tail is None or table.closing is not None else tail.stages_s
+    for stage in Stage:
+        if stage in stages or stage.value in rest:
+            seconds = stages.get(stage, np.zeros(len(table)))
+            figures[TOTAL + stage] = float(seconds.sum()) + rest.get(stage.value, 0.0)
+            figures[TIMING + stage] = float(seconds[measured].mean()) if len(steps) else 0.0
+            figures[RAN + stage] = int(np.sum(seconds[measured] > 0))
+    busy = [stage for stage in stages if not stage.is_wait]
+    figures["stages_s"] = sum(figures[TIMING + stage] for stage in busy)
+    if len(steps):
+        low, middle, high = np.percentile(wall_s, (10, 50, 90))
+        figures |= {"first_measured": int(steps[0]), "last_measured": int(steps[-1])}
+        figures |= {"step_s": float(wall_s.mean()) or None, "median_step_s": float(middle)}
+        figures |= {"step_s_p10": float(low), "step_s_p90": float(high)}
+    if times is not None:
+        figures |= _of_spans(times, len(steps))
+    return figures
+
+
+def _of_spans(times: SpanTimes, steps: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {EXPOSED + name: ns / 1e9 / max(1, steps) for name, ns in (times.exposed or {}).items()}
+    for kind in ("generator", "scorer", "learner"):
+        lanes = [account for lane, account in times.lanes.items() if lane_kind(lane) == kind]
+        if lanes:
+            figures[f"idle_{kind}"] = fmean(account.share(account.waiting_ns) for account in lanes)
+    figures |= {"worked_s": times.worked_s, "busy_s": times.busy_s, "together_s": times.together_s}
+    if times.blocked is not None:
+        figures |= {"held_back_s": times.blocked.seconds, "held_back_batches": times.blocked.batches}
+        figures["bound_batches"] = times.blocked.bound_batches
+    return figures
+
+
+def stages_of(table: RunTable, times: SpanTimes | None) -> dict[Stage, Numbers]:
+    """Return the seconds of each stage and wait in every step, added over lanes: those of the spans where these are
+    known, else those of the rows; a stage that ran in no step is left out."""
+    stages = table.stages_s if times is None else times.by_step_s
+    return {stage: seconds for stage, seconds in stages.items() if seconds.any()}
+
+
+def tokens_per_second(table: RunTable) -> float | None:
+    """Return the response tokens of fresh rollouts per second of the measured window; None where not known.
+
+    Where a log has no tokens of a step but its throughput, that is taken as a mean over the seconds.
+    """
+    measured, wall_s = table.is_measured, table.wall_s
+    tokens, rate = table.metrics.get("response_tokens"), table.metrics.get("perf/throughput_total")
+    if tokens is not None and (tokens.counts[measured] > 0).all():
+        seconds = float(wall_s[measured].sum())
+        return float(tokens.values[measured].sum()) / seconds if seconds > 0 else None
+    if rate is None:
+        return None
+    known = measured & rate.is_finite
+    seconds = float(wall_s[known].sum())
+    return float(rate.values[known] @ wall_s[known]) / seconds if seconds > 0 else None
+
+
+def _rewards(table: RunTable, has_diverged: bool) -> dict[str, Any]:
+    run, evaluated = table.run, table.rewards
+    target = None if run.manifest.simulated else _real(run.setting("reward_target"))  # a simulated run has no rewards
+    figures: dict[str, Any] = {"reward_target": target}
+    trained = table.series(TRAIN_REWARD)[1]
+    if len(trained):
+        figures["reward_train"] = float(trained[-max(1, len(trained) // 10) :].mean())
+    if not len(evaluated):
+        return figures
+    best = int(evaluated.reward.argmax())
+    for name, place in (("first", 0), ("best", best), ("last", len(evaluated) - 1)):
+        length = float(evaluated.length[place])
+        figures |= {f"reward_{name}": float(evaluated.reward[place]), f"reward_{name}_step": int(evaluated.step[place])}
+        figures[f"length_{name}"] = length if np.isfinite(length) else None
+    figures["prompts"] = int(evaluated.prompts[-1])
+    figures["looked_until_s"] = float(evaluated.elapsed_s[-1])
+    if run.status == "completed" or has_diverged:
+        figures["reward_final"] = figures["reward_last"]
+    if target is not None and (reached := np.flatnonzero(evaluated.reward >= target)).size:
+        place = int(reached[0])
+        step = int(evaluated.step[place])
+        within = step - (int(evaluated.step[place - 1]) if place else 0)
+        figures |= {"seconds_to_target": float(evaluated.elapsed_s[place]), "target_step": step}
+        figures["target_within"] = within if within and place < FEWEST_LOOKS else None
+    return figures
+
+
+def _learning(table: RunTable) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        f"kl/{name}": table.metrics[f"kl/{name}"].last
+        for policy in ("reference", "previous")
+        for name in (f"{policy}_k3", f"{policy}_k1", f"{policy}_k1_sum")
+        if f"kl/{name}" in table.metrics
+    }
+    steps, norms = table.series("grad_norm")
+    if len(norms):
+        bound, peak = _real(table.run.setting("optimizer.max_grad_norm")), int(norms.argmax())
+        figures |= {"grad_norm": float(np.median(norms)), "grad_norm_p95": float(np.percentile(norms, 95))}
+        figures |= {"grad_norm_peak": float(norms[peak]), "grad_norm_peak_step": int(steps[peak])}
+        figures |= {"max_grad_norm": bound, "scaled_down": None if bound is None else float(np.mean(norms > bound))}
+    ages = table.metrics.get("replay/age_mean")
+    if ages is not None and len(table):
+        figures["replay_drawn"] = float(ages.counts.sum()) / len(table)
+    return figures
+
+
+LEDGER = ("generated", "failed", "discarded", "dropped", "trained", "trained_again", "unused")
+
+
+def _ledger(ledger: LedgerFigures | None) -> dict[str, Any]:
+    if ledger is None:
+        return {}
+    figures: dict[str, Any] = {}
+    for name in LEDGER:
+        part = getattr(ledger, name)
+        figures |= {f"{name}_rollouts": part.rollouts, f"{name}_tokens": part.tokens}
+        figures |= {f"{name}_share": ledger.share(part), f"{name}_length": part.mean_length}
+    if ledger.trained.rollouts:
+        figures["replay_uses"] = 1 + ledger.trained_again.rollouts / ledger.trained.rollouts
+    return figures
+
+
+def _memory(table: RunTable) -> dict[str, Any]:
+    memory = table.run.manifest.outcome.get("memory")
+    figures = {}
+    for where in ("gpu", "main"):
+        for key in ("planned", "peak"):
+            part = memory.get(where) if isinstance(memory, dict) else None
+            value = part.get(f"{key}_bytes") if isinstance(part, dict) else None
+            figures[f"{where}_memory_{key}_gib"] = value / 2**30 if isinstance(value, int | float) else None
+    return figures
+
+
+def _real(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _kl_figures() -> Sequence[Figure]:
+    estimators = (("k3", "k3 per token"), ("k1", "k1 per token"), ("k1_sum", "k1 per response"))
+    return [
+        # k1 per token is noisier than k3 and says the same
+        Figure(f"kl/{policy}_{name}", f"KL to the {policy} policy, {words}, last step", number, name != "k1")
+        for policy in ("reference", "previous")
+        for name, words in estimators
+    ]
+
+
+OUTCOME = (
+    Figure("reward_first", "validation reward, first", reward),
+    Figure("reward_best", "validation reward, best", reward),
+    Figure("reward_best_step", "  at step", count),
+    Figure("reward_last", "validation reward, last", reward),
+    Figure("length_first", "response length, first, tokens", number),
+    Figure("length_last", "response length, last, tokens", number),
+    Figure("seconds_to_target", "seconds to the reward target", number),
+    Figure("target_step", "  at step", count),
+    Figure("reward_train", "training reward, last tenth of the steps", reward),
+    Figure("mean/response_length", "response length in training, tokens", number),
+    Figure("mean/clip_fraction", "clip fraction, mean", number),
+    Figure("grad_norm", "gradient norm, median", number),
+    Figure("grad_norm_p95", "gradient norm, 95th percentile", number),
+    Figure("scaled_down", "steps with a gradient scaled down", percent),
+    *_kl_figures(),
+    *(Figure(f"idle_{kind}", f"idle, {kind.capitalize()}", percent) for kind in ("generator", "scorer", "learner")),
+    Figure("mean/engine_mismatch/max", "engine mismatch, largest log-prob gap", number),
+    Figure("mean/score/failed_groups", "groups without a reward", count),
+    Figure("replaced", "parts replaced", count),
+    Figure("step_s", "seconds per step", number, in_table=False),
+    Figure("median_step_s", "median of single steps, seconds", number, in_table=False),
+    Figure("steps", "training steps", count),
+    Figure("optimizer_steps", "optimizer steps", count),
+    Figure("tokens_per_s", "generated tokens per second", number),
+    Figure("mean/perf/processed_tokens_per_s", "tokens per second, prompts included", number),
+    Figure("startup_s", "start-up, seconds", number),
+    Figure("loop_s", "loop, seconds", number),
+    *(
+        Figure(f"{where}_memory_{key}_gib", f"{name} memory, {key}, GiB", number)
+        for where, name in (("gpu", "GPU"), ("main", "main"))
+        for key in ("planned", "peak")
+    ),
+)
+OFF_POLICY = (
+    Figure("mean/off_policy/mean", "lag, mean, versions", number),
+    Figure("mean/off_policy/max", "lag, highest, versions", count),
+    Figure("mean/off_policy/token_mean", "lag of a token, mean, versions", number),
+    Figure("held_back_s", "held back by the lag bound, seconds", number),
+    Figure("dropped_share", "dropped, share of generated rollouts", percent),
+    Figure("generated_length", "length of a generated rollout, tokens", number),
+    Figure("dropped_length", "length of a dropped rollout, tokens", number),
+    Figure("trained_length", "length of a trained rollout, tokens", number),
+    Figure("unused_share", "never trained on, share of generated rollouts", percent),
+)
+REPLAY = (
+    Figure("mean/replay/size", "groups held, mean", number),
+    Figure("replay_drawn", "groups drawn for a step, mean", number),
+    Figure("replay_uses", "uses of a group that was drawn, mean", number),
+    Figure("mean/replay/uses_max", "uses of a group, highest", count),
+    Figure("mean/replay/age_mean", "age of a group when drawn, mean, versions", number),
+    Figure("mean/replay/age_max", "age of a group when drawn, highest, versions", count),
+    Figure("mean/replay/evicted_full", "groups that made room for newer ones", count),
+    Figure("mean/replay/evicted_age", "groups that became too old", count),
+    Figure("mean/replay/evicted_uses", "groups that were used up", count),
+    Figure("mean/replay/evicted_unused", "groups that left and were never drawn", count),
+)

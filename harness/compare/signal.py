@@ -1,0 +1,117 @@
+"""Whether a run had anything to learn from, and whether it diverged.
+
+A run has diverged where it had to stop because a loss, a gradient or a log-probability was not finite, and also where
+its reward collapsed and stayed so. The second is what AdamW with gradient clipping shows: no number ever overflows,
+but a step too large leaves a policy that is never rewarded; then all advantages in a group are 0, and so is the
+gradient, and nothing brings the policy back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
+from harness.results.frames import Numbers, RunTable
+
+COLLAPSED = 0.1
+"""Share of the best validation reward at or below which every later reward must be."""
+FEWEST_REWARDED = 20
+"""Rewarded prompts behind the best validation reward below which a fall to a tenth may be chance.
+
+With 20 expected of n prompts, 2 or fewer come about by chance with a probability of 5e-7 (Poisson).
+"""
+TRAIN_REWARD, GRAD_NORM, NO_SIGNAL = "reward/total", "grad_norm", "zero_variance_fraction"
+WEIGHED, LEFT_OUT = "advantage/nonzero_fraction", "loss_mask/truncated_fraction"
+FAILED_BATCHES = "score/failed_batches"
+
+Cause = Literal["failed", "equal", "cut", "weight", "gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A run that diverged.
+
+    Attributes:
+        step: the training step that could not be made; or the first from which on every reward was too low.
+        stopped: whether the run had to stop; else its reward collapsed.
+    """
+
+    step: int
+    stopped: bool
+
+
+def divergence(table: RunTable) -> Divergence | None:
+    """Return how a run diverged; None where it did not, or did not get to its end for another reason."""
+    evaluated = table.rewards
+    stopped = table.run.manifest.outcome.get("diverged")
+    if isinstance(stopped, dict) and isinstance(stopped.get("step"), int):
+        return Divergence(stopped["step"], stopped=True)
+    if table.run.status != "completed" or not len(evaluated):
+        return None
+    best = int(evaluated.reward.argmax())
+    floor = COLLAPSED * float(evaluated.reward[best])
+    rewarded = float(evaluated.reward[best] * evaluated.prompts[best])
+    if evaluated.reward[-1] > floor or rewarded < FEWEST_REWARDED:
+        return None
+    steps, rewards = table.series(TRAIN_REWARD)
+    above = np.concatenate([steps[rewards > floor], evaluated.step[evaluated.reward > floor]])
+    return Divergence(1 + int(above.max()), stopped=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """How much of a run's training steps had something to learn from.
+
+    Attributes:
+        missing: share of training steps without: no rollout had a weight in the loss, or the gradient was 0.
+        causes: of these, the most frequent first. ``failed``: no group had a reward. ``equal``: within every group the
+            rewards were equal. ``cut``: every response was cut at ``max_tokens`` and left out. ``weight``: every
+            rollout had the advantage 0, or was left out. ``gradient``: it was 0 although advantages were not.
+        moved: of these steps, those in which the optimizer moved the weights all the same.
+        weighed: share of all rollouts trained on that had an advantage other than 0 and were in the loss; None where it
+            was not logged, and for a loss of the user's own, which need not look at advantages.
+    """
+
+    missing: float
+    causes: tuple[Cause, ...]
+    moved: int
+    weighed: float | None
+
+
+def signal(table: RunTable) -> Signal | None:
+    """Return what of the run had nothing to learn from; None where no step tells."""
+    if not any(name in table.metrics for name in (GRAD_NORM, WEIGHED, NO_SIGNAL)):
+        return None
+    norms, weighed, equal, cut, failed = (
+        _values(table, name) for name in (GRAD_NORM, WEIGHED, NO_SIGNAL, LEFT_OUT, FAILED_BATCHES)
+    )
+    own_loss, decays = bool(table.run.setting("loss.function")), bool(table.run.setting("optimizer.weight_decay"))
+    delta, loss = table.run.setting("advantage.delta"), table.run.setting("loss.type")
+    subtracts = loss != "no_baseline" and delta not in (*SIGNAL_WITHOUT_SPREAD, "own")
+    causes, moved, has_averages = Counter[Cause](), 0, False
+    for place in range(len(table)):
+        norm = norms[place]
+        has_gradient = bool(norm) and not np.isnan(norm)
+        none: Cause | None = "gradient" if norm == 0.0 else None
+        cause: Cause | None = none
+        if failed[place] > 0 and not table.steps["optimizer_steps"][place]:
+            cause = "failed"
+        elif np.isnan(weighed[place]):  # of an older run, or another trainer's
+            cause = "equal" if equal[place] == 1.0 and subtracts else none
+        elif not weighed[place] > 0 and not (none is None and own_loss):
+            cause = "equal" if equal[place] == 1.0 else "cut" if cut[place] == 1.0 else "weight"
+        if cause is not None:
+            causes[cause] += 1
+            moved += cause != "failed" and (has_gradient or has_averages or decays)
+        has_averages = has_averages or has_gradient
+    shares = None if own_loss or WEIGHED not in table.metrics else table.metrics[WEIGHED].combined
+    missing = causes.total() / len(table)
+    return Signal(missing, tuple(cause for cause, _ in causes.most_common()), moved, shares)
+
+
+def _values(table: RunTable, name: str) -> Numbers:
+    return table.metrics[name].values if name in table.metrics else np.full(len(table), np.nan)
