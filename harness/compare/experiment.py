@@ -12,13 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.run_frame import figures_of
+from harness.compare.run_frame import figures_of, stages_of
 from harness.compare.stats.intervals import Interval
 from harness.compare.times import SpanTimes, span_times
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
+from harness.core.trace import Stage
 from harness.results import DamagedRun, Manifest, Run, find_run_folders, natural_order, read_manifest
-from harness.results.frames import Results, RunTable, read_table
+from harness.results.frames import Numbers, Results, RunTable, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +57,31 @@ class Member:
     def manifest(self) -> Manifest:
         """The run's."""
         return self.table.run.manifest
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The resolved scenario as plain values, for reading only; empty where it was not saved."""
+        return self.table.run.settings
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return self.table.run.folder
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the run got to its end."""
+        return self.table.run.status == "completed"
+
+    @property
+    def steps(self) -> int:
+        """Training steps made."""
+        return len(self.table)
+
+    @cached_property
+    def stages_s(self) -> dict[Stage, Numbers]:
+        """Seconds of each stage and wait in every step; see ``stages_of``."""
+        return stages_of(self.table, self.times)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,172 @@
+"""What arms are compared by: a value of each run, in the runs of a block that are a pair.
+
+Larger is worse, so that what is said of a ratio holds for all endpoints. Rewards may be 0 and are compared by their
+difference: their value is exp(-reward), whose log-ratio between two arms *is* the difference of their rewards, with its
+sign turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, expm1, log, log1p, sqrt
+
+from harness.compare.experiment import Member
+from harness.compare.numbers import change, number, reward
+from harness.compare.stats import FEWEST_BLOCKS, STEP, STEP_THRESHOLD, Effect, Verdict
+from harness.compare.stats.intervals import CONFIDENCE, LEVEL, POWER, t_quantile
+from harness.compare.syncs import sync_seconds
+from harness.core.experiment import MOST_BLOCKS
+
+REWARD_THRESHOLD = 0.03
+"""Difference of validation reward that counts in practice."""
+SYNC_THRESHOLD = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What decides between arms.
+
+    Attributes:
+        name: as a scenario's ``endpoint`` has it.
+        words: what is measured, for sentences.
+        unit: of ``shown``.
+        limit: what counts in practice: a relative change, or a difference of rewards.
+        value: of one run, above 0 and larger where the run is worse; None where it was not measured.
+        is_difference: whether arms are compared by the difference of what is read, not by a ratio.
+    """
+
+    name: str
+    words: str
+    unit: str
+    limit: float
+    value: Callable[[Member], float | None]
+    is_difference: bool = False
+
+    @property
+    def threshold(self) -> float:
+        """The relative change of ``value`` that counts."""
+        return expm1(self.limit) if self.is_difference else self.limit
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is the time of a step, which every experiment has."""
+        return self.name == "seconds_per_step"
+
+    def change(self, ratio: float) -> str:
+        """Write a ratio of values as a person reads it: ``+5.0%``, or ``-0.031`` for rewards."""
+        return f"{-log(ratio):+.3f}" if self.is_difference else change(ratio)
+
+    def shown(self, value: float) -> str:
+        """Write a run's value as a person reads it: ``0.310 s``, or the reward."""
+        return reward(-log(value)) if self.is_difference else f"{number(value)} {self.unit}"
+
+    def ends(self, effect: Effect) -> str | None:
+        """Write the ends of an effect's interval, in rising order; None where it has none."""
+        if effect.low is None or effect.high is None:
+            return None
+        low, high = (effect.high, effect.low) if self.is_difference else (effect.low, effect.high)
+        return f"{self.change(low)} to {self.change(high)}"
+
+
+def _reward_at_rollouts(member: Member) -> float | None:
+    """Return exp(-reward) of the final validation; runs that are compared have the same number of rollouts by then.
+
+    A run that diverged counts with its last reward, as in the ranking.
+    """
+    final = member.figures.get("reward_final")
+    return None if final is None else exp(-final)
+
+
+SECONDS_PER_STEP = Endpoint(
+    "seconds_per_step", "seconds per step", "s", STEP_THRESHOLD, lambda member: member.figures.get("step_s")
+)
+WEIGHT_SYNC_SECONDS = Endpoint("weight_sync_seconds", "seconds of a weight sync", "s", SYNC_THRESHOLD, sync_seconds)
+REWARD_AT_ROLLOUTS = Endpoint(
+    "reward_at_rollouts", "validation reward at equal rollouts", "", REWARD_THRESHOLD, _reward_at_rollouts, True
+)
+ENDPOINTS = {endpoint.name: endpoint for endpoint in (SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS, REWARD_AT_ROLLOUTS)}
+
+
+def endpoint_of(members: Sequence[Member]) -> Endpoint:
+    """Return what decides between the runs of an experiment: as its scenario says, else the step time."""
+    named = (member.settings.get("endpoint") for member in members)
+    return next((ENDPOINTS[name] for name in named if name in ENDPOINTS), SECONDS_PER_STEP)
+
+
+def endpoint_of_effect(effect: Effect) -> Endpoint:
+    """Return how an effect is written: that of an endpoint by its rules, any other as a ratio of seconds."""
+    return ENDPOINTS.get(effect.name, SECONDS_PER_STEP)
+
+
+def effect_in_words(effect: Effect, base: str, other: str) -> str:
+    """Say an effect the way a person does: ``lag1 is 30% faster per step than sync (28 to 32%, 12 blocks)``."""
+    endpoint = endpoint_of_effect(effect)
+    if endpoint.is_difference:
+        return _difference_in_words(effect, base, other)
+    what = "per step" if effect.name in (STEP, SECONDS_PER_STEP.name) else f"in {endpoint.words}"
+    blocks = f"{effect.blocks} blocks" if effect.blocks > 1 else "1 block"
+    if effect.ratio is None:
+        return f"{other} and {base} cannot be compared {what}"
+    low, high = effect.low, effect.high
+    ends = "" if low is None or high is None else _ends_in_words(effect.ratio, low, high) + ", "
+    if effect.verdict is Verdict.DIFFERENT:
+        return f"{other} is {_by(effect.ratio)} {what} than {base} ({ends}{blocks})"
+    if effect.verdict is Verdict.EQUIVALENT:
+        return f"{other} and {base} take the same {what}: {change(effect.ratio)} ({ends}{blocks})"
+    return f"cannot tell whether {other} is faster {what} than {base}: {change(effect.ratio)} ({ends}{blocks})"
+
+
+def _by(ratio: float) -> str:
+    """Write a ratio as ``40% faster``, ``12% slower`` or, from twice on, ``3.1 times slower``."""
+    word = "faster" if ratio < 1 else "slower"
+    if ratio >= 2:
+        return f"{ratio:.1f} times as slow"
+    return f"{abs(ratio - 1):.0%} {word}" if abs(ratio - 1) >= 0.095 else f"{abs(ratio - 1):.1%} {word}"
+
+
+def _ends_in_words(ratio: float, low: float, high: float) -> str:
+    if low > 1 or high < 1:
+        ends = sorted((abs(low - 1), abs(high - 1)))
+        return f"{ends[0]:.0%} to {ends[1]:.0%}".replace("% to", " to", 1)
+    return f"{change(low)} to {change(high)}"
+
+
+def _difference_in_words(effect: Effect, base: str, other: str) -> str:
+    if effect.ratio is None:
+        return f"no reward of both {other} and {base} is known"
+    ends = REWARD_AT_ROLLOUTS.ends(effect)
+    shown = f"{REWARD_AT_ROLLOUTS.change(effect.ratio)}{f', {ends}' if ends else ''}"
+    if effect.verdict is Verdict.DIFFERENT:
+        word = "higher" if effect.ratio < 1 else "lower"
+        return f"the reward of {other} is {word} than that of {base} ({shown}, {effect.blocks} blocks)"
+    if effect.verdict is Verdict.EQUIVALENT:
+        return f"the rewards of {other} and {base} are the same ({shown}, {effect.blocks} blocks)"
+    return f"no difference in reward shown between {other} and {base} ({shown}, {effect.blocks} blocks)"
+
+
+def blocks_needed(effect: Effect) -> int | None:
+    """Return how many blocks would reach a verdict in 80% of experiments, if effect and spread are as estimated.
+
+    The interval of n blocks is estimate +- t * sd / sqrt(n). It must leave out "no change", at the level that is left
+    after all corrections, or lie inside the threshold where the estimate does: the way to go is d, and n is the first
+    with (t + t_.80) * sd / sqrt(n) <= d (Bloom, Evaluation Review 19, 1995). The sd is taken from the effect's
+    interval, with all that widened it.
+
+    Returns:
+        None where it cannot be told (below two blocks), or would take more than ``MOST_BLOCKS``.
+    """
+    if effect.ratio is None or effect.high is None or effect.blocks < 2:
+        return None
+    point, reach, half = abs(log(effect.ratio)), log1p(effect.threshold), log(effect.high / effect.ratio)
+    deviation = half * sqrt(effect.blocks) / t_quantile((1 + CONFIDENCE) / 2, effect.blocks - 1)
+    level, way = LEVEL, reach - point
+    if point >= reach:
+        level, way = LEVEL * (effect.p / effect.p_adjusted if effect.p and effect.p_adjusted else 1.0), point
+
+    def is_enough(blocks: int) -> bool:
+        quantiles = t_quantile(1 - level / 2, blocks - 1) + t_quantile(POWER, blocks - 1)
+        return quantiles * deviation / sqrt(blocks) <= way
+
+    fewest = max(FEWEST_BLOCKS, effect.blocks + 1)
+    return next((blocks for blocks in range(fewest, MOST_BLOCKS + 1) if is_enough(blocks)), None)

@@ -1,0 +1,432 @@
+"""Verdicts on an experiment: every arm against the baseline, in what decides, in the whole step and in each stage.
+
+The unit of replication is the block, in which every arm ran once on the same prompts and seed, under the same weather.
+Steps are sub-samples of a block, so there is never a verdict from one block. Waits are no stages here: they follow from
+what other lanes do, and would only cost the stages power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log, log1p
+from statistics import fmean
+
+import numpy as np
+
+from harness.compare.caveats import unlike
+from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
+from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
+from harness.compare.experiment import Experiment, Member, arm_named, is_called
+from harness.compare.numbers import change, listed
+from harness.compare.stats import (
+    STAGE_THRESHOLD,
+    STEP,
+    STEP_THRESHOLD,
+    Comparison,
+    Drift,
+    Effect,
+    Verdict,
+    judge,
+    of_blocks,
+    of_occasions,
+    speed_drift,
+)
+from harness.compare.steadiness import steadiness_notes, warm_up_reasons
+from harness.core.experiment import EXPERIMENT_SETTINGS
+from harness.core.trace import Stage
+from harness.results.frames import Numbers
+from harness.results.rows import SPEED_PROBE
+
+Members = Sequence[Member]
+UNEQUAL_WORK = 0.05
+"""Difference in tokens per step that is worth saying."""
+ONE_OCCASION = (
+    "the baseline has one occasion, so how far occasions lie apart is unknown: measure it on 3 at least, better 5"
+)
+NOT_IN_TURN = (
+    "they ran one after the other, and what the machine did meanwhile counts as a change too: repeat in blocks"
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One arm against the baseline.
+
+    Attributes:
+        base, other: the arms' names.
+        effects: what decides first, then the whole step and every stage that either spent time in; all comparisons of
+            the experiment are corrected for together.
+        alternated: whether the arms took turns by step; None where the two were not interleaved at all.
+        noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
+        cautions: what to know beside the figures.
+        no_gate: why no gate may rest on this for the arms' own settings, such as unlike threads; None where it may.
+        is_noise_floor: whether this is the baseline against an arm of its own settings.
+        unfinished: runs of the two that did not get to their end, and count only where step is set against step.
+    """
+
+    base: str
+    other: str
+    effects: tuple[Effect, ...]
+    alternated: bool | None = None
+    noise_floor: Effect | None = None
+    cautions: tuple[str, ...] = ()
+    no_gate: str | None = None
+    is_noise_floor: bool = False
+    unfinished: int = 0
+
+    @property
+    def primary(self) -> Effect:
+        """What decides between the arms."""
+        return self.effects[0]
+
+    @property
+    def step(self) -> Effect:
+        """Seconds per training step."""
+        return next(effect for effect in self.effects if effect.name == STEP)
+
+
+def judgements(
+    experiment: Experiment,
+    baseline: str | None = None,
+    threshold: float = STEP_THRESHOLD,
+    allowed: Sequence[str] = (),
+    endpoint: Endpoint | None = None,
+) -> list[Judgement]:
+    """Set every arm of an experiment against one of them; all together, so that chance is corrected for once.
+
+    An arm of the baseline's own settings is no candidate for a difference: it is the noise floor, judged by itself.
+    Asynchronous arms have to beat the fastest synchronous one: where that is not the baseline, they are told.
+
+    Args:
+        experiment: blocks of its arms are paired by (seed, block).
+        baseline: the arm's name; None takes the first one.
+        threshold: the relative change of the step time that counts in practice.
+        allowed: differences of the environment that do not stand in the way of a verdict: ``machine``, ``versions``,
+            ``threads``, ``commit``.
+        endpoint: what decides between the arms; None: what the scenario names.
+
+    Raises:
+        UserError: the experiment has no such arm.
+    """
+    deciding, base = endpoint or endpoint_of(experiment.members), arm_named(experiment, baseline)
+    drift = speed_drift(_speeds(experiment.members))
+    drafts = [
+        _draft(experiment, base, other, threshold, allowed, deciding, drift)
+        for other in experiment.arms
+        if other != base
+    ]
+    arms = iter(_judged([draft for draft in drafts if not draft.is_noise_floor]))
+    judged = [_judged([draft])[0] if draft.is_noise_floor else next(arms) for draft in drafts]
+    floor = next((item.primary for item in judged if item.is_noise_floor), None)
+    judged = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in judged]
+    return _told_of_faster(judged, experiment, base)
+
+
+def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) -> list[Judgement]:
+    """Tell asynchronous arms which synchronous ones are faster than a synchronous baseline."""
+
+    def in_turns(arm: str) -> bool:
+        return experiment.arms[arm][0].settings.get("max_lag") == 0
+
+    if not in_turns(base) or all(in_turns(item.other) for item in judged):
+        return judged
+    faster = tuple(
+        f"{item.other} is synchronous too, and faster than {item.base} ({change(item.step.ratio)}): what lag brings "
+        f"against it shows --baseline {item.other}"
+        for item in judged
+        if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and (item.step.ratio or 1.0) < 1
+    )
+    return [item if in_turns(item.other) else replace(item, cautions=(*item.cautions, *faster)) for item in judged]
+
+
+def judge_against(
+    occasions: Sequence[Experiment], experiment: Experiment, threshold: float, allowed: Sequence[str]
+) -> list[Judgement]:
+    """Set the arms of an experiment against earlier occasions, which ran in other commands.
+
+    An arm is set against the one of the same name where every occasion has it, else against their first one. What the
+    machine did on one occasion and not on another is a difference too, so the interval comes from the spread between
+    occasions. With a single one there is no verdict.
+
+    Args:
+        occasions: at least one, oldest first.
+    """
+    return _judged([_draft_against(occasions, experiment, other, threshold, allowed) for other in experiment.arms])
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What is to be judged of two arms, ``before`` and ``after`` being their runs; see ``Judgement``."""
+
+    base: str
+    other: str
+    before: Members
+    after: Members
+    comparisons: Sequence[Comparison]
+    alternated: bool | None = None
+    cautions: tuple[str, ...] = ()
+    no_gate: str | None = None
+    is_noise_floor: bool = False
+
+
+def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
+    """Judge the drafts as one family: the arms' primary endpoints, and everything else of all arms."""
+    primary = [draft.comparisons[0] for draft in drafts]
+    deciding, rest = judge(primary, [item for draft in drafts for item in draft.comparisons[1:]])
+    judged, left = list[Judgement](), iter(rest)
+    for draft, first in zip(drafts, deciding, strict=True):
+        effects = [first, *(next(left) for _ in draft.comparisons[1:])]
+        judged.append(
+            Judgement(
+                draft.base,
+                draft.other,
+                tuple(as_far_as_they_got(effect, draft.before, draft.after) for effect in effects),
+                draft.alternated,
+                cautions=draft.cautions,
+                no_gate=draft.no_gate,
+                is_noise_floor=draft.is_noise_floor,
+                unfinished=sum(not member.is_completed for member in (*draft.before, *draft.after)),
+            )
+        )
+    return judged
+
+
+def _draft(
+    experiment: Experiment,
+    base: str,
+    other: str,
+    threshold: float,
+    allowed: Sequence[str],
+    endpoint: Endpoint,
+    drift: Drift | None,
+) -> _Draft:
+    """Prepare two arms of one experiment."""
+    before, after = experiment.arms[base], experiment.arms[other]
+    refused = tuple(why_not_comparable(before, after, allowed, one_command=True))
+    draft = _Draft(
+        *(base, other, before, after, ()),
+        no_gate=unlike_threads(before, after, allowed),
+        is_noise_floor=is_same(before, after),
+    )
+    steady, of_one_point = tuple(steadiness_notes(experiment, [base, other])), _point(before) == _point(after)
+    if before[0].manifest.block is None and not of_one_point:  # points of a sweep, one after the other
+        apart = of_occasions(*([values] if values else [] for values in (_log_seconds(before), _log_seconds(after))))
+        step = Comparison(STEP, apart, threshold, not_comparable=refused, undecided=NOT_IN_TURN)
+        return replace(draft, comparisons=[step], cautions=steady)
+    alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
+    pairs = _paired(before, after, with_unfinished=alternated)
+    blocks = [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
+    warming = warm_up_reasons({base: before, other: after})
+    undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
+    comparisons = [
+        replace(item, not_comparable=refused, undecided=undecided) for item in _step_and_stages(blocks, threshold)
+    ]
+    if not endpoint.is_step:
+        # a run that diverged has its last reward, and no time
+        judged = _paired(before, after, with_unfinished=True) if endpoint.is_difference else pairs
+        values = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
+        ratios = [log(theirs / mine) for mine, theirs in values if mine is not None and theirs is not None]
+        reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
+        deciding = Comparison(endpoint.name, of_blocks(ratios), endpoint.threshold, False, refused)
+        comparisons.insert(0, replace(deciding, undecided="; ".join(reasons) or None))
+    unstable = [] if drift is None or drift.sentence is None else [drift.sentence]
+    cautions = (*unstable, *steady, *_unequal_work(experiment, base, other))
+    return replace(draft, comparisons=comparisons, alternated=alternated, cautions=cautions)
+
+
+def _unmeasured(blocks: int, of: int) -> list[str]:
+    """Say that a figure was not measured in every block that both arms have; the others alone are no verdict."""
+    return [f"it was not measured in {of - blocks} of {of} blocks"] if blocks < of else []
+
+
+def _draft_against(
+    occasions: Sequence[Experiment], experiment: Experiment, other: str, threshold: float, allowed: Sequence[str]
+) -> _Draft:
+    """Prepare an arm and the occasions that it is set against."""
+    stored = [_arm_of(occasion, other, occasions) for occasion in occasions]
+    before, after = [member for members in stored for member in members], experiment.arms[other]
+    reasons = []
+    scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in occasions), experiment.scenario]))
+    if len(scenarios) > 1:
+        reasons.append(f"they are runs of the scenarios {listed(scenarios)}")
+    refused = (*reasons, *why_not_comparable(before, after, allowed, one_command=False))
+    known = [seconds for members in stored if (seconds := _log_seconds(members))]
+    new = [seconds for seconds in [_log_seconds(after)] if seconds]
+    undecided = "; ".join([ONE_OCCASION] if len(known) < 2 else warm_up_reasons({"the baseline": before, other: after}))
+    step = Comparison(STEP, of_occasions(known, new), threshold, False, refused, undecided or None)
+    comparisons, endpoint = [step], endpoint_of(experiment.members)
+    if not endpoint.is_step:
+        values = [_log_values(members, endpoint) for members in (*stored, after)]
+        missing = [] if all(values) else ["it was not measured on every occasion"]
+        estimate = of_occasions(values[:-1], values[-1:]) if all(values) else None
+        reason = "; ".join([*missing, *([undecided] if undecided else [])]) or None
+        comparisons = [Comparison(endpoint.name, estimate, endpoint.threshold, False, refused, reason)]
+    newest = occasions[-1]
+    name = f"{_arm_name(newest, other, occasions)} of {newest.scenario}/{newest.name}"
+    name += f" and {len(occasions) - 1} earlier" if len(occasions) > 1 else ""
+    return _Draft(name, other, before, after, comparisons, cautions=tuple(unlike([*before, *after])))
+
+
+def _arm_name(occasion: Experiment, name: str, occasions: Sequence[Experiment]) -> str:
+    """Return the arm of an occasion that one of that name is set against."""
+    if all(any(is_called(arm, name) for arm in each.arms) for each in occasions):
+        return next(arm for arm in occasion.arms if is_called(arm, name))
+    return occasion.labels[0]
+
+
+def _arm_of(occasion: Experiment, name: str, occasions: Sequence[Experiment]) -> Members:
+    return occasion.arms[_arm_name(occasion, name, occasions)]
+
+
+def _paired(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
+    """Return the runs of two arms that share a block, in the order in which the blocks ran.
+
+    Args:
+        with_unfinished: also runs that did not get to their end.
+    """
+
+    def by_block(members: Members) -> dict[tuple[int, int], Member]:
+        return {_block(member): member for member in members if with_unfinished or member.is_completed}
+
+    mine, theirs = by_block(before), by_block(after)
+    pairs = [(mine[key], theirs[key]) for key in sorted(mine.keys() & theirs.keys())]
+    return sorted(pairs, key=lambda pair: pair[0].manifest.started_at)
+
+
+def _block(member: Member) -> tuple[int, int]:
+    return (-1 if member.manifest.block is None else member.manifest.block, member.manifest.seed)
+
+
+Seconds = dict[str, float]
+"""Mean seconds per step of one run in one block: of the whole ``step``, and of each stage that took any."""
+
+
+def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seconds, Seconds] | None:
+    """Return the seconds per measured step of two arms in one block; None where no step is left.
+
+    A step in which a stage did not run counts as 0, so that stages add up. One of 0 seconds is of unknown time.
+
+    Args:
+        alternated: whether the arms took turns by step: then only the steps that both have count, so that the two means
+            share the machine's slow moments.
+    """
+    kept = [_timed(member) for member in (before, after)]
+    if alternated:
+        steps = [member.table.steps["step"] for member in (before, after)]
+        kept = [
+            own & np.isin(mine, theirs[other])
+            for own, mine, other, theirs in zip(kept, steps, kept[::-1], steps[::-1], strict=True)
+        ]
+    if not all(own.any() for own in kept):
+        return None
+    return _means(before, kept[0]), _means(after, kept[1])
+
+
+def _timed(member: Member) -> np.ndarray:
+    return member.table.is_measured & (member.table.wall_s > 0)
+
+
+def _means(member: Member, kept: np.ndarray) -> Seconds:
+    count = int(kept.sum())
+
+    def mean(seconds: Numbers) -> float:
+        return float(sum(seconds[kept].tolist())) / count
+
+    stages = {stage.value: mean(seconds) for stage, seconds in member.stages_s.items() if not stage.is_wait}
+    return {STEP: mean(member.table.wall_s)} | {stage: seconds for stage, seconds in stages.items() if seconds > 0}
+
+
+def _step_and_stages(blocks: Sequence[tuple[Seconds, Seconds]], threshold: float) -> list[Comparison]:
+    """Set the whole step and each stage of two arms against the other's, in the order of ``Stage``.
+
+    A stage that both ran in every block has a ratio. One that either lacks in some block has none: what it adds to a
+    step is said in units of the baseline's step, with the step's threshold.
+    """
+    comparisons = []
+    for name in (STEP, *(stage.value for stage in Stage)):
+        seconds = [(before.get(name, 0.0), after.get(name, 0.0)) for before, after in blocks]
+        if name == STEP or (seconds and all(mine > 0 and theirs > 0 for mine, theirs in seconds)):
+            limit = threshold if name == STEP else max(threshold, STAGE_THRESHOLD)
+            ratios = of_blocks([log(theirs / mine) for mine, theirs in seconds])
+            comparisons.append(Comparison(name, ratios, limit))
+        elif any(mine or theirs for mine, theirs in seconds):
+            added = [
+                _added(theirs - mine, before[STEP]) for (mine, theirs), (before, _) in zip(seconds, blocks, strict=True)
+            ]
+            comparisons.append(Comparison(name, of_blocks(added), threshold, True))
+    return comparisons
+
+
+def _added(seconds: float, step: float) -> float:
+    """Return log((step + seconds) / step), and for less than 0 the opposite of what as many more would give."""
+    return log1p(seconds / step) if seconds >= 0 else -log1p(-seconds / step)
+
+
+def _log_seconds(members: Members) -> list[float]:
+    """Return the log of the seconds per step of each run that got to its end, in the order in which they ran."""
+    runs = sorted((member for member in members if member.is_completed), key=lambda member: member.manifest.started_at)
+    blocks = [block_seconds(member, member, alternated=False) for member in runs]
+    return [log(block[0][STEP]) for block in blocks if block is not None]
+
+
+def _log_values(members: Members, endpoint: Endpoint) -> list[float]:
+    """Return the log of an endpoint's value of each run that has one, in the order in which they ran."""
+    runs = sorted(members, key=lambda member: member.manifest.started_at)
+    return [log(value) for value in map(endpoint.value, runs) if value is not None and value > 0]
+
+
+def _unequal_work(experiment: Experiment, base: str, other: str) -> list[str]:
+    """Say where an arm may be faster because it generated less, or slower because it generated more."""
+
+    def tokens_per_step(arm: str) -> float | None:
+        totals = [
+            tokens / len(member.table)
+            for member in experiment.arms[arm]
+            if (tokens := member.figures.get("mean/response_tokens")) is not None and len(member.table)
+        ]
+        return fmean(totals) if totals else None
+
+    mine, theirs = tokens_per_step(other), tokens_per_step(base)
+    if mine is None or not theirs or abs(mine / theirs - 1) < UNEQUAL_WORK:
+        return []
+    tokens = f"{other} generated {change(mine / theirs)} tokens per step against {base}"
+    return [f"{tokens}, so they did not do equal work; sampling.pinned_lengths makes them"]
+
+
+def is_same(one: Members, other: Members) -> bool:
+    """Whether two arms have the same settings, all of them known."""
+    mine, theirs = settings_of(one[0]), settings_of(other[0])
+    return bool(mine) and mine == theirs
+
+
+def settings_of(member: Member) -> dict[str, object]:
+    """Return what a run's arm decides of its settings; empty where they were not saved."""
+    return {key: value for key, value in member.settings.items() if key not in EXPERIMENT_SETTINGS}
+
+
+def _point(members: Members) -> dict[str, object]:
+    """The point of a sweep: its arms took turns, and the points ran one after the other."""
+    return {key: value for key, value in members[0].manifest.point.items() if key != "seed"}
+
+
+def _speeds(members: Members) -> list[float]:
+    """Return the mean seconds of the speed probe in each block, in the order in which they ran."""
+    by_block: dict[tuple[str, int | None], list[float]] = {}
+    for member in sorted(members, key=lambda member: member.manifest.started_at):
+        seconds = member.figures.get(f"mean/{SPEED_PROBE}")
+        if seconds is not None:
+            by_block.setdefault((member.manifest.experiment, member.manifest.block), []).append(seconds)
+    return [fmean(seconds) for seconds in by_block.values()]
+
+
+def direction(effect: Effect) -> str:
+    """Return which way an effect goes: ``faster``, ``slower`` (``better``, ``worse`` of rewards), ``same``, or ``cannot
+    tell``."""
+    if effect.verdict is Verdict.EQUIVALENT:
+        return "same"
+    if effect.verdict is not Verdict.DIFFERENT or effect.ratio is None:
+        return "cannot tell"
+    endpoint = ENDPOINTS.get(effect.name)
+    words = ("better", "worse") if endpoint is not None and endpoint.is_difference else ("faster", "slower")
+    return words[effect.ratio > 1]

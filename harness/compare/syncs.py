@@ -1,0 +1,77 @@
+"""The weight syncs of a run's training steps: what each moved, and how long each part of it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.results.frames import Numbers, RunTable
+
+if TYPE_CHECKING:
+    from harness.compare.experiment import Member
+
+PARTS = ("publish", "transfer", "load", "verify")
+MOVING = ("publish", "transfer", "load")
+NO_TRANSPORT = "in_process"
+
+
+@dataclass(frozen=True, slots=True)
+class Syncs:
+    """Weight syncs, one value for each measured training step; shape [steps] each.
+
+    Warm-up and profiled steps are left out; where no other synced, all but the first, whose syncs set up connections.
+
+    Attributes:
+        transport: the scenario's ``transport.type``.
+        num_bytes, num_tensors: of one sync.
+        seconds: by part, ``publish`` and ``verify`` on the Learner, ``transfer``, ``load`` and ``verify`` on a
+            Generator; a part that the transport does not have is missing.
+        whole_s: from publishing to loaded: publish, transfer and load together, without verification.
+        polling_pause_us: of NIXL's progress thread; None with another transport.
+    """
+
+    transport: str
+    num_bytes: float
+    num_tensors: float
+    seconds: dict[str, Numbers]
+    whole_s: Numbers
+    polling_pause_us: int | None
+
+    @property
+    def leaves_the_process(self) -> bool:
+        """Whether the weights went from one process to another."""
+        return self.transport != NO_TRANSPORT
+
+
+def syncs_of(table: RunTable) -> Syncs | None:
+    """Return a run's weight syncs; None where no step after the first one moved any bytes."""
+    moved = table.metrics.get("sync/bytes")
+    if moved is None or not (moved.counts[1:] > 0).any():
+        return None
+    synced = moved.counts > 0
+    synced[0] = False
+    plain = synced & (table.steps["is_warmup"] == 0) & (table.steps["is_profiled"] == 0)
+    rows = plain if plain.any() else synced
+    unknown = np.full(int(rows.sum()), np.nan)
+    columns = {
+        part: table.metrics[name].values[rows] if (name := f"sync/{part}_s") in table.metrics else unknown
+        for part in PARTS
+    }
+    whole_s = columns["publish"] + np.nan_to_num(columns["transfer"]) + columns["load"]
+    pause_us, run = table.run.setting("transport.progress_thread_delay_us"), table.run
+    return Syncs(
+        transport=str(run.setting("transport.type") or NO_TRANSPORT),
+        num_bytes=float(moved.values[rows][-1]),
+        num_tensors=float(table.metrics["sync/tensors"].values[rows][-1]),
+        seconds={part: known for part, seconds in columns.items() if len(known := seconds[~np.isnan(seconds)])},
+        whole_s=whole_s[~np.isnan(whole_s)],
+        polling_pause_us=pause_us if isinstance(pause_us, int) else None,
+    )
+
+
+def sync_seconds(member: Member) -> float | None:
+    """Return the mean seconds of a sync from publishing to loaded; None where none was measured."""
+    syncs = syncs_of(member.table)
+    return float(syncs.whole_s.mean()) if syncs is not None and len(syncs.whole_s) else None
