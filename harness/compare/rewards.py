@@ -86,7 +86,7 @@ def reward_difference(experiment: Experiment, base: Variant, other: Variant) -> 
     pairs = max(1, math.comb(len(finals), 2))
     interval = t_interval([after[seed] - before[seed] for seed in before], 1 - (1 - CONFIDENCE) / pairs)
     assert interval is not None
-    return Difference(interval.point, interval.low, interval.high, len(before), pairs)
+    return Difference(interval.value, interval.low, interval.high, len(before), pairs)
 
 
 @dataclass(frozen=True, slots=True)

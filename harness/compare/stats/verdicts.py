@@ -223,7 +223,7 @@ def _effect(item: Comparison, p_adjusted: float | None, level: float, family: in
 
 def _judged(effect: Effect, interval: Interval, p_adjusted: float, family: int) -> Effect:
     reach = log1p(effect.threshold)
-    shows, large, change = interval.excludes(0), abs(interval.point) >= reach, expm1(interval.point)
+    shows, large, change = interval.excludes(0), abs(interval.value) >= reach, expm1(interval.value)
     if p_adjusted <= LEVEL and large:
         return replace(effect, verdict=Verdict.DIFFERENT)
     if interval.within(reach):

@@ -1,0 +1,583 @@
+"""An experiment as tables of text: arms side by side, where the time went, what came of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from harness.compare.attribution import in_pipeline_order
+from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.experiment import MOST_WITH_SPANS, SIMULATED, Experiment, Member
+from harness.compare.judging import Judgement, direction
+from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
+from harness.compare.run_frame import EXPOSED, NO_STAGE, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
+from harness.compare.stats import STEP, Effect
+from harness.compare.stats.intervals import Interval
+from harness.compare.steadiness import MARK, mark, steadiness_notes, step_ratio
+from harness.compare.syncs import PARTS, Syncs, syncs_of
+from harness.core.trace import Stage
+from harness.core.types import RankStep
+from harness.report.document import Table
+
+NEARLY_ALL = 0.8
+"""Share of the steps in which a stage ran that counts as every step: in an asynchronous run it may end twice in one
+step's window and not in the next."""
+MOST_BESIDE = 4
+"""Arms that stand side by side; of more, each has a row."""
+MOST_ROWS = 10
+"""Arms that have a row in the short table: the fastest and the slowest five."""
+WORTH_A_ROW = 0.005
+"""Share of a step below which a stage is left to the full tables."""
+
+
+def ranged(interval: Interval | None, form: Format, known: int, runs: int) -> str:
+    """Write a mean with the lowest and highest value: ``0.612 [0.580, 0.640]``; ``(2 of 3)`` where not every run has
+    it."""
+    if interval is None:
+        return NOTHING
+    mean, low, high = form(interval.value), form(interval.low), form(interval.high)
+    text = mean if low == high else f"{mean} [{low}, {high}]"
+    return text + (f" ({known} of {runs})" if known < runs else "")
+
+
+def cell(experiment: Experiment, arm: str, figure: str, form: Format) -> str:
+    """Write a figure of an arm over its runs; see ``ranged``."""
+    values = experiment.values(arm, figure)
+    return ranged(experiment.range(arm, figure), form, len(values), len(experiment.arms[arm]))
+
+
+def _mean(experiment: Experiment, arm: str, figure: str, form: Format) -> str:
+    value = experiment.mean(arm, figure)
+    return NOTHING if value is None else form(value)
+
+
+# ---- the short table
+
+
+def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Table:
+    """Return the arms side by side, or of more than ``MOST_BESIDE`` a row for each: a screen of 80 columns."""
+    arms = list(experiment.arms)
+    if len(arms) == 1:
+        return _one_arm(experiment)
+    if len(arms) > MOST_BESIDE:
+        return _one_row_each(experiment, judged)
+    beside = {item.other: item for item in judged}
+    pair = beside.get(arms[1]) if len(arms) == 2 else None
+    rows = [_time_row(experiment, arms, "whole step", "step_s", beside, STEP)]
+    rows += [
+        _time_row(experiment, arms, stage.value, TIMING + stage, beside, stage.value)
+        for stage in main_stages(experiment)
+    ]
+    others: tuple[tuple[str, str, Format], ...] = (
+        ("tokens per second", "tokens_per_s", number),
+        ("validation reward", "reward_last", reward),
+        ("response, tokens", "length_last", number),
+    )
+    for label, figure, form in others:
+        if experiment.has(figure):
+            cells = [_mean(experiment, arm, figure, form) for arm in arms]
+            rows.append((label, *cells, *([""] * 3 if pair is not None else [])))
+    header = ("seconds per step", *arms, *(("ratio", "95% interval", "") if pair is not None else ()))
+    width = max(len(row) for row in rows)
+    return Table("", header, tuple((*row, *[""] * (width - len(row))) for row in rows), tuple(_stable(experiment)))
+
+
+def _stable(experiment: Experiment) -> list[str]:
+    return [f"{MARK} {note}" for note in steadiness_notes(experiment, list(experiment.arms))]
+
+
+def _time_row(
+    experiment: Experiment, arms: Sequence[str], label: str, figure: str, beside: dict[str, Judgement], effect: str
+) -> tuple[str, ...]:
+    """Seconds of each arm; of two arms with ratio, interval and verdict, of more with the change against the first."""
+    seconds = [_mean(experiment, arm, figure, number) for arm in arms]
+    if figure == "step_s":
+        seconds = [text + mark(experiment, arm) for text, arm in zip(seconds, arms, strict=True)]
+    effects = [
+        next((each for each in beside[arm].effects if each.name == effect), None) if arm in beside else None
+        for arm in arms
+    ]
+    if len(arms) == 2:
+        return (label, *seconds, *_ratio_cells(effects[1]))
+    changes = [
+        ""
+        if each is None or each.ratio is None or each.of_step or seconds[place] == NOTHING
+        else f" {change(each.ratio)}"
+        for place, each in enumerate(effects)
+    ]
+    return (label, *(f"{text}{more}" for text, more in zip(seconds, changes, strict=True)))
+
+
+def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
+    if effect is None or effect.ratio is None:
+        return "", "", ""
+    if effect.of_step:
+        added = max(effect.ratio, 1 / effect.ratio) - 1
+        return f"{'+' if effect.ratio > 1 else '-'}{added:.1%}", "of a step", ""
+    ends = "" if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
+    return f"{effect.ratio:.3f}", ends, direction(effect) if ends else ""
+
+
+def _one_arm(experiment: Experiment) -> Table:
+    (arm,) = experiment.arms
+    rows = [
+        (stage.value, cell(experiment, arm, TIMING + stage, number), _share(experiment, arm, stage))
+        for stage in main_stages(experiment)
+    ]
+    rows.append(("whole step", cell(experiment, arm, "step_s", number) + mark(experiment, arm), percent(1.0)))
+    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), tuple(_stable(experiment)))
+
+
+def _one_row_each(experiment: Experiment, judged: Sequence[Judgement]) -> Table:
+    """A row for each arm, the fastest first; of many arms the fastest and the slowest five."""
+    base, beside = experiment.labels[0], {item.other: item.primary for item in judged}
+    arms = sorted(experiment.arms, key=lambda arm: experiment.mean(arm, "step_s") or float("inf"))
+    left = len(arms) - MOST_ROWS
+    shown = arms if left <= 0 else [*arms[: MOST_ROWS // 2], *arms[-(MOST_ROWS // 2) :]]
+    rows = []
+    for arm in shown:
+        ratio, effect = None if arm == base else step_ratio(experiment, base, arm), beside.get(arm)
+        ends = None if effect is None else endpoint_of_effect(effect).ends(effect)
+        rows.append(
+            (
+                arm,
+                _mean(experiment, arm, "step_s", number) + mark(experiment, arm),
+                "baseline" if arm == base else change(ratio),
+                ends or "",
+                _mean(experiment, arm, "reward_last", reward),
+                _mean(experiment, arm, "length_last", number),
+            )
+        )
+    notes = _stable(experiment)
+    if left > 0:
+        notes.insert(0, f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms; {left} are left out.")
+    header = ("arm", "s per step", f"against {base}", "95% interval", "reward", "tokens")
+    return Table("", header, tuple(rows), tuple(notes))
+
+
+def main_stages(experiment: Experiment) -> list[Stage]:
+    """Return the stages that take ``WORTH_A_ROW`` of a step in some arm, in order."""
+    return [
+        stage
+        for stage in Stage
+        if not stage.is_wait and any(share_of(experiment, arm, stage) >= WORTH_A_ROW for arm in experiment.arms)
+    ]
+
+
+def share_of(experiment: Experiment, arm: str, stage: Stage) -> float:
+    """Return a stage's share of a step as a mean over the arm's runs; 0 where it did not run."""
+    shares = [
+        member.figures.get(TIMING + stage, 0.0) / member.figures["step_s"]
+        for member in experiment.arms[arm]
+        if member.figures.get("step_s")
+    ]
+    return fmean(shares) if shares else 0.0
+
+
+def _share(experiment: Experiment, arm: str, stage: Stage) -> str:
+    return percent(share_of(experiment, arm, stage))
+
+
+# ---- time
+
+
+def stage_table(experiment: Experiment) -> Table:
+    """Return seconds per training step and share of it of each stage, one column for each arm."""
+    arms, rows = list(experiment.arms), []
+    for stage in Stage:
+        ran = [(member.figures.get(RAN + stage, 0), member.figures["measured_steps"]) for member in experiment.members]
+        if not stage.is_wait and any(steps for steps, _ in ran):
+            cells = [
+                f"{cell(experiment, arm, TIMING + stage, number)} {_share(experiment, arm, stage):>6}" for arm in arms
+            ]
+            rows.append((stage.value + _not_in_every_step(ran), *cells))
+    rows.append(("all stages", *(cell(experiment, arm, "stages_s", number) for arm in arms)))
+    rows.append(("whole step", *(cell(experiment, arm, "step_s", number) + mark(experiment, arm) for arm in arms)))
+    rows.append(("median of single steps, p10 to p90", *(_single_steps(experiment, arm) for arm in arms)))
+    notes = [f"Means over {window_words(experiment.members)}, evaluations included."]
+    if any(member.figures["stages_s"] > 1.005 * (member.figures.get("step_s") or 1e9) for member in experiment.members):
+        notes.append("Processes ran at the same time, so their stages add up to more than the step.")
+    title = "Seconds per training step, and share of it"
+    return Table(
+        title, ("stage", *arms), tuple(rows), (*notes, *_stable(experiment), *seed_note(experiment)), key="stages"
+    )
+
+
+def _not_in_every_step(ran: Iterable[tuple[int, int]]) -> str:
+    counts = {(steps, total) for steps, total in ran if steps}
+    if all(steps >= NEARLY_ALL * total for steps, total in counts):
+        return ""
+    (steps, total), *others = counts
+    return " (not in every step)" if others else f" ({steps} of {total} steps)"
+
+
+def _single_steps(experiment: Experiment, arm: str) -> str:
+    low, middle, high = (experiment.mean(arm, name) for name in ("step_s_p10", "median_step_s", "step_s_p90"))
+    if low is None or middle is None or high is None:
+        return NOTHING
+    return f"{number(middle)}, {number(low)} to {number(high)}"
+
+
+def critical_path_table(experiment: Experiment) -> Table | None:
+    """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
+    names = [*(stage.value for stage in Stage if not stage.is_wait), NO_STAGE]
+    shown = [name for name in names if experiment.has(EXPOSED + name)]
+    if not shown:
+        return None
+    arms = [arm for arm in experiment.arms if any(experiment.values(arm, EXPOSED + name) for name in shown)]
+    rows = [
+        (
+            "unattributed" if name == NO_STAGE else name,
+            *(text for arm in arms for text in _busy_and_critical(experiment, arm, name)),
+        )
+        for name in shown
+    ]
+    header = ("stage", *(f"{arm}, {what}" for arm in arms for what in ("busy", "critical path", "of a step")))
+    note = (
+        "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
+        "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
+    )
+    notes = (note, *spans_note(experiment), *seed_note(experiment))
+    return Table(
+        "Seconds per training step, busy and on the critical path", header, tuple(rows), notes, key="critical_path"
+    )
+
+
+def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> tuple[str, str, str]:
+    kept = [member for member in experiment.arms[arm] if member.times is not None]
+    busy = [member.figures[TIMING + name] for member in kept if TIMING + name in member.figures]
+    shares = [
+        member.figures.get(EXPOSED + name, 0.0) / member.figures["step_s"]
+        for member in kept
+        if member.figures.get("step_s")
+    ]
+    critical = cell(experiment, arm, EXPOSED + name, number)
+    return number(fmean(busy)) if busy else NOTHING, critical, percent(fmean(shares)) if shares else NOTHING
+
+
+def process_table(experiment: Experiment) -> Table:
+    """Return how the wall-clock of each process divides into stages, waits and unattributed time."""
+    rows = []
+    for arm, members in experiment.arms.items():
+        known = [member.times.lanes for member in members if member.times is not None]
+        for lane in in_pipeline_order({lane for lanes in known for lane in lanes}):
+            accounts = [lanes[lane] for lanes in known if lane in lanes]
+            busy, waiting, rest = (
+                fmean(account.share(ns) for account, ns in zip(accounts, parts, strict=True))
+                for parts in zip(*((a.busy_ns, a.waiting_ns, a.unattributed_ns) for a in accounts), strict=True)
+            )
+            seconds = number(fmean(account.wall_ns / 1e9 for account in accounts))
+            rows.append((arm, lane, seconds, percent(busy), percent(waiting), f"{100 * rest:.2f}%"))
+    notes = ("No spans were kept with these runs.",) if not rows else spans_note(experiment)
+    title = f"Processes: {window_words(experiment.members)}"
+    header = ("arm", "process", "seconds", "busy", "waiting", "unattributed")
+    return Table(title, header, tuple(rows), notes, 2, key="processes")
+
+
+_RANK_SECONDS = ("computing_s", "runnable_s", "blocked_s", "late_s")
+
+
+def rank_table(experiment: Experiment) -> Table | None:
+    """Return what each rank of a Learner had to do in a training step, and how long it computed and waited; None where
+    every Learner is one process."""
+    rows = []
+    for arm, members in experiment.arms.items():
+        steps = rank_steps(members)
+        for rank in range(max(map(len, steps), default=0)):
+            own = [of_ranks[rank] for of_ranks in steps if rank < len(of_ranks)]
+            seconds = [[getattr(step, name) for step in own] for name in _RANK_SECONDS]
+            cells = ["" if None in column else number(fmean(column)) for column in seconds]
+            computing_s = sum(step.computing_s or 0.0 for step in own)
+            speed = computing_s * 1e6 / max(1, sum(step.tokens for step in own))
+            tokens = number(fmean(step.tokens for step in own))
+            rows.append((arm, str(rank), tokens, cells[0], number(speed) if cells[0] else "", *cells[1:]))
+    header = ("arm", "rank", "tokens", "computing, s", "us a token", "no CPU, s", "in collectives, s", "late, s")
+    notes = ("A cell is empty where it cannot be measured: on a GPU, and where the system does not say.",)
+    title = "Ranks of the Learner: means of a training step, after all were there"
+    return Table(title, header, tuple(rows), notes, 2, key="ranks") if rows else None
+
+
+def rank_steps(members: Sequence[Member]) -> list[tuple[RankStep, ...]]:
+    """Return what each rank did in each measured step of the runs; empty where the Learner is one process."""
+    return [
+        of_ranks
+        for member in members
+        for of_ranks, is_measured in zip(member.table.ranks, member.table.is_measured, strict=True)
+        if of_ranks and is_measured
+    ]
+
+
+def window_words(members: Sequence[Member]) -> str:
+    """Name the measured window: which training steps of how many, and what was left out of them."""
+    figures = [member.figures for member in members]
+    windows = {
+        (each["first_measured"], each["last_measured"], each["steps"]) for each in figures if "first_measured" in each
+    }
+    if len(windows) == 1:
+        ((first, last, total),) = windows
+        steps = f"steps {first} to {last} of {total}" if last > first else f"step {first} of {total}"
+    else:
+        steps = f"{_range([each['measured_steps'] for each in figures], 'step')} of each run"
+    left_out = {
+        "warm-up": [each["warmup_steps"] for each in figures],
+        "profiled": [each["profiled_steps"] for each in figures],
+    }
+    parts = [_range(counts, f"{why} step") for why, counts in left_out.items() if any(counts)]
+    if not any(each["steps"] > each["measured_steps"] for each in figures):
+        return f"{steps}{', all of them warm-up or profiled' if parts else ''}"
+    return f"{steps} ({' and '.join(parts)} left out)"
+
+
+def _range(counts: Sequence[int], noun: str) -> str:
+    """Write ``1 step``, ``60 steps`` or ``23 to 60 steps``."""
+    low, high = min(counts), max(counts)
+    return plural(high, noun) if low == high else f"{low} to {plural(high, noun)}"
+
+
+def seed_note(experiment: Experiment) -> tuple[str, ...]:
+    """Explain the brackets where an arm has several runs."""
+    most = max(map(len, experiment.arms.values()))
+    return (f"Mean [lowest, highest] over {most} runs.",) if most > 1 else ()
+
+
+def spans_note(experiment: Experiment) -> tuple[str, ...]:
+    """Say of how many runs the numbers are that need spans, where some runs have none or theirs were not read."""
+    known, runs = sum(member.times is not None for member in experiment.members), len(experiment.members)
+    if not 0 < known < runs:
+        return ()
+    which = "that kept their spans" if runs <= MOST_WITH_SPANS else "whose spans were read; --all reads them all"
+    return (f"Of the {known} of {runs} runs {which}.",)
+
+
+# ---- learning
+
+
+def outcome_table(experiment: Experiment) -> Table:
+    """Return reward, length, cost and health of each arm, one column each; rows that no run has are left out."""
+    arms = list(experiment.arms)
+    status = ("status", *(_statuses(experiment.arms[arm]) for arm in arms))
+    notes = [*seed_note(experiment), *spans_note(experiment)]
+    prompts = [
+        each.figures["prompts"]
+        for each in experiment.members
+        if "prompts" in each.figures and not each.figures["is_imported"]
+    ]
+    if prompts:
+        error = 0.5 / min(prompts) ** 0.5  # the largest standard error of a mean of values in [0, 1]
+        what = f"Validation rewards are means over {min(prompts)} prompts"
+        notes.insert(0, f"{what}: a standard error of up to {error:.3f} where rewards lie between 0 and 1.")
+    rows = (status, *figure_rows(experiment, OUTCOME, arms))
+    return Table("Outcome", ("", *arms), rows, tuple(notes), key="outcome")
+
+
+def figure_rows(experiment: Experiment, figures: Sequence[Figure], arms: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return a row for each figure that is shown and that some run has: its label and a cell for each arm."""
+    return [
+        (figure.label, *(cell(experiment, arm, figure.key, figure.form) for arm in arms))
+        for figure in figures
+        if figure.in_table and any(experiment.values(arm, figure.key) for arm in arms)
+    ]
+
+
+def off_policy_table(experiment: Experiment) -> Table | None:
+    """Return lag and dropping, one column for each arm; None where every run is on-policy."""
+    arms = list(experiment.arms)
+    if not any(member.figures["is_off_policy"] for member in experiment.members):
+        return None
+    notes = (
+        "A rollout's lag is the policy version of the training step minus that of its oldest token.",
+        "Never trained on: left over at the end, or pushed out of the replay buffer unused; dropped ones apart.",
+        *spans_note(experiment),
+    )
+    return Table("Off-policy", ("", *arms), tuple(figure_rows(experiment, OFF_POLICY, arms)), notes, key="off_policy")
+
+
+_REPLAY_SETTINGS = {
+    "capacity": "capacity, groups",
+    "sampling": "sampling",
+    "max_age": "oldest age allowed, versions",
+    "max_uses": "most uses allowed",
+}
+
+
+def replay_table(experiment: Experiment) -> Table | None:
+    """Return settings, uses, ages and ends of the replay buffer, one column for each arm that has one; else None."""
+    arms = [arm for arm, members in experiment.arms.items() if any(each.figures["replay_capacity"] for each in members)]
+    if not arms:
+        return None
+    replay = [experiment.arms[arm][0].settings.get("replay") or {} for arm in arms]
+    settings = [
+        (label, *(NOTHING if each.get(name) is None else str(each[name]) for each in replay))
+        for name, label in _REPLAY_SETTINGS.items()
+        if any(each.get(name) is not None for each in replay)
+    ]
+    rows = (*settings, *figure_rows(experiment, REPLAY, arms))
+    return Table("Replay buffer", ("", *arms), rows, seed_note(experiment), key="replay")
+
+
+def status_of(member: Member) -> str:
+    """Return how a run ended: ``completed``, ``interrupted at step 23 of 60``."""
+    if member.is_completed and member.figures["divergence"] is None:
+        return member.run.status
+    planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
+    if member.figures["divergence"] is not None and not member.is_completed:  # which for an experiment is no failure
+        return f"diverged at step {member.figures['divergence'].step}{planned}"
+    return member.run.status if member.is_completed else f"{member.run.status} at step {member.steps}{planned}"
+
+
+def _statuses(members: Sequence[Member]) -> str:
+    """Return what all runs share, or how many there are of each: ``3 completed, 1 failed``."""
+    every = [status_of(member) for member in members]
+    each = list(dict.fromkeys(every))
+    return each[0] if len(each) == 1 else ", ".join(f"{every.count(status)} {status}" for status in each)
+
+
+# ---- weight syncs
+
+
+def sync_table(experiment: Experiment) -> Table | None:
+    """Return what a weight sync moved and took, one column for each arm; None where none left the process."""
+    syncs = {arm: arm_syncs(members) for arm, members in experiment.arms.items()}
+    arms = [arm for arm in syncs if syncs[arm]]
+    if not arms:
+        return None
+
+    def row(name: str, write: Callable[[list[Syncs]], str]) -> tuple[str, ...]:
+        return (name, *(write(syncs[arm]) for arm in arms))
+
+    rows = [
+        row("transport", lambda own: own[0].transport),
+        row("MB", lambda own: number(own[0].num_bytes / 1e6)),
+        row("tensors", lambda own: count(own[0].num_tensors)),
+        *(row(f"{part}, ms", lambda own, part=part: _milliseconds(pooled(own, part))) for part in PARTS[:3]),  # type: ignore[misc]
+        row("publish to loaded, ms", lambda own: _milliseconds(pooled(own, "whole"))),
+        row("GB/s", _bandwidth),
+        row("verify, ms", lambda own: _milliseconds(pooled(own, "verify"))),
+    ]
+    steps = sorted({len(pooled(syncs[arm], "whole")) for arm in arms})
+    many = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    notes = (
+        f"Means [10th percentile, median, 90th percentile] over {many} measured training steps.",
+        "The bytes are those of one copy of the weights, the times those of one Generator; GB/s are the bytes over the "
+        "mean from publish to loaded, without verification.",
+    )
+    shown = tuple(each for each in rows if any(text != NOTHING for text in each[1:]))
+    return Table("Weight syncs", ("", *arms), shown, notes, key="syncs")
+
+
+def arm_syncs(members: Sequence[Member]) -> list[Syncs]:
+    """Return the syncs of an arm's runs, where weights left the process."""
+    return [syncs for each in members if (syncs := syncs_of(each.table)) is not None and syncs.leaves_the_process]
+
+
+def pooled(syncs: Sequence[Syncs], part: str) -> np.ndarray:
+    """Return the seconds of one part, or of the ``whole``, over all steps of all runs."""
+    parts = [each.whole_s if part == "whole" else each.seconds.get(part, np.empty(0)) for each in syncs]
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _milliseconds(seconds: np.ndarray) -> str:
+    if not len(seconds):
+        return NOTHING
+    mean, low, middle, high = map(number, 1e3 * np.array([seconds.mean(), *np.percentile(seconds, (10, 50, 90))]))
+    return f"{mean} [{low}, {middle}, {high}]"
+
+
+def _bandwidth(syncs: list[Syncs]) -> str:
+    whole_s = pooled(syncs, "whole")
+    return number(syncs[0].num_bytes / whole_s.mean() / 1e9) if whole_s.sum() > 0 else NOTHING
+
+
+# ---- verdicts
+
+
+_HOW = {True: "the arms took turns by step", False: "the arms ran one after the other", None: "not interleaved"}
+
+
+def verdict_table(judgement: Judgement) -> Table:
+    """Return what decides, the whole step and each stage of one arm against the baseline."""
+    primary, effects = judgement.primary, judgement.effects
+    limits = dict.fromkeys(effect.threshold for effect in effects)
+    notes = [
+        "Faster or slower: p, corrected for all comparisons of the experiment, is at most 0.05, and the change reaches "
+        f"the threshold ({', '.join(f'{100 * limit:.3g}%' for limit in limits)}). Same: the whole interval lies inside.",
+        "Smallest: the change that so many blocks show in 80% of cases, after all corrections.",
+    ]
+    if primary.correlation is not None:
+        notes.append(
+            f"Intervals are {primary.widening:.2f} times as wide as those of independent blocks: blocks may drift."
+        )
+    if any(effect.of_step for effect in effects):
+        notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
+    if judgement.noise_floor is not None and judgement.noise_floor.ratio is not None:
+        floor = endpoint_of_effect(judgement.noise_floor)
+        itself = floor.change(judgement.noise_floor.ratio)
+        notes.append(f"The baseline against itself: {itself}, {floor.ends(judgement.noise_floor)}.")
+    title = f"{judgement.other} against {judgement.base}, {primary.blocks} blocks ({_HOW[judgement.alternated]})"
+    header = ("time", "ratio", "95% interval", "p", "smallest", "")
+    rows = tuple(_effect_row(effect, primary.blocks) for effect in effects)
+    return Table(title, header, rows, tuple(notes), key=f"verdict_{judgement.other}")
+
+
+def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
+    p, endpoint = effect.p_adjusted, endpoint_of_effect(effect)
+    ratio = NOTHING if effect.ratio is None else f"{effect.ratio:.3f}"
+    ends = NOTHING if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
+    if endpoint.is_difference and effect.ratio is not None:
+        ratio, ends = endpoint.change(effect.ratio), endpoint.ends(effect) or NOTHING
+    return (
+        effect.label if effect.blocks == blocks else f"{effect.label} ({effect.blocks} blocks)",
+        ratio,
+        ends,
+        NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
+        NOTHING if effect.minimum_effect is None else f"{100 * effect.minimum_effect:.3g}%",
+        direction(effect),
+    )
+
+
+def overview_table(experiments: Sequence[Experiment], letters: Sequence[str], legend: Sequence[str]) -> Table:
+    """Return one line for each experiment, with the status where not all runs are complete; ranges are over its runs.
+
+    Args:
+        letters: of each experiment, which kinds of machine its runs come from; empty where there is one kind.
+        legend: what sets them apart.
+    """
+    is_odd = any(not member.is_completed for experiment in experiments for member in experiment.members)
+    header = ("scenario", "experiment", *(("in",) if letters else ()), "runs", *(("status",) if is_odd else ()))
+    rows = []
+    for place, experiment in enumerate(experiments):
+        marks = "".join(sorted({mark(experiment, arm) for arm in experiment.arms}))
+        rows.append(
+            (
+                *(experiment.title, experiment.name, *letters[place : place + 1], str(len(experiment.members))),
+                *((_statuses(experiment.members),) if is_odd else ()),
+                _over_runs(experiment, "steps", count),
+                _over_runs(experiment, "step_s", number) + marks,
+                _over_runs(experiment, "reward_last", reward),
+            )
+        )
+    notes = [
+        *legend,
+        *(
+            [f"{MARK} Step time still drifting after warm-up."]
+            if any(MARK in cell for row in rows for cell in row)
+            else []
+        ),
+    ]
+    header = (*header, "steps", "s per step", "last reward")
+    return Table("Experiments, oldest first", header, tuple(rows), tuple(notes), 3 if letters else 2)
+
+
+def _over_runs(experiment: Experiment, figure: str, form: Format) -> str:
+    values = [value for arm in experiment.arms for value in experiment.values(arm, figure)]
+    if not values:
+        return NOTHING
+    low, high = form(min(values)), form(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def marked(table: Table, experiment: Experiment) -> str:
+    """Return a table's title, which says so where runs of its experiment were simulated."""
+    return table.title + (SIMULATED if experiment.simulated else "")
