@@ -44,6 +44,27 @@ class Figure:
     in_table: bool = True
 
 
+OF_METRICS = {
+    "length_train": "response_length",
+    "clip_fraction": "clip_fraction",
+    "engine_mismatch_max": "engine_mismatch/max",
+    "failed_groups": "score/failed_groups",
+    "processed_tokens_per_s": "perf/processed_tokens_per_s",
+    "lag_mean": "off_policy/mean",
+    "lag_max": "off_policy/max",
+    "lag_token_mean": "off_policy/token_mean",
+    "replay_size": "replay/size",
+    "replay_uses_max": "replay/uses_max",
+    "replay_age": "replay/age_mean",
+    "replay_age_max": "replay/age_max",
+    "replay_evicted_full": "replay/evicted_full",
+    "replay_evicted_age": "replay/evicted_age",
+    "replay_evicted_uses": "replay/evicted_uses",
+    "replay_unused": "replay/evicted_unused",
+}
+"""Figures that are a metric combined over all steps."""
+
+
 def figures_of(table: RunTable, times: SpanTimes | None = None) -> dict[str, Any]:
     """Return the figures of a run.
 
@@ -53,6 +74,7 @@ def figures_of(table: RunTable, times: SpanTimes | None = None) -> dict[str, Any
     diverged = divergence(table)
     figures = _identity(table) | _seconds(table, times) | _rewards(table, diverged is not None)
     figures |= {f"mean/{name}": column.combined for name, column in table.metrics.items()}
+    figures |= {key: figures.get(f"mean/{name}") for key, name in OF_METRICS.items()}
     figures |= _learning(table) | _ledger(table.run.ledger) | _memory(table)
     return figures | {"divergence": diverged, "signal": signal(table)}
 
@@ -251,22 +273,22 @@ OUTCOME = (
     Figure("seconds_to_target", "seconds to the reward target", number),
     Figure("target_step", "  at step", count),
     Figure("reward_train", "training reward, last tenth of the steps", reward),
-    Figure("mean/response_length", "response length in training, tokens", number),
-    Figure("mean/clip_fraction", "clip fraction, mean", number),
+    Figure("length_train", "response length in training, tokens", number),
+    Figure("clip_fraction", "clip fraction, mean", number),
     Figure("grad_norm", "gradient norm, median", number),
     Figure("grad_norm_p95", "gradient norm, 95th percentile", number),
     Figure("scaled_down", "steps with a gradient scaled down", percent),
     *_kl_figures(),
     *(Figure(f"idle_{kind}", f"idle, {kind.capitalize()}", percent) for kind in ("generator", "scorer", "learner")),
-    Figure("mean/engine_mismatch/max", "engine mismatch, largest log-prob gap", number),
-    Figure("mean/score/failed_groups", "groups without a reward", count),
+    Figure("engine_mismatch_max", "engine mismatch, largest log-prob gap", number),
+    Figure("failed_groups", "groups without a reward", count),
     Figure("replaced", "parts replaced", count),
     Figure("step_s", "seconds per step", number, in_table=False),
     Figure("median_step_s", "median of single steps, seconds", number, in_table=False),
     Figure("steps", "training steps", count),
     Figure("optimizer_steps", "optimizer steps", count),
     Figure("tokens_per_s", "generated tokens per second", number),
-    Figure("mean/perf/processed_tokens_per_s", "tokens per second, prompts included", number),
+    Figure("processed_tokens_per_s", "tokens per second, prompts included", number),
     Figure("startup_s", "start-up, seconds", number),
     Figure("loop_s", "loop, seconds", number),
     *(
@@ -276,9 +298,9 @@ OUTCOME = (
     ),
 )
 OFF_POLICY = (
-    Figure("mean/off_policy/mean", "lag, mean, versions", number),
-    Figure("mean/off_policy/max", "lag, highest, versions", count),
-    Figure("mean/off_policy/token_mean", "lag of a token, mean, versions", number),
+    Figure("lag_mean", "lag, mean, versions", number),
+    Figure("lag_max", "lag, highest, versions", count),
+    Figure("lag_token_mean", "lag of a token, mean, versions", number),
     Figure("held_back_s", "held back by the lag bound, seconds", number),
     Figure("dropped_share", "dropped, share of generated rollouts", percent),
     Figure("generated_length", "length of a generated rollout, tokens", number),
@@ -287,14 +309,14 @@ OFF_POLICY = (
     Figure("unused_share", "never trained on, share of generated rollouts", percent),
 )
 REPLAY = (
-    Figure("mean/replay/size", "groups held, mean", number),
+    Figure("replay_size", "groups held, mean", number),
     Figure("replay_drawn", "groups drawn for a step, mean", number),
     Figure("replay_uses", "uses of a group that was drawn, mean", number),
-    Figure("mean/replay/uses_max", "uses of a group, highest", count),
-    Figure("mean/replay/age_mean", "age of a group when drawn, mean, versions", number),
-    Figure("mean/replay/age_max", "age of a group when drawn, highest, versions", count),
-    Figure("mean/replay/evicted_full", "groups that made room for newer ones", count),
-    Figure("mean/replay/evicted_age", "groups that became too old", count),
-    Figure("mean/replay/evicted_uses", "groups that were used up", count),
-    Figure("mean/replay/evicted_unused", "groups that left and were never drawn", count),
+    Figure("replay_uses_max", "uses of a group, highest", count),
+    Figure("replay_age", "age of a group when drawn, mean, versions", number),
+    Figure("replay_age_max", "age of a group when drawn, highest, versions", count),
+    Figure("replay_evicted_full", "groups that made room for newer ones", count),
+    Figure("replay_evicted_age", "groups that became too old", count),
+    Figure("replay_evicted_uses", "groups that were used up", count),
+    Figure("replay_unused", "groups that left and were never drawn", count),
 )

@@ -502,7 +502,7 @@ def verdict_table(judgement: Judgement) -> Table:
     limits = dict.fromkeys(effect.threshold for effect in effects)
     notes = [
         "Faster or slower: p, corrected for all comparisons of the experiment, is at most 0.05, and the change reaches "
-        f"the threshold ({', '.join(f'{100 * limit:.3g}%' for limit in limits)}). Same: the whole interval lies inside.",
+        f"the threshold ({', '.join(f'{100 * limit:.3g}%' for limit in limits)}). Same: the whole interval is inside.",
         "Smallest: the change that so many blocks show in 80% of cases, after all corrections.",
     ]
     if primary.correlation is not None:

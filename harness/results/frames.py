@@ -23,7 +23,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.results.reader import DamagedRun, Run, find_run_folders, load_run
-from harness.results.rows import StoredMetrics
+from harness.results.rows import StoredMetrics, VersionChange
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,6 +120,7 @@ class RunTable:
         lags: of each training step, how many of the rollouts trained on were how many versions behind.
         optimizer_steps: of each training step, the values of its optimizer steps by metric; empty where it made one.
         ranks: of each training step, what each rank of the Learner did; empty where it is one process.
+        version_changes: when which lane took which policy version, in order.
     """
 
     run: Run
@@ -130,6 +131,7 @@ class RunTable:
     lags: tuple[Mapping[int, int], ...]
     optimizer_steps: tuple[Mapping[str, tuple[float, ...]], ...]
     ranks: tuple[tuple[RankStep, ...], ...]
+    version_changes: tuple[VersionChange, ...]
 
     def __len__(self) -> int:
         return len(self.steps["step"])
@@ -219,6 +221,7 @@ def table_of(run: Run, with_metrics: bool = True) -> RunTable:
         lags=tuple(row.lags for row in rows),
         optimizer_steps=tuple(row.optimizer_step_metrics for row in rows),
         ranks=tuple(row.ranks for row in rows),
+        version_changes=tuple(run.version_changes),
     )
 
 

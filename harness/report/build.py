@@ -1,0 +1,189 @@
+"""From an experiment to its document: which sections there are, and what stands in each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.endpoint import effect_in_words
+from harness.compare.experiment import Experiment
+from harness.compare.judging import Judgement
+from harness.compare.numbers import change, number, plural
+from harness.compare.provenance import origin
+from harness.compare.remarks import Said, bottleneck_command, remarks
+from harness.compare.run_frame import TIMING
+from harness.compare.steadiness import step_ratio
+from harness.compare.sync import sync_points
+from harness.core.installation import as_typed
+from harness.core.trace import Stage
+from harness.report import experiment_charts as drawings
+from harness.report import tables
+from harness.report.document import Chart, Command, Document, Item, Remark, Rollouts, Section, Table
+from harness.report.machine import machine_section, provenance_section
+from harness.report.transports import sweep_tables
+from harness.results import RolloutRow
+
+MOST_ANSWERS = 3
+"""Arms that the answer speaks of."""
+MOST_DIFFERENCES = 3
+MOST_CAUTIONS = 2
+"""Of the short form."""
+MOST_PAIRS = 3
+"""Example rollouts of one arm."""
+WORTH_SAYING = 0.001
+"""Share of a step below which the difference of a stage is not said."""
+
+
+def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
+    """Return what an experiment says."""
+    said = remarks(experiment, judged)
+    points = sync_points([row for member in experiment.members for row in member.run.syncs])
+    answer = [item for item in said if item.section == "answer"]
+    short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
+    short += [*_differences(experiment, judged), *_of(said, "bottleneck"), *_next(experiment, said)]
+    sections = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
+    sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+    sections += [machine_section(experiment), provenance_section(experiment)]
+    description = experiment.members[0].settings.get("description")
+    return Document(
+        title=f"{experiment.title} / {experiment.name}",
+        origin=origin(experiment),
+        description=description if isinstance(description, str) else None,
+        answer=tuple(answer[:MOST_ANSWERS]),
+        sections=tuple(section for section in sections if section is not None and section.items),
+    )
+
+
+def _of(said: Sequence[Said], *sections: str) -> list[Remark]:
+    return [item for item in said if item.section in sections and item.kind != "caution"]
+
+
+def _cautions(said: Sequence[Said]) -> list[Remark]:
+    cautions = [Remark(item.key, item.text, "caution") for item in said if item.kind == "caution"]
+    left = len(cautions) - MOST_CAUTIONS
+    more = [Remark("more", f"{plural(left, 'more caution')}: --full.", "caution")] if left > 0 else []
+    return [*cautions[:MOST_CAUTIONS], *more]
+
+
+def _differences(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]:
+    """Name the stages in which two arms differ most, in seconds of a step."""
+    if len(experiment.arms) != 2:
+        return []
+    base, other = experiment.arms
+    step = experiment.mean(base, "step_s")
+    if not step:
+        return []
+    seconds = {
+        stage: (experiment.mean(base, TIMING + stage) or 0.0, experiment.mean(other, TIMING + stage) or 0.0)
+        for stage in Stage
+        if not stage.is_wait
+    }
+    largest = sorted(seconds, key=lambda stage: -abs(seconds[stage][1] - seconds[stage][0]))[:MOST_DIFFERENCES]
+    parts = [
+        f"{stage.value} {number(before)} -> {number(after)} s{f' ({change(after / before)})' if before else ''}"
+        for stage in largest
+        for before, after in [seconds[stage]]
+        if abs(after - before) >= WORTH_SAYING * step
+    ]
+    return [Remark("differences", f"Largest differences: {', '.join(parts)}.", "finding")] if parts else []
+
+
+def _next(experiment: Experiment, said: Sequence[Said]) -> list[Item]:
+    """Say what to type next: for a verdict where there is none, else what a smaller bottleneck would bring."""
+    if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) < 2:
+        return [Command(as_typed("for error bars: python -m harness bench A B --blocks 10"))]
+    command = bottleneck_command(experiment)
+    return [Command(command)] if command else []
+
+
+def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Said]) -> list[Section | None]:
+    known = [item for item in judged if item.primary.blocks > 1]
+    verdicts: list[Item] = []
+    for judgement in known:
+        chart = drawings.forest_chart(judgement)
+        table = tables.verdict_table(judgement)
+        verdicts.append(table if chart is None else Chart(chart.key, chart.title, chart.says, chart.draw, table))
+    return [
+        _folded("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
+        _folded(
+            *("time", "Where the time goes"),
+            [drawings.stages_chart(experiment), tables.stage_table(experiment), drawings.processes_chart(experiment)],
+            [tables.rank_table(experiment), drawings.timeline_chart(experiment), drawings.step_time_chart(experiment)],
+            _of(said, "time"),
+        ),
+        _folded(
+            *("learning", "What was learned"),
+            [drawings.reward_chart(experiment), tables.outcome_table(experiment), drawings.learning_chart(experiment)],
+            [drawings.training_chart(experiment), drawings.kl_chart(experiment), drawings.stability_chart(experiment)],
+            [drawings.optimizer_chart(experiment), drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
+            _of(said, "learning"),
+        ),
+        _folded(
+            *("off_policy", "Lag and waste"),
+            [drawings.lag_chart(experiment), drawings.waste_chart(experiment), tables.off_policy_table(experiment)],
+            [tables.replay_table(experiment)],
+            _of(said, "off_policy"),
+        ),
+        _folded("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs")),
+        _folded("rollouts", "Example rollouts", list(examples(experiment))),
+        _folded("cautions", "Cautions", [item for item in said if item.kind == "caution"]),
+    ]
+
+
+def _folded(key: str, title: str, *parts: Sequence[Item | None]) -> Section:
+    return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded=True)
+
+
+def _transports(experiment: Experiment, points: Sequence[object], said: Sequence[Said]) -> list[Section | None]:
+    first, *others = sweep_tables(points)  # type: ignore[arg-type]
+    chart = drawings.sizes_chart(experiment, points)  # type: ignore[arg-type]
+    return [_folded("transports", "Transports", [chart], others, _of(said, "syncs"))]
+
+
+def charts_of(document: Document) -> list[Chart]:
+    """Return the charts of a document, in order."""
+    return [item for section in document.sections for item in section.items if isinstance(item, Chart)]
+
+
+def tables_of(document: Document) -> list[Table]:
+    """Return the tables of a document, in order; those behind charts too."""
+    items = [item for section in document.sections for item in section.items]
+    of_charts = [item.table for item in items if isinstance(item, Chart) and item.table is not None]
+    return [*(item for item in items if isinstance(item, Table)), *of_charts]
+
+
+def examples(experiment: Experiment) -> list[Rollouts]:
+    """Return example rollouts of each arm, before and after training, of the first run that has some."""
+    shown = []
+    for arm, members in experiment.arms.items():
+        pairs = next((pairs for each in members if (pairs := before_and_after(each.run.rollouts(), MOST_PAIRS))), ())
+        shown += [Rollouts(arm, tuple(pairs))] if pairs else []
+    return shown
+
+
+def before_and_after(rollouts: Sequence[RolloutRow], most: int) -> list[tuple[RolloutRow, RolloutRow]]:
+    """Pair validation rollouts of the first and the last evaluated version that answer the same prompt.
+
+    Prompts whose reward changed come first; within these, the file's order is kept.
+    """
+    evaluated = [item for item in rollouts if item.purpose == "evaluate"]
+    versions = [item.version for item in evaluated]
+    if not versions or min(versions) == max(versions):
+        return []
+    first = [item for item in evaluated if item.version == min(versions)]
+    last = {item.prompt: item for item in evaluated if item.version == max(versions)}
+    pairs = [(item, last[item.prompt]) for item in first if item.prompt in last]
+    return sorted(pairs, key=lambda pair: pair[0].reward == pair[1].reward)[:most]
+
+
+def answer_in_words(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
+    """Return what decides between the arms in a sentence each; of arms without blocks the ratio alone."""
+    known = [item for item in judged if item.primary.blocks > 1 and not item.is_noise_floor]
+    if known:
+        return [f"{effect_in_words(item.primary, item.base, item.other)}." for item in known]
+    base = experiment.labels[0]
+    ratios = {arm: step_ratio(experiment, base, arm) for arm in experiment.arms if arm != base}
+    return [
+        f"{arm} took {ratio:.2f} times the seconds per step of {base} (one run each: no error bars)."
+        for arm, ratio in ratios.items()
+        if ratio is not None
+    ]
