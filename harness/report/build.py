@@ -134,7 +134,7 @@ def _folded(key: str, title: str, *parts: Sequence[Item | None]) -> Section:
 
 
 def _transports(experiment: Experiment, points: Sequence[object], said: Sequence[Said]) -> list[Section | None]:
-    first, *others = sweep_tables(points)  # type: ignore[arg-type]
+    others = sweep_tables(points)[1:]  # type: ignore[arg-type]
     chart = drawings.sizes_chart(experiment, points)  # type: ignore[arg-type]
     return [_folded("transports", "Transports", [chart], others, _of(said, "syncs"))]
 
