@@ -1,7 +1,8 @@
 """What may not move when results, compare and report are rebuilt: figures of every recorded run, in golden.json.
 
-The functions at the top are all that ask the code under test. ``pytest tests/compare/test_golden.py --update-golden``
-writes what they return now.
+The recorded runs have one lane of each part and no KL, so one run beside them is written here. The functions that end
+in ``_of`` are all that ask the code under test. ``pytest tests/compare/test_golden.py --update-golden`` writes what
+they return now.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cache
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -71,10 +73,11 @@ def _figures(folder: Path) -> RunFigures:
 
 
 def lane_times_of(run: Run) -> dict[str, dict[str, int]]:
-    """Return the nanoseconds of each stage and wait of each lane in the measured window, and of none."""
+    """Return the nanoseconds of each stage and wait of each lane and part in the measured window, and of none."""
+    figures = _figures(run.folder)
     return {
         lane: {stage.value: ns for stage, ns in account.stages_ns.items()} | {"none": account.unattributed_ns}
-        for lane, account in _figures(run.folder).lanes.items()
+        for lane, account in (figures.parts | figures.lanes).items()
     }
 
 
@@ -101,7 +104,6 @@ def figures_of(run: Run) -> dict[str, Any]:
     window, evaluated = figures.window, (figures.first, figures.best, figures.last)
     return {
         "step_s": figures.step_s,
-        "median_step_s": figures.median_step_s,
         "window": window and [figures.warm_up.steps, window.first, window.last, window.steps],
         "throughput": figures.throughput,
         "rewards": [item and item.reward for item in evaluated],
@@ -128,17 +130,68 @@ def curves_of(results: Results) -> Iterator[tuple[Run, str, NDArray[np.float64]]
                 yield run, y if x == "step" else f"{y} over {x}", points
 
 
+LANES = {
+    "generator1": ("generate", "weight_load", "weight_verify", "weight_transfer", "wait_for_weights", "evaluate"),
+    "generator2": ("generate", "weight_load", "weight_verify", "weight_transfer", "wait_for_call"),
+    "scorer1": ("score", "wait_for_rollouts", "evaluate"),
+    "scorer2": ("score", "wait_for_rollouts"),
+    "learner/0": ("update", "prepare_batch", "weight_publish", "wait_for_batch", "wait_for_recorder"),
+    "learner/1": ("update", "prepare_batch", "wait_for_batch", "wait_for_recorder"),
+}
+
+
+def write_run(folder: Path) -> None:
+    """Write a run of six steps of 1 s whose spans are drawn: within each other, across each other and side by side.
+
+    Two of them may begin at once. A profiler runs in step 3, so the measured window is in two parts, and an evaluation
+    ends after the last step. KL is NaN in one step.
+    """
+    draw, ms, startup_ms = Random(37), 1_000_000, 2_000
+    head: dict[str, Any] = {"step": 0, "version": 0}
+    spans = [head | {"lane": lane, "stage": "startup", "start_ns": 0, "end_ns": startup_ms * ms} for lane in LANES]
+    for lane, stages in LANES.items():
+        times = {(start := draw.randrange(startup_ms, 8_400, 50), start + draw.randrange(5, 300)) for _ in range(24)}
+        for start, end in sorted(times, key=lambda time: (time[1], -time[0])):
+            stage = draw.choice(stages)
+            spans.append(head | {"lane": lane, "stage": stage, "start_ns": start * ms + 1, "end_ns": end * ms})
+    rows: list[dict[str, Any]] = []
+    for step in range(6):
+        metrics: dict[str, Any] = {
+            f"kl/reference_{name}": {"mean": draw.random(), "count": 64} for name in ("k1", "k3")
+        }
+        times_s = {"wall_s": 1.0, "elapsed_s": step + 1.0, "optimizer_steps": 1, "lanes": {}, "stages_s": {}}
+        row = {"kind": "step", "step": step, "version": step + 1, **times_s, "metrics": metrics, "lags": {"0": 64}}
+        if step == 4:
+            metrics["kl/reference_k3"]["mean"] = None
+            row["non_finite"] = {"/metrics/kl~1reference_k3/mean": "nan"}
+        rows.append(row | ({"profiled": True} if step == 3 else {}))
+    rows.append({"kind": "tail", "wall_s": 0.4, "elapsed_s": 6.4, "lanes": {}, "stages_s": {"evaluate": 0.3}})
+    manifest = {
+        "scenario": "made",
+        "experiment": folder.parent.name,
+        "arm": folder.name,
+        "status": "completed",
+        "seed": 0,
+    }
+    manifest |= {"schema": "harness.manifest", "schema_version": 1, "started_at": "2026-11-26T00:00:00.000Z"}
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for name, lines in (("spans", spans), ("steps", rows)):
+        lines = [{"kind": "header", "schema": f"harness.{name}", "schema_version": 1}, *lines]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def _digest(points: NDArray[np.float64]) -> str:
     """Write how many points there are, the first and the last value, and the digest of all of them as doubles."""
     return f"{len(points)} {points[0, 1]:.4g} {points[-1, 1]:.4g} {sha256(points.tobytes()).hexdigest()[:8]}"
 
 
 def _name(run: Run) -> str:
-    return f"{run.folder.relative_to(REFERENCE).parts[0]}/{run.folder.name}"
+    return f"{run.manifest.scenario}/{run.folder.name}"
 
 
-def _today() -> dict[str, Any]:
-    results = [load_results(REFERENCE / name) for name in EXPERIMENTS]
+def _today(made: Path) -> dict[str, Any]:
+    results = [load_results(folder) for folder in (*(REFERENCE / name for name in EXPERIMENTS), made)]
     runs = {_name(run): run for item in results for run in item.runs}
     curves: dict[str, dict[str, str]] = {name: {} for name in runs}
     for item in results:
@@ -195,8 +248,12 @@ def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tables(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    today = _today()
+def tables(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    made = tmp_path_factory.mktemp("results") / "made/20261126-000000/drawn"
+    write_run(made)
+    today = _today(made)
     if request.config.getoption("--update-golden"):
         _write(today)
     return json.loads(FILE.read_text(encoding="utf-8")), today
