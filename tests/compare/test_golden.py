@@ -150,7 +150,7 @@ def write_run(folder: Path) -> None:
     head: dict[str, Any] = {"step": 0, "version": 0}
     spans = [head | {"lane": lane, "stage": "startup", "start_ns": 0, "end_ns": startup_ms * ms} for lane in LANES]
     for lane, stages in LANES.items():
-        times = {(start := draw.randrange(startup_ms, 8_400, 50), start + draw.randrange(5, 300)) for _ in range(24)}
+        times = {(start := draw.randrange(startup_ms, 8_400, 50), start + draw.randrange(5, 300)) for _ in range(40)}
         for start, end in sorted(times, key=lambda time: (time[1], -time[0])):
             stage = draw.choice(stages)
             spans.append(head | {"lane": lane, "stage": stage, "start_ns": start * ms + 1, "end_ns": end * ms})
