@@ -71,11 +71,16 @@ def is_slow(shown: Shown) -> bool:
     return words[0] in ("simulate", "whatif") or bool({"--plots", "--all", "course", "sorting_grid"} & set(words))
 
 
+def once(shown: list[Shown]) -> list[Shown]:
+    """Return the first of those that type the same, whole or as a part."""
+    firsts = {(each.harness or each.words, each.whole): each for each in reversed(shown)}
+    return list(reversed(firsts.values()))
+
+
 def unique(shown: list[Shown]) -> list:
-    """Return them without those that type the same, for a test to run over."""
-    once = {each.harness: each for each in reversed(shown)}
-    marks = {each: [pytest.mark.slow] if is_slow(each) else [] for each in once.values()}
-    return [pytest.param(each, id=str(each), marks=mark) for each, mark in reversed(marks.items())]
+    """Return ``once`` of them, for a test that carries them out."""
+    marks = {each: [pytest.mark.slow] if is_slow(each) else [] for each in once(shown)}
+    return [pytest.param(each, id=str(each), marks=mark) for each, mark in marks.items()]
 
 
 def test_how_many_there_are():
@@ -89,7 +94,7 @@ def test_how_many_there_are():
 
 
 @pytest.mark.parametrize(
-    "shown", [shown for shown in COMMANDS_SHOWN if shown.harness], ids=lambda shown: str(shown).replace("::", ":")
+    "shown", once([shown for shown in COMMANDS_SHOWN if shown.harness]), ids=lambda shown: str(shown).replace("::", ":")
 )
 def test_the_harness_takes_what_is_shown(shown, capsys):
     name, *typed = shown.harness
@@ -210,7 +215,7 @@ def test_what_a_page_says_that_a_command_prints(words, output, folder, monkeypat
 
 
 @pytest.mark.parametrize(
-    "shown", [shown for shown in COMMANDS_SHOWN if shown.words[0] == "make"], ids=lambda shown: str(shown)
+    "shown", once([shown for shown in COMMANDS_SHOWN if shown.words[0] == "make"]), ids=lambda shown: str(shown)
 )
 def test_make_has_what_is_shown(shown):
     if len(shown.words) == 1:
