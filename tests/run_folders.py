@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.compare.attribution import loop_window
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import (
     ExampleRollout,
@@ -26,8 +27,9 @@ from harness.core.types import (
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
 from harness.report.style import picture_style
-from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
+from harness.results import Manifest, Run, RunFolder, Scrubber, evaluation_row, step_row, tail_row
 from harness.results.manifest import Input
+from harness.results.occupancy import LaneAccount, Occupancy
 from harness.results.recorder import RunRecorder
 
 WAITS = {
@@ -128,7 +130,7 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
         clock.now_ns += round(plan.gap_s * 1e9)
         spans += _evaluate(run, plan, clock, step + 1)
         wall_s, elapsed_s = clock.row()
-        lanes = lane_seconds(spans)
+        lanes = Occupancy.of(spans).seconds(spans)
         row: dict[str, Any] = {
             "step": step,
             "version": step + 1,
@@ -345,3 +347,9 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
 def scrubber() -> Scrubber:
     """A scrubber for a user who is not the one running the tests."""
     return SCRUBBER
+
+
+def loop_accounts(run: Run) -> dict[str, LaneAccount]:
+    """Return where the time of each lane went in the whole loop, warm-up included."""
+    spans = run.spans()
+    return Occupancy.of(spans, [loop_window(spans, run.tail.elapsed_s if run.tail else None)]).accounts()

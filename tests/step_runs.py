@@ -7,7 +7,8 @@ from typing import Any
 
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric
-from harness.results import RunFolder, lane_seconds, step_row, tail_row
+from harness.results import RunFolder, step_row, tail_row
+from harness.results.occupancy import Occupancy
 
 Make = Callable[..., RunFolder]
 START_NS = 2_000_000_000
@@ -58,7 +59,7 @@ def write_steps(
                 version=step + 1,
                 wall_s=(now_ns - begun_ns) / 1e9,
                 elapsed_s=(now_ns - START_NS) / 1e9,
-                lanes=lane_seconds(spans),
+                lanes=Occupancy.of(spans).seconds(spans),
                 optimizer_steps=1,
                 metrics={"response_tokens": Metric(tokens, "sum")},
             )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.compare.attribution import LaneAccount
 from harness.compare.caveats import caveats, unlike
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
@@ -19,6 +18,7 @@ from harness.compare.step_times import step_ratio
 from harness.compare.tables import OFF_POLICY_LINES, OUTCOME_LINES
 from harness.compare.verdicts import Judgement, judgements
 from harness.results import DamagedRun
+from harness.results.occupancy import Exposure, LaneAccount
 from harness.results.rows import with_nulls
 
 SCHEMA, SCHEMA_VERSION = "harness.comparison", 2
@@ -93,6 +93,7 @@ def _run(run: RunFigures) -> dict[str, Any]:
         "lanes": {lane: _lane(account) for lane, account in run.lanes.items()},
         "ledger": None if run.ledger is None else asdict(run.ledger),
         "overlap": None if run.overlap is None else asdict(run.overlap),
+        "exposed": None if run.exposed is None else _exposed(run.exposed),
         "held_back": None if run.blocked_time is None else asdict(run.blocked_time),
         "sync": None if run.sync is None else asdict(run.sync),
     }
@@ -101,3 +102,8 @@ def _run(run: RunFigures) -> dict[str, Any]:
 def _lane(account: LaneAccount) -> dict[str, Any]:
     stages_s = {stage.value: ns / 1e9 for stage, ns in account.stages_ns.items()}
     return {"wall_s": account.wall_ns / 1e9, "stages_s": stages_s, "unattributed_s": account.unattributed_ns / 1e9}
+
+
+def _exposed(part: Exposure) -> dict[str, Any]:
+    stages_s = {stage.value: ns / 1e9 for stage, ns in part.stages_ns.items()}
+    return {"wall_s": part.wall_ns / 1e9, "stages_s": stages_s, "nobody_s": part.nobody_ns / 1e9}

@@ -9,17 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from harness.compare.attribution import (
-    BlockedTime,
-    LaneAccount,
-    Overlap,
-    account_spans,
-    blocked_time,
-    lane_accounts,
-    loop_window,
-    overlap,
-    time_by_window,
-)
+from harness.compare.attribution import BlockedTime, blocked_time, loop_window
 from harness.compare.checkpoints import CheckpointCost, checkpoint_cost
 from harness.compare.learning import (
     Divergence,
@@ -33,8 +23,8 @@ from harness.compare.learning import (
 )
 from harness.compare.step_columns import (
     StepSeries,
+    are_measured,
     measured_rows,
-    measured_windows,
     metric_columns,
     metric_value,
     stage_columns,
@@ -44,12 +34,11 @@ from harness.compare.step_columns import (
     with_tail,
 )
 from harness.compare.sync import SyncFigures, percentile, sync_figures
-from harness.core.intervals import Interval, total
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, RankStep
-from harness.results import LedgerFigures, Run, StepRow, WarmUp, lane_kind, part_of
-from harness.results.lane_time import parts_as_lanes
+from harness.results import LedgerFigures, Run, StepRow, WarmUp, lane_kind
 from harness.results.manifest import Manifest
+from harness.results.occupancy import Exposure, LaneAccount, Occupancy, Overlap, part_spans
 from harness.results.rows import SyncRow
 
 
@@ -121,6 +110,7 @@ class RunFigures:
         max_lag, lag_control, replay_capacity: the scenario's; None if unknown.
         ledger: what became of the rollouts; None in a run that did not get to its end.
         overlap: what lanes did side by side in the measured window; None without spans.
+        exposed: what the loop waited for in the measured window; None without a Learner's spans or a training step.
         held_back: what waiting for the lag bound cost; None at lag 0, under ``drop`` and without spans.
         sync: weight syncs; None where nothing was moved.
         replaced: parts that died and were replaced.
@@ -160,6 +150,7 @@ class RunFigures:
     kl: KlFigures | None
     ledger: LedgerFigures | None
     overlap: Overlap | None
+    exposed: Exposure | None
     blocked_time: BlockedTime | None
     sync: SyncFigures | None
     replaced: int = 0
@@ -262,9 +253,13 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
     target = None if run.manifest.simulated else _as_float(run.setting("reward_target"))  # it has no rewards
     columns = {} if brief else metric_columns(run.steps)
     spans, rows = run.spans() if with_spans and not brief else [], with_tail(run.steps, run.tail)
-    as_parts = parts_as_lanes(spans) if any(span.lane != part_of(span.lane) for span in spans) else spans
-    times = _span_times(run, rows, spans, as_parts)
-    stages = {} if brief else stage_columns(rows, times.by_step_s)
+    as_parts = part_spans(spans)
+    lanes = parts = _occupancy(run, rows, spans)
+    if as_parts != spans:
+        parts = _occupancy(run, rows, as_parts)
+    stages = {} if brief else stage_columns(rows, parts if rows else None)
+    kept = are_measured(rows) or [True]
+    lanes, parts = lanes and lanes.within(kept), parts and parts.within(kept)
     series = step_series(rows, stages)
     measured = series.measured() if series else None
     max_lag, lag_control = _as_int(run.setting("max_lag")), run.setting("lag_control")
@@ -285,8 +280,8 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         warm_up=run.warm_up,
         window=_window(run, measured),
         single_steps=_single_steps(measured),
-        lanes=times.lanes,
-        parts=times.parts,
+        lanes=lanes.accounts() if lanes else {},
+        parts=parts.accounts() if parts else {},
         rank_steps=[row.ranks for row in measured_rows(run.steps) if row.ranks],
         first=evaluated[0] if evaluated else None,
         best=max(evaluated, key=lambda item: item.reward, default=None),
@@ -302,7 +297,8 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         lag_control=lag_control if isinstance(lag_control, str) else None,
         replay_capacity=_as_int(run.setting("replay.capacity")),
         ledger=run.ledger,
-        overlap=overlap(as_parts, times.windows) if spans else None,
+        overlap=parts.overlap() if parts else None,
+        exposed=parts.exposed() if parts and rows else None,
         blocked_time=blocked,
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
@@ -321,38 +317,12 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _SpanTimes:
-    """What a run's spans say of its time; all empty without spans.
-
-    Attributes:
-        by_step_s: seconds of each stage of a lane, step by step, those of a Learner's ranks as one lane.
-        lanes: the account of each lane over the measured window.
-        parts: the same of each part, where a Learner of several ranks is one.
-        windows: the measured window in nanoseconds, in several parts where profiled steps lie between.
-    """
-
-    by_step_s: dict[str, dict[Stage, list[float]]]
-    lanes: dict[str, LaneAccount]
-    parts: dict[str, LaneAccount]
-    windows: list[Interval]
-
-
-def _span_times(run: Run, rows: Sequence[StepRow], spans: list[Span], as_parts: list[Span]) -> _SpanTimes:
+def _occupancy(run: Run, rows: Sequence[StepRow], spans: Sequence[Span]) -> Occupancy | None:
+    """Return the table of the spans, with a window for each row, or of the loop where there are no rows."""
     if not spans:
-        return _SpanTimes({}, {}, {}, [])
+        return None
     loop = loop_window(spans, run.tail.elapsed_s if run.tail else None)
-    if not rows:
-        return _SpanTimes({}, account_spans(spans, loop), account_spans(as_parts, loop), [loop])
-    windows = measured_windows(rows, loop[0])
-    measured = {row.step for row in measured_rows(rows)}
-    kept, of_rows = [row.step in measured for row in rows], [step_window(row, loop[0]) for row in rows]
-    found = time_by_window(spans, of_rows)
-    lanes = lane_accounts(found, kept, total(windows))
-    by_part = found if as_parts is spans else time_by_window(as_parts, of_rows)
-    parts = lanes if as_parts is spans else lane_accounts(by_part, kept, total(windows))
-    by_step_s = {part: {stage: (ns / 1e9).tolist() for stage, ns in stages.items()} for part, stages in by_part.items()}
-    return _SpanTimes(by_step_s, lanes, parts, windows)
+    return Occupancy.of(spans, [step_window(row, loop[0]) for row in rows] or [loop])
 
 
 def _window(run: Run, measured: StepSeries | None) -> Window | None:

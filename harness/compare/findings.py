@@ -105,15 +105,23 @@ def findings(experiment: Experiment) -> list[Finding]:
     return found
 
 
-def exposed_finding(shares: Mapping[str, Mapping[Stage, float]], nobodys: Mapping[str, float]) -> str:
-    """Name the stage with the most exposed time in each variant; empty where no stage has any.
+def exposed_shares(variant: Variant) -> dict[Stage, float]:
+    """Return each stage's exposed share of a step, as a mean over the variant's runs that kept their spans."""
+    parts = [run.exposed for run in variant.runs if run.exposed]
+    stages = [stage for stage in Stage if any(stage in part.stages_ns for part in parts)]
+    return {stage: fmean(part.share(part.stages_ns.get(stage, 0)) for part in parts) for stage in stages}
 
-    Args:
-        shares: of the measured window, by variant and stage, of ``harness.compare.attribution.exposed``.
-        nobodys: the share that no stage owns, by variant.
-    """
+
+def exposed_finding(experiment: Experiment) -> str:
+    """Name the stage with the most exposed time in each variant; empty where no stage has any."""
+    shares, more = dict[str, dict[Stage, float]](), []
+    for variant in experiment.variants:
+        if of_stages := exposed_shares(variant):
+            shares[variant.name] = of_stages
+            nobodys = fmean(run.exposed.share(run.exposed.nobody_ns) for run in variant.runs if run.exposed)
+            if nobodys > max(of_stages.values()):
+                more.append(f"{100 * nobodys:.0f}% in {variant.name}")
     text = _largest_stage("What the loop waits for most, its exposed time,", shares)
-    more = [f"{100 * nobodys[name]:.0f}% in {name}" for name in shares if nobodys[name] > max(shares[name].values())]
     return text + (f" Still more of a step belongs to no stage: {', '.join(more)}." if more else "")
 
 

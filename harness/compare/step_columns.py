@@ -15,14 +15,12 @@ from typing import Literal
 import msgspec
 
 from harness.core.errors import UserError
-from harness.core.intervals import Interval, merge
+from harness.core.intervals import Interval
 from harness.core.trace import Stage
 from harness.core.types import Metric
 from harness.results import StepRow, part_of
+from harness.results.occupancy import Occupancy
 from harness.results.rows import StoredMetrics, TailRow, read_metric
-
-LaneTimes = Mapping[str, Mapping[Stage, Sequence[float]]]
-"""Seconds of each stage and wait of a lane, one for each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +92,19 @@ def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, fl
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
+def are_measured(rows: Sequence[StepRow]) -> list[bool]:
+    """Return which rows are of the measured window: neither warm-up nor profiled; all where no other is left."""
+    return _is_measured([row.warmup for row in rows], [row.profiled for row in rows])
+
+
 def measured_rows(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Return the rows of the measured window: neither warm-up nor profiled; all where no other is left."""
-    keep = _is_measured([row.warmup for row in rows], [row.profiled for row in rows])
-    return list(compress(rows, keep))
+    """Return the rows of the measured window."""
+    return list(compress(rows, are_measured(rows)))
 
 
 def step_window(row: StepRow, loop_start_ns: int) -> Interval:
     """Return (start, end) of a step in nanoseconds of the run's clock."""
     return loop_start_ns + round((row.elapsed_s - row.wall_s) * 1e9), loop_start_ns + round(row.elapsed_s * 1e9)
-
-
-def measured_windows(rows: Sequence[StepRow], loop_start_ns: int) -> list[Interval]:
-    """Return the measured window in nanoseconds: one interval, or several where profiled steps lie between."""
-    return merge(step_window(row, loop_start_ns) for row in measured_rows(rows))
 
 
 def tokens_per_second(rows: Sequence[StepRow]) -> float | None:
@@ -126,24 +123,24 @@ def tokens_per_second(rows: Sequence[StepRow]) -> float | None:
     return sum(value for value in tokens if value is not None) / seconds if seconds > 0 else None
 
 
-def stage_columns(rows: Sequence[StepRow], lanes: LaneTimes | None = None) -> dict[Stage, list[float]]:
+def stage_columns(rows: Sequence[StepRow], table: Occupancy | None = None) -> dict[Stage, list[float]]:
     """Return the seconds of each stage and wait in every step, in the order of ``Stage``; 0.0 where it did not run.
 
     Args:
-        lanes: of those whose spans were read; for the others, what the rows say counts.
+        table: of the parts, with a window for each row; for a lane that is not in it, what the rows say counts.
     """
-    of_rows = [row.lanes if lanes else {"": row.stages_s} for row in rows]
-    named = defaultdict[str, list[float]](lambda: [0.0] * len(rows))
+    of_rows = [{"": row.stages_s} if table is None else row.lanes for row in rows]
+    columns = defaultdict[str, list[float]](lambda: [0.0] * len(rows))
     for place, by_lane in enumerate(of_rows):
         for lane, stages_s in by_lane.items():
-            if not lanes or part_of(lane) not in lanes:
+            if table is None or part_of(lane) not in table.lanes:
                 for name, seconds in stages_s.items():
-                    named[name][place] += seconds
-    for stages in (lanes or {}).values():
-        for stage, column in stages.items():
-            before = named[stage.value]
-            named[stage.value] = [one + other for one, other in zip(before, column, strict=True)]
-    return {stage: named[stage.value] for stage in Stage if stage.value in named}
+                    columns[name][place] += seconds
+    if table is not None:
+        for stage, column in zip(Stage, table.by_window().T.tolist(), strict=True):
+            if any(column):
+                columns[stage.value] = [one + other for one, other in zip(columns[stage.value], column, strict=True)]
+    return {stage: columns[stage.value] for stage in Stage if stage.value in columns}
 
 
 def step_series(rows: Sequence[StepRow], columns: Mapping[Stage, Sequence[float]] | None = None) -> StepSeries | None:

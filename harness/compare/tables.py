@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from harness.compare import numbers
-from harness.compare.attribution import LaneAccount, in_pipeline_order
 from harness.compare.caveats import groups, legend, letters_of
 from harness.compare.experiments import MOST_WITH_SPANS, SIMULATED, Experiment, Variant
 from harness.compare.figures import RunFigures, StageFigures
@@ -16,6 +15,8 @@ from harness.compare.numbers import Format, count, number, percent, plural, rewa
 from harness.compare.rewards import target_times
 from harness.compare.step_times import MARK, mark, steadiness_notes
 from harness.core.trace import Stage
+from harness.results import in_pipeline_order
+from harness.results.occupancy import LaneAccount
 from harness.results.rows import LedgerFigures, Rollouts
 
 NEARLY_ALL = 0.8  # in an asynchronous run a stage may end twice in one step's window and not in the next

@@ -12,7 +12,6 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.numbers import number, percent
 from harness.compare.step_times import mark
@@ -38,6 +37,7 @@ from harness.report.style import (
     stage_look,
     variant_label,
 )
+from harness.results import in_pipeline_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

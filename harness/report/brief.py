@@ -18,7 +18,7 @@ from harness.compare.endpoints import SECONDS_PER_STEP, Endpoint, endpoint_of, e
 from harness.compare.endpoints import headline as endpoint_headline
 from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.findings import failed_sentence, findings, stage_shares
+from harness.compare.findings import exposed_shares, failed_sentence, findings, stage_shares
 from harness.compare.learning_findings import signal_sentence
 from harness.compare.numbers import change, number, percent, plural, reward, spread, spread_of
 from harness.compare.step_times import MARK, step_ratio
@@ -30,7 +30,6 @@ from harness.core.terminal_text import plain
 from harness.core.trace import Stage
 from harness.report.console import shown_path
 from harness.report.data import ReportData
-from harness.report.html.headlines import exposed_shares
 from harness.report.text import print_table
 
 MOST_ROWS = 10
@@ -201,7 +200,7 @@ def largest_lever(material: ReportData) -> str:
 
     Exposed seconds bound that: what then stands in the way may be another lane's stage.
     """
-    shares = exposed_shares(material, material.names[0])
+    shares = exposed_shares(material.experiment.variants[0])
     if not shares:
         return ""
     stage = _most_waited_for(shares)
@@ -222,7 +221,7 @@ def lever_command(material: ReportData) -> str:
     path = Path(shown_path(run.resolve()))
     if path.is_absolute():
         path = Path(*path.parts[-MOST_NAMED_PARTS:])
-    stage = _most_waited_for(exposed_shares(material, material.names[0]))
+    stage = _most_waited_for(exposed_shares(material.experiment.variants[0]))
     return as_typed(f"python -m harness whatif {shlex.quote(str(path))} --scale {stage.value}={1 - FASTER:g}")
 
 

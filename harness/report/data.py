@@ -1,4 +1,4 @@
-"""The data of an experiment behind its pictures and its page: curves, exposed time, counters, examples; read once."""
+"""The data of an experiment behind its pictures and its page: curves, counters, examples; read once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from harness.compare.attribution import Exposure, exposed_in, loop_window
+from harness.compare.attribution import loop_window
 from harness.compare.experiments import Experiment, Variant, experiment_of
 from harness.compare.figures import RunFigures, run_figures
 from harness.compare.learning import Evaluated, evaluations, metric_series, over_optimizer_steps
-from harness.compare.step_columns import measured_rows, measured_windows, with_tail
 from harness.compare.sync import PARTS, SyncPoint, percentile
 from harness.compare.sync_tables import pooled, sweep_points, variant_syncs
 from harness.core.intervals import Interval
@@ -87,14 +86,11 @@ class ReportData:
     """An experiment.
 
     Attributes:
-        exposures: of the measured window, by variant, with its training steps; one for each run that has spans and
-            finished a step.
         counted: of each variant the first run that has counters and spans.
         examples: by variant, rollouts before and after training, of the first run that has some.
     """
 
     curves: Curves
-    exposures: dict[str, list[tuple[Exposure, int]]]
     counted: tuple[Counted, ...]
     examples: dict[str, list[tuple[RolloutRow, RolloutRow]]]
 
@@ -116,23 +112,9 @@ def read_report_data(folder: Path, run_folders: Iterable[Path]) -> ReportData:
         UserError: a file of one of them is damaged.
     """
     curves = curves_of(folder, [load_run(run_folder) for run_folder in run_folders])
-    exposures = {name: [part for run in runs if (part := _exposure(run))] for name, runs in curves.runs.items()}
     counted = [_counted(name, runs) for name, runs in curves.runs.items()]
     examples = {name: _examples(runs) for name, runs in curves.runs.items()}
-    return ReportData(curves, exposures, tuple(item for item in counted if item is not None), examples)
-
-
-def _exposure(run: Run) -> tuple[Exposure, int] | None:
-    spans = run.spans()
-    if not spans or not run.steps:
-        return None
-    rows = with_tail(run.steps, run.tail)
-    found = exposed_in(spans, measured_windows(rows, _window(run, spans)[0]))
-    return None if found is None else (found, len(measured_rows(rows)))
-
-
-def _window(run: Run, spans: list[Span]) -> Interval:
-    return loop_window(spans, run.tail.elapsed_s if run.tail else None)
+    return ReportData(curves, tuple(item for item in counted if item is not None), examples)
 
 
 def _counted(name: str, runs: Sequence[Run]) -> Counted | None:
@@ -140,7 +122,7 @@ def _counted(name: str, runs: Sequence[Run]) -> Counted | None:
         rows = read_counters(run.folder)
         spans = run.spans() if rows else []
         if rows and spans:
-            return Counted(name, rows, spans, _window(run, spans))
+            return Counted(name, rows, spans, loop_window(spans, run.tail.elapsed_s if run.tail else None))
     return None
 
 

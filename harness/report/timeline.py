@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.attribution import in_pipeline_order, loop_window
+from harness.compare.attribution import loop_window
 from harness.compare.numbers import number
 from harness.core.intervals import Interval
 from harness.core.trace import Span, Stage
 from harness.report.data import Curves
 from harness.report.style import label, line_key, patch_key, place_legend, stage_keys, stage_look
-from harness.results import Run, StepRow, VersionChange
+from harness.results import Run, StepRow, VersionChange, in_pipeline_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

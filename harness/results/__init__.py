@@ -4,7 +4,6 @@
 """
 
 from harness.results.anonymous import Scrubber
-from harness.results.lane_time import lane_seconds
 from harness.results.manifest import STATUSES, Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
@@ -23,6 +22,7 @@ from harness.results.rows import (
     batch_row,
     discarded_rows,
     evaluation_row,
+    in_pipeline_order,
     lane_kind,
     natural_order,
     part_of,
@@ -57,8 +57,8 @@ __all__ = [
     "experiment_name",
     "find_run_folders",
     "find_runs",
+    "in_pipeline_order",
     "lane_kind",
-    "lane_seconds",
     "load_run",
     "natural_order",
     "part_of",

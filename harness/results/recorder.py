@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from harness.core.intervals import Interval, without
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
 from harness.loop import RolloutCounts, StepReport
@@ -20,13 +19,12 @@ from harness.results import (
     batch_row,
     discarded_rows,
     evaluation_row,
-    lane_seconds,
     shard_row,
     step_row,
     tail_row,
 )
 from harness.results.counters import COUNTERS, HELD, SAMPLER, CounterRow
-from harness.results.lane_time import parts_as_lanes
+from harness.results.occupancy import Occupancy, part_spans
 from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds, part_of
 from harness.results.segments import Recorded, sizes_of
 from harness.results.step_metrics import (
@@ -77,7 +75,7 @@ class RunRecorder:
     """The observer of one run: writes its spans, steps, evaluations, examples and log.
 
     A step's row holds the spans that ended since the previous row, each with the instants that are its own
-    (``lane_seconds``).
+    (``harness.results.occupancy``).
 
     Args:
         folder: where the rows go.
@@ -190,9 +188,9 @@ class RunRecorder:
             self._log_failure(part)
         window = self._row_start_ns, self._tracer.clock_ns()
         spans, wall_s, elapsed_s = self._close_row(window[1])
-        as_parts = parts_as_lanes(spans)
+        as_parts = part_spans(spans)
         metrics = step_metrics(facts, wall_s) | sync_metrics(facts.weight_handle, as_parts)
-        metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
+        metrics |= self._replay_metrics(facts) | self._idle_ratios(spans, window)
         metrics |= self._utilisation.metrics(facts.step, facts.groups, as_parts)
         metrics |= self.drain_probes() | combine_metrics(self._measured)
         self._measured = []
@@ -332,14 +330,11 @@ class RunRecorder:
 
         By lane, and by part, where a Learner of several ranks is one.
         """
-        open_here = self._tracer.still_open(elsewhere=False)
-        inside = [
-            Span(it.lane, it.stage, it.start_ns, max(now_ns, it.start_ns), it.step, it.version) for it in open_here
-        ]
-        beside = [*self._earlier, *inside]
-        lanes = lane_seconds(ended, beside)
-        of_ranks = any(part_of(lane) != lane for lane in lanes)
-        parts = lane_seconds(parts_as_lanes(ended, beside), beside) if of_ranks else lanes
+        beside = [*self._earlier, *self._under_way(now_ns, elsewhere=False)]
+        lanes = parts = Occupancy.of([*ended, *beside]).seconds(ended)
+        if any(part_of(lane) != lane for lane in lanes):
+            of_parts = part_spans(ended, beside)
+            parts = Occupancy.of([*of_parts, *beside]).seconds(of_parts)
         began: dict[str, int] = {}
         for span in self._tracer.still_open():
             began[span.lane] = min(span.start_ns, began.get(span.lane, span.start_ns))
@@ -359,17 +354,17 @@ class RunRecorder:
                 if lane not in occupied
             )
 
-    def _waits(self, ended: Sequence[Span]) -> list[tuple[str, Interval]]:
-        """The waits that ended in this row and those that go on, by lane."""
-        now_ns = self._row_start_ns  # of the next row
-        seen = [(span.lane, span.stage, (span.start_ns, span.end_ns)) for span in ended]
-        seen += [(span.lane, span.stage, (span.start_ns, now_ns)) for span in self._tracer.still_open()]
-        waits = [(lane, time) for lane, stage, time in seen if stage.is_wait and stage is not Stage.WAIT_FOR_CALL]
-        for lane in {lane for lane, _, _ in seen}:
-            calls = [time for other, stage, time in seen if other == lane and stage is Stage.WAIT_FOR_CALL]
-            busy = [time for other, stage, time in seen if other == lane and not stage.is_wait]
-            waits += [(lane, time) for time in without(calls, busy)]
-        return waits
+    def _idle_ratios(self, ended: Sequence[Span], window: tuple[int, int]) -> Metrics:
+        """Of the spans that ended in this row and those that go on."""
+        table = Occupancy.of([*ended, *self._under_way(window[1])], [window])
+        return idle_ratios(self._lanes, table.accounts()) if window[1] > window[0] else {}
+
+    def _under_way(self, now_ns: int, elsewhere: bool = True) -> list[Span]:
+        """Return the open spans as if they ended now."""
+        return [
+            Span(it.lane, it.stage, it.start_ns, max(now_ns, it.start_ns), it.step, it.version)
+            for it in self._tracer.still_open(elsewhere)
+        ]
 
     def _replay_metrics(self, facts: StepReport) -> Metrics:
         if facts.replay is None:

@@ -109,7 +109,7 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
         wall_s: seconds since the previous row, or since the loop's start.
         elapsed_s: seconds since the loop's start.
         lanes: seconds of the spans that ended in this row's window, by lane and stage; an instant under two spans of
-            a lane counts for the one that began last (``lane_seconds``).
+            a lane counts for the one that began last.
         stages_s: the same summed over the parts: of a Learner of several ranks, the seconds in which any rank was in
             the stage, and in a wait those in which none worked.
         versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
@@ -436,6 +436,18 @@ def part_of(lane: str) -> str:
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts names with numbers as numbers: ``learner/2`` before ``learner/10``, k2 before k10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
+    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; by name and number
+    within."""
+    kinds = ("generator", "scorer", "learner")
+
+    def place(lane: str) -> tuple[int, list[tuple[int, str]]]:
+        kind = next((index for index, kind in enumerate(kinds) if lane.startswith(kind)), len(kinds))
+        return kind, natural_order(lane)
+
+    return sorted(lanes, key=place)
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from harness.results import (
     Scrubber,
     VersionChange,
     evaluation_row,
-    lane_seconds,
     step_row,
     tail_row,
 )
+from harness.results.occupancy import Occupancy
 
 LAYOUTS = ("blocks", "campaigns")
 LANES = ("generator", "scorer", "learner")
@@ -135,7 +135,7 @@ def _close_row(run: RunFolder, clock: Clock, step: int, before_s: float, spans: 
         wall_s=elapsed_s - before_s,
         elapsed_s=elapsed_s,
         optimizer_steps=1,
-        lanes=lane_seconds(spans),
+        lanes=Occupancy.of(spans).seconds(spans),
         metrics=_metrics(clock.noise),
         versions={"learner": step + 1, "generator": step},
         version_changes=[VersionChange(elapsed_s, "learner", step + 1), VersionChange(elapsed_s, "generator", step)],

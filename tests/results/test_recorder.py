@@ -29,6 +29,7 @@ from harness.results import (
     WarmUp,
     load_run,
 )
+from harness.results.occupancy import Occupancy
 from harness.results.recorder import RunRecorder
 from harness.results.rows import StepSeconds, optimizer_step_columns
 from harness.results.step_metrics import (
@@ -247,13 +248,15 @@ def test_without_bytes_there_is_no_sync() -> None:
 
 
 def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
-    waits = [("generator0", (-5, 20)), ("generator0", (10, 30)), ("learner", (60, 200)), ("learner", (210, 220))]
-    assert idle_ratios(waits, ["generator0", "generator1", "scorer", "learner"], (0, 100)) == {
-        "idle_ratio/generator": Metric(0.15, count=2),  # 30 of 100 (the overlap once) and 0
+    waits = [("generator0", -5, 20), ("generator0", 10, 30), ("learner", 60, 200), ("learner", 210, 220)]
+    spans = [Span(lane, Stage.WAIT_FOR_BATCH, start, end, 0, 0) for lane, start, end in waits]
+    spans.append(Span("generator0", Stage.WEIGHT_LOAD, 12, 17, 0, 0))  # which is no wait, though one is under way
+    accounts = Occupancy.of(spans, [(0, 100)]).accounts()
+    assert idle_ratios(["generator0", "generator1", "scorer", "learner"], accounts) == {
+        "idle_ratio/generator": Metric(0.125, count=2),  # 25 of 100 (the overlap once) and 0
         "idle_ratio/scorer": Metric(0.0),
         "idle_ratio/learner": Metric(0.4),
     }
-    assert idle_ratios(waits, ["learner"], (50, 50)) == {}
 
 
 # ---- written and read back

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
 from harness.compare.findings import exposed_finding, findings, overlap_finding
 from harness.compare.step_times import uneven_sentence
 from harness.compare.sync_tables import sweep_points
 from harness.compare.verdicts import Judgement, verdict_sentence
-from harness.core.trace import Stage
 from harness.report.data import ReportData
 
 LEARNED = ("final_reward", "ranking", "divergence", "signal", "target")
@@ -20,23 +18,13 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
     found = findings(material.experiment)
     if sweep_points(material.experiment):
         return [finding.text for finding in found]
-    shares = {name: exposed_shares(material, name) for name in material.names}
-    shares = {name: by_stage for name, by_stage in shares.items() if by_stage}
-    nobodys = {name: fmean(part.share(part.nobody_ns) for part, _ in material.exposures[name]) for name in shares}
     parts = [
         *(verdict_sentence(item) for item in judgements if item.primary.blocks > 1 and item.primary.ratio is not None),
         *(finding.text for finding in found if finding.name in LEARNED),
         *(finding.text for finding in found if finding.name in ("cores", "steady")),
         *(uneven_sentence(variant, only_hidden=True) for variant in material.experiment.variants),
-        exposed_finding(shares, nobodys),
+        exposed_finding(material.experiment),
         overlap_finding(material.experiment),
         *(finding.text for finding in found if finding.name in ("lag", "kl", "onset")),
     ]
     return [text for text in parts if text]
-
-
-def exposed_shares(material: ReportData, name: str) -> dict[Stage, float]:
-    """Return each stage's exposed share of a step, as a mean over the variant's runs."""
-    found = material.exposures.get(name, [])
-    stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]
-    return {stage: fmean(part.share(part.stages_ns.get(stage, 0)) for part, _ in found) for stage in stages}

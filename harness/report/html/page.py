@@ -11,7 +11,7 @@ from typing import NamedTuple
 from harness.compare import numbers
 from harness.compare.caveats import caveats, origin, unlike
 from harness.compare.experiments import Experiment, Variant, gather
-from harness.compare.findings import findings
+from harness.compare.findings import exposed_shares, findings
 from harness.compare.rewards import final_reward
 from harness.compare.step_times import step_ratio
 from harness.compare.sync_tables import sweep_points
@@ -22,7 +22,7 @@ from harness.core.errors import UserError
 from harness.report.brief import headline, largest_lever, lever_command
 from harness.report.data import ReportData, read_report_data
 from harness.report.html.forest import verdict_section
-from harness.report.html.headlines import exposed_shares, headlines
+from harness.report.html.headlines import headlines
 from harness.report.html.learning import learning_section
 from harness.report.html.machine import provenance_section, resources_section
 from harness.report.html.markup import Markup, bullets, definitions, details, element, join, prose, table
@@ -212,7 +212,7 @@ def _ratio(first: Variant, variant: Variant) -> str:
 
 
 def _waited(report_data: ReportData, variant: Variant) -> str:
-    shares = exposed_shares(report_data, variant.name)
+    shares = exposed_shares(variant)
     most = max(shares, key=lambda item: shares[item], default=None)
     return f"{most.value}, {100 * shares[most]:.0f}%" if most else numbers.NOTHING
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import numbers
-from harness.compare.attribution import in_pipeline_order
 from harness.compare.experiments import Variant
+from harness.compare.figures import RunFigures
+from harness.compare.findings import exposed_shares
 from harness.compare.step_times import MARK, mark, steadiness_notes
 from harness.compare.tables import Table, lane_table, rank_table, stage_table, window_words
 from harness.core.trace import Span, Stage
@@ -24,7 +25,6 @@ from harness.report.html.charts import (
     linear,
     whole,
 )
-from harness.report.html.headlines import exposed_shares
 from harness.report.html.learning import over_steps, panels, seeds_say
 from harness.report.html.markup import (
     Markup,
@@ -40,6 +40,7 @@ from harness.report.html.markup import (
 )
 from harness.report.html.theme import stage_class
 from harness.report.timeline import MOST_VARIANTS, Excerpt, depth, excerpts
+from harness.results import in_pipeline_order
 
 NOBODY, SPENT = ("nobody", "no stage"), "spent"
 SIDE_BY_SIDE = 0.02
@@ -73,35 +74,39 @@ def _ends(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _steps(report_data: ReportData, variants: Sequence[Variant]) -> Markup:
-    rows = [(variant, stage_seconds(variant), *_exposed(report_data, variant)) for variant in variants]
-    ends = [max(sum(spent.values()), *wall_s(variant)) for variant, spent, _, _ in rows]
+    rows = [(variant, stage_seconds(variant)) for variant in variants]
+    ends = [max(sum(spent.values()), *wall_s(variant)) for variant, spent in rows]
     axis, bars = linear([0.0, *ends], from_zero=True), list[Bar]()
-    for variant, spent, parts, nobody in rows:
-        bars += _bars(variant, spent, parts, nobody)
-    seen = {stage for _, spent, _, _ in rows for stage in spent}
+    for variant, spent in rows:
+        bars += _bars(variant, spent)
+    seen = {stage for _, spent in rows for stage in spent}
     shown = {segment.class_ for bar in bars for segment in bar.segments}
     legend = stage_legend(
         [stage for stage in seen if stage_class(stage) in shown], [NOBODY] if NOBODY[0] in shown else []
     )
     twice = any(bar.name == SPENT for bar in bars)
-    sentence = _says(report_data, variants, twice)
+    sentence = _says(variants, twice)
     drawing = draw_bars(bars, axis, "seconds per training step", sentence)
-    data = tables([_exposed_table(report_data, variants), stage_table(report_data.experiment)], report_data.experiment)
+    data = tables([_exposed_table(variants), stage_table(report_data.experiment)], report_data.experiment)
     return figure(
         f"Seconds of a training step by stage{', spent and exposed' if twice else ''}.", sentence, drawing,
         details("Show the figures", *data), legend=legend,
     )  # fmt: skip
 
 
-def _bars(variant: Variant, spent: Parts, parts: Parts, nobody: float) -> list[Bar]:
-    """Return an arm's bars; ``parts`` and ``nobody`` are its exposed seconds, empty where no run kept its spans."""
-    values = wall_s(variant)
+def _bars(variant: Variant, spent: Parts) -> list[Bar]:
+    """Return an arm's bars: spent and exposed, or one where its lanes took turns or no run kept its spans."""
+    values, kept = wall_s(variant), exposed_runs(variant)
     seeds = f" ({len(values)} runs)" if len(values) > 1 else ""
     total, alone = sum(spent.values()), _take_turns(variant)
+    heading = f"{variant.name}{seeds}"
+    if kept and not (alone and len(kept) < len(values)):
+        parts, left = _exposed(kept)
+        values = [run.step_s or 0.0 for run in kept]
+    else:
+        parts, left = {}, max(0.0, fmean(values) - total)
     mean, ends = fmean(values), _ends(values)
     wall = f"{numbers.number(mean)} s{mark(variant)}"
-    heading = f"{variant.name}{seeds}"
-    left = nobody if parts else max(0.0, mean - total)
     rest = [Segment(NOBODY[0], left, f"{NOBODY[1]}: {numbers.number(left)} s")] if left > 0 else []
     if alone or not parts:
         return [Bar("step", [*_segments(parts or spent), *rest], wall, heading, ends, None if alone else mean)]
@@ -124,50 +129,40 @@ def _segments(parts: Parts) -> list[Segment]:
     ]
 
 
-def _says(report_data: ReportData, variants: Sequence[Variant], twice: bool) -> str:
+def _says(variants: Sequence[Variant], twice: bool) -> str:
     several = max(len(variant.runs) for variant in variants)
     window = window_words([run for variant in variants for run in variant.runs if run.steps])
     said = f"Means over {window}, evaluations included."
     if twice:
         said += " Spent: added over lanes that work side by side. Exposed: what the loop waited for; that is the step."
-    kept, runs = sum(map(len, report_data.exposures.values())), sum(len(wall_s(variant)) for variant in variants)
+    kept, runs = sum(len(exposed_runs(it)) for it in variants), sum(len(wall_s(it)) for it in variants)
     if not kept:
         said += " No spans were kept; a thick mark is the whole step where its stages add up to more."
     elif kept < runs and twice:
-        said += f" Exposed shares are those of the {kept} of {runs} runs that kept their spans."
+        said += f" Exposed: of the {kept} of {runs} runs that kept their spans."
     if several > 1:
         said += f" Whiskers: lowest to highest of up to {several} runs."
     return " ".join([said, *(f"{MARK} {note}" for note in steadiness_notes(variants))])
 
 
-def _exposed(report_data: ReportData, variant: Variant) -> tuple[Parts, float]:
-    """Return mean exposed seconds per step of each stage, and of no stage.
-
-    Where only some runs kept their spans: those runs' shares of the mean step of all. Then none where lanes took turns,
-    since what they spent is what was exposed.
-    """
-    found = report_data.exposures.get(variant.name, [])
-    if not found:
-        return {}, 0.0
-    stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in found)]
-    parts = {stage: fmean(part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found) for stage in stages}
-    nobody, walls = fmean(part.nobody_ns / 1e9 / steps for part, steps in found), wall_s(variant)
-    if len(found) == len(walls):
-        return parts, nobody
-    if _take_turns(variant):
-        return {}, 0.0
-    scale = fmean(walls) / (sum(parts.values()) + nobody)
-    return {stage: seconds * scale for stage, seconds in parts.items()}, nobody * scale
+def exposed_runs(variant: Variant) -> list[RunFigures]:
+    """Return the runs of an arm whose exposed time is known: those that kept their spans."""
+    return [run for run in variant.runs if run.exposed]
 
 
-def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Table:
+def _exposed(runs: Sequence[RunFigures]) -> tuple[Parts, float]:
+    """Return mean exposed seconds per step of each stage, and of no stage; of runs that kept their spans."""
+    steps = [(run.exposed, 1e9 * run.measured_steps) for run in runs if run.exposed]
+    stages = [stage for stage in Stage if any(stage in part.stages_ns for part, _ in steps)]
+    parts = {stage: fmean(part.stages_ns.get(stage, 0) / scale for part, scale in steps) for stage in stages}
+    return parts, fmean(part.nobody_ns / scale for part, scale in steps)
+
+
+def _exposed_table(variants: Sequence[Variant]) -> Table:
     """Return seconds per step spent and exposed, with the exposed share of a step and intervals over runs."""
     stages = [stage for stage in Stage if any(stage in stage_seconds(variant) for variant in variants)]
-    rows = [
-        (stage.value, *(cell for variant in variants for cell in _cells(report_data, variant, stage)))
-        for stage in stages
-    ]
-    rows.append((NOBODY[1], *(cell for variant in variants for cell in _nobody_cells(report_data, variant))))
+    rows = [(stage.value, *(cell for variant in variants for cell in _cells(variant, stage))) for stage in stages]
+    rows.append((NOBODY[1], *(cell for variant in variants for cell in _nobody_cells(variant))))
     columns = [f"{variant.name}, {what}" for variant in variants for what in ("spent", "exposed", "of a step")]
     several = any(len(variant.runs) > 1 for variant in variants)
     runs = [run for variant in variants for run in variant.runs if run.steps]
@@ -185,21 +180,20 @@ def _exposed_table(report_data: ReportData, variants: Sequence[Variant]) -> Tabl
     return Table("Seconds per training step, spent and exposed", ("stage", *columns), tuple(rows), notes)
 
 
-def _cells(report_data: ReportData, variant: Variant, stage: Stage) -> tuple[str, str, str]:
+def _cells(variant: Variant, stage: Stage) -> tuple[str, str, str]:
     runs = [run for run in variant.runs if run.steps]
     spent = [spent_s(run, stage) for run in [run for run in runs if run.lanes] or runs]
-    found = report_data.exposures.get(variant.name, [])
-    mine = [part.stages_ns.get(stage, 0) / 1e9 / steps for part, steps in found]
-    fraction = exposed_shares(report_data, variant.name).get(stage, 0.0)
-    return _with_interval(spent), _with_interval(mine), numbers.percent(fraction) if found else numbers.NOTHING
+    exposed = [_exposed([run])[0].get(stage, 0.0) for run in exposed_runs(variant)]
+    fraction = exposed_shares(variant).get(stage, 0.0)
+    return _with_interval(spent), _with_interval(exposed), numbers.percent(fraction) if exposed else numbers.NOTHING
 
 
-def _nobody_cells(report_data: ReportData, variant: Variant) -> tuple[str, str, str]:
-    found = report_data.exposures.get(variant.name, [])
-    if not found:
+def _nobody_cells(variant: Variant) -> tuple[str, str, str]:
+    parts = [run.exposed for run in variant.runs if run.exposed]
+    if not parts:
         return (numbers.NOTHING,) * 3
-    seconds = [part.nobody_ns / 1e9 / steps for part, steps in found]
-    return numbers.NOTHING, _with_interval(seconds), numbers.percent(fmean(p.share(p.nobody_ns) for p, _ in found))
+    seconds = [_exposed([run])[1] for run in exposed_runs(variant)]
+    return numbers.NOTHING, _with_interval(seconds), numbers.percent(fmean(it.share(it.nobody_ns) for it in parts))
 
 
 def _with_interval(values: Sequence[float]) -> str:

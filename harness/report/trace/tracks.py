@@ -10,13 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.compare.attribution import in_pipeline_order, loop_window
+from harness.compare.attribution import loop_window
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric
 from harness.report.trace.chrome import Arguments, Arrow, Instant, Sample, Slice, Track, stacked_tracks
 from harness.report.trace.flows import arrows
-from harness.results import EvaluationRow, Run, StepRow, VersionChange, natural_order, part_of
+from harness.results import EvaluationRow, Run, StepRow, VersionChange, in_pipeline_order, natural_order, part_of
 from harness.results.counters import (
     GPU_COUNTERS,
     HOST_COUNTERS,

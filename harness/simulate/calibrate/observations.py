@@ -19,7 +19,7 @@ from harness.core.errors import UserError
 from harness.core.intervals import Interval, merge, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, find_runs, lane_kind
-from harness.results.lane_time import parts_as_lanes
+from harness.results.occupancy import part_spans
 from harness.results.rows import BatchRow, ShardRow
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario, load_scenario
@@ -222,7 +222,7 @@ class Reading:
             raise UserError(what, str(run.folder), "leave it out: name the folders of other runs with --from")
         self.cores = int(run.manifest.machine.get("cores") or 1)
         self.has_gpu = bool(run.manifest.machine.get("gpus"))
-        self.spans = sorted(parts_as_lanes(run.spans()), key=lambda span: (span.start_ns, span.end_ns))
+        self.spans = sorted(part_spans(run.spans()), key=lambda span: (span.start_ns, span.end_ns))
         self.left_out = {row.step for row in run.steps if row.warmup or row.profiled}
         self.rollouts = Rollouts(run, self.spans)
 

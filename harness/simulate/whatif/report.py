@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.compare.attribution import in_pipeline_order
 from harness.compare.checkpoints import interval_advice
 from harness.compare.numbers import change, listed, number, percent
 from harness.compare.tables import Table
@@ -16,7 +15,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.report.style import label, picture_style, save
 from harness.report.timeline import Excerpt, choose_steps, draw_excerpts, excerpt_of
-from harness.results import Manifest, RunFolder, experiment_name, step_row, tail_row
+from harness.results import Manifest, RunFolder, experiment_name, in_pipeline_order, step_row, tail_row
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.rows import LaneSeconds
 from harness.results.writer import timestamp, utc_now
