@@ -21,13 +21,12 @@ from harness.compare.attribution import (
     time_by_window,
 )
 from harness.compare.checkpoints import CheckpointCost, checkpoint_cost
+from harness.compare.kl import KlFigures, kl_figures
 from harness.compare.learning import (
     Divergence,
     Evaluated,
-    KlFigures,
     LearningFigures,
     evaluations,
-    kl_figures,
     learning_figures,
     seconds_to_reward,
 )

@@ -1,4 +1,4 @@
-"""The command ``python -m harness.compare PATH...``; a PATH may also be a JSON file of pytest-benchmark.
+"""The command ``python -m harness.compare PATH...``.
 
 Exit codes: 0 fine, also where single runs are damaged (they are named); 2 bad input; and with ``--fail-on`` those of
 ``harness.compare.gates``.
@@ -17,22 +17,15 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.compare.baselines import add_occasion
-from harness.compare.benchmarks import (
-    benchmark_caveats,
-    benchmark_json,
-    benchmark_table,
-    is_benchmark_file,
-    read_benchmark_files,
-)
 from harness.compare.caveats import DIFFERENCES
 from harness.compare.comparability import SETTINGS, is_allowed
 from harness.compare.completeness import gaps, newer_than
 from harness.compare.experiments import Experiment, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, Judge, Named, gate, read_limit, read_name, refusals_of
-from harness.compare.pareto import DEFAULT, Axis, check_figures, pareto, read_axes
 from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.verdicts import variant_named
 from harness.core.errors import UserError
+from harness.core.removed import removed
 from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain, silence_output
 from harness.report.console import Output
@@ -57,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         nargs="+",
         type=Path,
-        help="results folder, experiment or run folder; or JSON files of pytest-benchmark",
+        help="results folder, experiment or run folder",
     )
     parser.add_argument("--all", action="store_true", help="show every experiment in detail, not only the newest")
     forms = parser.add_mutually_exclusive_group()
@@ -83,14 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(DIFFERENCES)}, settings, or one setting such as group_size",
     )
     parser.add_argument("--plots", metavar="DIR", type=Path, help="folder for pictures of the detailed experiments")
-    parser.add_argument(
-        "--pareto",
-        metavar="X,Y",
-        nargs="?",
-        const=DEFAULT,
-        help="compare two figures: points, the front that no point beats, its knee, and with --plots "
-        f"pareto.png alone; figures by their names in --json, or stages (default: {DEFAULT})",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -100,10 +85,9 @@ def run(options: argparse.Namespace) -> int:
         UserError: a wrong argument, or nothing that can be compared.
     """
     errors = Console(stderr=True)
-    if any(map(is_benchmark_file, options.paths)):
-        _compare_benchmarks(options)
-        return FINE
-    axes = None if options.pareto is None else read_axes(options.pareto)
+    for path in options.paths:
+        if path.suffix == ".json" and path.is_file():
+            raise removed(".json", str(path), str(path))
     limit = None if options.fail_on is None else read_limit(options.fail_on)
     everything = options.all or len(options.paths) > 1 or options.format == "json"
     if everything:
@@ -126,9 +110,9 @@ def run(options: argparse.Namespace) -> int:
     )
     result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
     try:
-        _show(options.format, experiments, detailed, damaged, judge, result, axes)
+        _show(options.format, experiments, detailed, damaged, judge, result)
         if options.plots is not None:
-            _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr, axes)
+            _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
     for sentence in result.sentences if result else ():
@@ -191,24 +175,16 @@ def _show(
     damaged: Sequence[DamagedRun],
     judge: Judge,
     result: GateResult | None,
-    axes: tuple[Axis, Axis] | None,
 ) -> None:
-    """Print the comparison in the form that was asked for; with two figures, these alone for people."""
-    if axes is not None:
-        check_figures(detailed, axes)
+    """Print the comparison in the form that was asked for."""
     if form == "json":
         from harness.compare.as_json import comparison
 
-        print(json.dumps(comparison(experiments, damaged, judge, result, axes), indent=2, allow_nan=False))
+        print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
     elif form == "md":
-        from harness.report.text import markdown, markdown_pareto
+        from harness.report.text import markdown
 
-        print(markdown(experiments, detailed, judge) if axes is None else markdown_pareto(detailed, axes), end="")
-    elif axes is not None:
-        from harness.report.text import print_pareto
-
-        for experiment in detailed:
-            print_pareto(Output(), experiment, axes)
+        print(markdown(experiments, detailed, judge), end="")
     else:
         from harness.report.text import print_comparison
 
@@ -223,48 +199,12 @@ def _save(options: argparse.Namespace, experiment: Experiment, damaged: Sequence
     errors.print(Text(plain(message)), soft_wrap=True)
 
 
-def _compare_benchmarks(options: argparse.Namespace) -> None:
-    if not all(map(is_benchmark_file, options.paths)):
-        odd = next(path for path in options.paths if not is_benchmark_file(path))
-        raise UserError(
-            f"{str(odd)!r} is no JSON file, and benchmarks are compared with benchmarks only",
-            where=str(odd),
-            fix="name JSON files of pytest-benchmark, or folders of runs, not both",
-        )
-    for_runs = {
-        "--plots": options.plots,
-        "--pareto": options.pareto,
-        "--format md": options.format == "md" or None,
-        "--fail-on": options.fail_on,
-        "--baseline": options.baseline,
-        "--save-baseline": options.save_baseline,
-        "--allow-difference": options.allow_difference or None,
-    }
-    for option, value in for_runs.items():
-        if value is not None:
-            raise UserError(f"{option} is for runs, not for benchmarks", where=option, fix="leave it out")
-    files = read_benchmark_files(options.paths)
-    if options.format == "json":
-        print(json.dumps(benchmark_json(files), indent=2, allow_nan=False))
-        return
-    from harness.report.text import print_list, print_table
-
-    output = Output()
-    print_table(output, benchmark_table(files))
-    print_list(output, "Caveats", benchmark_caveats(files))
-
-
-def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO, axes: tuple[Axis, Axis] | None) -> None:
-    from harness.report.pictures import make_pareto_picture, make_pictures
+def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:
+    from harness.report.pictures import make_pictures
 
     for experiment in experiments:
         target = (
             folder if len(experiments) == 1 else folder / safe_name(experiment.scenario) / safe_name(experiment.name)
         )
-        if axes is None:
-            paths = make_pictures(experiment.folder, target)
-        else:
-            front = pareto(experiment, axes)
-            paths = [make_pareto_picture(front, experiment.title, target)] if front.points else []
-        for path in paths:
+        for path in make_pictures(experiment.folder, target):
             print(f"picture: {path}", file=stream)
