@@ -50,11 +50,6 @@ COMMANDS = {
     "list": ("harness.run.commands.list", "show the available scenarios", "list"),
     "schema": ("harness.run.commands.schema", "print the JSON schema for editors", "schema > scenario.schema.json"),
     "compare": ("harness.report.compare_command", "compare results", "compare results/"),
-    "baseline": (
-        "harness.run.commands.baseline",
-        "record and list stored baselines for later comparisons",
-        "baseline record main noise --occasions 5 --every 60",
-    ),
     "report": ("harness.report.report_command", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace_command", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
     "recompute": (

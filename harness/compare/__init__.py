@@ -2,8 +2,8 @@
 
 Start at ``figures`` (one run), ``experiments`` (runs in groups) and ``findings`` (sentences). ``attribution`` says
 where time went, ``verdicts`` what is different, ``stats`` how that is tested, ``gates`` which exit code follows:
-with ``completeness`` (is everything there), ``comparability`` (is it alike) and ``baselines`` (what is stored). May
-import probes, results and what stands below them. ``python -m harness.compare results/`` is the command.
+with ``completeness`` (is everything there), ``comparability`` (is it alike) and ``occasions`` (a baseline of other
+days). May import probes, results and what stands below them. ``python -m harness.compare results/`` is the command.
 """
 
 from harness.compare.attribution import LaneAccount, account_spans, lane_account

@@ -16,14 +16,13 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from harness.compare.baselines import add_occasion
 from harness.compare.caveats import DIFFERENCES
 from harness.compare.comparability import SETTINGS, is_allowed
 from harness.compare.completeness import gaps, newer_than
-from harness.compare.experiments import Experiment, gather, gather_newest, is_called
-from harness.compare.gates import FINE, GateResult, Judge, Named, gate, read_limit, read_name, refusals_of
+from harness.compare.experiments import Experiment, gather, gather_newest, is_called, variant_named
+from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, refusals_of
+from harness.compare.occasions import read_occasions
 from harness.compare.stats import STEP_THRESHOLD
-from harness.compare.verdicts import variant_named
 from harness.core.errors import UserError
 from harness.core.removed import removed
 from harness.core.spawn_pool import usable_cores
@@ -37,8 +36,9 @@ from harness.results.reader import flat_settings, references_left_out
 DESCRIPTION = "Compare runs from their folders."
 EXAMPLES = (
     "examples:\n  python -m harness.compare results/\n"
-    "  python -m harness baseline record main noise --occasions 5 --every 60\n"
-    "  python -m harness.compare results/ --baseline main --fail-on 5%\n"
+    "  python -m harness.compare results/reference/sync_k --baseline k2\n"
+    "  python -m harness run noise --out baseline    # one occasion of a baseline: five on several days\n"
+    "  python -m harness.compare results/ --against baseline/noise/* --fail-on 15%\n"
     "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive"
 )
 
@@ -56,12 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
     forms.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
+    parser.add_argument("--baseline", metavar="ARM", help="compare with this arm (default: the first one)")
     parser.add_argument(
-        "--baseline",
-        metavar="NAME",
-        help="compare with this arm, or this stored baseline; arm:NAME or stored:NAME if it could be both",
+        "--against",
+        metavar="FOLDER",
+        nargs="+",
+        type=Path,
+        help="compare with the experiments in these folders: a baseline, each of them one occasion of it",
     )
-    parser.add_argument("--save-baseline", metavar="NAME", help="add the newest experiment to a stored baseline")
     parser.add_argument(
         "--fail-on",
         metavar="SHARE",
@@ -88,6 +90,9 @@ def run(options: argparse.Namespace) -> int:
     for path in options.paths:
         if path.suffix == ".json" and path.is_file():
             raise removed(".json", str(path), str(path))
+    for kind in ("stored:", "arm:"):
+        if (options.baseline or "").startswith(kind):
+            raise removed(kind, options.baseline, "--baseline")
     limit = None if options.fail_on is None else read_limit(options.fail_on)
     everything = options.all or len(options.paths) > 1 or options.format == "json"
     if everything:
@@ -102,12 +107,14 @@ def run(options: argparse.Namespace) -> int:
     for line in references_left_out(options.paths):
         errors.print(Text(plain(line)), soft_wrap=True)
     _check_allowed(options.allow_difference, experiments)
-    judge = Judge(
-        options.paths[0],
-        _named(options, detailed, damaged),
-        limit or STEP_THRESHOLD,
-        options.allow_difference,
-    )
+    if options.against is None:
+        against = None
+        _check_arm(options.baseline, detailed, damaged, every_one=len(options.paths) > 1)
+    else:
+        against = read_occasions(options.against, options.baseline)
+    judge = Judge(options.baseline, against, limit or STEP_THRESHOLD, options.allow_difference)
+    if against is not None and limit is None and (refusal := judge.refusal(detailed[-1])) is not None:
+        raise UserError(refusal.text, "--against", "run it anew, or leave its folder out")
     result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
     try:
         _show(options.format, experiments, detailed, damaged, judge, result)
@@ -117,10 +124,6 @@ def run(options: argparse.Namespace) -> int:
         silence_output()
     for sentence in result.sentences if result else ():
         errors.print(Text(plain(sentence)), soft_wrap=True)
-    if options.save_baseline is not None and (result is None or result.code == FINE):
-        _save(options, detailed[-1], damaged, errors)
-    elif options.save_baseline is not None:
-        errors.print(Text(plain(f"not added to the baseline {options.save_baseline!r}: the gate did not pass.")))
     return result.code if result else FINE
 
 
@@ -136,20 +139,23 @@ def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> N
             raise UserError(f"{name!r} is nothing that runs differ in", "--allow-difference", fix)
 
 
-def _named(options: argparse.Namespace, detailed: Sequence[Experiment], damaged: Sequence[DamagedRun]) -> Named | None:
-    """Return what ``--baseline`` stands for; None where it was not given.
+def _check_arm(
+    name: str | None, detailed: Sequence[Experiment], damaged: Sequence[DamagedRun], every_one: bool
+) -> None:
+    """Refuse a baseline that is no arm of the newest experiment, or of each where several paths are named.
 
-    An arm has to be one of the newest experiment, and of each experiment where several paths are named: those are to
-    be compared, while ``--all`` and ``--json`` show whatever a folder holds.
+    Several paths are to be compared, while ``--all`` and ``--json`` show whatever a folder holds.
     """
-    if options.baseline is None:
-        return None
+    if name is None:
+        return
     *others, newest = detailed
     arms = [variant.name for variant in newest.variants] + list(gaps(newest, damaged).lost)
-    named = read_name(options.baseline, options.paths[0], arms)
-    for experiment in others if named.kind == "arm" and len(options.paths) > 1 else ():
-        variant_named(experiment, named.name)
-    return named
+    if not any(is_called(arm, name) for arm in arms):
+        fix = f"name one of its arms ({', '.join(arms)}); another experiment is named by --against FOLDER"
+        what = f"the newest experiment, {newest.scenario}/{newest.name}, has no arm called {name!r}"
+        raise UserError(what, "--baseline", fix)
+    for experiment in others if every_one else ():
+        variant_named(experiment, name)
 
 
 def _gate(
@@ -189,14 +195,6 @@ def _show(
         from harness.report.text import print_comparison
 
         print_comparison(Output(), experiments, detailed, judge)
-
-
-def _save(options: argparse.Namespace, experiment: Experiment, damaged: Sequence[DamagedRun], errors: Console) -> None:
-    wanted = (options.baseline or "").removeprefix("arm:")
-    arm = next((item.name for item in experiment.variants if is_called(item.name, wanted)), None)
-    occasions = add_occasion(options.paths[0], options.save_baseline, experiment, arm, damaged)
-    message = f"baseline {options.save_baseline!r}: {experiment.scenario}/{experiment.name} is occasion {occasions}"
-    errors.print(Text(plain(message)), soft_wrap=True)
 
 
 def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:

@@ -55,6 +55,10 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "import trl gone.json": ("gone.json",),
     "import tlr log.json": ("trl",),
     # what the release before had
+    "baseline record main mine": ("harness compare NEW --against FOLDER",),
+    "compare empty --save-baseline main": ("harness compare NEW --against FOLDER",),
+    "compare empty --baseline stored:main": ("harness compare NEW --against FOLDER",),
+    "compare empty --baseline arm:one": ("--baseline ARM",),
     "compare empty --pareto step_s,reward_last": ("--plots DIR",),
     "compare before.json": ("pytest-benchmark compare",),
     "sweep mine --attempts 0": ("--attempts", "at least 1"),
