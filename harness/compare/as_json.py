@@ -11,7 +11,6 @@ from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.findings import findings
 from harness.compare.gates import GateResult
-from harness.compare.pareto import Axis, pareto, pareto_json
 from harness.compare.replay import REPLAY_LINES
 from harness.compare.rewards import reward_difference, target_times
 from harness.compare.step_times import step_ratio
@@ -29,19 +28,17 @@ def comparison(
     damaged: Sequence[DamagedRun],
     judge: Callable[[Experiment], Sequence[Judgement]] = judgements,
     result: GateResult | None = None,
-    axes: tuple[Axis, Axis] | None = None,
 ) -> dict[str, Any]:
     """Return the whole comparison as plain values: every experiment, oldest first, and the runs that cannot be read.
 
     Args:
         judge: returns the verdicts on an experiment.
         result: what the gate says of the newest experiment; None where none was asked for.
-        axes: two figures to set against each other; None where that was not asked for.
     """
     whole = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        "campaigns": [_experiment(experiment, judge(experiment), axes) for experiment in experiments],
+        "campaigns": [_experiment(experiment, judge(experiment)) for experiment in experiments],
         "gate": None if result is None else asdict(result),
         "cautions": unlike([run for experiment in experiments for run in experiment.runs]),
         "damaged": [{"folder": str(item.folder), "problem": item.error.what} for item in damaged],
@@ -49,7 +46,7 @@ def comparison(
     return with_nulls(whole)
 
 
-def _experiment(experiment: Experiment, judged: Sequence[Judgement], axes: tuple[Axis, Axis] | None) -> dict[str, Any]:
+def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str, Any]:
     return {
         "scenario": experiment.scenario,
         "simulated": experiment.simulated,
@@ -60,7 +57,7 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement], axes: tuple
         "verdicts": [asdict(judgement) for judgement in judged],
         "findings": [finding.text for finding in findings(experiment)],
         "cautions": caveats(experiment),
-    } | ({} if axes is None else {"pareto": pareto_json(pareto(experiment, axes))})
+    }
 
 
 def _variant(experiment: Experiment, variant: Variant) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def newer_than(
     """
     newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > _place(judged)]
     homes = {experiment_home(item.folder): None for item in damaged}
-    homes |= dict.fromkeys(home for path in paths for home in _with_a_plan(path))
+    homes |= dict.fromkeys(home for path in paths for home in planned_homes(path))
     readable = {item.folder.resolve() for item in experiments} | {judged.folder.resolve()}
     for home in homes:
         if home.resolve() not in readable:
@@ -167,7 +167,7 @@ def _place(experiment: Experiment) -> tuple[str, str]:
     return experiment.started_at, str(experiment.folder)
 
 
-def _with_a_plan(path: Path) -> list[Path]:
+def planned_homes(path: Path) -> list[Path]:
     """Return the experiments' folders at or below a path that have a plan, without looking into their runs."""
     found = []
     for folder, subfolders, files in os.walk(path):

@@ -228,6 +228,23 @@ def is_called(name: str, asked: str) -> bool:
     return name.removesuffix(SIMULATED) == asked.removesuffix(SIMULATED)
 
 
+def variant_named(experiment: Experiment, name: str | None) -> Variant:
+    """Return a variant by its name; None is the first one.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name is None:
+        return experiment.variants[0]
+    for variant in experiment.variants:
+        if is_called(variant.name, name):
+            return variant
+    names = ", ".join(variant.name for variant in experiment.variants)
+    raise UserError(
+        f"{experiment.scenario}/{experiment.name} has no arm called {name!r}", "--baseline", f"it has {names}"
+    )
+
+
 def variant_labels(points: Sequence[tuple[str | None, dict[str, Any]]], otherwise: str) -> list[str]:
     """Name each (arm, point) without its seed; sweep keys are cut to their last part where that is unambiguous.
 

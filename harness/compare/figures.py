@@ -11,13 +11,12 @@ from typing import Any
 
 from harness.compare.attribution import BlockedTime, blocked_time, loop_window
 from harness.compare.checkpoints import CheckpointCost, checkpoint_cost
+from harness.compare.kl import KlFigures, kl_figures
 from harness.compare.learning import (
     Divergence,
     Evaluated,
-    KlFigures,
     LearningFigures,
     evaluations,
-    kl_figures,
     learning_figures,
     seconds_to_reward,
 )

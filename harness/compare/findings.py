@@ -15,12 +15,11 @@ from harness.compare.attribution import overlap_bound
 from harness.compare.checkpoints import checkpoint_sentence
 from harness.compare.experiments import FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
+from harness.compare.kl import kl_sentence
 from harness.compare.learning_findings import (
     divergence_sentences,
     final_reward_sentence,
     for_all,
-    kl_sentence,
-    onset_sentence,
     ranking,
     rewards_clause,
     signal_sentence,
@@ -94,7 +93,6 @@ def findings(experiment: Experiment) -> list[Finding]:
     for variant in variants:
         found += _named("gain", [_gain(variant)])
         found += _named("kl", [kl_sentence(variant)])
-        found += _named("onset", [onset_sentence(variant)])
         found += _named("upset", _upsets(variant))
     found += _named("length", [_length(experiment)])
     if several or len(base.runs) > 1:

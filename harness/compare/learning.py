@@ -13,11 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from statistics import NormalDist, fmean
 from typing import Literal
 
-from harness.compare.stats.onset import FEWEST_POINTS as FEWEST_FOR_ONSET
-from harness.compare.stats.onset import Onset, growth_onset
 from harness.compare.sync import percentile
 from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
 from harness.results import EvaluationRow, Run, StepRow
@@ -63,83 +60,6 @@ def read_evaluation(row: EvaluationRow) -> Evaluated | None:
     )
 
 
-FEWEST_POINTS = 8
-_CURVATURES = tuple(0.25 * number for number in range(-32, 33))
-Shape = Literal["linear", "exponential", "saturating", "falling", "no clear trend"]
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """The shape of a series.
-
-    Attributes:
-        curvature: c in y = a + b (exp(c s) - 1) / c, s running from 0 at the first step to 1 at the last; 0 is a line.
-        r_squared: share of the variance that the curve explains.
-        linear_r_squared: the same for the line.
-    """
-
-    shape: Shape
-    curvature: float
-    r_squared: float
-    linear_r_squared: float
-    points: int
-
-
-def growth(steps: Sequence[float], values: Sequence[float]) -> Growth | None:
-    """Describe how a series grows; None for fewer than ``FEWEST_POINTS`` points or a constant series.
-
-    The curve y = a + b (exp(c s) - 1) / c is fitted by least squares for c from -8 to 8. It counts as a bend only where
-    it leaves at most 90% of the line's squared error, and as no clear trend where it explains less than half of the
-    variance.
-    """
-    if len(values) < FEWEST_POINTS:
-        return None
-    span = steps[-1] - steps[0]
-    positions = [(step - steps[0]) / span for step in steps]
-    total = _squared_error([1.0] * len(values), values)
-    if total <= 0.0:
-        return None
-
-    def bend(curvature: float, position: float) -> float:
-        return position if curvature == 0.0 else math.expm1(curvature * position) / curvature
-
-    errors = {c: _squared_error([bend(c, s) for s in positions], values) for c in _CURVATURES}
-    best = min(errors, key=lambda c: (errors[c], abs(c)))
-    line = errors[0.0]
-    if errors[best] > 0.9 * line:
-        best = 0.0
-    explained = 1.0 - errors[best] / total
-    shape: Shape = "linear" if best == 0.0 else "exponential" if best > 0.0 else "saturating"
-    if explained < 0.5:
-        shape = "no clear trend"
-    elif (correlation(positions, values) or 0.0) < 0.0:
-        shape = "falling"
-    return Growth(shape, best, explained, 1.0 - line / total, len(values))
-
-
-def correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Pearson's correlation, or None for fewer than four pairs or a constant series."""
-    count = len(first)
-    if count < 4:
-        return None
-    mean_first, mean_second = math.fsum(first) / count, math.fsum(second) / count
-    products = math.fsum((a - mean_first) * (b - mean_second) for a, b in zip(first, second, strict=True))
-    scale = _centred_squares(first, mean_first) * _centred_squares(second, mean_second)
-    return products / math.sqrt(scale) if scale > 0 else None
-
-
-def correlation_interval(value: float, pairs: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a correlation over four pairs or more: tanh(atanh(r) +- z / sqrt(n - 3)), Fisher's.
-
-    It takes the pairs for independent. Those of one run are not quite: both figures drift as the run goes on.
-    """
-    if abs(value) >= 1.0:
-        return value, value
-    middle = math.atanh(value)
-    reach = NormalDist().inv_cdf((1 + confidence) / 2) / math.sqrt(pairs - 3)
-    return math.tanh(middle - reach), math.tanh(middle + reach)
-
-
 def metric_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     """Return (steps, values) of a metric over the run's training steps; steps without a finite value are left out."""
     metrics = ((row.step, row.metric(name)) for row in run.steps)
@@ -163,36 +83,6 @@ def over_optimizer_steps(run: Run, name: str) -> list[tuple[int, float]]:
         points += [(place, value) for place, value in zip(places, values, strict=True) if math.isfinite(value)]
         done += row.optimizer_steps
     return points
-
-
-def kl_against_reward(run: Run, name: str) -> tuple[float, int] | None:
-    """Correlate a KL figure with the validation reward of the same policy version.
-
-    Training step t measures policy version t, so an evaluation of version v is paired with the row of step v.
-
-    Returns:
-        Pearson's correlation and the number of pairs, or None where there are too few.
-    """
-    by_step = dict(zip(*metric_series(run, name), strict=True))
-    pairs = [(by_step[item.step], item.reward) for item in evaluations(run) if item.step in by_step]
-    value = correlation([kl for kl, _ in pairs], [reward for _, reward in pairs])
-    return None if value is None else (value, len(pairs))
-
-
-def _squared_error(regressor: Sequence[float], values: Sequence[float]) -> float:
-    """Return the squared error of the best a + b x; of the best constant where x is constant."""
-    count = len(values)
-    mean_x, mean_y = math.fsum(regressor) / count, math.fsum(values) / count
-    squares = _centred_squares(regressor, mean_x)
-    total = _centred_squares(values, mean_y)
-    if squares == 0.0:
-        return total
-    products = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(regressor, values, strict=True))
-    return max(0.0, total - products * products / squares)
-
-
-def _centred_squares(values: Sequence[float], mean: float) -> float:
-    return math.fsum((value - mean) ** 2 for value in values)
 
 
 COLLAPSED = 0.1
@@ -345,63 +235,3 @@ def divergence(run: Run, evaluated: Sequence[Evaluated]) -> Divergence | None:
     steps, rewards = metric_series(run, TRAIN_REWARD)
     seen = [*zip(steps, rewards, strict=True), *((item.step, item.reward) for item in evaluated)]
     return Divergence(1 + max(int(step) for step, reward in seen if reward > floor), stopped=False, best=best)
-
-
-KL_NAMES = ("kl/reference_k3", "kl/reference_k1")  # the first that a run has is described
-REFERENCE_NAMES = {
-    "frozen": "initial policy",
-    "reclone": "re-cloned reference",
-    "polyak": "Polyak-averaged reference",
-}
-"""What the reference policy of each ``loss.kl.reference`` is called in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class KlFigures:
-    """How a run's KL to the reference policy went.
-
-    Attributes:
-        name: of the metric.
-        reference: ``loss.kl.reference``: ``frozen`` (the initial policy), ``reclone``, ``polyak``; or None.
-        with_reward: its correlation with the validation reward and the number of pairs, or None.
-        judged: whether an onset was looked for: there are points enough, and the reference stays the same.
-        onset: where it begins to grow faster; None where no such step is found.
-        reward_after: mean validation reward of the evaluations after the onset, less the best one up to it, and the
-            number of those after; None without an onset or an evaluation on either side.
-    """
-
-    name: str
-    reference: str | None
-    growth: Growth | None
-    with_reward: tuple[float, int] | None
-    judged: bool = False
-    onset: Onset | None = None
-    reward_after: tuple[float, int] | None = None
-
-
-def kl_figures(run: Run) -> KlFigures | None:
-    """Describe the KL to the reference policy, or return None where it was not monitored."""
-    for name in KL_NAMES:
-        steps, values = metric_series(run, name)
-        if values:
-            reference = run.setting("loss.kl.reference")
-            follows = reference in ("reclone", "polyak")  # then KL falls, or settles, whatever the policy does
-            judged = len(values) >= FEWEST_FOR_ONSET and not follows
-            onset = growth_onset(steps, values) if judged else None
-            return KlFigures(
-                name=name,
-                reference=reference if isinstance(reference, str) else None,
-                growth=growth(steps, values),
-                with_reward=kl_against_reward(run, name),
-                judged=judged,
-                onset=onset,
-                reward_after=None if onset is None else reward_after(evaluations(run), onset.step),
-            )
-    return None
-
-
-def reward_after(evaluated: Sequence[Evaluated], step: float) -> tuple[float, int] | None:
-    """Return the mean reward of the evaluations after a training step less the best one up to it, and their number."""
-    before = [item.reward for item in evaluated if item.step <= step]
-    after = [item.reward for item in evaluated if item.step > step]
-    return (fmean(after) - max(before), len(after)) if before and after else None

@@ -1,4 +1,4 @@
-"""What runs learned, in sentences: final rewards and their order, divergence, the reward target, KL and its onset."""
+"""What runs learned, in sentences: final rewards and their order, divergence, the reward target."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from statistics import fmean
 
 from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.learning import REFERENCE_NAMES, Cause, KlFigures, correlation_interval
-from harness.compare.numbers import count, listed, number, percent, plural
+from harness.compare.learning import Cause
+from harness.compare.numbers import listed, percent, plural
 from harness.compare.rewards import (
     FinalRewards,
-    TargetTimes,
     final_rewards,
     reward_difference,
-    target_log_rank,
     target_times,
 )
 from harness.compare.stats import t_interval
@@ -202,111 +200,24 @@ def _of_seeds(runs: Sequence[object], variant: Variant) -> str:
 
 
 def target_sentence(experiment: Experiment) -> str:
-    """Say after how many seconds and training steps each variant was first seen at the reward target."""
-    found = [(variant.name, target_times(variant)) for variant in experiment.variants]
-    known: list[tuple[str, TargetTimes]] = [(name, times) for name, times in found if times is not None]
-    if len({times.target for _, times in known}) != 1:
+    """Say after how many training steps and seconds each variant was first seen at the reward target."""
+    times = {variant.name: target_times(variant) for variant in experiment.variants}
+    known = {name: each for name, each in times.items() if each is not None}
+    if len(targets := {each.target for each in known.values()}) != 1:
         return ""
-    target = known[0][1].target
-    if not any(times.reached for _, times in known):
+    (target,) = targets
+    if not any(each.reached for each in known.values()):
         return f"No variant was seen at validation reward {target:g}."
-    seconds = "; ".join(f"{name} {times.text()}" for name, times in known)
-    steps = "; ".join(
-        f"{name} {times.text(seconds=False, with_counts=False)}"
-        for name, times in known
-        if times.reached and times.within is None
-    )
-    text = f"Seconds until validation reward {target:g} was first seen: {seconds}."
-    return f"{text} In training steps: {steps}." if steps else text
+    texts = [f"{name}, {each.text()}" for name, each in known.items()]
+    return f"Reached validation reward {target:g}: {'; '.join(texts)}."
 
 
 def target_clause(experiment: Experiment, base: Variant, other: Variant) -> str:
-    """Set the times to the reward target of two variants side by side, with a test where there are seeds enough;
-    nothing where evaluations are too few to know one of them."""
+    """Set the times to the reward target of two variants side by side; nothing where evaluations are too few to know
+    one of them."""
     mine, theirs = target_times(other), target_times(base)
     if mine is None or theirs is None or mine.target != theirs.target or mine.within or theirs.within:
         return ""
     if not mine.reached and not theirs.reached:
         return f"neither reached reward {mine.target:g}"
-    text = f"seconds to reward {mine.target:g}: {mine.text()} against {theirs.text()}"
-    test, comparisons = target_log_rank(base, other), len(experiment.variants) - 1
-    if test is None:
-        return text
-    corrected = f", corrected for {comparisons} comparisons" if comparisons > 1 else ""
-    return f"{text} (log-rank p = {min(1.0, comparisons * test.p):.2g}{corrected})"
-
-
-def kl_sentence(variant: Variant) -> str:
-    """Say how KL to the reference grew, from the first run that monitored it."""
-    for run in variant.runs:
-        if run.kl is not None:
-            break
-    else:
-        return ""
-    kl, end = run.kl, run.at_end(run.kl.name)
-    reference, estimator = REFERENCE_NAMES.get(str(kl.reference), "reference"), kl.name.rpartition("_")[2]
-    text = f"{variant.name}: KL of the policy to the {reference} ({estimator}, per token)"
-    if end is not None:
-        text += f" ends at {number(end)}"
-    if kl.growth is not None:
-        curve, line = f"{kl.growth.r_squared:.2f}", f"{kl.growth.linear_r_squared:.2f}"
-        shapes = {
-            "linear": f"grows about linearly (R2 {line})",
-            "exponential": f"bends upwards (exponential fit: R2 {curve}; line: {line})",
-            "saturating": f"levels off (saturating fit: R2 {curve}; line: {line})",
-            "falling": f"falls over the run (best fit: R2 {curve})",
-            "no clear trend": f"shows no clear trend (best fit: R2 {curve})",
-        }
-        text += f" and {shapes[kl.growth.shape]}"
-    if kl.with_reward is not None:
-        value, pairs = kl.with_reward
-        low, high = correlation_interval(value, pairs)
-        text += f"; correlation with validation reward {value:+.2f} (95% interval {low:+.2f} to {high:+.2f}) over "
-        text += f"{pairs} evaluations"
-    if len(variant.runs) > 1:
-        text += f"; seed {run.manifest.seed} only, of {len(variant.runs)}"
-    if run.behaviour_is_older:
-        text += "; biased, since the sampling policy is an older one"
-    return text + "."
-
-
-def onset_sentence(variant: Variant) -> str:
-    """Say from which step on KL grew faster, over the seeds, and what the validation reward did from there on."""
-    judged = [run.kl for run in variant.runs if run.kl is not None and run.kl.judged]
-    onsets = [kl.onset for kl in judged if kl.onset is not None]
-    if not judged:
-        return ""
-    of_all = f" in {len(onsets)} of {plural(len(judged), 'seed')}" if len(variant.runs) > 1 else ""
-    if 0 < len(judged) < len(variant.runs):
-        of_all += " that can be judged"
-    if not onsets:
-        return f"{variant.name}: no onset of faster growth of KL was found{of_all}; smooth curves describe it as well."
-    steps = [onset.step for onset in onsets]
-    when = f"step {count(steps[0])}" if len(steps) == 1 else f"step {sum(steps) / len(steps):.1f} on average"
-    faster = [number(min(onset.after / onset.before, 1e6)) for onset in onsets if onset.before > 0]
-    times = f", {faster[0]} times as fast as before" if len(onsets) == 1 and faster else ""
-    return (
-        f"{variant.name}: KL grows faster from {when}{_interval(steps, '.1f')} on{of_all}{times}. {_after(judged)}"
-    ).rstrip()
-
-
-def _after(judged: Sequence[KlFigures]) -> str:
-    """Say how the reward of the evaluations after the onset compares with the best one before it."""
-    changes = [kl.reward_after for kl in judged if kl.reward_after is not None]
-    if not changes:
-        return "There is no evaluation on both sides of it."
-    values = [change for change, _ in changes]
-    seeds = f" of {len(values)} seeds" if len(values) > 1 else ""
-    looks = f"{plural(sum(looks for _, looks in changes), 'evaluation')} after it{seeds}"
-    mean = sum(values) / len(values)
-    return f"Validation reward of the {looks} less the best one before: {mean:+.3f}{_interval(values, '+.3f')}."
-
-
-def _interval(values: Sequence[float], form: str) -> str:
-    """The 95% interval of the mean over seeds, or why there is none; nothing for a single one."""
-    if len(values) < 2:
-        return ""
-    interval = t_interval(values, CONFIDENCE) if len(values) >= FEWEST_SEEDS else None
-    if interval is None:
-        return f" (from {format(min(values), form)} to {format(max(values), form)}; too few seeds for an interval)"
-    return f" (95% interval {format(interval.low, form)} to {format(interval.high, form)})"
+    return f"reached reward {mine.target:g}: {mine.text()} against {theirs.text()}"

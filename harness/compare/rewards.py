@@ -7,16 +7,13 @@ says nothing of what it would have been; so a difference is given only between v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
 from harness.compare.experiments import CONFIDENCE, FEWEST_SEEDS, Experiment, Variant
 from harness.compare.figures import RunFigures
-from harness.compare.learning import Evaluated
 from harness.compare.numbers import Format, number, plural
 from harness.compare.stats import t_interval
-from harness.compare.stats.survival import LogRank, Median, Time, log_rank, median_time
 
 
 def final_reward(run: RunFigures) -> float | None:
@@ -96,85 +93,41 @@ class TargetTimes:
     Attributes:
         reached, seeds: how many of how many.
         within: training steps to within which alone the times are known, by the coarsest of the runs that reached it;
-            then there are no medians. None where enough evaluations came before.
-        seconds, steps: Kaplan-Meier medians over the seeds, in seconds of the loop and in training steps. Without an
-            interval below ``FEWEST_SEEDS`` seeds. Without a median where most seeds did not reach it: they all stop
-            being looked at when their runs end, so that it would be that of the few that ran on for longest.
+            None where enough evaluations came before.
+        steps, seconds: the first and the last training step, and seconds of the loop, at which a seed was seen there;
+            None where none was.
     """
 
     target: float
     reached: int
     seeds: int
     within: int | None
-    seconds: Median
-    steps: Median
+    steps: tuple[float, float] | None
+    seconds: tuple[float, float] | None
 
-    def text(self, seconds: bool = True, with_counts: bool = True) -> str:
-        """Write the time as every output does: ``median 7.00, 95% interval from 6.00, 2 of 3 seeds``.
-
-        Args:
-            seconds: seconds, else training steps.
-            with_counts: say how many seeds reached it.
-        """
-        form: Format = number if seconds else _whole_or_half
-        found = self.seconds if seconds else self.steps
-        if self.within is not None:
-            text = f"known only to within one evaluation interval: {plural(self.within, 'step')}"
-        elif self.seeds == 1:
-            return "not reached" if found.at is None else form(found.at)
-        else:
-            text = "median not reached" if found.at is None else f"median {form(found.at)}"
-        if found.low is not None:
-            text += f", 95% interval from {form(found.low)}" + ("" if found.high is None else f" to {form(found.high)}")
-        counted = with_counts and self.seeds > 1
-        return text + (f", {self.reached} of {plural(self.seeds, 'seed')}" if counted else "")
+    def text(self) -> str:
+        """Return the time as every output has it: ``2 of 3 seeds, at step 4 to 8 (6.00 to 8.00 s)``."""
+        counted = f"{self.reached} of {self.seeds} seeds" if self.seeds > 1 else ""
+        if self.steps is None or self.seconds is None:
+            return counted or "never"
+        at = f"at step {_range(self.steps, '{:g}'.format)} ({_range(self.seconds, number)} s)"
+        note = f", to within one evaluation interval ({plural(self.within, 'step')})" if self.within else ""
+        return f"{counted}, {at}{note}" if counted else at + note
 
 
 def target_times(variant: Variant) -> TargetTimes | None:
-    """Return when the reward target was reached; None where the runs do not share one.
-
-    A run that did not reach it counts as not having reached it by its last evaluation, and one that diverged as not
-    having reached it by the last evaluation of any seed: nothing leads back.
-    """
+    """Return when the reward target was reached; None where the runs do not share one."""
     targets = {run.reward_target for run in variant.runs}
     target = targets.pop()
     if targets or target is None:
         return None
-    seconds = _times(variant, lambda run: run.seconds_to_target, lambda last: last.elapsed_s)
-    steps = _times(variant, lambda run: run.learning.target_step if run.learning else None, lambda last: last.step)
+    seconds = [run.seconds_to_target for run in variant.runs if run.seconds_to_target is not None]
+    steps = [run.learning.target_step for run in variant.runs if run.learning and run.learning.target_step is not None]
     within = max((run.learning.target_within or 0 for run in variant.runs if run.learning), default=0) or None
-    medians = [Median(None, None, None) if within else _median(times) for times in (seconds, steps)]
-    return TargetTimes(target, sum(time.seen for time in seconds), len(seconds), within, *medians)
+    ends = [(min(values), max(values)) if values else None for values in (steps, seconds)]
+    return TargetTimes(target, len(seconds), len(variant.runs), within, *ends)
 
 
-def target_log_rank(base: Variant, other: Variant) -> LogRank | None:
-    """Test whether two variants reach the target equally early, in seconds; None below ``FEWEST_SEEDS`` seeds each."""
-    if min(len(base.runs), len(other.runs)) < FEWEST_SEEDS:
-        return None
-    first, second = (
-        _times(variant, lambda run: run.seconds_to_target, lambda last: last.elapsed_s) for variant in (base, other)
-    )
-    return log_rank(first, second)
-
-
-def _times(
-    variant: Variant, reached: Callable[[RunFigures], float | None], looked: Callable[[Evaluated], float]
-) -> list[Time]:
-    last = {id(run): looked(run.last) if run.last else 0.0 for run in variant.runs}
-    times = []
-    for run in variant.runs:
-        at = reached(run)
-        until = max(last.values()) if run.divergence is not None else last[id(run)]
-        times.append(Time(until, seen=False) if at is None else Time(at, seen=True))
-    return times
-
-
-def _median(times: list[Time]) -> Median:
-    found = median_time(times, CONFIDENCE)
-    if 2 * sum(time.seen for time in times) < len(times):
-        found = Median(None, found.low, None)
-    return found if len(times) >= FEWEST_SEEDS else Median(found.at, None, None)
-
-
-def _whole_or_half(steps: float) -> str:
-    return f"{steps:g}"
+def _range(ends: tuple[float, float], form: Format) -> str:
+    first, last = map(form, ends)
+    return first if first == last else f"{first} to {last}"

@@ -281,8 +281,12 @@ OUTCOME_LINES = (
     Line("reward_last", "validation reward, last", reward, lambda run: run.last.reward if run.last else None),
     Line("length_first", "response length, first, tokens", number, lambda run: run.first.length if run.first else None),
     Line("length_last", "response length, last, tokens", number, lambda run: run.last.length if run.last else None),
-    Line("seconds_to_target", "seconds to reward {}", number, lambda run: run.seconds_to_target),
-    Line("target_step", "  at step", count, lambda run: run.learning.target_step if run.learning else None),
+    Line("seconds_to_target", "reached reward {}", number, lambda run: run.seconds_to_target),
+    Line(
+        *("target_step", "steps to the target", count),
+        lambda run: run.learning.target_step if run.learning else None,
+        in_table=False,
+    ),
     Line("reward_train", "training reward, last tenth of the steps", reward, lambda run: run.training_reward),
     Line("length_train", "response length in training, tokens", number, mean_of("response_length")),
     Line("clip_fraction", "clip fraction, mean", number, mean_of("clip_fraction")),
@@ -322,9 +326,6 @@ OUTCOME_LINES = (
         for key in ("planned", "peak")
     ),
 )
-
-TARGET_LINES = ("seconds_to_target", "target_step")
-"""Over seeds these are medians in which the seeds that did not get there count."""
 
 OFF_POLICY_LINES = (
     Line("lag_mean", "lag, mean, versions", number, mean_of("off_policy/mean")),
@@ -379,18 +380,13 @@ def line_rows(lines: Sequence[Line], variants: Sequence[Variant]) -> list[tuple[
     for line in lines:
         label = line.label
         cells = [spread(variant.spread(line.get), line.form) for variant in variants]
-        if line.key in TARGET_LINES:
+        if line.key == "seconds_to_target":
             named = targets([run for variant in variants for run in variant.runs])
             label = label.format(" / ".join(f"{target:g}" for target in named))
-            cells = [_target_cell(variant, line.key) for variant in variants]
+            cells = [times.text() if times else numbers.NOTHING for times in map(target_times, variants)]
         if line.in_table and any(cell != numbers.NOTHING for cell in cells):
             rows.append((label, *cells))
     return rows
-
-
-def _target_cell(variant: Variant, key: str) -> str:
-    times, seconds = target_times(variant), key == "seconds_to_target"
-    return numbers.NOTHING if times is None or (times.within and not seconds) else times.text(seconds)
 
 
 def targets(runs: Sequence[RunFigures]) -> list[float]:

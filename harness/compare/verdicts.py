@@ -23,9 +23,10 @@ from harness.compare.block_values import (
 from harness.compare.caveats import unlike
 from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
 from harness.compare.endpoints import endpoint_of, endpoint_of_effect
-from harness.compare.experiments import Experiment, Variant, is_called
+from harness.compare.experiments import Experiment, Variant, variant_named
 from harness.compare.figures import RunFigures
 from harness.compare.numbers import NOTHING, change, listed
+from harness.compare.occasions import Baseline
 from harness.compare.stats import (
     STEP,
     STEP_THRESHOLD,
@@ -39,15 +40,15 @@ from harness.compare.stats import (
 )
 from harness.compare.step_times import steadiness_notes, warm_up_reasons
 from harness.compare.tables import Table
-from harness.core.errors import UserError
 from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.results.rows import SPEED_PROBE
 
 TOKENS = "response_tokens"  # generated in a step, added up over the steps
 UNEQUAL_WORK = 0.05  # difference in tokens per step that is worth saying
 ONE_OCCASION = (
-    "the baseline has one occasion, so how far occasions lie apart is unknown: record it on 3 at least, better 5"
+    "the baseline has one occasion, so how far occasions lie apart is unknown: name the folders of 3 at least, better 5"
 )
+NOT_EVERYWHERE = "it was not measured on every occasion"
 NOT_IN_TURN = (
     "they ran one after the other, and what the machine did meanwhile counts as a change too: repeat in blocks"
 )
@@ -58,7 +59,7 @@ class Judgement:
     """One variant against the baseline.
 
     Attributes:
-        base, other: the variants' names; of a stored baseline with its experiment.
+        base, other: the variants' names; of a baseline of other occasions with its experiment.
         step: seconds per training step.
         stages: every stage that either spent time in; all comparisons of the experiment are corrected for together.
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
@@ -91,37 +92,6 @@ class Judgement:
     def effects(self) -> tuple[Effect, ...]:
         """Everything that was compared, the primary endpoint first."""
         return (self.step, *self.stages) if self.endpoint is None else (self.endpoint, self.step, *self.stages)
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What the others are set against: a variant of one experiment, or of several.
-
-    Attributes:
-        experiment, variant: of the newest occasion.
-        earlier: the experiments of earlier occasions, oldest first.
-    """
-
-    experiment: Experiment
-    variant: Variant
-    earlier: tuple[Experiment, ...] = ()
-
-    @property
-    def occasions(self) -> tuple[Experiment, ...]:
-        """The experiments, oldest first."""
-        return (*self.earlier, self.experiment)
-
-    def variants_of(self, name: str) -> list[Variant]:
-        """Return the variant called so of each occasion; where one of them has none, the baseline's own."""
-        named = [next((v for v in item.variants if is_called(v.name, name)), None) for item in self.occasions]
-        known = [variant for variant in named if variant is not None]
-        if len(known) == len(named):
-            return known
-        return [variant_named(item, self.variant.name) for item in self.occasions]
-
-    def runs_of(self, name: str) -> list[RunFigures]:
-        """Return the runs of ``variants_of``, occasion by occasion."""
-        return [run for variant in self.variants_of(name) for run in variant.runs]
 
 
 def judgements(
@@ -174,11 +144,10 @@ def judgements(
 def judge_against(
     baseline: Baseline, experiment: Experiment, threshold: float, allowed: Sequence[str]
 ) -> list[Judgement]:
-    """Set the variants of an experiment against a stored baseline, which ran in other commands.
+    """Set the variants of an experiment against a baseline that ran in other commands.
 
-    A variant is set against the baseline's of the same name if there is one, else against the named one. What the
-    machine did on one occasion and not on another is a difference too, so the interval comes from the spread between
-    the baseline's occasions. With a single one there is no verdict.
+    What the machine did on one occasion and not on another is a difference too, so the interval comes from the spread
+    between the baseline's occasions. With a single one there is no verdict.
     """
     return _judged([_draft_against(baseline, experiment, other, threshold, allowed) for other in experiment.variants])
 
@@ -286,18 +255,18 @@ def _unmeasured(blocks: int, of: int) -> list[str]:
 def _draft_against(
     baseline: Baseline, experiment: Experiment, other: Variant, threshold: float, allowed: Sequence[str]
 ) -> _Draft:
-    """Prepare a variant and the occasions of a stored baseline."""
-    stored = baseline.variants_of(other.name)
-    before = baseline.runs_of(other.name)
+    """Prepare a variant and the occasions of a baseline."""
+    measured, before = baseline.variants_for(other.name), baseline.runs_for(other.name)
     reasons = []
     scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in baseline.occasions), experiment.scenario]))
     if len(scenarios) > 1:
         reasons.append(f"they are runs of the scenarios {listed(scenarios)}")
     reasons += why_not_comparable(before, other.runs, allowed, one_command=False)
-    known = [seconds for seconds in map(log_step_seconds, stored) if seconds]
+    known = [seconds for seconds in map(log_step_seconds, measured) if seconds]
     new = [seconds for seconds in [log_step_seconds(other)] if seconds]
-    together = Variant(stored[-1].name, tuple(before))
-    undecided = [ONE_OCCASION] if len(known) < 2 else warm_up_reasons(together, other)
+    together = Variant(measured[-1].name, tuple(before))
+    undecided = [ONE_OCCASION] if len(measured) < 2 else warm_up_reasons(together, other)
+    undecided += [NOT_EVERYWHERE] if len(known) < len(measured) else []
     step = Comparison(
         STEP,
         of_occasions(known, new),
@@ -307,36 +276,19 @@ def _draft_against(
     )
     deciding, endpoint = None, endpoint_of(experiment.runs).primary
     if endpoint is not None:
-        values = [log_values(variant, endpoint) for variant in (*stored, other)]
-        missing = [] if all(values) else ["it was not measured on every occasion"]
+        values = [log_values(variant, endpoint) for variant in (*measured, other)]
+        missing = [] if all(values) else [NOT_EVERYWHERE]
         deciding = Comparison(
             endpoint.name,
             of_occasions(values[:-1], values[-1:]) if all(values) else None,
             endpoint.threshold,
             not_comparable=tuple(reasons),
-            undecided="; ".join([*missing, *undecided]) or None,
+            undecided="; ".join(dict.fromkeys([*missing, *undecided])) or None,
         )
-    name = f"{stored[-1].name} of {baseline.experiment.scenario}/{baseline.experiment.name}"
-    name += f" and {len(baseline.earlier)} earlier" if baseline.earlier else ""
-    cautions = (*unlike([*before, *other.runs]), *steadiness_notes([together, other]))
+    newest, earlier = baseline.occasions[-1], len(baseline.occasions) - 1
+    name = f"{measured[-1].name} of {newest.scenario}/{newest.name}" + (f" and {earlier} earlier" if earlier else "")
+    cautions = (*baseline.cautions(), *unlike([*before, *other.runs]), *steadiness_notes([together, other]))
     return _Draft(name, other.name, before, other.runs, step, endpoint=deciding, cautions=cautions)
-
-
-def variant_named(experiment: Experiment, name: str | None) -> Variant:
-    """Return a variant by its name; None is the first one.
-
-    Raises:
-        UserError: there is none of that name.
-    """
-    if name is None:
-        return experiment.variants[0]
-    for variant in experiment.variants:
-        if is_called(variant.name, name):
-            return variant
-    names = ", ".join(variant.name for variant in experiment.variants)
-    raise UserError(
-        f"{experiment.scenario}/{experiment.name} has no arm called {name!r}", "--baseline", f"it has {names}"
-    )
 
 
 def _unequal_work(base: Variant, other: Variant) -> list[str]:

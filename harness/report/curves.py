@@ -13,7 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiments import Experiment
-from harness.compare.learning import REFERENCE_NAMES, Evaluated, evaluations
+from harness.compare.kl import REFERENCE_NAMES
+from harness.compare.learning import Evaluated, evaluations
 from harness.compare.tables import targets
 from harness.report.data import (
     OPTIMIZER_STEP,
@@ -26,7 +27,6 @@ from harness.report.data import (
     metric_points,
     metric_values,
     needs_log_scale,
-    onset_steps,
     optimizer_panels,
     over_seeds,
     sweep_lines,
@@ -208,8 +208,6 @@ def draw_kl(curves: Curves) -> Figure | None:
         grid[-1][column].set(xlabel=STEP)
     for row, name in zip(grid, ("k3, nats per token", "k1, nats per response", "validation reward"), strict=False):
         row[0].set(ylabel=name)
-    if pairs[0] == "reference":
-        keys += _mark_onsets(curves, [row[0] for row in grid])
     lagging = any(run.behaviour_is_older for run in curves.experiment.runs)
     what = "KL, estimated on sampled tokens" + ("; biased, as an older policy sampled them" if lagging else "")
     return finish(figure, curves, what, BAND, keys)
@@ -229,19 +227,6 @@ def _draw_exact(curves: Curves, axes: Axes, pair: str) -> list[Any]:
         axes.plot(x, mean, color=looks[name][0], **look)
     wanted = drawn and pair == "reference"
     return [Line2D([], [], color="white", label="exact KL", **look)] if wanted else []
-
-
-def _mark_onsets(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
-    """Mark in every panel where a run's KL begins to grow faster; return the legend entry."""
-    from matplotlib.lines import Line2D
-
-    looks, marked = variant_looks(list(curves.runs)), False
-    for variant in curves.experiment.variants:
-        for step in onset_steps(variant):
-            marked = True
-            for axes in panels:
-                axes.axvline(step, color=looks[variant.name][0], linewidth=1.2, linestyle="--", zorder=1)
-    return [Line2D([], [], color="grey", linestyle="--", label="KL grows faster")] if marked else []
 
 
 def draw_training(curves: Curves) -> Figure | None:

@@ -244,11 +244,6 @@ def optimizer_panels(curves: Curves) -> list[Panel]:
     return [panel for panel in OPTIMIZER_PANELS if any(map(panel.points, runs))]
 
 
-def onset_steps(variant: Variant) -> list[float]:
-    """Return the steps from which on KL grows faster, of the runs where one was found."""
-    return [run.kl.onset.step for run in variant.runs if run.kl is not None and run.kl.onset is not None]
-
-
 def over_seeds(lines: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
     """Return (x, mean, lowest, highest) over the lines that have a point at x, one line for each seed; by x.
 

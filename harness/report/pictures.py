@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.compare.experiments import Experiment
-from harness.compare.pareto import Front
 from harness.core.errors import UserError
 from harness.report.bars import draw_lag, draw_lanes, draw_stages, draw_sync
 from harness.report.curves import (
@@ -21,7 +20,7 @@ from harness.report.curves import (
     draw_training,
 )
 from harness.report.data import Curves, load_curves
-from harness.report.pareto_picture import draw_pareto
+from harness.report.scatter import draw_scatter
 from harness.report.style import picture_style, save
 from harness.report.timeline import draw_timeline
 
@@ -33,6 +32,7 @@ BAR_PICTURES: dict[str, Callable[[Experiment], Figure | None]] = {
     "lanes.png": draw_lanes,
     "sync.png": draw_sync,
     "sweep.png": draw_sweep,
+    "scatter.png": draw_scatter,
 }
 CURVE_PICTURES: dict[str, Callable[[Curves], Figure | None]] = {
     "timeline.png": draw_timeline,
@@ -66,20 +66,6 @@ def make_pictures(experiment_folder: Path, out_dir: Path) -> list[Path]:
         for name, figure in _figures(curves):
             paths.append(_saved(figure, out_dir / name))
     return paths
-
-
-def make_pareto_picture(front: Front, title: str, out_dir: Path) -> Path:
-    """Draw two figures against each other to ``pareto.png`` in a folder.
-
-    Args:
-        front: of at least one point.
-        title: the experiment's.
-
-    Raises:
-        UserError: ``out_dir`` cannot be written to.
-    """
-    with picture_style():
-        return _saved(draw_pareto(front, title), out_dir / "pareto.png")
 
 
 def _saved(figure: Figure, path: Path) -> Path:

@@ -17,7 +17,6 @@ from rich.text import Text
 from harness.compare.caveats import caveats, origin
 from harness.compare.experiments import Experiment, gather
 from harness.compare.findings import findings
-from harness.compare.pareto import Axis, pareto, pareto_sentences, pareto_table
 from harness.compare.replay import replay_table
 from harness.compare.sync_tables import sweep_points, sweep_tables, sync_table
 from harness.compare.tables import (
@@ -65,17 +64,6 @@ def print_experiment(console: Console, experiment: Experiment, judge: Judging = 
     print_list(console, "Caveats", caveats(experiment))
 
 
-def print_pareto(console: Console, experiment: Experiment, axes: tuple[Axis, Axis]) -> None:
-    """Print two figures of an experiment's variants: a table, and the front and its knee in words."""
-    front = pareto(experiment, axes)
-    console.print()
-    console.print(Text(plain(f"{experiment.title} / {experiment.name}"), style="bold underline"))
-    console.print(Text(plain(origin(experiment)), style="dim"))
-    (table,) = marked([pareto_table(front)], experiment)
-    print_table(console, table)
-    print_list(console, "What the figures say", pareto_sentences(front))
-
-
 def print_table(console: Console, table: Table) -> None:
     """Draw a table; one that is too wide for the console is drawn in parts."""
     console.print()
@@ -115,17 +103,6 @@ def markdown(experiments: Sequence[Experiment], detailed: Sequence[Experiment], 
         parts += [markdown_table(table) for table in tables]
         sentences = [*verdict_sentences(judged), *(item.text for item in findings(experiment)), *caveats(experiment)]
         parts.append("\n".join(f"- {_cell(sentence)}" for sentence in sentences))
-    return "\n\n".join(parts) + "\n"
-
-
-def markdown_pareto(experiments: Sequence[Experiment], axes: tuple[Axis, Axis]) -> str:
-    """Return two figures of the experiments' variants against each other as Markdown."""
-    parts = []
-    for experiment in experiments:
-        front = pareto(experiment, axes)
-        parts.append(f"## {_cell(f'{experiment.title} / {experiment.name}')}\n\n{_cell(origin(experiment))}")
-        parts += [markdown_table(table) for table in marked([pareto_table(front)], experiment)]
-        parts.append("\n".join(f"- {_cell(sentence)}" for sentence in pareto_sentences(front)))
     return "\n\n".join(parts) + "\n"
 
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from itertools import pairwise
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -19,14 +19,12 @@ from tests.docs.pages import FENCE, PAGES, ROOT, Shown, shown_commands
 
 COMMANDS_SHOWN = shown_commands()
 REFERENCE = ROOT / "results" / "reference"
-READERS = ("validate", "list", "schema", "compare", "report", "trace", "whatif", "simulate", "import", "baseline")
+READERS = ("validate", "list", "schema", "compare", "report", "trace", "whatif", "simulate", "import")
 """Commands that neither train nor measure: they are run."""
-UNTIL_THE_RUN = ("run", "bench", "sweep", "baseline")
+UNTIL_THE_RUN = ("run", "bench", "sweep")
 """Commands that begin runs: they are carried out up to there."""
 OF_A_GATE = (0, 1, 3, 4)
 STAND_INS = {
-    "before.json": None,
-    "after.json": None,
     "logs/gsm8k.jsonl": None,
     "export.jsonl": None,
     "train.log": None,
@@ -52,9 +50,8 @@ def by_kind() -> dict[str, list[Shown]]:
             continue
         kind = "parsed"
         if shown.whole and not any(map(is_placeholder, words)) and words[0] in COMMANDS:
-            trains = words[0] == "baseline" and words[1] == "record"
             missing = any(STAND_INS.get(word, word) is None for word in words)
-            if words[0] in UNTIL_THE_RUN and (trains or words[0] != "baseline"):
+            if words[0] in UNTIL_THE_RUN:
                 kind = "parsed" if "--resume" in words else "begun"
             elif words[0] in READERS and not missing:
                 kind = "run"
@@ -130,6 +127,7 @@ def folder(tmp_path_factory):
         (home / "scenarios" / f"{name}.yaml").write_text(f"extends: {ours}\n")
     page = (ROOT / "docs" / "scenarios.md").read_text()
     (home / "mine.yaml").write_text(next(block[3] for block in FENCE.finditer(page) if block[2] == "yaml"))
+    shutil.copytree(REFERENCE / "sync_k1-vs-sync_k2", home / "baseline" / "noise")
     (home / "my_package").mkdir()
     for words in (shown.words for shown in COMMANDS_SHOWN):
         for word in words:
@@ -160,10 +158,6 @@ def test_what_trains_is_ready_to_begin(shown, folder, monkeypatch):
     words = list(shown.harness)
     if words[0] == "sweep":
         words += [] if "--status" in words else ["--status"]
-    if words[:2] == ["baseline", "record"]:
-        command_parser("baseline").parse_args(words[1:])
-        settings = [pair for pair in pairwise(words) if pair[0] == "--set"]
-        words = ["validate", words[3], *(word for pair in settings for word in pair)]
     assert main(words, run_scenario=record) == 0
     assert len(begun) == (words[0] in ("run", "bench") and "--dry-run" not in words)
 
@@ -171,10 +165,7 @@ def test_what_trains_is_ready_to_begin(shown, folder, monkeypatch):
 @pytest.mark.parametrize("shown", unique(KINDS["run"]))
 def test_what_reads_runs(shown, folder, monkeypatch, capsys):
     in_folder(folder, monkeypatch)
-    words = list(shown.harness)
-    (folder / "results" / "baselines.json").unlink(missing_ok=True)
-    if {"main", "list"} & set(words) and not {"add", "--save-baseline"} & set(words):
-        main(["baseline", "add", "main", "results/noise/20261121-150000"])
+    words = [each for word in shown.harness for each in (glob(word) if "*" in word else [word])]
     before = set((folder / "results").iterdir())
     if words[0] == "simulate":  # the same question of fewer worlds
         short = ["--steps", "2"] if {"--ask", "--sweep"} & set(words) else []

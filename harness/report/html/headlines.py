@@ -25,6 +25,6 @@ def headlines(material: ReportData, judgements: Sequence[Judgement] = ()) -> lis
         *(uneven_sentence(variant, only_hidden=True) for variant in material.experiment.variants),
         exposed_finding(material.experiment),
         overlap_finding(material.experiment),
-        *(finding.text for finding in found if finding.name in ("lag", "kl", "onset")),
+        *(finding.text for finding in found if finding.name in ("lag", "kl")),
     ]
     return [text for text in parts if text]

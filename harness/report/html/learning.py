@@ -20,7 +20,6 @@ from harness.report.data import (
     metric_points,
     metric_values,
     needs_log_scale,
-    onset_steps,
     optimizer_panels,
     over_seeds,
     training_panels,
@@ -156,7 +155,6 @@ def _curves(report_data: ReportData, title: str, sentence: str, shown: Sequence[
 
 def _kl(report_data: ReportData) -> Markup | None:
     charts = []
-    onsets = [step for variant in report_data.experiment.variants for step in onset_steps(variant)]
     ends = (0.0, float(max((run.steps for run in report_data.experiment.runs), default=0)))
     for pair, other in (("reference", "the reference policy"), ("previous", "the previous policy")):
         for kind, unit in KL_KINDS:
@@ -164,22 +162,20 @@ def _kl(report_data: ReportData) -> Markup | None:
             if metric_values(report_data.curves, name):
                 drawn = over_steps(report_data, metric_points(name))
                 says = f"KL of the policy to {other}, {unit}, over training steps."
-                marks = onsets if pair == "reference" else ()
-                chart = Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True)
-                charts.append(replace(chart, marks=marks, x_ends=ends))
+                charts.append(
+                    Chart(f"KL to {other}", STEP, unit, drawn, says, zero_line=True, from_zero=True, x_ends=ends)
+                )
     if not charts:
         return None
     if any(map(evaluations, report_data.curves.all_runs())):
         drawn = over_steps(report_data, evaluated_points(lambda item: item.step, lambda item: item.reward))
         says = "Validation reward over the same training steps."
-        chart = Chart("Reward over the same steps", STEP, "validation reward", drawn, says, marks=onsets, x_ends=ends)
+        chart = Chart("Reward over the same steps", STEP, "validation reward", drawn, says, x_ends=ends)
         charts.append(chart)
     older = any(run.behaviour_is_older for run in report_data.experiment.runs)
     sentence = "Estimated on the sampled tokens" + ("; biased where an older policy sampled them." if older else ".")
     if any(metric_values(report_data.curves, f"kl/{pair}_exact") for pair in ("reference", "previous")):
         sentence += " Exact: summed over the vocabulary, nothing sampled."
-    if onsets:
-        sentence += " Dotted upright lines: from there on a run's KL to the reference policy grows faster."
     return panels(report_data, "KL divergence.", sentence, charts)
 
 

@@ -1,4 +1,4 @@
-"""The onset of faster growth of KL in runs, and what the reward did from there on."""
+"""Runs that had nothing to learn from: whether, why, and how many groups had no reward."""
 
 from __future__ import annotations
 
@@ -9,26 +9,12 @@ import pytest
 
 from harness.compare import Experiment, gather
 from harness.compare.findings import findings
-from harness.compare.learning import Cause, correlation_interval
+from harness.compare.learning import Cause
 from harness.compare.learning_findings import CAUSES
 from harness.core.types import Metric
 from harness.results import RunFolder
 
 Make = Callable[..., RunFolder]
-STEPS = 40
-SETTINGS = "steps: 40\nloss: {kl: {reference: frozen, monitor: true}}\n"
-
-
-def broken(at: int, reference: str = "frozen") -> dict[str, object]:
-    """KL of 0.001 times the step, and 0.01 for each step after the break; the reward falls from 0.6 to 0.3 there."""
-    return {
-        "steps": STEPS,
-        "settings": SETTINGS.replace("frozen", reference),
-        "metrics": lambda step: {
-            "kl/reference_k3": Metric(0.001 * min(step, at) + 0.01 * max(0, step - at), count=500)
-        },
-        "evaluations": {step: (0.6 if step <= at else 0.3, 9) for step in range(0, STEPS + 1, 5)},
-    }
 
 
 def said(tmp_path: Path, name: str) -> list[str]:
@@ -39,49 +25,6 @@ def said(tmp_path: Path, name: str) -> list[str]:
 def read(tmp_path: Path) -> Experiment:
     (experiment,), _ = gather([tmp_path / "results"])
     return experiment
-
-
-def test_an_onset_comes_with_the_reward_after_it(make_run: Make, tmp_path: Path) -> None:
-    make_run(**broken(20))
-    (run,) = read(tmp_path).runs
-    assert run.kl is not None
-    assert run.kl.onset is not None
-    assert run.kl.onset.step == 20
-    # evaluations at 25, 30, 35 and 40 have 0.3, the best one up to 20 has 0.6
-    assert run.kl.reward_after == (pytest.approx(-0.3), 4)
-    (text,) = said(tmp_path, "onset")
-    assert "from step 20 on, 10.0 times as fast as before" in text
-    assert "Validation reward of the 4 evaluations after it less the best one before: -0.300." in text
-
-
-def test_onsets_over_seeds_have_a_count_and_an_interval(make_run: Make, tmp_path: Path) -> None:
-    for seed, at in enumerate((18, 20, 22)):
-        make_run(point={"seed": seed}, seed=seed, **broken(at))
-    line = {"metrics": lambda step: {"kl/reference_k3": Metric(0.001 * step, count=500)}}
-    for seed in (3, 4):
-        make_run(point={"seed": seed}, seed=seed, **(broken(20) | line))
-    (text,) = said(tmp_path, "onset")
-    # 18, 20, 22: sd 2, 4.303 * 2 / sqrt(3) = 4.97; evaluations after 18 and 20: 20, 25 ... 40 are 5 and 4, after 22 4
-    assert "from step 20.0 on average (95% interval 15.0 to 25.0) on in 3 of 5 seeds" in text
-    assert "13 evaluations after it of 3 seeds less the best one before: -0.300" in text
-
-
-def test_no_onset_is_an_outcome(make_run: Make, tmp_path: Path) -> None:
-    line = {"metrics": lambda step: {"kl/reference_k3": Metric(0.001 * step, count=500)}}
-    make_run(**(broken(20) | line))
-    (text,) = said(tmp_path, "onset")
-    assert text.startswith("sync_k: no onset of faster growth of KL was found")
-
-
-@pytest.mark.parametrize("reference", ["reclone", "polyak"])
-def test_a_reference_that_follows_the_policy_is_not_judged(make_run: Make, tmp_path: Path, reference: str) -> None:
-    make_run(**broken(20, reference=reference))
-    assert said(tmp_path, "onset") == []
-
-
-def test_a_correlation_has_fishers_interval() -> None:
-    # atanh(0.5) = 0.5493, 1.96 / sqrt(28 - 3) = 0.3920: tanh(0.1573) and tanh(0.9413)
-    assert correlation_interval(0.5, 28) == (pytest.approx(0.1560, abs=1e-4), pytest.approx(0.7358, abs=1e-4))
 
 
 def zero_signal(make_run: Make, shares: list[float], settings: str = "", **more: object) -> None:
