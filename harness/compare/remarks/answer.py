@@ -13,7 +13,7 @@ from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
-from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
+from harness.compare.stats import FEWEST_BLOCKS, Effect, Verdict, t_interval
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
 from harness.core.experiment import MOST_BLOCKS
 
@@ -52,22 +52,23 @@ def _verdict_words(item: Judgement) -> str:
     effect = item.primary
     if effect.verdict is Verdict.NOT_COMPARABLE or effect.ratio is None:
         return f"{item.other} and {item.base} cannot be compared: {effect.reason}"
-    words, endpoint = effect_in_words(effect, item.base, item.other), endpoint_of_effect(effect)
-    if effect.verdict is not Verdict.INCONCLUSIVE:
-        return words
-    if effect.low is None or effect.high is None:
+    endpoint = endpoint_of_effect(effect)
+    if effect.verdict is not Verdict.INCONCLUSIVE or endpoint.is_difference:
+        return effect_in_words(effect, item.base, item.other)
+    what = "per step" if endpoint.is_step else f"in {endpoint.words}"
+    ends = endpoint.ends(effect)
+    if ends is None or effect.low is None or effect.high is None:
         runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} blocks; {effect.reason}"
-        if endpoint.is_difference:
-            return f"{words}; {runs}"
-        what = "per step" if endpoint.is_step or effect.name == STEP else f"in {endpoint.words}"
         return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs})"
+    text = f"cannot tell whether {item.other} is faster {what} than {item.base}"
     if effect.low < 1 / NOISY or effect.high > NOISY:
-        return f"{words.partition(':')[0]}: unknown (blocks too noisy)"
+        return f"{text}: unknown (blocks too noisy)"
+    text += f": {endpoint.change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
     if effect.blocks < FEWEST_BLOCKS:
-        return f"{words}; a verdict needs {FEWEST_BLOCKS} blocks"
+        return f"{text}; a verdict needs {FEWEST_BLOCKS} blocks"
     if effect.p_adjusted is None or effect.minimum_effect is None:
-        return f"{words}; {effect.reason}"
-    return f"{words}; {_blocks_words(effect, effect.minimum_effect)}"
+        return f"{text}; {effect.reason}"
+    return f"{text}; {_blocks_words(effect, effect.minimum_effect)}"
 
 
 def _pace(ratio: float) -> str:

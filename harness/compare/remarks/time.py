@@ -57,20 +57,19 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     largest = {arm: stage for arm, own in shares.items() if (stage := _largest(own)) is not None}
     if not largest:
         return
-    arms: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for arm, stage in largest.items():
         added = ", added over processes" if shares[arm][stage] > 1 else ""
-        arms.setdefault(stage, []).append(f"{arm} ({percent(shares[arm][stage])} of a step{added})")
-    named = "; ".join(f"{stage} in {listed(names)}" for stage, names in arms.items())
+        share = f"{percent(shares[arm][stage])} of a step{added}"
+        parts.setdefault(stage, []).append(f"{arm} ({share})" if len(largest) > 1 else share)
+    where = [f"{stage} in {listed(own)}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()]
     if kind == TIMING:
-        yield f"Largest stage: {named}."
+        yield f"Largest stage: {'; '.join(where)}."
         return
     first, stage = next(iter(largest.items()))
-    of = "a step" if len(largest) == 1 else f"a step of {first}"
-    text = (
-        f"Biggest bottleneck, by time on the critical path: {named}. If {stage} were {FASTER:.0%} faster, {of} would "
-    )
-    text += f"be at most {percent(FASTER * shares[first][stage])} shorter."
+    gain, of = percent(FASTER * shares[first][stage]), f" of {first}" if len(largest) > 1 else ""
+    text = f"Biggest bottleneck, by time on the critical path: {'; '.join(where)}."
+    text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
     more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
     unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]
     yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(unknown)}." if unknown else "")
