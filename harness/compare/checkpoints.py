@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
 from harness.compare.numbers import number
-from harness.compare.step_columns import StepSeries
 from harness.core.intervals import Interval, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, lane_kind
@@ -114,13 +113,14 @@ def has_kept_steps(run: Run) -> bool:
     return bool(run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"))
 
 
-def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) -> CheckpointCost | None:
+def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], step_s: float) -> CheckpointCost | None:
     """Return what checkpoints cost a run; None where it made none, or its steps took no time.
 
     Args:
         run: as read.
         spans: of it, with the ranks of a Learner as one lane.
-        series: its measured training steps.
+        steps: its measured training steps, by number.
+        step_s: mean seconds of these.
     """
     every: Any = run.setting("checkpoint.every")
     if has_kept_steps(run):
@@ -129,23 +129,23 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) 
     for span in spans:
         by_kind[lane_kind(span.lane)].append(span)
     blocked = _by_version(span for span in by_kind["learner"] if span.stage in BLOCKING)
-    if not every or not blocked or series is None:
+    if not every or not blocked or not steps:
         return None
     writing = [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE]
     written = _by_version(writing)
-    kept = [version for version in blocked if version in series.steps] or list(blocked)
+    kept = [version for version in blocked if version in steps] or list(blocked)
     samplers = [span for span in (*by_kind["generator"], *by_kind["scorer"]) if not span.stage.is_wait]
     exposed = [_exposed_s(blocked[version], version, samplers) for version in kept]
     ends = {version: max(end for _, end in blocked[version]) for version in kept}
     pending = [max(0, max(end for _, end in written[v]) - ends[v]) / 1e9 for v in kept if v in written]
     starts = [segment.startup_s for segment in run.manifest.segments] or [run.manifest.startup_s or 0.0]
-    slowed_s = _slowed_s(by_kind["learner"], writing, series)
-    step_s = series.step_s - sum(exposed) / len(series.steps) - slowed_s / int(every)
-    if step_s <= 0:
+    slowed_s = _slowed_s(by_kind["learner"], writing, steps)
+    plain_s = step_s - sum(exposed) / len(steps) - slowed_s / int(every)
+    if plain_s <= 0:
         return None
     return CheckpointCost(
         every=int(every),
-        step_s=step_s,
+        step_s=plain_s,
         blocked_s=median(total(blocked[version]) for version in kept) / 1e9,
         exposed_s=median(exposed),
         pending_s=median(pending) if pending else 0.0,
@@ -170,11 +170,9 @@ def _by_version(spans: Any) -> dict[int, list[Interval]]:
     return found
 
 
-def _slowed_s(learner: Sequence[Span], writing: Sequence[Span], series: StepSeries) -> float:
+def _slowed_s(learner: Sequence[Span], writing: Sequence[Span], steps: Collection[int]) -> float:
     """Seconds by which updates with writing beside them are longer, for each checkpoint that was written meanwhile."""
-    updates = sorted(
-        (span for span in learner if span.stage is Stage.UPDATE and span.step in series.steps), key=itemgetter(2)
-    )
+    updates = sorted((span for span in learner if span.stage is Stage.UPDATE and span.step in steps), key=itemgetter(2))
     table = Occupancy.of(writing, [(span.start_ns, span.end_ns) for span in updates])
     seconds, beside = Counter[int](), Counter[int]()
     for span, (start, end), written_s in zip(updates, table.windows.tolist(), table.by_window().sum(1), strict=True):
@@ -185,14 +183,14 @@ def _slowed_s(learner: Sequence[Span], writing: Sequence[Span], series: StepSeri
     if min(len(touched), len(alone)) < FEWEST_BESIDE:
         return 0.0
     longer_ns = fmean(seconds[step] for step in touched) - fmean(seconds[step] for step in alone)
-    checkpoints = len({span.version for span in writing} & set(series.steps))
+    checkpoints = len({span.version for span in writing} & set(steps))
     return max(0.0, longer_ns / 1e9 * len(touched) / max(1, checkpoints))
 
 
 def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures: float | None) -> str:
     """Say what checkpoints cost, and which interval would lose least."""
     share = cost.cost_s / (cost.every * cost.step_s + cost.cost_s)
-    text = f"{name}: a checkpoint holds the Learner up for {number(cost.blocked_s)} s"
+    text = f"{name}: a checkpoint stalls the Learner for {number(cost.blocked_s)} s"
     if cost.exposed_s < cost.blocked_s:
         text += f", {number(cost.exposed_s)} s of which delay the next step"
     if cost.pending_s:
@@ -201,7 +199,7 @@ def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures:
         text += f", and makes training beside it {number(cost.slowed_s)} s longer"
     text += f": {_share(share)} of the time with one every {_steps(cost.every)}."
     if hours_between_failures is None:
-        return f"{text} With checkpoint.hours_between_failures set, the interval that loses least is said."
+        return f"{text} Set checkpoint.hours_between_failures to see which interval loses least."
     return f"{text} {interval_advice(cost, hours_between_failures)}"
 
 

@@ -302,7 +302,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         sync=None if brief else sync_figures(run),
         replaced=sum(run.replaced.values()),
         timed_syncs=run.syncs,
-        checkpoints=checkpoint_cost(run, as_parts, measured) if spans else None,
+        checkpoints=checkpoint_cost(run, as_parts, measured.steps, measured.step_s) if spans and measured else None,
         metrics={name: column.combined for name, column in columns.items() if column.combined is not None},
         last_metrics={name: column.last for name, column in columns.items()},
         non_finite={name: column.non_finite for name, column in columns.items() if column.non_finite},

@@ -14,9 +14,9 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.caveats import unlike
 from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
 from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
+from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment, Member, arm_named, is_called
 from harness.compare.numbers import change, listed
 from harness.compare.stats import (

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.compare.stats.intervals import Interval
 
 Format = Callable[[float], str]
 NOTHING = "-"
@@ -65,6 +69,12 @@ def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
     if value.known < value.runs:
         text += f" ({value.known} of {value.runs})"
     return text
+
+
+def over_runs(value: Interval, form: Format) -> str:
+    """Write a mean over runs with its range, where there is one to be seen: ``0.612 (0.580 to 0.640)``."""
+    point, low, high = form(value.point), form(value.low), form(value.high)
+    return point if low == high else f"{point} ({low} to {high})"
 
 
 def plural(count: int, noun: str) -> str:

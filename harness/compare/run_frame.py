@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.compare.numbers import Format, count, number, percent, reward
 from harness.compare.signal import divergence, signal
-from harness.compare.times import SpanTimes
+from harness.compare.times import NO_STAGE, SpanTimes
 from harness.core.trace import Stage
 from harness.results.frames import Numbers, RunTable
 from harness.results.rows import LedgerFigures, lane_kind
@@ -23,7 +23,6 @@ TRAIN_REWARD = "reward/total"
 TIMING, EXPOSED, TOTAL, RAN = "timing_s/", "exposed_s/", "total_s/", "steps/"
 """Begin the names of the columns of stages: seconds a measured step, of these what the loop waited for, seconds of the
 whole loop, and measured steps in which it ran."""
-NO_STAGE = "no stage"
 FEWEST_LOOKS = 5
 """Evaluations before the one that reached the target from which on it says when that was."""
 
