@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, TypeAlias
 
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import listed, plural
@@ -14,11 +13,6 @@ from harness.results import Manifest
 from harness.results.manifest import COMPUTE_NOTHING, VALIDATION_PROMPTS
 from harness.results.reader import flat_settings
 
-if TYPE_CHECKING:
-    from harness.compare.figures import RunFigures
-
-AnyRun: TypeAlias = "Member | RunFigures"
-"""Of the old model too, until its readers have moved."""
 DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
 UNKNOWN, NOT_INSTALLED = "unknown", "none"
 _LIMITS = {
@@ -210,7 +204,7 @@ def origin(experiment: Experiment) -> str:
     return ", ".join(parts)
 
 
-def on_gpu(member: AnyRun) -> bool:
+def on_gpu(member: Member) -> bool:
     """Whether Generator and Learner of a run both computed on a GPU, by its settings; see ``Scenario.device_of``."""
     settings, manifest = flat_settings(member.settings), member.manifest
     device = settings.get("placement.device")
@@ -224,13 +218,13 @@ def on_gpu(member: AnyRun) -> bool:
     )
 
 
-def recorded_by_all(members: Sequence[AnyRun]) -> list[str]:
+def recorded_by_all(members: Sequence[Member]) -> list[str]:
     """Return the names of the inputs that every run has recorded, but for those of trackers and probes."""
     names = [name for name in (members[0].manifest.inputs if members else ()) if not name.startswith(COMPUTE_NOTHING)]
     return [name for name in names if all(name in member.manifest.inputs for member in members)]
 
 
-def unlike(members: Sequence[AnyRun]) -> list[str]:
+def unlike(members: Sequence[Member]) -> list[str]:
     """Say where some runs were simulated and others took place, and where they differ in machine, versions or code."""
     manifests = [member.manifest for member in members]
     sentences = []
@@ -260,7 +254,7 @@ def unlike(members: Sequence[AnyRun]) -> list[str]:
     return sentences + _differ("commits", ((item.commit or "none")[:7] for item in manifests))
 
 
-def _unlike_inputs(members: Sequence[AnyRun]) -> list[str]:
+def _unlike_inputs(members: Sequence[Member]) -> list[str]:
     """Name the inputs that are not the same in all runs, with the runs of which arms have which; and say where
     validation rewards are of different prompts."""
     told = {}

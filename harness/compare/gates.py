@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.compare.completeness import Gaps, gap_sentence, newer_sentence
-from harness.compare.endpoints import endpoint_of_effect
-from harness.compare.experiments import Experiment, is_called
+from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.experiment import Experiment, is_called
+from harness.compare.judging import Judgement, judge_against, judgements
 from harness.compare.numbers import listed
 from harness.compare.occasions import Baseline
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict, side_of_limit
-from harness.compare.verdicts import Judgement, judge_against, judgements
 from harness.core.errors import UserError
 
 FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4
@@ -62,7 +62,7 @@ class Judge:
         return None
 
     def _has_arm(self, experiment: Experiment) -> bool:
-        return any(self._arm is not None and is_called(each.name, self._arm) for each in experiment.variants)
+        return any(self._arm is not None and is_called(arm, self._arm) for arm in experiment.arms)
 
     def _judge(self, experiment: Experiment) -> list[Judgement]:
         if self._against is not None and not self._against.has(experiment):

@@ -73,7 +73,7 @@ def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
 
 def over_runs(value: Interval, form: Format) -> str:
     """Write a mean over runs with its range, where there is one to be seen: ``0.612 (0.580 to 0.640)``."""
-    point, low, high = form(value.point), form(value.low), form(value.high)
+    point, low, high = form(value.value), form(value.low), form(value.high)
     return point if low == high else f"{point} ({low} to {high})"
 
 

@@ -12,8 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from harness.compare.completeness import gap_sentence, gaps, planned_homes
-from harness.compare.experiments import Experiment, Variant, gather, is_called, variant_named
-from harness.compare.figures import RunFigures
+from harness.compare.experiment import Experiment, Member, arm_named, gather, is_called
 from harness.compare.numbers import plural
 from harness.core.errors import UserError
 
@@ -34,19 +33,19 @@ class Baseline:
     occasions: tuple[Experiment, ...]
     arm: str | None = None
 
-    def variants_for(self, name: str) -> list[Variant]:
-        """Return the variant of each occasion that an experiment's arm is set against.
+    def arms_for(self, name: str) -> list[str]:
+        """Return the arm of each occasion that an experiment's arm is set against.
 
         Raises:
             UserError: an occasion does not have it.
         """
-        has_it = all(any(is_called(each.name, name) for each in item.variants) for item in self.occasions)
-        wanted = self.arm or (name if has_it else self.occasions[-1].variants[0].name)
-        return [variant_named(item, wanted) for item in self.occasions]
+        has_it = all(any(is_called(arm, name) for arm in item.arms) for item in self.occasions)
+        wanted = self.arm or (name if has_it else self.occasions[-1].labels[0])
+        return [arm_named(item, wanted) for item in self.occasions]
 
-    def runs_for(self, name: str) -> list[RunFigures]:
-        """Return the runs of ``variants_for``, occasion by occasion."""
-        return [run for variant in self.variants_for(name) for run in variant.runs]
+    def runs_for(self, name: str) -> list[tuple[Member, ...]]:
+        """Return the runs of ``arms_for``, occasion by occasion."""
+        return [item.arms[arm] for item, arm in zip(self.occasions, self.arms_for(name), strict=True)]
 
     def has(self, experiment: Experiment) -> bool:
         """Whether an experiment, or what it is a copy of, is one of the occasions."""
@@ -83,7 +82,7 @@ def read_occasions(folders: Sequence[Path], arm: str | None = None) -> Baseline:
     """
     occasions = sorted(map(_occasion, folders), key=lambda item: (item.started_at, str(item.folder)))
     baseline = Baseline(tuple(occasions), arm)
-    baseline.variants_for(occasions[-1].variants[0].name)
+    baseline.arms_for(occasions[-1].labels[0])
     return baseline
 
 
@@ -94,7 +93,7 @@ def _occasion(folder: Path) -> Experiment:
         what = f"{str(folder)!r} holds {len(homes)} experiments, and one is an occasion of a baseline"
         raise UserError(what, "--against", "name the folder of each experiment")
     missing = gaps(experiment, damaged).runs
-    unfinished = [run.folder.name for run in experiment.runs if not run.is_completed]
+    unfinished = [member.folder.name for member in experiment.members if not member.is_completed]
     if missing or damaged or unfinished:
         why = f"{plural(len(unfinished), 'run')} did not finish ({', '.join(unfinished[:5])})"
         why = gap_sentence(missing) if missing else damaged[0].error.what if damaged else why

@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.compare.numbers import Format, count, number, percent, reward
 from harness.compare.signal import divergence, signal
-from harness.compare.times import NO_STAGE, SpanTimes
+from harness.compare.times import SpanTimes
 from harness.core.trace import Stage
 from harness.results.frames import Numbers, RunTable
 from harness.results.rows import LedgerFigures, lane_kind

@@ -16,11 +16,12 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from harness.compare.caveats import DIFFERENCES
 from harness.compare.comparability import SETTINGS, is_allowed
 from harness.compare.completeness import gaps, newer_than
-from harness.compare.experiments import Experiment, gather, gather_newest, is_called, variant_named
+from harness.compare.environment import DIFFERENCES
+from harness.compare.experiment import Experiment, arm_named, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, refusals_of
+from harness.compare.numbers import plural
 from harness.compare.occasions import read_occasions
 from harness.compare.stats import STEP_THRESHOLD
 from harness.core.errors import UserError
@@ -28,6 +29,7 @@ from harness.core.removed import removed
 from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain, silence_output
 from harness.report.console import Output
+from harness.report.document import Document
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
 from harness.results.manifest import MADE_OF
@@ -56,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
     forms.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
+    forms.add_argument("--md", dest="format", action="store_const", const="md", help="a table to paste: --format md")
+    parser.add_argument("--full", action="store_true", help="all tables and sentences, not only the answer")
     parser.add_argument("--baseline", metavar="ARM", help="compare with this arm (default: the first one)")
     parser.add_argument(
         "--against",
@@ -117,9 +121,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(refusal.text, "--against", "run it anew, or leave its folder out")
     result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
     try:
-        _show(options.format, experiments, detailed, damaged, judge, result)
-        if options.plots is not None:
-            _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
+        _show(options, experiments, detailed, damaged, judge, result)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
     for sentence in result.sentences if result else ():
@@ -130,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
 def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> None:
     """Refuse a difference to allow that is none: it would be a slip of the pen, and allow nothing."""
     others = [name for name in names if name not in (*DIFFERENCES, SETTINGS)]
-    runs = [run for experiment in experiments for run in experiment.runs] if others else []
+    runs = [member for experiment in experiments for member in experiment.members] if others else []
     settings = dict.fromkeys(key for run in runs for key in flat_settings(run.settings))
     settings |= dict.fromkeys(f"inputs.{name}" for name in MADE_OF)
     for name in others:
@@ -149,13 +151,13 @@ def _check_arm(
     if name is None:
         return
     *others, newest = detailed
-    arms = [variant.name for variant in newest.variants] + list(gaps(newest, damaged).lost)
+    arms = [*newest.arms, *gaps(newest, damaged).lost]
     if not any(is_called(arm, name) for arm in arms):
         fix = f"name one of its arms ({', '.join(arms)}); another experiment is named by --against FOLDER"
         what = f"the newest experiment, {newest.scenario}/{newest.name}, has no arm called {name!r}"
         raise UserError(what, "--baseline", fix)
     for experiment in others if every_one else ():
-        variant_named(experiment, name)
+        arm_named(experiment, name)
 
 
 def _gate(
@@ -175,34 +177,55 @@ def _gate(
 
 
 def _show(
-    form: str,
+    options: argparse.Namespace,
     experiments: Sequence[Experiment],
     detailed: Sequence[Experiment],
     damaged: Sequence[DamagedRun],
     judge: Judge,
     result: GateResult | None,
 ) -> None:
-    """Print the comparison in the form that was asked for."""
-    if form == "json":
-        from harness.compare.as_json import comparison
+    """Print the comparison in the form that was asked for, and draw its charts where that was."""
+    if options.format == "json":
+        from harness.report.as_json import comparison
 
         print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
-    elif form == "md":
-        from harness.report.text import markdown
+    documents = [] if options.format == "json" and options.plots is None else _documents(detailed, judge)
+    if options.format == "md":
+        from harness.report.markdown import markdown
 
-        print(markdown(experiments, detailed, judge), end="")
-    else:
-        from harness.report.text import print_comparison
+        print("\n".join(markdown(document, options.full) for document in documents), end="")
+    elif options.format == "text":
+        _print(documents, experiments, options.full)
+    if options.plots is not None:
+        _draw(documents, detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
 
-        print_comparison(Output(), experiments, detailed, judge)
+
+def _documents(experiments: Sequence[Experiment], judge: Judge) -> list[Document]:
+    from harness.report.build import document
+
+    return [document(experiment, judge(experiment)) for experiment in experiments]
 
 
-def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:
-    from harness.report.pictures import make_pictures
+def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:
+    from harness.report.tables import overview_table
+    from harness.report.terminal import print_document, print_table
 
-    for experiment in experiments:
-        target = (
-            folder if len(experiments) == 1 else folder / safe_name(experiment.scenario) / safe_name(experiment.name)
+    output = Output()
+    for document in documents:
+        print_document(output, document, full)
+    if len(experiments) > len(documents) and not full:
+        others = len(experiments) - len(documents)
+        output.print(
+            Text(f"{plural(others, 'older experiment')}: --full lists them, --all shows each."), soft_wrap=True
         )
-        for path in make_pictures(experiment.folder, target):
+    elif len(experiments) > 1:
+        print_table(output, overview_table(experiments))
+
+
+def _draw(documents: Sequence[Document], experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:
+    from harness.report.files import save_charts
+
+    for document, experiment in zip(documents, experiments, strict=True):
+        names = safe_name(experiment.scenario), safe_name(experiment.name)
+        for path in save_charts(document, folder if len(experiments) == 1 else folder.joinpath(*names)):
             print(f"picture: {path}", file=stream)

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from harness.compare.remarks import Remark
 from harness.results import RolloutRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Remark:
-    """A sentence about a result; ``key`` names its rule."""
-
-    key: str
-    text: str
-    kind: Literal["answer", "finding", "caution"]
 
 
 @dataclass(frozen=True)

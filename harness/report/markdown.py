@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain
-from harness.report.document import Document, Remark, Table
+from harness.report.document import Document, Table
 
 
 def markdown(document: Document, full: bool = False) -> str:

@@ -7,19 +7,21 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.attribution import in_pipeline_order
 from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.environment import groups, legend, letters_of
 from harness.compare.experiment import MOST_WITH_SPANS, SIMULATED, Experiment, Member
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
-from harness.compare.run_frame import EXPOSED, NO_STAGE, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
+from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark, steadiness_notes, step_ratio
 from harness.compare.syncs import PARTS, Syncs, syncs_of
+from harness.compare.times import NO_STAGE
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.report.document import Table
+from harness.results.rows import in_pipeline_order
 
 NEARLY_ALL = 0.8
 """Share of the steps in which a stage ran that counts as every step: in an asynchronous run it may end twice in one
@@ -537,13 +539,14 @@ def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
     )
 
 
-def overview_table(experiments: Sequence[Experiment], letters: Sequence[str], legend: Sequence[str]) -> Table:
+def overview_table(experiments: Sequence[Experiment]) -> Table:
     """Return one line for each experiment, with the status where not all runs are complete; ranges are over its runs.
 
-    Args:
-        letters: of each experiment, which kinds of machine its runs come from; empty where there is one kind.
-        legend: what sets them apart.
+    Where not all were made on one kind of machine with the same versions and threads, a letter says which group each
+    belongs to, and the notes say what sets the groups apart.
     """
+    kinds = groups(experiments)
+    letters = [letters_of(experiment, kinds) for experiment in experiments] if len(kinds) > 1 else []
     is_odd = any(not member.is_completed for experiment in experiments for member in experiment.members)
     header = ("scenario", "experiment", *(("in",) if letters else ()), "runs", *(("status",) if is_odd else ()))
     rows = []
@@ -559,7 +562,7 @@ def overview_table(experiments: Sequence[Experiment], letters: Sequence[str], le
             )
         )
     notes = [
-        *legend,
+        *legend(kinds),
         *(
             [f"{MARK} Step time still drifting after warm-up."]
             if any(MARK in cell for row in rows for cell in row)

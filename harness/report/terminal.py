@@ -10,8 +10,9 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain, plain_ends
-from harness.report.document import Command, Document, Item, Remark, Rollouts, Section, Table
+from harness.report.document import Command, Document, Item, Rollouts, Section, Table
 from harness.results import RolloutRow
 
 LONGEST_TEXT = 400

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{runs}, {written.steps:,} training steps, {counts}; {written.num_bytes / 1e6:.2f} MB{per_steps}")
     if written.reports:
         from harness.report.console import Output
-        from harness.report.text import print_table
+        from harness.report.terminal import print_table
         from harness.report.trace.nsight import nsight_table
 
         print_table(Output(), nsight_table(written.reports))

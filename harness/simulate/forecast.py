@@ -24,12 +24,12 @@ from typing import TypeVar
 
 from harness.compare import numbers
 from harness.compare.checkpoints import CheckpointCost
-from harness.compare.experiments import SIMULATED
+from harness.compare.experiment import SIMULATED
 from harness.compare.stats.intervals import t_quantile
-from harness.compare.tables import Table
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.loop import SilentObserver, StepReport
+from harness.report.document import Table
 from harness.results import StepRow
 from harness.results.occupancy import Occupancy
 from harness.results.rows import WARMUP_FLOOR
@@ -325,7 +325,7 @@ def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Tabl
     origin = "" if machine.origin == "measured" else ", not measured"
     title = f"Forecast for the machine profile {machine.name}{origin}{SIMULATED}"
     header = ("figure", *(item.label for item in items))
-    return Table(title, header, shown, _notes(items, machine), divisible=True)
+    return Table(title, header, shown, _notes(items, machine))
 
 
 def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ def reward_difference(experiment: Experiment, base: str, other: str) -> Differen
     pairs = max(1, math.comb(len(finals), 2))
     interval = t_interval([after[seed] - before[seed] for seed in before], 1 - (1 - CONFIDENCE) / pairs)
     assert interval is not None
-    return Difference(interval.point, interval.low, interval.high, len(before), pairs)
+    return Difference(interval.value, interval.low, interval.high, len(before), pairs)
 
 
 def reward_words(experiment: Experiment, base: str, other: str, with_names: bool = True) -> str:

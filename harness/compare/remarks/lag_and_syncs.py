@@ -46,7 +46,7 @@ def lag_bound(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[s
         else:
             yield (
                 f"{arm}: {limit} held sampling back before {over_runs(batches, count)} of {count(bound)} batches, for "
-                f"{over_runs(seconds, number)} s ({percent(seconds.point / loop)} of the loop)."
+                f"{over_runs(seconds, number)} s ({percent(seconds.value / loop)} of the loop)."
             )
 
 

@@ -13,12 +13,13 @@ from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement, judgements, settings_of
 from harness.compare.numbers import change, listed, number, percent
 from harness.compare.ranks import find_straggler
-from harness.compare.run_frame import EXPOSED, NO_STAGE, TIMING
+from harness.compare.run_frame import EXPOSED, TIMING
 from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.steadiness import steadiness_notes, uneven_sentence
+from harness.compare.times import NO_STAGE
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
-from harness.results.lane_time import parts_as_lanes
+from harness.results.occupancy import part_spans
 from harness.results.reader import flat_settings
 
 FASTER = 0.1
@@ -192,7 +193,7 @@ def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator
             if not member.run.setting("checkpoint.every") or step_s is None:
                 continue
             steps = {*table.steps["step"][table.is_measured].astype(int).tolist()}
-            cost = checkpoint_cost(member.run, parts_as_lanes(member.run.spans()), steps, step_s)
+            cost = checkpoint_cost(member.run, part_spans(member.run.spans()), steps, step_s)
             if cost is not None:
                 yield checkpoint_sentence(arm, cost, member.run.setting("checkpoint.hours_between_failures"))
                 break

@@ -11,7 +11,7 @@ from gzip import GzipFile
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.compare.experiments import label_runs
+from harness.compare.experiment import label_runs
 from harness.core.atomic_files import check_replaceable, whole_file
 from harness.core.errors import UserError
 from harness.probes.nsight_export import read_export

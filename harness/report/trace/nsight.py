@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from statistics import median
 
-from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, both, merge, total
 from harness.core.trace import Span, Stage
 from harness.probes.nsight_export import Activity, NsightExport, StageRange
+from harness.report.document import Table
 from harness.report.trace.chrome import Arguments, Slice, Track, stacked_tracks
 from harness.results import Run, in_pipeline_order
 

@@ -22,8 +22,9 @@ from harness.core.progress import duration
 from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
 from harness.report.console import Output
-from harness.results import Manifest, load_run
+from harness.results import Manifest
 from harness.results.experiment_plan import held
+from harness.results.frames import read_table
 from harness.results.writer import CHECKPOINTS
 from harness.run.arm_runner import ArmRunner
 from harness.run.experiment import show_results

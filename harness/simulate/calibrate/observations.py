@@ -14,7 +14,7 @@ from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from harness.compare.experiments import variant_labels
+from harness.compare.experiment import arm_labels
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, merge, total
 from harness.core.trace import Span, Stage
@@ -172,7 +172,7 @@ class Observation:
 def run_label(run: Run) -> str:
     """Return what a profile calls a run: scenario, experiment, and its arm, point, seed and block where it has them."""
     manifest = run.manifest
-    variant = variant_labels([(manifest.arm, manifest.point)], "")[0]
+    variant = arm_labels([(manifest.arm, manifest.point)], "")[0]
     seed = f"seed={manifest.point['seed']}" if "seed" in manifest.point else ""
     block = "" if manifest.block is None else f"block{manifest.block}"
     return "/".join(part for part in (manifest.scenario, manifest.experiment, variant, seed, block) if part)
@@ -214,7 +214,7 @@ class Reading:
     def __init__(self, run: Run) -> None:
         manifest = run.manifest
         self.run, self.label = run, run_label(run)
-        self.arm = variant_labels([(manifest.arm, manifest.point)], manifest.scenario)[0]
+        self.arm = arm_labels([(manifest.arm, manifest.point)], manifest.scenario)[0]
         self.scenario: Scenario = load_scenario(run.folder / SCENARIO)
         self.work = Workload(self.scenario)
         if self.work.shape is None:

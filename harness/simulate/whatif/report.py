@@ -10,11 +10,11 @@ from typing import Any
 
 from harness.compare.checkpoints import interval_advice
 from harness.compare.numbers import change, listed, number, percent
-from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.report.style import label, picture_style, save
-from harness.report.timeline import Excerpt, choose_steps, draw_excerpts, excerpt_of
+from harness.report.document import Table
+from harness.report.experiment_charts import Excerpt, shown_steps, timeline_figure
+from harness.report.style import save
 from harness.results import Manifest, RunFolder, experiment_name, in_pipeline_order, step_row, tail_row
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.rows import LaneSeconds
@@ -166,23 +166,24 @@ def draw_picture(answer: Answer, path: Path) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    shown = {"as it was (simulated)": _excerpt(answer.before)}
+    shown = [_excerpt("as it was (simulated)", answer.before)]
     step = f"a step takes {number(answer.before.step_s)} s"
     if not answer.change.is_none:
-        shown[f"{changed_to(answer)} (simulated)"] = _excerpt(answer.after)
+        shown.append(_excerpt(f"{changed_to(answer)} (simulated)", answer.after))
         step += f", then {number(answer.after.step_s)} s ({change(answer.ratio)})"
-    heading = f"{label(answer.run.manifest.scenario)}, simulated: {step}"
+    heading = f"{answer.run.manifest.scenario}, simulated: {step}"
     try:
-        with picture_style():
-            return save(draw_excerpts(shown, heading), path)
+        return save(timeline_figure(shown, heading), path)
     except OSError as error:
         what = f"cannot write the picture {str(path)!r}: {error.strerror or error}"
         raise UserError(what, str(path), "name another file with -o FILE.png") from error
 
 
-def _excerpt(outcome: Outcome) -> Excerpt:
-    replayed = outcome.replayed
-    return excerpt_of(replayed.spans, choose_steps(replayed.rows), replayed.changes)
+def _excerpt(name: str, outcome: Outcome) -> Excerpt:
+    rows, replayed = outcome.replayed.rows, outcome.replayed
+    first, last = (rows[place] for place in shown_steps([row.stages_s.get("evaluate", 0.0) for row in rows]))
+    ends = first.elapsed_s - first.wall_s, last.elapsed_s
+    return Excerpt(name, replayed.spans, replayed.changes, (first.step, last.step), *ends)
 
 
 BEFORE, AFTER = "as_it_was", "changed"
