@@ -31,6 +31,8 @@ MOST_CAUTIONS = 2
 """Of the short form."""
 SHORT = ("bottleneck",)
 """Keys of the remarks of the short form."""
+MARKED = "drift"
+"""Key of the caution that the table's mark gives."""
 MOST_NAMED_PARTS = 3
 """Of a run's folder: scenario, experiment, run."""
 MOST_PAIRS = 3
@@ -64,7 +66,7 @@ def _of(said: Sequence[Remark], *sections: str) -> list[Remark]:
 
 
 def _cautions(said: Sequence[Remark]) -> list[Remark]:
-    cautions = [item for item in said if item.kind == "caution"]
+    cautions = [item for item in said if item.kind == "caution" and item.key != MARKED]
     left = len(cautions) - MOST_CAUTIONS
     more = [Remark("more", f"{plural(left, 'more caution')}: --full.", "caution", "cautions")] if left > 0 else []
     return [*cautions[:MOST_CAUTIONS], *more]

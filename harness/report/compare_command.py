@@ -216,7 +216,7 @@ def _print(documents: Sequence[Document], experiments: Sequence[Experiment], ful
     if len(experiments) > len(documents) and not full:
         others = len(experiments) - len(documents)
         output.print(
-            Text(f"{plural(others, 'older experiment')}: --full lists them, --all shows each."), soft_wrap=True
+            Text(f"{plural(others, 'older experiment')}: listed with --full, shown with --all."), soft_wrap=True
         )
     elif len(experiments) > 1:
         print_table(output, overview_table(experiments))

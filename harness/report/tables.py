@@ -15,7 +15,7 @@ from harness.compare.numbers import NOTHING, Format, change, count, number, perc
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
-from harness.compare.steadiness import MARK, mark, steadiness_notes, step_ratio
+from harness.compare.steadiness import MARK, mark, step_ratio
 from harness.compare.syncs import PARTS, Syncs, syncs_of
 from harness.compare.times import NO_STAGE
 from harness.core.trace import Stage
@@ -30,7 +30,7 @@ MOST_BESIDE = 4
 """Arms that stand side by side; of more, each has a row."""
 MOST_ROWS = 10
 """Arms that have a row in the short table: the fastest and the slowest five."""
-WORTH_A_ROW = 0.005
+WORTH_A_ROW = 0.01
 """Share of a step below which a stage is left to the full tables."""
 
 
@@ -81,13 +81,14 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
         if experiment.has(figure):
             cells = [_mean(experiment, arm, figure, form) for arm in arms]
             rows.append((label, *cells, *([""] * 3 if pair is not None else [])))
-    header = ("seconds per step", *arms, *(("ratio", "95% interval", "") if pair is not None else ()))
+    header = ("seconds per step", *arms, *(("change", "95% interval", "") if pair is not None else ()))
     width = max(len(row) for row in rows)
     return Table("", header, tuple((*row, *[""] * (width - len(row))) for row in rows), tuple(_stable(experiment)))
 
 
 def _stable(experiment: Experiment) -> list[str]:
-    return [f"{MARK} {note}" for note in steadiness_notes(experiment, list(experiment.arms))]
+    is_marked = any(mark(experiment, arm) for arm in experiment.arms)
+    return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
 
 
 def _time_row(
@@ -118,8 +119,8 @@ def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
     if effect.of_step:
         added = max(effect.ratio, 1 / effect.ratio) - 1
         return f"{'+' if effect.ratio > 1 else '-'}{added:.1%}", "of a step", ""
-    ends = "" if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
-    return f"{effect.ratio:.3f}", ends, direction(effect) if ends else ""
+    ends = endpoint_of_effect(effect).ends(effect)
+    return change(effect.ratio), ends or "", direction(effect) if ends else ""
 
 
 def _one_arm(experiment: Experiment) -> Table:

@@ -61,7 +61,7 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     parts: dict[str, list[str]] = {}
     for arm, stage in largest.items():
         added = ", added over processes" if shares[arm][stage] > 1 else ""
-        share = f"{percent(shares[arm][stage])} of a step{added}"
+        share = f"{percent(shares[arm][stage])}{'' if parts else ' of a step'}{added}"
         parts.setdefault(stage, []).append(f"{arm} ({share})" if len(largest) > 1 else share)
     where = [f"{stage} in {listed(own)}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()]
     if kind == TIMING:
