@@ -25,11 +25,12 @@ import pytest
 from numpy.typing import NDArray
 
 from harness.compare.__main__ import main
-from harness.compare.attribution import exposed_in, loop_window
-from harness.compare.figures import RunFigures, run_figures
-from harness.compare.step_columns import measured_windows, with_tail
-from harness.results import Run, load_run
-from harness.results.frames import Results, load_results
+from harness.compare.experiment import Member, member_of
+from harness.compare.run_frame import TIMING
+from harness.compare.times import NO_STAGE, SpanTimes
+from harness.core.trace import Stage
+from harness.results import Run
+from harness.results.frames import Results, load_results, read_table
 
 REFERENCE = Path(__file__).parents[2] / "results/reference"
 EXPERIMENTS = (
@@ -68,46 +69,49 @@ def verdicts_of(folders: list[Path]) -> dict[str, Any]:
 
 
 @cache
-def _figures(folder: Path) -> RunFigures:
-    return run_figures(load_run(folder))
+def _member(folder: Path) -> Member:
+    return member_of(read_table(folder))
+
+
+def _times(run: Run) -> SpanTimes:
+    times = _member(run.folder).times
+    assert times is not None
+    return times
 
 
 def lane_times_of(run: Run) -> dict[str, dict[str, int]]:
     """Return the nanoseconds of each stage and wait of each lane and part in the measured window, and of none."""
-    figures = _figures(run.folder)
+    times = _times(run)
     return {
         lane: {stage.value: ns for stage, ns in account.stages_ns.items()} | {"none": account.unattributed_ns}
-        for lane, account in (figures.parts | figures.lanes).items()
+        for lane, account in (times.parts | times.lanes).items()
     }
 
 
 def exposed_of(run: Run) -> dict[str, int]:
     """Return the exposed nanoseconds of each stage in the measured window, and those of nobody."""
-    spans, loop_s = run.spans(), run.tail.elapsed_s if run.tail else None
-    windows = measured_windows(with_tail(run.steps, run.tail), loop_window(spans, loop_s)[0])
-    exposure = exposed_in(spans, windows)
-    assert exposure is not None
-    return {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {"nobody": exposure.nobody_ns}
+    exposed = _times(run).exposed
+    assert exposed is not None
+    return {"nobody" if name == NO_STAGE else name: ns for name, ns in exposed.items()}
 
 
 def overlap_of(run: Run) -> dict[str, int]:
     """Return the nanoseconds that lanes worked, added up, at least one worked and at least two did."""
-    overlap = _figures(run.folder).overlap
-    assert overlap is not None
-    times_s = {"worked": overlap.worked_s, "busy": overlap.busy_s, "together": overlap.together_s}
+    times = _times(run)
+    times_s = {"worked": times.worked_s, "busy": times.busy_s, "together": times.together_s}
     return {name: round(seconds * 1e9) for name, seconds in times_s.items()}
 
 
 def figures_of(run: Run) -> dict[str, Any]:
     """Return a run's times, its measured window (warm-up, first and last step, steps) and its rewards."""
-    figures = _figures(run.folder)
-    window, evaluated = figures.window, (figures.first, figures.best, figures.last)
+    figures = _member(run.folder).figures
+    window = [figures.get(name) for name in ("warmup_steps", "first_measured", "last_measured", "measured_steps")]
     return {
-        "step_s": figures.step_s,
-        "window": window and [figures.warm_up.steps, window.first, window.last, window.steps],
-        "throughput": figures.throughput,
-        "rewards": [item and item.reward for item in evaluated],
-        "stages_s": {stage.value: found.mean_s for stage, found in figures.stages.items()},
+        "step_s": figures.get("step_s"),
+        "window": window if figures["measured_steps"] else None,
+        "throughput": figures["tokens_per_s"],
+        "rewards": [figures.get(f"reward_{name}") for name in ("first", "best", "last")],
+        "stages_s": {stage.value: figures[TIMING + stage] for stage in Stage if TIMING + stage in figures},
     }
 
 
@@ -117,7 +121,8 @@ def curves_of(results: Results) -> Iterator[tuple[Run, str, NDArray[np.float64]]
     by_run = [dict(iter(frame.groupby("run"))) if len(frame) else {} for frame in whole]
     for number, run in enumerate(results.runs):
         steps, evaluations, syncs = (frames.get(number, pd.DataFrame()) for frames in by_run)
-        trained = np.array([0, *accumulate(sum(row.lags.values()) for row in run.steps)])
+        lags = _member(run.folder).table.lags
+        trained = np.array([0, *accumulate(sum(step.values()) for step in lags)])
         if len(evaluations):
             evaluations = evaluations.assign(rollouts=trained[evaluations["step"]])
         validation = [(evaluations, x, "validation/reward") for x in ("step", "rollouts", "elapsed_s")]
@@ -207,7 +212,7 @@ def _today(made: Path) -> dict[str, Any]:
         "lanes": table(lane_times_of),
         "exposed": table(exposed_of),
         "overlap": table(overlap_of),
-        "figures": table(figures_of, {name: run for name, run in runs.items() if run.steps}),
+        "figures": table(figures_of, {name: run for name, run in runs.items() if len(_member(run.folder).table)}),
         "curves": curves,
     }
 
