@@ -12,6 +12,7 @@ from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.findings import findings
 from harness.compare.gates import GateResult
+from harness.compare.imported import imported_comparison
 from harness.compare.pareto import Axis, pareto, pareto_json
 from harness.compare.replay import REPLAY_LINES
 from harness.compare.rewards import reward_difference, target_times
@@ -50,6 +51,7 @@ def comparison(
 
 
 def _experiment(experiment: Experiment, judged: Sequence[Judgement], axes: tuple[Axis, Axis] | None) -> dict[str, Any]:
+    of_logs = imported_comparison(experiment, judged)
     return {
         "scenario": experiment.scenario,
         "simulated": experiment.simulated,
@@ -58,6 +60,7 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement], axes: tuple
         "started_at": experiment.started_at,
         "variants": [_variant(experiment, variant) for variant in experiment.variants],
         "verdicts": [asdict(judgement) for judgement in judged],
+        **({} if of_logs is None else {"imported": asdict(of_logs)}),
         "findings": [finding.text for finding in findings(experiment)],
         "cautions": caveats(experiment),
     } | ({} if axes is None else {"pareto": pareto_json(pareto(experiment, axes))})

@@ -25,6 +25,7 @@ from harness.compare.comparability import as_far_as_they_got, unlike_threads, wh
 from harness.compare.endpoints import endpoint_of, endpoint_of_effect
 from harness.compare.experiments import Experiment, Variant, is_called
 from harness.compare.figures import RunFigures
+from harness.compare.imported import is_of_logs, over_steps
 from harness.compare.numbers import NOTHING, change, listed
 from harness.compare.stats import (
     STEP,
@@ -154,6 +155,11 @@ def judgements(
     ]
     arms = iter(_judged([draft for draft in drafts if not draft.is_noise_floor]))
     found = [_judged([draft])[0] if draft.is_noise_floor else next(arms) for draft in drafts]
+    if is_of_logs(experiment):
+        arms_of_logs = [variant for variant in experiment.variants if variant is not base]
+        found = [
+            replace(item, step=over_steps(item.step, base, arm)) for item, arm in zip(found, arms_of_logs, strict=True)
+        ]
     floor = next((item.primary for item in found if item.is_noise_floor), None)
     found = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in found]
     is_in_turns = [draft.after[0].settings.get("max_lag") == 0 for draft in drafts]

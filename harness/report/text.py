@@ -17,6 +17,7 @@ from rich.text import Text
 from harness.compare.caveats import caveats, origin
 from harness.compare.experiments import Experiment, gather
 from harness.compare.findings import findings
+from harness.compare.imported import imported_comparison
 from harness.compare.pareto import Axis, pareto, pareto_sentences, pareto_table
 from harness.compare.replay import replay_table
 from harness.compare.sync_tables import sweep_points, sweep_tables, sync_table
@@ -57,6 +58,9 @@ def print_experiment(console: Console, experiment: Experiment, judge: Judging = 
     judged = judge(experiment)
     console.print()
     console.print(Text(plain(f"{experiment.title} / {experiment.name}"), style="bold underline"))
+    if of_logs := imported_comparison(experiment, judged):
+        for sentence in of_logs.sentences:
+            console.print(Text(plain(sentence)))
     console.print(Text(plain(origin(experiment)), style="dim"))
     for table in marked([*_tables(experiment), *verdict_tables(judged)], experiment):
         print_table(console, table)
@@ -111,6 +115,8 @@ def markdown(experiments: Sequence[Experiment], detailed: Sequence[Experiment], 
     for experiment in detailed:
         parts.append(f"## {_cell(f'{experiment.title} / {experiment.name}')}\n\n{_cell(origin(experiment))}")
         judged = judge(experiment)
+        if of_logs := imported_comparison(experiment, judged):
+            parts.append("\n".join(f"- {_cell(sentence)}" for sentence in of_logs.sentences))
         tables = marked([*_tables(experiment), *verdict_tables(judged)], experiment)
         parts += [markdown_table(table) for table in tables]
         sentences = [*verdict_sentences(judged), *(item.text for item in findings(experiment)), *caveats(experiment)]
