@@ -45,7 +45,7 @@ def over_steps(effect: Effect, base: Variant, other: Variant) -> Effect:
     """Return the effect of one run's seconds per step against another's, with an interval over their steps."""
     series = [arm.runs[0].series for arm in (base, other)]
     seconds = [each.measured().wall_s for each in series if each is not None]
-    interval = ratio_over_steps(*seconds) if len(seconds) == 2 else None
+    interval = ratio_over_steps(seconds[0], seconds[1]) if len(seconds) == 2 else None
     reason = NOT_REPEATED if effect.verdict is Verdict.INCONCLUSIVE else effect.reason
     if interval is None:
         return replace(effect, reason=reason)

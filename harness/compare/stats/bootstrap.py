@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, exp, log, sqrt
+from math import cbrt, ceil, exp, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +17,7 @@ FEWEST_STEPS = 10
 
 def block_length(steps: int) -> int:
     """Return how many neighbouring steps are drawn together: twice the cube root of their number, rounded up."""
-    return ceil(round(2 * steps ** (1 / 3), 9))
+    return ceil(round(2 * cbrt(steps), 9))
 
 
 def ratio_over_steps(base_s: Sequence[float], other_s: Sequence[float], seed: int = 0) -> Interval | None:

@@ -122,7 +122,10 @@ def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
     found.replaced = int((other & ~cells["name"].isin(crosswalk.bookkeeping)).sum())
     found.cells = pd.concat([cells.drop_duplicates(["step", "name"], keep="last"), timers], ignore_index=True)
     if not found.names:
-        raise _nothing_found(len(raw), found, crosswalk, where)
+        what = f"the log has no number of a training step ({len(raw)} records)"
+        if found.foreign:
+            what = f"none of the {found.foreign} records in the log has a step or a name that {crosswalk.title} writes"
+        raise UserError(what, where, "name the log of a run that has made a step, or another trainer")
     return found
 
 
@@ -187,13 +190,6 @@ def _whole(value: Any) -> float:
     number = _finite(value)
     is_step = 0 <= number <= MOST_STEP and number == int(number) and not isinstance(value, bool)
     return number if is_step else math.nan
-
-
-def _nothing_found(records: int, found: Points, crosswalk: Crosswalk, where: str) -> UserError:
-    what = f"the log has no number of a training step ({records} records)"
-    if found.foreign:
-        what = f"none of the {found.foreign} records in the log has a step or a name that {crosswalk.title} writes"
-    return UserError(what, where=where, fix="name the log of a run that has made a step, or another trainer")
 
 
 @dataclass
@@ -268,7 +264,10 @@ def convert(
     entries, done.validations = _choose_validation(crosswalk.entries, validation, points.names)
     columns, left = _columns(values, there, _additions(values, covers, crosswalk, devices), entries, done)
     if not done.translated:
-        raise _wrong_trainer(points, crosswalk, where)
+        names = sorted(points.names)
+        what = f"none of the {len(names)} names in the log is one that {crosswalk.title} writes: {', '.join(names[:4])}"
+        fix = "name the trainer that wrote it: verl, trl or open-instruct; a file of TensorBoard's after its tag"
+        raise UserError(what, where, fix)
     for name in values.columns[left.any()]:  # what did not simply take another name
         done.kept |= {name} - done.translated
         role = Role.VALIDATION if name.startswith(crosswalk.validation) else Role.METRIC
@@ -477,12 +476,3 @@ def _choose_validation(
             return entries, []
         (name,) = fitting
     return (Entry((name,), "validation/reward", Role.VALIDATION), *others), []
-
-
-def _wrong_trainer(points: Points, crosswalk: Crosswalk, where: str) -> UserError:
-    names = sorted(points.names)
-    return UserError(
-        f"none of the {len(names)} names in the log is one that {crosswalk.title} writes: {', '.join(names[:4])}",
-        where=where,
-        fix="name the trainer that wrote it: verl, trl or open-instruct; a file of TensorBoard's after its tag",
-    )

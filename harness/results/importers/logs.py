@@ -120,7 +120,11 @@ def _read(path: Path, run: str | None) -> Log:
     except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, list) or (isinstance(whole, dict) and "log_history" in whole):
-        return Log(frame_of(_of_json(whole, path)), "json", digest)
+        items = whole["log_history"] if isinstance(whole, dict) else whole
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            what = f"{str(path)!r} is no log: it holds no list of JSON objects"
+            raise UserError(what, str(path), f"name a {TRAINER_STATE}, a list of objects, or JSON lines")
+        return Log(frame_of(items), "json", digest)
     if re.match(r"\s*\{(?!')", text):
         records, left_out = _of_lines(text, path)
         return Log(frame_of(records), "jsonl", digest, left_out)
@@ -148,17 +152,6 @@ def frame_of(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def _is_dict(value: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
-
-
-# ---- JSON
-
-
-def _of_json(whole: Any, path: Path) -> list[dict[str, Any]]:
-    items = whole["log_history"] if isinstance(whole, dict) else whole
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        what = f"{str(path)!r} is no log: it holds no list of JSON objects"
-        raise UserError(what, str(path), f"name a {TRAINER_STATE}, a list of objects, or JSON lines")
-    return items
 
 
 def _of_lines(text: str, path: Path) -> tuple[list[dict[str, Any]], list[str]]:
