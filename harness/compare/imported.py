@@ -65,8 +65,7 @@ def imported_comparison(experiment: Experiment, judged: Sequence[Judgement]) -> 
     sentences += [sentence for item in judged for sentence in _stages(item.base, item.other, runs)]
     sentences += _rewards(runs)
     sentences.append(
-        "Verdict: inconclusive, since the runs were not repeated: the interval is over the steps of one run each, and "
-        "another run of the same arm may differ by more."
+        "Verdict: inconclusive, as runs were not repeated: the interval is over steps; other runs may differ more."
     )
     effects = [
         {"name": item.step.name, "baseline": item.base, "variant": item.other, "ratio": item.step.ratio}
@@ -90,16 +89,16 @@ def _speed(item: Judgement, base: RunFigures, other: RunFigures) -> str:
         silent = [name for name, run in ((item.base, base), (item.other, other)) if run.step_s is None]
         return f"Cannot tell which is faster per step: no seconds in the log of {listed(silent or [item.other])}."
     steps = list(dict.fromkeys(f"{run.window.first} to {run.window.last}" for run in (base, other) if run.window))
-    ends = f"{number(base.step_s or 0)} and {number(other.step_s or 0)} s, steps {listed(steps)}; {NOT_REPEATED}"
+    ends = f"{number(other.step_s or 0)} against {number(base.step_s or 0)} s, steps {listed(steps)}; {NOT_REPEATED}"
     if step.low is None or step.high is None:
         few = "too few steps for an interval"
-        return f"{item.other} is {_speed_up(step.ratio)} per step than {item.base} ({few}; {ends})."
+        return f"{item.other} is {_speed_up(step.ratio)} per step than {item.base} ({few}): {ends}."
     if not step.shows:
         between = f"between {_speed_up(step.high)} and {_speed_up(step.low)}"
-        return f"Cannot tell whether {item.other} is faster per step than {item.base}: {between} ({ends})."
+        return f"Cannot tell whether {item.other} is faster per step than {item.base}, {between}: {ends}."
     low, high = sorted((_share(step.low), _share(step.high)))
     said = f"{item.other} is {_speed_up(step.ratio)} per step than {item.base}"
-    return f"{said} ({low:.0%} to {high:.0%} over steps; {item.base} and {item.other} take {ends})."
+    return f"{said} ({low:.0%} to {high:.0%}): {ends}."
 
 
 def _share(ratio: float) -> float:
@@ -127,9 +126,7 @@ def _stages(base: str, other: str, runs: dict[str, RunFigures]) -> list[str]:
         for before, after in [seconds[stage]]
         if abs(after - before) > WORTH_NAMING * step_s
     ]
-    return (
-        [f"Largest differences by stage, seconds per step of {base} and {other}: {', '.join(shown)}."] if shown else []
-    )
+    return [f"Largest differences in seconds, {base} and {other}: {', '.join(shown)}."] if shown else []
 
 
 def _rewards(runs: dict[str, RunFigures]) -> list[str]:

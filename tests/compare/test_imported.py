@@ -43,14 +43,14 @@ def test_two_verl_logs_answer_in_four_lines(tmp_path: Path, capsys: pytest.Captu
     (verdict,) = experiment["verdicts"]
     assert (verdict["step"]["ratio"], verdict["step"]["low"]) == (effect["ratio"], effect["low"])
     speed, stages, rewards, verdict = experiment["imported"]["sentences"]
-    assert speed.startswith("split is 27% faster per step than colocated (22% to 32% over steps; ")
-    assert "steps 2 to 23; one run each: not repeated" in speed
+    assert speed.startswith("split is 27% faster per step than colocated (22% to 32%): ")
+    assert speed.endswith(": 27.1 against 34.3 s, steps 2 to 23; one run each: not repeated.")
     assert stages == (
-        "Largest differences by stage, seconds per step of colocated and split: "
+        "Largest differences in seconds, colocated and split: "
         "generate 21.4 and 12.5, weight_transfer 0.800 and 2.60, update 8.96 and 8.86."
     )
     assert "in validation 0.500 (colocated) and 0.510 (split)" in rewards
-    assert verdict.startswith("Verdict: inconclusive, since the runs were not repeated")
+    assert verdict.startswith("Verdict: inconclusive, as runs were not repeated")
     assert main(["compare", str(out)]) == 0
     assert "split is 27% faster per step than colocated" in capsys.readouterr().out.split("\n\n")[0]
 
@@ -58,26 +58,26 @@ def test_two_verl_logs_answer_in_four_lines(tmp_path: Path, capsys: pytest.Captu
 def test_two_trl_logs_answer_with_stages_from_their_timers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = imported(tmp_path, "trl", "transformers=trl_transformers.jsonl", "vllm=trl_vllm.jsonl")
     speed, stages, rewards, _ = compared(out, capsys)["imported"]["sentences"]
-    assert speed.startswith("vllm is 79% faster per step than transformers (72% to 86% over steps; ")
+    assert speed.startswith("vllm is 79% faster per step than transformers (72% to 86%): 9.29 against 16.6 s")
     assert "generate 11.0 and 2.99, weight_transfer 0.000 and 0.594, update 3.97 and 3.99" in stages
     assert rewards == "Reward at the end: in training 0.491 (transformers) and 0.504 (vllm)."
     other_way = compared(out, capsys, "--baseline", "vllm")["imported"]
     assert other_way["effects"][0]["direction"] == "slower"
-    assert other_way["sentences"][0].startswith("transformers is 79% slower per step than vllm (73% to 86% over steps;")
+    assert other_way["sentences"][0].startswith("transformers is 79% slower per step than vllm (73% to 86%): ")
 
 
 def test_equal_logs_and_short_ones_claim_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = imported(tmp_path / "equal", "verl", "a=verl_split.jsonl", "b=verl_split.jsonl")
     said = compared(out, capsys)["imported"]
     assert said["effects"][0]["direction"] == "cannot tell"
-    assert said["sentences"][0].startswith("Cannot tell whether b is faster per step than a: between ")
+    assert said["sentences"][0].startswith("Cannot tell whether b is faster per step than a, between ")
     for name, seconds in (("a", 2.0), ("b", 1.0)):
         rows = [{"step": step, "timing_s/step": seconds, "critic/score/mean": 0.5} for step in range(1, 7)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["import", "verl", *(str(tmp_path / f"{name}.jsonl") for name in "ab"), "-o", str(tmp_path / "r")]) == 0
     said = compared(tmp_path / "r", capsys)["imported"]
     assert (said["effects"][0]["ratio"], said["effects"][0]["low"]) == (0.5, None)
-    assert said["sentences"][0].startswith("b is 100% faster per step than a (too few steps for an interval;")
+    assert said["sentences"][0].startswith("b is 100% faster per step than a (too few steps for an interval): ")
 
 
 def test_logs_without_seconds_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
