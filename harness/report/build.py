@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.compare.environment import origin
 from harness.compare.experiment import Experiment
+from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, number, plural
 from harness.compare.remarks import Remark, remarks
@@ -97,6 +98,8 @@ def _differences(experiment: Experiment, judged: Sequence[Judgement]) -> list[Re
 
 def _next(experiment: Experiment) -> list[Item]:
     """Say what to type next: for a verdict where there is none, else what a smaller bottleneck would bring."""
+    if is_of_logs(experiment):
+        return []
     if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) < 2:
         return [Command(as_typed("for error bars: python -m harness bench A B --blocks 10"))]
     folder = Path(shown_path(experiment.members[0].folder.resolve()))

@@ -22,7 +22,7 @@ from harness.report.trace.tracks import run_tracks
 from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
-from harness.results.import_command import import_run
+from harness.results.import_command import import_logs
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
@@ -318,12 +318,12 @@ def import_log(path: Path) -> None:
     refused: UserError | None = None
     for trainer in CROSSWALKS:
         try:
-            done = import_run(trainer, path, path.parent / trainer)
+            folder, _ = import_logs(trainer, {None: path}, path.parent / trainer)
         except UserError as error:
             refused = error
             continue
         try:
-            return read_everything(done.folder)
+            return read_everything(folder)
         except UserError as error:
             raise Silent(f"it was imported into a run that cannot be read: {error}") from error
     if refused is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from harness.core.errors import UserError
-from harness.results.importers.convert import Converted, Converter, Point, Points, devices_of
+from harness.results.importers import convert as converting
+from harness.results.importers.convert import Converted, Points, devices_of
 from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, VERL_ASYNCHRONOUS, Crosswalk
 
 # 8 devices, 16 responses; prompts of 200 and responses of 300 tokens on the average, so 8,000 tokens, 4,800 generated
@@ -39,11 +41,12 @@ VERL_STEP = {
 
 
 def points(*steps: tuple[int, dict[str, float]], at: dict[int, float] | None = None) -> Points:
-    return Points([Point(step, dict(values), (at or {}).get(step)) for step, values in steps])
+    cells = [(step, name, value) for step, values in steps for name, value in values.items()]
+    return Points(pd.DataFrame(cells, columns=["step", "name", "value"]), pd.Series(at or {}, dtype=float))
 
 
 def convert(crosswalk: Crosswalk, found: Points, **options: Any) -> Converted:
-    return Converter(crosswalk, **options).convert(found, "log")
+    return converting.convert(found, crosswalk, "log", **options)
 
 
 def metrics(row: dict[str, Any]) -> dict[str, float]:

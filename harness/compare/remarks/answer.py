@@ -10,8 +10,9 @@ from statistics import fmean
 
 from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
+from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement
-from harness.compare.numbers import count, listed, number, over_runs, percent, plural
+from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
 from harness.compare.stats import FEWEST_BLOCKS, Effect, Verdict, t_interval
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
@@ -57,6 +58,11 @@ def _verdict_words(item: Judgement) -> str:
         return effect_in_words(effect, item.base, item.other)
     what = "per step" if endpoint.is_step else f"in {endpoint.words}"
     ends = endpoint.ends(effect)
+    if ends is not None and effect.reason == NOT_REPEATED:
+        over = f"{ends} over their steps; {NOT_REPEATED}"
+        if effect.shows:
+            return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({over})"
+        return f"cannot tell whether {item.other} was faster {what} than {item.base}: {change(effect.ratio)} ({over})"
     if ends is None or effect.low is None or effect.high is None:
         runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} blocks; {effect.reason}"
         return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs})"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from harness.compare.attribution import loop_window
 from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment, Member
+from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import plural
 from harness.compare.remarks.answer import run_name
@@ -65,7 +66,7 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say how the arms took turns."""
     ways = {member.manifest.interleaving for member in experiment.members}
     points = [member.manifest.point for member in experiment.members]
-    if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment):
+    if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment) or is_of_logs(experiment):
         return
     if ways != {"step"} and any(member.manifest.block is not None for member in experiment.members):
         yield "The arms of a block ran one after the other, in mirrored order from block to block."
@@ -79,7 +80,9 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
 
 def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say where there are no error bars, and what to type for some."""
-    if max(map(len, experiment.arms.values())) == 1 and not sweep_points(experiment):
+    if is_of_logs(experiment):
+        yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
+    elif max(map(len, experiment.arms.values())) == 1 and not sweep_points(experiment):
         command = as_typed(f"python -m harness bench {experiment.scenario} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"
 
