@@ -67,6 +67,18 @@ def test_each_rule_has_a_key_of_its_own_and_says_each_thing_once() -> None:
         )
 
 
+def test_of_many_arms_a_few_are_said_and_the_others_counted() -> None:
+    members = [
+        made_run(f"a{place:02}", status="interrupted", evaluations={4: (place / 100, 9.0)}) for place in range(20)
+    ]
+    every = {remark.key: remark.text for remark in remarks(made_experiment(*members), [])}
+    assert every["unfinished/6"] == "a05: interrupted after 4 steps."
+    assert every["unfinished/7"] == "14 more like these."
+    assert "unfinished/8" not in every
+    finished = [made_run(f"a{place:02}", evaluations={4: (place / 100, 9.0)}) for place in range(20)]
+    assert said(finished, "rewards")[0].endswith("a15 0.15; a14 0.14; 14 more (one seed each).")
+
+
 # ---- the answer
 
 
@@ -248,6 +260,18 @@ def test_rewards_of_unlike_seeds_are_in_no_order() -> None:
     ]
 
 
+def test_rewards_on_different_prompts_are_not_compared() -> None:
+    def validated_on(arm: str, digest: str) -> list[Member]:
+        inputs = {"validation_prompts": {"sha256": digest * 64}}
+        return seeds_of(arm, (0.5, 0.6, 0.7), inputs=inputs)
+
+    def difference(digest: str) -> Difference | None:
+        return reward_difference(made_experiment(*validated_on("a", "a"), *validated_on("b", digest)), "a", "b")
+
+    assert difference("a") is not None
+    assert difference("b") is None
+
+
 def test_rewards_that_are_no_news_are_not_said() -> None:
     assert said(seeds_of("a", (0.5, 0.6, 0.7)), "rewards") == []  # in the answer
     assert said([*seeds_of("a", (0.2,)), *seeds_of("b", (0.2,))], "rewards") == []
@@ -376,7 +400,9 @@ def test_lengths_are_said_where_they_grow_with_the_reward() -> None:
 def test_what_is_not_stable() -> None:
     metrics = {"loss": [0.1, np.nan, np.inf, 0.1], NORM: [1.0, 1.0, 10.1, 1.0]}
     fallen = {0: (0.4, 9.0), 2: (0.6, 9.0), 4: (0.49, 9.0)}
-    assert said([made_run(metrics=metrics, evaluations=fallen)], "stability") == [
+    unstable = made_run(metrics=metrics, evaluations=fallen)
+    assert said([made_run("a", 1), unstable], "stability")[0].endswith("(1 of 2 runs have the like).")
+    assert said([unstable], "stability") == [
         "a: loss was not finite in 2 steps; the gradient norm peaked at 10.1, 10 times its median, at step 2; the "
         "reward fell from 0.60 at step 2 to 0.49 at step 4."
     ]

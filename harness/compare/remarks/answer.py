@@ -11,11 +11,12 @@ from statistics import fmean
 from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement
-from harness.compare.numbers import count, listed, number, over_runs, percent, plural
+from harness.compare.numbers import count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
 from harness.compare.stats import FEWEST_BLOCKS, Effect, Verdict, t_interval
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
 from harness.core.experiment import MOST_BLOCKS
+from harness.results.manifest import VALIDATION_PROMPTS
 
 MOST_ARMS = 4
 """That are set against the baseline in sentences; of more, those that differ most."""
@@ -40,6 +41,8 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
 
 def _against(experiment: Experiment, item: Judgement) -> str:
     """Set an arm against the baseline in one sentence: what decides first, then reward or time beside it."""
+    if item.primary.verdict is Verdict.NOT_COMPARABLE:
+        return f"{_verdict_words(item)}."
     if endpoint_of_effect(item.primary).is_difference and (rewards := reward_words(experiment, item.base, item.other)):
         is_told = item.step.verdict in (Verdict.DIFFERENT, Verdict.EQUIVALENT)
         return "; ".join([rewards, *([effect_in_words(item.step, item.base, item.other)] if is_told else [])]) + "."
@@ -177,11 +180,14 @@ def reward_difference(experiment: Experiment, base: str, other: str) -> Differen
     each other is often read from the same rewards. It is not widened for a machine's slow spells, as seeds have none.
 
     Returns:
-        None where the two did not end with the same seeds, or with fewer than ``FEWEST_SEEDS``.
+        None where the two did not end with the same seeds, or with fewer than ``FEWEST_SEEDS``; and where they were
+        validated on different prompts.
     """
+    members = [member for arm in (base, other) for member in experiment.arms.get(arm, ())]
+    prompts = {known["sha256"] for member in members if (known := member.manifest.inputs.get(VALIDATION_PROMPTS))}
     finals = {item.arm: item.by_seed for item in final_rewards(experiment)}
     before, after = finals.get(base, {}), finals.get(other, {})
-    if before.keys() != after.keys() or len(before) < FEWEST_SEEDS:
+    if before.keys() != after.keys() or len(before) < FEWEST_SEEDS or len(prompts) > 1:
         return None
     pairs = max(1, math.comb(len(finals), 2))
     interval = t_interval([after[seed] - before[seed] for seed in before], 1 - (1 - CONFIDENCE) / pairs)
@@ -222,7 +228,7 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     finals = sorted(final_rewards(experiment), key=lambda item: -item.mean)
     if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({item.mean for item in finals}) == 1):
         return
-    text = f"Final validation reward: {'; '.join(_final(experiment, item) for item in finals)}"
+    text = f"Final validation reward: {'; '.join(some([_final(experiment, item) for item in finals]))}"
     if all(len(item.by_seed) == 1 for item in finals):
         text += " (one seed each)"
     pairs = math.comb(len(finals), 2)
@@ -230,7 +236,7 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
         text += f" (the intervals of differences hold for all {pairs} pairs of arms together)"
     unequal = [item.arm for item in finals[1:] if item.by_seed.keys() != finals[0].by_seed.keys()]
     if unequal:
-        text += f"; {finals[0].arm} and {listed(unequal)} did not end with the same seeds, so their order is open"
+        text += f"; {finals[0].arm} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
     counted = {item.arm for item in finals}
     cut = [(item.arm, member) for item in finals for member in item.cut]
     cut += [(arm, member) for arm, members in experiment.arms.items() if arm not in counted for member in members]
@@ -239,7 +245,7 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
         for arm, member in cut
         if (last := member.figures.get("reward_last")) is not None
     ]
-    yield f"{text}.{f' Not counted, cut before the end: {listed(parts)}.' if parts else ''}"
+    yield f"{text}.{f' Not counted, cut before the end: {listed(some(parts))}.' if parts else ''}"
 
 
 def _final(experiment: Experiment, item: FinalRewards) -> str:
@@ -269,7 +275,7 @@ def target(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     if not experiment.has("target_step"):
         yield f"No run reached validation reward {value:g}."
         return
-    text = f"Validation reward {value:g}: {'; '.join(_reached(experiment, arm) for arm in experiment.arms)}"
+    text = f"Validation reward {value:g}: {'; '.join(some([_reached(experiment, arm) for arm in experiment.arms]))}"
     within = [steps for arm in experiment.arms for steps in experiment.values(arm, "target_within")]
     yield text + (f"; evaluations are up to {plural(round(max(within)), 'step')} apart." if within else ".")
 
@@ -294,9 +300,9 @@ def diverged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[st
                 (stopped if lost.stopped else collapsed).append(name)
                 finite = finite and not any(column.non_finite for column in member.table.metrics.values())
     if stopped:
-        yield f"Diverged: {listed(stopped)}, where a number was not finite and the run had to stop."
+        yield f"Diverged: {listed(some(stopped))}, where a number was not finite and the run had to stop."
     if collapsed:
         yield (
-            f"Diverged: {listed(collapsed)}: from there on every reward was at most a tenth of the run's best "
+            f"Diverged: {listed(some(collapsed))}: from there on every reward was at most a tenth of the run's best "
             f"validation reward{', though all numbers stayed finite' if finite else ''}."
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.compare.attribution import loop_window
 from harness.compare.environment import unlike
-from harness.compare.experiment import Experiment, Member
+from harness.compare.experiment import Experiment
 from harness.compare.judging import Judgement
 from harness.compare.numbers import plural
 from harness.compare.remarks.answer import run_name
@@ -87,11 +87,11 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say what stood in the way of the first run of each arm that has counters, or may have."""
     for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
-        yield from (f"{arm}: {sentence}" for sentence in next(filter(None, map(_contention, members)), []))
-
-
-def _contention(member: Member) -> list[str]:
-    rows = read_counters(member.folder)
-    spans = member.run.spans() if rows else []
-    tail = member.run.tail
-    return contention(rows, loop_window(spans, tail.elapsed_s if tail else None)) if spans else []
+        for member in members:
+            rows = read_counters(member.folder)
+            spans = member.run.spans() if rows else []
+            if spans:
+                tail = member.run.tail
+                window = loop_window(spans, tail.elapsed_s if tail else None)
+                yield from (f"{arm}: {sentence}" for sentence in contention(rows, window))
+                break

@@ -11,7 +11,7 @@ from typing import Any
 from harness.compare.checkpoints import checkpoint_cost, checkpoint_sentence
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement, judgements, settings_of
-from harness.compare.numbers import change, listed, number, percent
+from harness.compare.numbers import change, listed, number, percent, some
 from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, NO_STAGE, TIMING
 from harness.compare.stats import STEP_THRESHOLD
@@ -62,7 +62,9 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
         added = ", added over processes" if shares[arm][stage] > 1 else ""
         share = f"{percent(shares[arm][stage])} of a step{added}"
         parts.setdefault(stage, []).append(f"{arm} ({share})" if len(largest) > 1 else share)
-    where = [f"{stage} in {listed(own)}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()]
+    where = [
+        f"{stage} in {listed(some(own))}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()
+    ]
     if kind == TIMING:
         yield f"Largest stage: {'; '.join(where)}."
         return
@@ -72,7 +74,7 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
     more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
     unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]
-    yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(unknown)}." if unknown else "")
+    yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else "")
 
 
 def _shares(experiment: Experiment, arm: str, kind: str) -> dict[str, float]:
@@ -133,9 +135,9 @@ def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
             work = f"{busiest[0].lane} busy {number(longest_s)} of {number(wall_s)} s"
             bounds.append(f"{wall_s / longest_s:.2f} times as fast in {arm} ({work})")
     if saved:
-        yield f"Overlap saved {'; '.join(saved)}."
+        yield f"Overlap saved {'; '.join(some(saved))}."
     if bounds:
-        yield f"With perfect overlap the loop would be at most {'; '.join(bounds)}."
+        yield f"With perfect overlap the loop would be at most {'; '.join(some(bounds))}."
 
 
 def idle_cores(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
