@@ -485,8 +485,10 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
         "Biggest bottleneck, by time on the critical path: update, 55.0% of a step. If update were 10% faster, a step "
         "would be at most 5.5% shorter."
     ]
-    assert whatif_command(made_experiment(alone), "results/a b") == (
-        "python -m harness whatif 'results/a b' --scale update=0.9"
+    unseen = made_run("a", seed=1, wall_s=9.0)  # without spans: no part of a share
+    assert said([alone, unseen], "bottleneck") == said([alone], "bottleneck")
+    assert whatif_command(made_experiment(alone, unseen), "results/{}".format) == (
+        "python -m harness whatif results/made/a/0 --scale update=0.9"
     )
     others = [on_path("b", {"update": 0.6}), on_path("c", {"generate": 0.2, "update": 0.1, "no stage": 0.7})]
     assert said([alone, *others], "bottleneck") == [
@@ -496,7 +498,7 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
     ]
     log_only = made_run(stages_s={"generate": 0.4, "update": 1.2})
     assert said([log_only], "bottleneck") == ["Largest stage: update, 120.0% of a step, added over processes."]
-    assert whatif_command(made_experiment(log_only), "results") is None
+    assert whatif_command(made_experiment(log_only), str) is None
     assert said([made_run()], "bottleneck") == []
 
 

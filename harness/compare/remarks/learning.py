@@ -194,14 +194,16 @@ def growth(steps: Numbers, values: Numbers) -> tuple[str, float | None] | None:
     if len(values) < FEWEST_POINTS or np.ptp(values) == 0:
         return None
     s = (steps - steps[0]) / (steps[-1] - steps[0])
-    curves = [np.expm1(c * s) / c if c else s for c in CURVATURES]
-    explained = np.array([np.corrcoef(curve, values)[0, 1] ** 2 for curve in curves])
+    curves = np.array([np.expm1(c * s) / c if c else s for c in CURVATURES])
+    curves -= curves.mean(axis=1, keepdims=True)
+    centred = values - values.mean()
+    explained = (curves @ centred) ** 2 / ((curves**2).sum(axis=1) * (centred @ centred))
     line, best = len(CURVATURES) // 2, int(explained.argmax())
     if 1 - explained[best] > 0.9 * (1 - explained[line]):
         best = line
     if explained[best] < 0.5:
         return "shows no clear trend", None
-    if np.corrcoef(s, values)[0, 1] < 0:
+    if curves[line] @ centred < 0:
         return "falls", None
     if best == line:
         return "grows about linearly", None
