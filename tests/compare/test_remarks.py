@@ -109,6 +109,16 @@ NOISY = f"{OPEN}unknown (blocks too noisy)."
             f"{OPEN}-2.0% (-49.0% to +90.0%, 12 blocks); such blocks tell differences from 90.0% on, and 3.0% takes "
             "more than 1,000 of them.",
         ),
+        (
+            effect(INCONCLUSIVE, 0.98, 0.966, 0.995, minimum_effect=0.031),
+            "cannot tell whether b is 3.0% faster per step than a: -2.0% (-3.4% to -0.5%, 12 blocks); such blocks tell "
+            "differences from 3.1% on, and 3.0% takes about 13 of them.",
+        ),
+        (
+            effect(INCONCLUSIVE, 0.95, 0.91, 0.99, p_adjusted=0.2),
+            f"{OPEN}-5.0% (-9.0% to -1.0%, 12 blocks), which may be chance among so many comparisons; such blocks tell "
+            "differences from 5.0% on, and 3.0% takes about 33 of them.",
+        ),
         (effect(INCONCLUSIVE, 0.98, 0.49, 1.9), NOISY),
         (effect(INCONCLUSIVE, 0.98, 0.9, 2.1), NOISY),
         (
@@ -149,6 +159,8 @@ def test_time_and_reward_are_one_answer_with_one_interval() -> None:
     (text,) = said(experiment, "answer", judged_as(reward, faster))
     assert text.startswith("no difference in reward shown between b and a (+0.02, -0.00 to +0.04, 3 seeds;")
     assert text.endswith("; b is 40% faster per step than a (38 to 43%, 12 blocks).")
+    (alone,) = said(experiment, "answer", judged_as(reward))  # as against another folder, where nothing else is judged
+    assert alone == text.partition(" b is 40%")[0].removesuffix(";") + "."
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
-from harness.compare.stats import FEWEST_BLOCKS, Effect, Verdict, t_interval
+from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
 from harness.core.experiment import MOST_BLOCKS
 from harness.results.manifest import VALIDATION_PROMPTS
@@ -43,11 +43,13 @@ def _against(experiment: Experiment, item: Judgement) -> str:
     """Set an arm against the baseline in one sentence: what decides first, then reward or time beside it."""
     if item.primary.verdict is Verdict.NOT_COMPARABLE:
         return f"{_verdict_words(item)}."
-    if endpoint_of_effect(item.primary).is_difference and (rewards := reward_words(experiment, item.base, item.other)):
-        is_told = item.step.verdict in (Verdict.DIFFERENT, Verdict.EQUIVALENT)
-        return "; ".join([rewards, *([effect_in_words(item.step, item.base, item.other)] if is_told else [])]) + "."
-    rewards = reward_words(experiment, item.base, item.other, with_names=False)
-    return "; ".join([_verdict_words(item), *([rewards] if rewards else [])]) + "."
+    endpoint = endpoint_of_effect(item.primary)
+    rewards = reward_words(experiment, item.base, item.other, with_names=endpoint.is_difference)
+    parts = [rewards or _verdict_words(item)] if endpoint.is_difference else [_verdict_words(item), rewards]
+    beside = (effect for effect in item.effects[1:] if effect.name == STEP)
+    decided = (Verdict.DIFFERENT, Verdict.EQUIVALENT)
+    parts += [effect_in_words(step, item.base, item.other) for step in beside if step.verdict in decided]
+    return f"{'; '.join(filter(None, parts))}."
 
 
 def _verdict_words(item: Judgement) -> str:
@@ -66,12 +68,17 @@ def _verdict_words(item: Judgement) -> str:
     text = f"cannot tell whether {item.other} is faster {what} than {item.base}"
     if effect.low < 1 / NOISY or effect.high > NOISY:
         return f"{text}: unknown (blocks too noisy)"
+    is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
+    if effect.shows and not is_large:
+        word = "faster" if effect.ratio < 1 else "slower"
+        text = f"cannot tell whether {item.other} is {percent(endpoint.limit)} {word} {what} than {item.base}"
     text += f": {endpoint.change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
     if effect.blocks < FEWEST_BLOCKS:
         return f"{text}; a verdict needs {FEWEST_BLOCKS} blocks"
     if effect.p_adjusted is None or effect.minimum_effect is None:
         return f"{text}; {effect.reason}"
-    return f"{text}; {_blocks_words(effect, effect.minimum_effect)}"
+    chance = ", which may be chance among so many comparisons" if effect.shows and is_large else ""
+    return f"{text}{chance}; {_blocks_words(effect, effect.minimum_effect)}"
 
 
 def _pace(ratio: float) -> str:
