@@ -13,7 +13,7 @@ import pytest
 
 from harness.compare.endpoint import REWARD_AT_ROLLOUTS
 from harness.compare.experiment import Experiment, Member, gather
-from harness.compare.judging import Judgement, judgements
+from harness.compare.judging import NOT_IN_TURN, Judgement, judgements
 from harness.compare.remarks import RULES, remarks
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
 from harness.compare.remarks.lag_and_syncs import sweep_sentences
@@ -130,6 +130,14 @@ NOISY = f"{OPEN}unknown (blocks too noisy)."
             f"{OPEN}-30.0% (-34.0% to -25.0%, 12 blocks); not measured in 2 of 12 blocks.",
         ),
         (effect(INCONCLUSIVE, 0.7, None, None, blocks=1), "b was 30.0% faster than a per step (one run each)."),
+        (
+            effect(INCONCLUSIVE, 0.7, None, None, blocks=9, reason="the baseline has one occasion"),
+            "b was 30.0% faster than a per step (9 runs each; the baseline has one occasion).",
+        ),
+        (
+            effect(INCONCLUSIVE, 0.7, None, None, blocks=3, reason=NOT_IN_TURN),
+            "b was 30.0% faster than a per step (3 runs each).",
+        ),
         (effect(INCONCLUSIVE, 2.5, None, None, blocks=1), "b was 2.5 times as slow as a per step (one run each)."),
         (effect(INCONCLUSIVE, 0.4, None, None, blocks=1), "b was 2.5 times as fast as a per step (one run each)."),
         (
@@ -789,6 +797,8 @@ def test_what_is_not_repeated() -> None:
     assert said([made_run("a")], "not_repeated") == [f"One run: no error bars. For some: {command}"]
     assert said([made_run("a"), made_run("b")], "not_repeated") == [f"One run each: no error bars. For some: {command}"]
     assert said([made_run("a"), made_run("a", 1)], "not_repeated") == []
+    assert said([made_run("a", simulated="abacus")], "not_repeated") == []
+    assert said([made_run("a", outcome={"imported": {}})], "not_repeated") == []
 
 
 def test_what_polls_and_what_shares_a_gpu() -> None:

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
-from harness.compare.judging import Judgement
+from harness.compare.judging import NOT_IN_TURN, Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
 from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
@@ -63,8 +63,9 @@ def _verdict_words(item: Judgement) -> str:
     what = "per step" if endpoint.is_step else f"in {endpoint.words}"
     ends = endpoint.ends(effect)
     if ends is None or effect.low is None or effect.high is None:
-        runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} blocks; {effect.reason}"
-        return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs})"
+        runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} runs each"
+        why = f"; {effect.reason}" if effect.blocks > 1 and effect.reason not in (None, NOT_IN_TURN) else ""
+        return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs}{why})"
     text = f"cannot tell whether {item.other} is faster {what} than {item.base}"
     if effect.low < 1 / NOISY or effect.high > NOISY:
         return f"{text}: unknown (blocks too noisy)"

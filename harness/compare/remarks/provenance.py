@@ -79,7 +79,8 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
 
 def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say where there are no error bars, and what to type for some."""
-    if max(map(len, experiment.arms.values())) == 1 and not sweep_points(experiment):
+    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+    if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
         command = as_typed(f"python -m harness bench {experiment.scenario} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"
 
