@@ -40,12 +40,15 @@ def growth(steps: Sequence[float], values: Sequence[float]) -> Growth | None:
     variance is explained there is no clear trend. Growth is fastest in the middle of the fifth of the points, and five
     at least, whose least-squares line is steepest.
     """
-    if len(values) < FEWEST_POINTS or min(values) == max(values):
+    if len(values) < FEWEST_POINTS:
         return None
     parts = min(len(values), MOST_POINTS)
     at, y = (np.array([part.mean() for part in np.array_split(np.asarray(x), parts)]) for x in (steps, values))
     s = (at - at[0]) / (at[-1] - at[0])
-    explained = {c: float(np.corrcoef(np.expm1(c * s) / c if c else s, y)[0, 1]) ** 2 for c in CURVATURES}
+    with np.errstate(all="ignore"):
+        explained = {c: float(np.corrcoef(np.expm1(c * s) / c if c else s, y)[0, 1]) ** 2 for c in CURVATURES}
+    if not math.isfinite(explained[0.0]):  # constant
+        return None
     best = max(explained, key=lambda c: (explained[c], -abs(c)))
     best = best if 1 - explained[best] <= 0.9 * (1 - explained[0.0]) else 0.0
     if explained[best] < 0.5:
@@ -66,9 +69,12 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> tuple[float,
     None for fewer than four pairs or a constant series. The pairs are taken for independent; those of one run are not
     quite, as both figures drift as the run goes on.
     """
-    if len(first) < 4 or min(map(np.ptp, (first, second))) == 0:
+    if len(first) < 4:
         return None
-    value = float(np.corrcoef(first, second)[0, 1])
+    with np.errstate(all="ignore"):
+        value = float(np.corrcoef(first, second)[0, 1])
+    if not math.isfinite(value):  # a series is constant
+        return None
     middle, reach = math.atanh(max(-ALMOST_1, min(value, ALMOST_1))), 1.959964 / math.sqrt(len(first) - 3)
     return value, math.tanh(middle - reach), math.tanh(middle + reach)
 

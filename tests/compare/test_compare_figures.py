@@ -292,6 +292,7 @@ def test_growth_says_how_much_the_shape_explains() -> None:
 def test_growth_says_nothing_of_few_or_constant_points() -> None:
     assert growth(range(7), [float(step) for step in range(7)]) is None
     assert growth(range(10), [2.0] * 10) is None
+    assert growth(range(960), [0.0, 1.0] * 480) is None  # as averages of neighbours are
 
 
 def test_correlation_is_pearsons_with_fishers_interval() -> None:
