@@ -21,7 +21,7 @@ from harness.compare.attribution import (
     time_by_window,
 )
 from harness.compare.checkpoints import CheckpointCost, checkpoint_cost
-from harness.compare.kl import KlFigures, kl_figures
+from harness.compare.kl import kl_remark
 from harness.compare.learning import (
     Divergence,
     Evaluated,
@@ -156,7 +156,7 @@ class RunFigures:
     max_lag: int | None
     lag_control: str | None
     replay_capacity: int | None
-    kl: KlFigures | None
+    kl: str | None
     ledger: LedgerFigures | None
     overlap: Overlap | None
     blocked_time: BlockedTime | None
@@ -296,7 +296,7 @@ def run_figures(run: Run, brief: bool = False, with_spans: bool = True) -> RunFi
         throughput=tokens_per_second(rows),
         grad_norm=_median(value for value, _ in grad_norms),
         grad_norm_peak=max(grad_norms, default=None),
-        kl=None if brief else kl_figures(run),
+        kl=None if brief else kl_remark(run),
         max_lag=max_lag,
         lag_control=lag_control if isinstance(lag_control, str) else None,
         replay_capacity=_as_int(run.setting("replay.capacity")),

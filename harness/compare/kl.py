@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,10 +52,9 @@ def growth(steps: Sequence[float], values: Sequence[float]) -> Growth | None:
     best = best if 1 - explained[best] <= 0.9 * (1 - explained[0.0]) else 0.0
     if explained[best] < 0.5:
         return "shows no clear trend", explained[best], None
-    if np.corrcoef(s, y)[0, 1] < 0:
-        return "falls over the run", explained[best], None
-    if best == 0:
-        return "grows about linearly", explained[best], None
+    if best == 0 or np.corrcoef(s, y)[0, 1] < 0:
+        falls = np.corrcoef(s, y)[0, 1] < 0
+        return "falls over the run" if falls else "grows about linearly", explained[best], None
     size = max(5, parts // 5)
     slopes = np.convolve(y, (size - 1) / 2 - np.arange(size), "valid")
     steepest = int((slopes > 0.999 * slopes.max()).argmax())  # the first of those that differ by rounding
@@ -79,53 +77,31 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> tuple[float,
     return value, math.tanh(middle - reach), math.tanh(middle + reach)
 
 
-@dataclass(frozen=True, slots=True)
-class KlFigures:
-    """How a run's KL to the reference policy went.
-
-    Attributes:
-        name: of the metric.
-        reference: ``loss.kl.reference``, or None.
-        with_reward: ``correlation`` with the validation reward of the same policy version: training step t measures
-            version t.
-        pairs: of the correlation.
-    """
-
-    name: str
-    reference: object
-    growth: Growth | None
-    with_reward: tuple[float, float, float] | None
-    pairs: int
-
-
-def kl_figures(run: Run) -> KlFigures | None:
-    """Describe the KL to the reference policy, or return None where it was not monitored."""
-    for name in KL_NAMES:
-        steps, values = metric_series(run, name)
-        if values:
-            by_step = dict(zip(steps, values, strict=True))
-            rewards = {item.step: item.reward for item in evaluations(run) if item.step in by_step}
-            found = correlation([by_step[step] for step in rewards], list(rewards.values()))
-            return KlFigures(name, run.setting("loss.kl.reference"), growth(steps, values), found, len(rewards))
-    return None
+def kl_remark(run: Run) -> str | None:
+    """Say how a run's KL to the reference policy went: its growth, and its correlation with the validation reward of
+    the same policy version (training step t measures version t). None where it was not monitored."""
+    name = next((name for name in KL_NAMES if metric_series(run, name)[1]), None)
+    if name is None:
+        return None
+    steps, values = metric_series(run, name)
+    by_step = dict(zip(steps, values, strict=True))
+    rewards = {item.step: item.reward for item in evaluations(run) if item.step in by_step}
+    reference = REFERENCE_NAMES.get(str(run.setting("loss.kl.reference")), "reference")
+    text = f"KL of the policy to the {reference} ({name.rpartition('_')[2]}, per token) ends at {number(values[-1])}"
+    if (found := growth(steps, values)) is not None:
+        shape, explained, fastest = found
+        text += f" and {shape} (R2 {explained:.2f})" + (f", fastest around step {fastest:.0f}" if fastest else "")
+    if (with_reward := correlation([by_step[step] for step in rewards], list(rewards.values()))) is not None:
+        text += "; correlation with validation reward {:+.2f} (95% interval {:+.2f} to {:+.2f})".format(*with_reward)
+        text += f" over {len(rewards)} evaluations"
+    return text
 
 
 def kl_sentence(variant: Variant) -> str:
-    """Say how KL to the reference grew, from the first run that monitored it."""
+    """Return what the first run that monitored KL shows of it; empty where none did."""
     run = next((run for run in variant.runs if run.kl is not None), None)
-    if run is None or run.kl is None:
+    if run is None:
         return ""
-    kl, end = run.kl, run.at_end(run.kl.name)
-    reference, estimator = REFERENCE_NAMES.get(str(kl.reference), "reference"), kl.name.rpartition("_")[2]
-    text = f"{variant.name}: KL of the policy to the {reference} ({estimator}, per token)"
-    text += f" ends at {number(end)}" if end is not None else ""
-    if kl.growth is not None:
-        shape, explained, fastest = kl.growth
-        text += f" and {shape} (R2 {explained:.2f})" + (
-            f", fastest around step {fastest:.0f}" if fastest is not None else ""
-        )
-    if kl.with_reward is not None:
-        text += "; correlation with validation reward {:+.2f} (95% interval {:+.2f} to {:+.2f})".format(*kl.with_reward)
-        text += f" over {kl.pairs} evaluations"
+    text = f"{variant.name}: {run.kl}"
     text += f"; seed {run.manifest.seed} only, of {len(variant.runs)}" if len(variant.runs) > 1 else ""
     return text + ("; biased, since the sampling policy is an older one." if run.behaviour_is_older else ".")

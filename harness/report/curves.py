@@ -287,10 +287,8 @@ def _target_lines(curves: Curves, panels: Sequence[Axes]) -> list[Any]:
 def _other_policy(curves: Curves, pair: str) -> str:
     if pair == "previous":
         return "previous policy"
-    kinds = {run.kl.reference for run in curves.experiment.runs if run.kl}
-    if len(kinds) != 1:
-        return "reference"
-    return REFERENCE_NAMES.get(str(kinds.pop()), "reference")
+    kinds = {str(kind) for run in curves.all_runs() if (kind := run.setting("loss.kl.reference"))}
+    return REFERENCE_NAMES.get(kinds.pop(), "reference") if len(kinds) == 1 else "reference"
 
 
 def _set_norm_scale(axes: Axes, curves: Curves) -> None:

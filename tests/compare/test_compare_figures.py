@@ -314,6 +314,4 @@ def test_kl_is_paired_with_the_reward_of_the_same_version(make_run: Make) -> Non
     )
     kl = run_figures(load_run(run.folder)).kl
     assert kl is not None
-    assert kl.with_reward is not None
-    assert kl.with_reward[0] == pytest.approx(1.0, abs=1e-12)
-    assert kl.pairs == 4
+    assert kl.endswith("correlation with validation reward +1.00 (95% interval +1.00 to +1.00) over 4 evaluations")
