@@ -52,8 +52,8 @@ def growth(steps: Sequence[float], values: Sequence[float]) -> Growth | None:
     best = best if 1 - explained[best] <= 0.9 * (1 - explained[0.0]) else 0.0
     if explained[best] < 0.5:
         return "shows no clear trend", explained[best], None
-    if best == 0 or np.corrcoef(s, y)[0, 1] < 0:
-        falls = np.corrcoef(s, y)[0, 1] < 0
+    falls = np.corrcoef(s, y)[0, 1] < 0
+    if falls or best == 0:
         return "falls over the run" if falls else "grows about linearly", explained[best], None
     size = max(5, parts // 5)
     slopes = np.convolve(y, (size - 1) / 2 - np.arange(size), "valid")
