@@ -292,6 +292,7 @@ def test_growth_says_how_much_the_shape_explains() -> None:
 def test_growth_says_nothing_of_few_or_constant_points() -> None:
     assert growth(range(7), [float(step) for step in range(7)]) is None
     assert growth(range(10), [2.0] * 10) is None
+    assert growth(range(960), [0.0, 1.0] * 480) is None  # as averages of neighbours are
 
 
 def test_correlation_is_pearsons_with_fishers_interval() -> None:
@@ -313,6 +314,4 @@ def test_kl_is_paired_with_the_reward_of_the_same_version(make_run: Make) -> Non
     )
     kl = run_figures(load_run(run.folder)).kl
     assert kl is not None
-    assert kl.with_reward is not None
-    assert kl.with_reward[0] == pytest.approx(1.0, abs=1e-12)
-    assert kl.pairs == 4
+    assert kl.endswith("correlation with validation reward +1.00 (95% interval +1.00 to +1.00) over 4 evaluations")
