@@ -329,15 +329,13 @@ def _painted(first: Integers, last: Integers, strength: Integers, cells: int) ->
     Args:
         first, last, strength: ranges [first, last) and their strengths, at least -1: shape [ranges].
     """
-    lengths = last - first
-    first, last, strength, lengths = (column[lengths > 0] for column in (first, last, strength, lengths))
-    size = np.frexp(lengths)[1] - 1  # k
     painted = np.full(cells, -1, dtype=np.int64)
-    for k in range(int(size.max(initial=0)), -1, -1):
+    size = np.frexp(np.maximum(last - first, 0))[1] - 1  # k; -1 where a range has no cell
+    for k in range(int(size.max(initial=-1)), -1, -1):
         own, block = size == k, 1 << k
         np.maximum.at(painted, first[own], strength[own])
-        np.maximum.at(painted, last[own] - block, strength[own])
         if k:
+            np.maximum.at(painted, last[own] - block, strength[own])
             half = block // 2
             painted[half:] = np.maximum(painted[half:], painted[:-half])
     return painted
