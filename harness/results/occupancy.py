@@ -150,14 +150,14 @@ class Occupancy:
         bounds[:, 1] = np.maximum(bounds[:, 0], bounds[:, 1])
         reach = (starts < bounds[-1, 1]) & (ends > bounds[0, 0]) if len(bounds) else np.zeros(len(spans), dtype=bool)
         places = np.flatnonzero(reach)
-        names = dict.fromkeys(spans[place].lane for place in places)
-        codes = {name: code for code, name in enumerate(names)}
-        lane = np.array([codes[spans[place].lane] for place in places], dtype=np.int64)
-        stage = np.array([_CODES[spans[place].stage] for place in places], dtype=np.int8)
+        inside = [spans[place] for place in places.tolist()]
+        codes = {name: code for code, name in enumerate(dict.fromkeys(span.lane for span in inside))}
+        lane = np.array([codes[span.lane] for span in inside], dtype=np.int64)
+        stage = np.array([_CODES[span.stage] for span in inside], dtype=np.int8)
         owner, start_ns, end_ns = _shared_out(lane, stage, starts[places], ends[places])
         piece, window, start_ns, end_ns = _cut(start_ns, end_ns, bounds)
         own = owner[piece]
-        return cls(tuple(names), bounds, lane[own], places[own], stage[own], window, start_ns, end_ns)
+        return cls(tuple(codes), bounds, lane[own], places[own], stage[own], window, start_ns, end_ns)
 
     def within(self, windows: Sequence[bool]) -> Occupancy:
         """Return the table of some of the windows, those where it says True; all lanes stay."""
