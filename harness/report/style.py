@@ -111,12 +111,12 @@ def variant_label(variant: Variant) -> str:
     return label(variant.name) + seeds
 
 
-def label(text: str) -> str:
+def label(text: str, limit: int = 60) -> str:
     """Return text for a picture: on one line, never read as a formula or as a hidden legend entry.
 
     Letters that the font lacks are written out (``\\u6570``).
     """
-    shown = "".join(map(_drawable, plain(text, limit=60))).replace("$", r"\$")
+    shown = "".join(map(_drawable, plain(text, limit=limit))).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
