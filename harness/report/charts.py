@@ -1,7 +1,8 @@
 """The charts: tidy frames in, matplotlib figures out, whichever of console, files and page shows them.
 
 Names in frames may come from anywhere: they are written on one line, never read as a formula, cut where they are long.
-An ``arms`` argument gives the order of the arms, so that each keeps its colour where another is missing.
+Each frame has a row at least; whether there is something to draw is decided before. An ``arms`` argument gives the
+order of the arms, so that each keeps its colour where another is missing.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str) -> Axes
 
 def _draw_line(axes: Axes, line: pd.DataFrame, look: Look) -> None:
     if (line["low"] < line["high"]).any():
-        axes.fill_between(line["x"], line["low"], line["high"], color=look["color"], alpha=0.16, linewidth=0)
+        axes.fill_between(line["x"], line["low"], line["high"], color=look["color"], alpha=0.13, linewidth=0)
     every = -(-len(line) // MOST_MARKERS)
     axes.plot(line["x"], line["mean"], **look, markersize=4.5, markevery=every, clip_on=False)
 
@@ -327,6 +328,7 @@ def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: pd.DataFrame, 
         keys.append(Key("policy version now held", {"color": INK, "marker": "v", "linestyle": "", "markersize": 5}))
     figure, axes = _row_axes(rows, [], "seconds since the first of these steps began", title=title, keys=keys,
                              width=TIMELINE, row_inches=LANE_INCHES)  # fmt: skip
+    axes.set_yticks([y + LANE_DOWN for y in rows.places.values()], [text.get_text() for text in axes.get_yticklabels()])
     longest = float(windows["seconds"].max())
     for arm, seconds, text in windows[["arm", "seconds", "text"]].itertuples(index=False):
         lanes = [y for pair, y in rows.places.items() if pair[0] == arm]
