@@ -29,7 +29,7 @@ from harness.compare.verdicts import Baseline, variant_named
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.results import DamagedRun
-from harness.results.jsonl import parse_json, read_file
+from harness.results.jsonl import read_json
 
 FILE = "baselines.json"
 SCHEMA, SCHEMA_VERSION = "harness.baselines", 1
@@ -55,15 +55,10 @@ def read_baselines(results: Path) -> dict[str, Entry]:
         UserError: the file is damaged or of an unknown version.
     """
     path = results / FILE
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    try:
-        data = parse_json(content)
-    except ValueError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}", str(path), "mend or remove it") from error
-    saved = data.get("baselines") if isinstance(data, dict) and data.get("schema_version") == SCHEMA_VERSION else None
+    data = read_json(path, dict[str, Any])
+    saved = data.get("baselines") if data.get("schema_version") == SCHEMA_VERSION else None
     entries = {name: _entry(entry) for name, entry in saved.items()} if isinstance(saved, dict) else None
     known = {name: entry for name, entry in (entries or {}).items() if entry is not None}
     if entries is None or len(known) < len(entries):

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.regular_files import MOST_BYTES
-from harness.results.jsonl import read_file
+from harness.results.jsonl import decode_json, read_checked
 
 EXPERIMENT = "experiment.json"
 SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
@@ -86,17 +87,14 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
         UserError: the file is damaged or of an unknown version.
     """
     path = experiment / EXPERIMENT
-    try:
-        content = read_file(path, MOST_BYTES)  # a plan may name 10,000 runs
-    except FileNotFoundError:
-        return None
-    try:
-        head = msgspec.json.decode(content, type=dict)
-        if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
-            raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
-        return msgspec.json.decode(content, type=ExperimentPlan)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{str(path)!r} is damaged: {error}", str(path)) from error
+    return read_checked(path, _parse, MOST_BYTES) if path.exists() else None  # a plan may name 10,000 runs
+
+
+def _parse(content: bytes) -> ExperimentPlan:
+    head = decode_json(content, dict[str, Any])
+    if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
+        raise ValueError(f"it is no plan of version {SCHEMA_VERSION} of an experiment")
+    return msgspec.convert(head, ExperimentPlan)
 
 
 @contextmanager

@@ -262,7 +262,7 @@ def _write_folder(
     at = timestamp(now)
     with RunFolder.create(temporary, scenario, experiment, None) as folder:
         for row in rows.rows:
-            folder.append_step(row)
+            folder.append(row)
         for sentence in said:
             folder.log(sentence)
         folder.flush()

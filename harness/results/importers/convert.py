@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.core.errors import UserError
 from harness.core.types import Metric, Metrics
-from harness.results import evaluation_row, step_row, tail_row
+from harness.results import EvaluationRow, StepRow, TailRow, store_metrics
 from harness.results.importers.logs import Log
 from harness.results.importers.text_logs import Record
 from harness.results.importers.trainers import DEVICES, GROWTH, STEPS, Crosswalk, Entry, Role, pattern
@@ -227,7 +227,7 @@ class Converted:
         cautions: what a reader must know of a value.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[StepRow | EvaluationRow | TailRow] = field(default_factory=list)
     steps: int = 0
     evaluations: int = 0
     last_step: int = 0
@@ -322,14 +322,14 @@ class Converter:
 
     def _append_step(self, step: int, wall_s: float, covered: int, result: _Translation, done: Converted) -> None:
         done.rows.append(
-            step_row(
+            StepRow(
                 step=step,
                 version=step + 1,
                 wall_s=wall_s,
                 elapsed_s=done.elapsed_s,
                 optimizer_steps=self._crosswalk.optimizer_steps * covered,
                 lanes=result.lanes,
-                metrics=result.metrics,
+                metrics=store_metrics(result.metrics),
             )
         )
         done.steps += 1
@@ -338,10 +338,10 @@ class Converter:
     def _append_tail(self, lanes: dict[str, dict[str, float]], done: Converted) -> None:
         wall_s = sum(seconds for stages in lanes.values() for seconds in stages.values())
         done.elapsed_s += wall_s
-        done.rows.append(tail_row(wall_s=wall_s, elapsed_s=done.elapsed_s, lanes=lanes))
+        done.rows.append(TailRow(wall_s, done.elapsed_s, lanes))
 
     def _append_evaluation(self, step: int, result: _Translation, done: Converted) -> None:
-        done.rows.append(evaluation_row(version=step, step=step, elapsed_s=done.elapsed_s, metrics=result.validation))
+        done.rows.append(EvaluationRow(step, step, done.elapsed_s, store_metrics(result.validation)))
         done.evaluations += 1
 
     def _wall_s(self, result: _Translation, point: Point, clock: float | None, covered: int, done: Converted) -> float:

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 from harness.core.errors import UserError
 from harness.core.regular_files import read_regular
 from harness.results.importers.text_logs import Record, delimiter_of, read_printed, read_table
-from harness.results.trackers.event_file import CRC, FILE_VERSION, HEAD_BYTES, LENGTH, crc32c, masked, message
+
+LENGTH, CRC, FILE_VERSION = struct.Struct("<Q"), struct.Struct("<I"), "brain.Event:2"
+HEAD_BYTES = LENGTH.size + CRC.size
 
 TRAINER_STATE = "trainer_state.json"
 FORMS = "JSON lines, a JSON file, TensorBoard's event files, a CSV export, or what the trainer printed"
@@ -291,7 +293,9 @@ class _Records:
         self.cut_off_bytes = size - at
 
     def _check(self, data: bytes, crc_at: int, record_at: int) -> None:
-        if CRC.unpack_from(self._data, crc_at)[0] == masked(crc32c(data)):
+        from tensorboardX.record_writer import masked_crc32c
+
+        if CRC.unpack_from(self._data, crc_at)[0] == masked_crc32c(data):
             return
         if record_at == 0:
             raise _not_an_event_file(self._where)
@@ -303,9 +307,10 @@ class _Records:
 
 
 def _parse(record: bytes, number: int, where: str) -> Any:
-    event = message("Event")
+    from tensorboardX.proto.event_pb2 import Event  # which loads torch where it is installed
+
     try:
-        return event.FromString(record)
+        return Event.FromString(record)
     except Exception as error:  # google.protobuf.message.DecodeError, which is not imported for its name alone
         raise UserError(f"{where!r} is damaged: record {number} is no event ({error})", where=where) from error
 
