@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.core.regular_files import MOST_BYTES
-from harness.results.jsonl import decode_json, read_checked
+from harness.results.jsonl import read_json
+from harness.results.rows import Whole
 
 EXPERIMENT = "experiment.json"
 SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
@@ -37,7 +35,7 @@ class PlannedRun:
 
     folder: str
     variant: str
-    block: int | None = None
+    block: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class ExperimentPlan:
     """
 
     runs: tuple[PlannedRun, ...]
-    enough_after: int | None = None
+    enough_after: Whole | None = None
 
     @property
     def due(self) -> list[PlannedRun]:
@@ -87,14 +85,12 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
         UserError: the file is damaged or of an unknown version.
     """
     path = experiment / EXPERIMENT
-    return read_checked(path, _parse, MOST_BYTES) if path.exists() else None  # a plan may name 10,000 runs
-
-
-def _parse(content: bytes) -> ExperimentPlan:
-    head = decode_json(content, dict[str, Any])
+    if not path.exists():
+        return None
+    head = read_json(path, dict[str, Any])
     if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
-        raise ValueError(f"it is no plan of version {SCHEMA_VERSION} of an experiment")
-    return msgspec.convert(head, ExperimentPlan)
+        raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
+    return read_json(path, ExperimentPlan)
 
 
 @contextmanager

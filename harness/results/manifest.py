@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from harness.results.anonymous import Scrubber, change_strings
 from harness.results.jsonl import Free, check_version, decode_json
-from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS
+from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, Whole
 
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
@@ -32,20 +32,20 @@ _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
 class _Machine(TypedDict, total=False):
     """What is read of ``machine``, else free in form."""
 
-    cores: int | None
+    cores: Whole | None
     missing: dict[str, Any] | None
 
 
 class _Imported(TypedDict, total=False):
     """What is read of ``outcome.imported``, else free in form."""
 
-    steps_per_row: int | None
+    steps_per_row: Whole | None
 
 
 class _Outcome(TypedDict, total=False):
     """What is read of ``outcome``, else free in form."""
 
-    replaced: dict[str, int]
+    replaced: dict[str, Whole]
     imported: _Imported
 
 
@@ -55,7 +55,7 @@ class Input(TypedDict, total=False):
 
     sha256: Required[str | None]
     name: str | None
-    rows: int
+    rows: Whole
     text: str
 
 
@@ -76,17 +76,17 @@ class Segment:
         thrown_away: rollouts that were sampled after the checkpoint; None where the process that knew has ended.
     """
 
-    start_step: int
+    start_step: Whole
     started_at: str
     elapsed_s: _Number
     startup_s: _Number
     commit: str | None = None
     dirty: bool | None = None
-    ranks: int | None = None
+    ranks: Whole | None = None
     was: dict[str, Free] = field(default_factory=dict)
     failed: str | None = None
     cause: str = "resumed"
-    thrown_away: int | None = None
+    thrown_away: Whole | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +127,17 @@ class Manifest:
     finished_at: str | None = None
     duration_s: _Number | None = None
     startup_s: _Number | None = None
-    seed: int = 0
+    seed: Whole = 0
     interleaving: str | None = None
-    position: int | None = None
-    block: int | None = None
+    position: Whole | None = None
+    block: Whole | None = None
     profile: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     machine: dict[str, Free] = field(default_factory=dict)
-    threads: int | None = None
+    threads: Whole | None = None
     commit: str | None = None
     dirty: bool | None = None
-    parameters: int | None = None
+    parameters: Whole | None = None
     end_tokens: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, Input] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
