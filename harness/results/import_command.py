@@ -314,7 +314,7 @@ def _write(out: Path, scenario: str, arms: Sequence[Imported], manifests: Sequen
         for arm, manifest in zip(arms, manifests, strict=True):
             with RunFolder.create(temporary, scenario, experiment, arm.name) as folder:
                 for row in arm.rows.rows:
-                    folder.append_step(row)
+                    folder.append(row)
                 for sentence in arm.sentences():
                     folder.log(sentence)
                 folder.flush()

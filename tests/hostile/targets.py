@@ -339,7 +339,7 @@ def _shape(folder: Path) -> None:
 
 
 def _event_file() -> bytes:
-    from harness.results.trackers.event_file import encode_scalars, encode_start
+    from tests.event_files import encode_scalars, encode_start
 
     return encode_start(1.0) + encode_scalars({"loss": 0.5}, 1, 2.0) + encode_scalars({"loss": 0.4}, 2, 3.0)
 

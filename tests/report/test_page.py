@@ -88,11 +88,13 @@ def _document(name: str = "k1") -> Document:
         description=name,
         answer=(Remark("verdict", f"lag1 is 40% faster than {name}: 3.1 s.", "answer", "answer"),),
         sections=(
-            Section("findings", "Findings", (Remark("x", name, "finding", "time"), Remark("y", name, "caution", "cautions"), _bars(name))),
-            Section("learned", "What was learned", (_curves(name), _timeline(), Rollouts(name, ((rollout, rollout),)))),
             Section(
-                "again", "Run it again", (Command(f"run {name}"), Table(name, (name, "n"), ((name, "1"),))), True
+                "findings",
+                "Findings",
+                (Remark("x", name, "finding", "time"), Remark("y", name, "caution", "cautions"), _bars(name)),
             ),
+            Section("learned", "What was learned", (_curves(name), _timeline(), Rollouts(name, ((rollout, rollout),)))),
+            Section("again", "Run it again", (Command(f"run {name}"), Table(name, (name, "n"), ((name, "1"),))), True),
         ),
     )
 

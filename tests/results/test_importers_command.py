@@ -28,7 +28,7 @@ from harness.results.importers.trainers import (
     Entry,
     Role,
 )
-from harness.results.trackers.event_file import encode_scalars, encode_start
+from tests.event_files import encode_scalars, encode_start
 
 REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 PAGE = Path(__file__).parents[2] / "docs" / "importing.md"

@@ -20,7 +20,7 @@ from harness.core.errors import UserError
 from harness.results.importers.convert import Points, collect
 from harness.results.importers.logs import STEP, read_log
 from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, Crosswalk
-from harness.results.trackers.event_file import encode_scalars, encode_start
+from tests.event_files import encode_scalars, encode_start
 
 REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 

@@ -34,7 +34,7 @@ def sentences(log: Log, points: Points, rows: Converted, crosswalk: Crosswalk) -
 
 def series(done: Converted, name: str, kind: str = "step") -> list[float]:
     """The values of one metric, row by row; rows without it are left out."""
-    of_kind = [row["metrics"] for row in done.rows if row["kind"] == kind]
+    of_kind = [row.metrics for row in done.rows if row.kind == kind]
     return [next(iter(metrics[name].values())) for metrics in of_kind if name in metrics]
 
 
@@ -66,7 +66,7 @@ def test_what_verl_prints_behind_ray_colours_and_bars(tmp_path: Path) -> None:
     assert series(done, "reward/total") == [0.5, -0.125]
     assert series(done, "learning_rate") == [1e-06, 5e-07]
     assert series(done, "response_length") == [200.5]
-    assert [row["stages_s"] for row in done.rows if row["kind"] == "step"] == [{"generate": 8.0}, {"generate": 9.5}]
+    assert [row.stages_s for row in done.rows if row.kind == "step"] == [{"generate": 8.0}, {"generate": 9.5}]
     assert series(done, "validation/reward", "evaluation") == [0.25]
     assert found.non_finite == {"actor/grad_norm": 1}
     assert found.not_numbers == {"note": 1}
@@ -90,8 +90,8 @@ def test_what_trl_prints_has_no_steps_so_its_rows_are_counted(tmp_path: Path) ->
     path = tmp_path / "train.log"
     path.write_text(TRL_PRINTED + "{'loss': 0.2, 'rew")
     log, found, done = read(path, TRL)
-    assert [row["step"] for row in done.rows] == [0, 1, 2, 2]
-    assert [row["kind"] for row in done.rows] == ["step", "step", "evaluation", "step"]
+    assert [row.step for row in done.rows] == [0, 1, 2, 2]
+    assert [row.kind for row in done.rows] == ["step", "step", "evaluation", "step"]
     assert series(done, "reward/total") == [0.5, 0.625, 0.75]
     assert series(done, "reward/format") == [0.5]
     assert series(done, "loss") == [0.0, 0.25, 0.125]
@@ -127,7 +127,7 @@ def test_a_chart_with_several_runs_needs_the_name_of_one(tmp_path: Path) -> None
     with pytest.raises(UserError, match="has no run 'gemma'"):
         read(path, TRL, run="gemma")
     log, found, done = read(path, TRL, run="qwen - lr1")
-    assert [(row["step"], row["metrics"]["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
+    assert [(row.step, row.metrics["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
     assert (len(log.left_out), found.steps_from) == (1, "_step")
     assert series(read(path, TRL, run="llama")[2], "reward/total") == [0.2]
     (tmp_path / "reward.csv").write_text("Wall time,Step,Value\n1,1,0.5\n")
@@ -142,7 +142,7 @@ def test_a_chart_may_be_drawn_over_the_trainers_own_steps(tmp_path: Path) -> Non
     path = tmp_path / "wandb_export.csv"
     path.write_text(CHART.replace('"Step"', '"train/global_step"'))
     _, found, done = read(path, TRL, run="qwen - lr1")
-    assert [(row["step"], row["metrics"]["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
+    assert [(row.step, row.metrics["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
     assert found.steps_from == ""
 
 
@@ -154,7 +154,7 @@ def test_records_that_weights_and_biases_counts_otherwise_are_no_steps(tmp_path:
         "0,0,1700000000,,,0.5,\n1,1,1700000001,1,0.25,,\n2,2,1700000002,,,0.6,\n3,3,1700000003,2,NaN,,\n4,4,,,,,1\n"
     )
     log, found, done = read(path, TRL)
-    assert [(row["step"], row["wall_s"], row["stages_s"]) for row in done.rows] == [
+    assert [(row.step, row.wall_s, row.stages_s) for row in done.rows] == [
         (0, 0.0, {"update": 0.5}),
         (1, 2.0, {"update": 0.6}),
     ]
@@ -226,7 +226,7 @@ def test_a_folder_of_series_from_tensorboard_is_one_run(tmp_path: Path) -> None:
         rows = "".join(f"{100.0 + 10 * step},{step},{value}\n" for step, value in enumerate(values, start=1))
         (tmp_path / f"run-grpo-tag-{tag}.csv").write_text(head + rows)
     _, found, done = read(tmp_path, TRL)
-    assert [row["wall_s"] for row in done.rows if row["kind"] == "step"] == [0.0, 10.0]
+    assert [row.wall_s for row in done.rows if row.kind == "step"] == [0.0, 10.0]
     assert series(done, "reward/total") == [0.25, 0.5]
     assert series(done, "reward/format") == [0.1, 0.2]
     assert series(done, "response_length") == [90.0, 80.0]
@@ -276,7 +276,7 @@ OLD_VERL = {
 
 def test_names_of_older_versions(tmp_path: Path) -> None:
     _, _, done = read(lines(tmp_path / "trl.jsonl", {"step": 1} | OLD_TRL), TRL)
-    assert {name: stored["mean"] for name, stored in done.rows[0]["metrics"].items()} == {
+    assert {name: stored["mean"] for name, stored in done.rows[0].metrics.items()} == {
         "response_length": 199.0,
         "learning_rate": 1e-06,
         "reward/total": 0.1,
@@ -284,7 +284,7 @@ def test_names_of_older_versions(tmp_path: Path) -> None:
         "clip_fraction": 0.5,
     }
     log, found, done = read(lines(tmp_path / "verl.jsonl", {"step": 1, "data": OLD_VERL}), VERL)
-    assert done.rows[0]["stages_s"] == {"generate": 3.5}
+    assert done.rows[0].stages_s == {"generate": 3.5}
     expected = {"token_entropy": 0.5, "learning_rate": 1e-06, "reward/total": 0.25, "perf/mfu": 0.375}
     assert {name: series(done, name)[0] for name in expected} == expected
     assert series(done, "validation/reward", "evaluation") == [0.75]
@@ -332,7 +332,7 @@ def test_of_several_validation_sets_none_is_taken_by_itself(
 def test_rows_without_steps_and_rows_of_several_kinds(tmp_path: Path) -> None:
     items = ({"loss": 0.5, "reward": 0.1}, {"loss": 0.25, "reward": 0.2}, {"eval_reward": 0.75}, {"reward": 0.3})
     _, found, done = read(lines(tmp_path / "log.jsonl", *items), TRL)
-    assert [(row["kind"], row["step"]) for row in done.rows] == [
+    assert [(row.kind, row.step) for row in done.rows] == [
         ("step", 0),
         ("step", 1),
         ("evaluation", 2),

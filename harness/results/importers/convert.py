@@ -17,7 +17,7 @@ import pandas as pd
 
 from harness.core.errors import UserError
 from harness.core.types import Metric
-from harness.results import evaluation_row, step_row, tail_row
+from harness.results import EvaluationRow, StepRow, TailRow, store_metrics
 from harness.results.importers.logs import STEP, TIME, Log
 from harness.results.importers.trainers import DEVICES, GROWTH, REST, STEPS, Crosswalk, Entry, Role, pattern
 from harness.results.rows import MOST_SECONDS
@@ -208,7 +208,7 @@ class Converted:
         cautions: what a reader must know of a value.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[StepRow | EvaluationRow | TailRow] = field(default_factory=list)
     steps: int = 0
     evaluations: int = 0
     last_step: int = 0
@@ -394,27 +394,27 @@ def _fill_rows(
         if covered:
             done.last_step = step - first + 1
             done.rows.append(
-                step_row(
+                StepRow(
                     step=step - first,
                     version=done.last_step,
                     wall_s=float(wall_s[step]),
                     elapsed_s=done.elapsed_s,
                     optimizer_steps=crosswalk.optimizer_steps * covered,
                     lanes=lanes[number],
-                    metrics=metrics[step],
+                    metrics=store_metrics(metrics[step]),
                 )
             )
         figures = validation[step]
         if any(math.isfinite(metric.value) for metric in figures.values()):
-            done.rows.append(evaluation_row(version=step, step=step, elapsed_s=done.elapsed_s, metrics=figures))
+            done.rows.append(EvaluationRow(step, step, done.elapsed_s, store_metrics(figures)))
         elif figures:
             done.cautions.add("an evaluation without a single finite figure is left out")
     if len(lanes) > is_row.sum() and lanes[-1]:
         tail_s = sum(seconds for by_stage in lanes[-1].values() for seconds in by_stage.values())
         done.elapsed_s += tail_s
-        done.rows.append(tail_row(wall_s=tail_s, elapsed_s=done.elapsed_s, lanes=lanes[-1]))
-    done.steps = sum(item["kind"] == "step" for item in done.rows)
-    done.evaluations = sum(item["kind"] == "evaluation" for item in done.rows)
+        done.rows.append(TailRow(tail_s, done.elapsed_s, lanes[-1]))
+    done.steps = sum(isinstance(item, StepRow) for item in done.rows)
+    done.evaluations = sum(isinstance(item, EvaluationRow) for item in done.rows)
 
 
 def _by_lane(stages: Mapping[Any, float]) -> dict[str, dict[str, float]]:
