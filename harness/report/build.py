@@ -10,7 +10,7 @@ from harness.compare.experiment import Experiment
 from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, number, plural
-from harness.compare.remarks import Remark, remarks
+from harness.compare.remarks import Remark, remarks_of
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
 from harness.compare.run_frame import TIMING
@@ -44,7 +44,7 @@ WORTH_SAYING = 0.001
 
 def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
     """Return what an experiment says."""
-    said = remarks(experiment, judged)
+    said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
     answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]

@@ -14,7 +14,7 @@ import pytest
 from harness.compare.endpoint import REWARD_AT_ROLLOUTS
 from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.judging import NOT_IN_TURN, Judgement, judgements
-from harness.compare.remarks import RULES, remarks
+from harness.compare.remarks import RULES, remarks_of
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
 from harness.compare.remarks.lag_and_syncs import sweep_sentences
 from harness.compare.remarks.learning import CAUSES, correlation, growth
@@ -61,7 +61,7 @@ def test_each_rule_has_a_key_of_its_own_and_says_each_thing_once() -> None:
     assert max(Counter(rule.key for rule in RULES).values()) == 1
     experiments, _ = gather([REFERENCE])
     for experiment in experiments:
-        every = remarks(experiment, judgements(experiment))
+        every = remarks_of(experiment, judgements(experiment))
         assert max(Counter(remark.key for remark in every).values()) == 1
         assert max(Counter(remark.text for remark in every).values()) == 1
         assert all(remark.text.endswith((".", " 10")) for remark in every), [remark.text for remark in every]
@@ -74,7 +74,7 @@ def test_of_many_arms_a_few_are_said_and_the_others_counted() -> None:
     members = [
         made_run(f"a{place:02}", status="interrupted", evaluations={4: (place / 100, 9.0)}) for place in range(20)
     ]
-    every = {remark.key: remark.text for remark in remarks(made_experiment(*members), [])}
+    every = {remark.key: remark.text for remark in remarks_of(made_experiment(*members), [])}
     assert every["unfinished/6"] == "a05: interrupted after 4 steps."
     assert every["unfinished/7"] == "14 more like these."
     assert "unfinished/8" not in every
@@ -85,7 +85,7 @@ def test_of_many_arms_a_few_are_said_and_the_others_counted() -> None:
 # ---- the answer
 
 
-OPEN = "cannot tell whether b is faster per step than a: "
+OPEN = "Cannot tell whether b is faster per step than a: "
 DIFFERENT, EQUIVALENT, INCONCLUSIVE = Verdict.DIFFERENT, Verdict.EQUIVALENT, Verdict.INCONCLUSIVE
 NOISY = f"{OPEN}unknown (blocks too noisy)."
 
@@ -111,7 +111,7 @@ NOISY = f"{OPEN}unknown (blocks too noisy)."
         ),
         (
             effect(INCONCLUSIVE, 0.98, 0.966, 0.995, minimum_effect=0.031),
-            "cannot tell whether b is 3.0% faster per step than a: -2.0% (-3.4% to -0.5%, 12 blocks); such blocks tell "
+            "Cannot tell whether b is 3.0% faster per step than a: -2.0% (-3.4% to -0.5%, 12 blocks); such blocks tell "
             "differences from 3.1% on, and 3.0% takes about 13 of them.",
         ),
         (
@@ -515,8 +515,8 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
     )
     others = [on_path("b", {"update": 0.6}), on_path("c", {"generate": 0.2, "update": 0.1, "no stage": 0.7})]
     assert said([alone, *others], "bottleneck") == [
-        "Biggest bottleneck, by time on the critical path: update in a (55.0% of a step) and b (60.0% of a step); "
-        "generate in c (20.0% of a step). If update were 10% faster, a step of a would be at most 5.5% shorter. Still "
+        "Biggest bottleneck, by time on the critical path: update in a (55.0% of a step) and b (60.0%); "
+        "generate in c (20.0%). If update were 10% faster, a step of a would be at most 5.5% shorter. Still "
         "more of a step is unattributed: 70.0% in c."
     ]
     log_only = made_run(stages_s={"generate": 0.4, "update": 1.2})
@@ -631,7 +631,7 @@ def test_what_stood_in_the_way_is_of_the_first_run_with_counters(make_run: Make,
     make_run(arm="a")
     for seed, held_s in ((1, 0.5), (2, 0.9)):
         run = make_run(arm="b", seed=seed, point={"seed": seed})
-        run.append_counters(CounterRow(at * 10**9, "host", {"throttled_s": held_s * at}) for at in range(7))
+        run.append(*(CounterRow(at * 10**9, "host", {"throttled_s": held_s * at}) for at in range(7)))
         run.flush()
     (text,) = said(read(tmp_path), "contention")
     assert text == "b: The CPU limit of the cgroup held it back for 2.00 s, added over cores."

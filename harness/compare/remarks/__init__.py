@@ -85,7 +85,7 @@ RULES = (
 )
 
 
-def remarks(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]:
+def remarks_of(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]:
     """Return everything that an experiment says, in the order of ``RULES``.
 
     Args:

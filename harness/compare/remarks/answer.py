@@ -23,6 +23,7 @@ MOST_ARMS = 4
 """That are set against the baseline in sentences; of more, those that differ most."""
 NOISY = 2.0
 """An interval that reaches a change by this factor says nothing."""
+OPEN = "cannot tell whether"
 
 
 def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -36,6 +37,9 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     yield from (_against(experiment, item) for item in known if item in shown)
     if len(known) > len(shown):
         yield f"{plural(len(known) - len(shown), 'more arm')} in the table."
+    if arms and not known:
+        silent = [arm for arm in experiment.arms if experiment.mean(arm, "step_s") is None]
+        yield f"Cannot tell which arm is faster: no seconds per step are known of {listed(some(silent))}."
     if not arms:
         yield from (_alone(experiment, arm) for arm in [*experiment.arms][:MOST_ARMS])
 
@@ -50,7 +54,8 @@ def _against(experiment: Experiment, item: Judgement) -> str:
     beside = (effect for effect in item.effects[1:] if effect.name == STEP)
     decided = (Verdict.DIFFERENT, Verdict.EQUIVALENT)
     parts += [effect_in_words(step, item.base, item.other) for step in beside if step.verdict in decided]
-    return f"{'; '.join(filter(None, parts))}."
+    text = "; ".join(filter(None, parts))
+    return f"{text[:1].upper() if text.startswith(OPEN) else text[:1]}{text[1:]}."
 
 
 def _verdict_words(item: Judgement) -> str:
@@ -67,12 +72,12 @@ def _verdict_words(item: Judgement) -> str:
         over = f"{ends} over their steps; {NOT_REPEATED}"
         if effect.shows:
             return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({over})"
-        return f"cannot tell whether {item.other} was faster {what} than {item.base}: {change(effect.ratio)} ({over})"
+        return f"{OPEN} {item.other} was faster {what} than {item.base}: {change(effect.ratio)} ({over})"
     if ends is None or effect.low is None or effect.high is None:
         runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} runs each"
         why = f"; {effect.reason}" if effect.blocks > 1 and effect.reason not in (None, NOT_IN_TURN) else ""
         return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs}{why})"
-    text = f"cannot tell whether {item.other} is faster {what} than {item.base}"
+    text = f"{OPEN} {item.other} is faster {what} than {item.base}"
     if effect.low < 1 / NOISY or effect.high > NOISY:
         return f"{text}: unknown (blocks too noisy)"
     is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
