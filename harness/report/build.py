@@ -102,11 +102,14 @@ def _next(experiment: Experiment) -> list[Item]:
         return []
     if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) < 2:
         return [Command(as_typed("for error bars: python -m harness bench A B --blocks 10"))]
-    folder = Path(shown_path(experiment.members[0].folder.resolve()))
-    if folder.is_absolute():  # a page names nobody's home
-        folder = Path(*folder.parts[-MOST_NAMED_PARTS:])
-    command = whatif_command(experiment, str(folder))
+    command = whatif_command(experiment, _shown)
     return [Command(command)] if command else []
+
+
+def _shown(folder: Path) -> str:
+    """Return how a run's folder is written: a page names nobody's home."""
+    path = Path(shown_path(folder.resolve()))
+    return str(Path(*path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Section | None]:
