@@ -7,9 +7,10 @@ from pathlib import Path
 
 from harness.compare.environment import origin
 from harness.compare.experiment import Experiment
+from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, number, plural
-from harness.compare.remarks import Remark, remarks
+from harness.compare.remarks import Remark, remarks_of
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
 from harness.compare.run_frame import TIMING
@@ -43,7 +44,7 @@ WORTH_SAYING = 0.001
 
 def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
     """Return what an experiment says."""
-    said = remarks(experiment, judged)
+    said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
     answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
@@ -97,13 +98,18 @@ def _differences(experiment: Experiment, judged: Sequence[Judgement]) -> list[Re
 
 def _next(experiment: Experiment) -> list[Item]:
     """Say what to type next: for a verdict where there is none, else what a smaller bottleneck would bring."""
+    if is_of_logs(experiment):
+        return []
     if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) < 2:
         return [Command(as_typed("for error bars: python -m harness bench A B --blocks 10"))]
-    folder = Path(shown_path(experiment.members[0].folder.resolve()))
-    if folder.is_absolute():  # a page names nobody's home
-        folder = Path(*folder.parts[-MOST_NAMED_PARTS:])
-    command = whatif_command(experiment, str(folder))
+    command = whatif_command(experiment, _shown)
     return [Command(command)] if command else []
+
+
+def _shown(folder: Path) -> str:
+    """Return how a run's folder is written: a page names nobody's home."""
+    path = Path(shown_path(folder.resolve()))
+    return str(Path(*path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Section | None]:

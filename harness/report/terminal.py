@@ -93,7 +93,12 @@ def print_table(console: Console, table: Table) -> None:
             is_word = column < table.words
             justify: Any = "left" if is_word else "right"
             most = None if fold else widths[column]
-            drawn.add_column(Text("\n".join(map(plain, header[column].split("\n")))), justify=justify, no_wrap=not is_word, max_width=most)
+            drawn.add_column(
+                Text("\n".join(map(plain, header[column].split("\n")))),
+                justify=justify,
+                no_wrap=not is_word,
+                max_width=most,
+            )
         for row in table.rows:
             cells = (row[column] for column in columns)
             drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell, "")) for cell in cells))

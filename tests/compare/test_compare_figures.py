@@ -14,7 +14,7 @@ from harness.compare.run_frame import RAN, TIMING, TOTAL
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics
-from harness.results import RunFolder, load_run, step_row, tail_row
+from harness.results import RunFolder, StepRow, TailRow, load_run, store_metrics
 from harness.results.frames import read_table
 from tests.stand_ins.members import made_run
 
@@ -80,7 +80,7 @@ def test_a_load_in_flight_counts_once_in_figures_and_lanes(make_run: Make) -> No
         ]
         lanes = {"generator": {"weight_load": 0.2, "generate": 1.0}}  # as it was written
         row = {"step": step, "version": step + 1, "wall_s": 1.0, "elapsed_s": step + 1.0, "lanes": lanes}
-        run.append_step(step_row(**row, optimizer_steps=1, metrics={}))
+        run.append(StepRow(**row, optimizer_steps=1, metrics={}))
         run.append_spans(spans)
     run.flush()
     member = read(run.folder)
@@ -110,7 +110,7 @@ def test_stage_totals_equal_the_spans_after_start_up_with_and_without_them(make_
 
 def test_what_ended_after_the_last_step_counts_in_the_totals(make_run: Make) -> None:
     run = make_run(status="running")
-    run.append_step(tail_row(wall_s=1.0, elapsed_s=5.0, lanes={"learner": {"checkpoint": 0.75}}))
+    run.append(TailRow(wall_s=1.0, elapsed_s=5.0, lanes={"learner": {"checkpoint": 0.75}}))
     run.flush()
     expected = {TIMING + "checkpoint": 0.0, RAN + "checkpoint": 0, TOTAL + "checkpoint": 0.75}
     assert some(read(run.folder), *expected) == expected  # after the measured window
@@ -168,7 +168,7 @@ def _flagged(make_run: Make, warmup: tuple[int, ...], profiled: tuple[int, ...])
         row = {"step": step, "version": step + 1, "wall_s": seconds, "elapsed_s": elapsed_s, "lanes": lanes}
         flags = {"warmup": step in warmup, "profiled": step in profiled}
         metrics = {"perf/throughput_total": Metric(10.0 / seconds)}
-        run.append_step(step_row(**row, **flags, optimizer_steps=1, metrics=metrics))
+        run.append(StepRow(**row, **flags, optimizer_steps=1, metrics=store_metrics(metrics)))
     run.flush()
     return member_of(read_table(run.folder), with_spans=False)
 
