@@ -160,7 +160,7 @@ def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Pat
     assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
     (found,), _ = gather([experiment])
     assert (found.title, found.simulated) == ("one_lag (simulated)", "abacus")
-    assert [name for name, _ in run_names(list(runs_of(experiment).values()))] == [
+    assert [name for name, _ in run_names([run.manifest for run in runs_of(experiment).values()])] == [
         "sync (simulated)",
         "lag1 (simulated)",
     ]
