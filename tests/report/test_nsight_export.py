@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -50,7 +52,10 @@ READ, GEMM = NAMES.index("read"), NAMES.index("gemm")
 
 
 def an_export(
-    path: Path, ranges: Iterable[Range] = LEARNER, started_utc_ns: int | None = None, **rows: list[tuple[int, ...]]
+    path: Path,
+    ranges: Iterable[Range] = LEARNER,
+    rows: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
+    started_utc_ns: int | None = None,
 ) -> Path:
     """Write an export, with the rows of each table that was traced."""
     domains = [
@@ -60,7 +65,11 @@ def an_export(
         (start, end, 60, None, THREAD, THREAD, NAMES.index(stage), 1 if step < 9 else 2, step)
         for stage, step, start, end in ranges
     ]
-    tables = {"StringIds": list(enumerate(NAMES)), "NVTX_EVENTS": [*domains, *events]} | rows
+    tables: dict[str, Sequence[tuple[Any, ...]]] = {
+        "StringIds": list(enumerate(NAMES)),
+        "NVTX_EVENTS": domains + events,
+    }
+    tables |= rows
     if started_utc_ns is not None:
         tables["TARGET_INFO_SESSION_START_TIME"] = [(started_utc_ns,)]
     with closing(sqlite3.connect(path)) as data, data:
@@ -82,7 +91,7 @@ def spans_like(ranges: Sequence[Range], lane: str = "learner", distance: int = D
 def a_run(tmp_path: Path, spans: Sequence[Span]) -> Path:
     scrubber = Scrubber("/home/ann", "/home/ann/harness", "annbox", "ann")
     with RunFolder.create(tmp_path / "results", "own", "20261121-120000", None, scrubber=scrubber) as folder:
-        times = {"started_at": "2026-11-21T12:00:00.000Z", "finished_at": "2026-11-21T12:05:00.000Z"}
+        times: dict[str, Any] = {"started_at": "2026-11-21T12:00:00.000Z", "finished_at": "2026-11-21T12:05:00.000Z"}
         folder.write_manifest(Manifest(scenario="own", experiment="20261121-120000", startup_s=69.0, **times))
         folder.append_spans(spans)
         folder.flush()
@@ -107,7 +116,7 @@ def test_each_stage_has_its_seconds_as_unions(tmp_path: Path) -> None:
         (31 * MS, 36 * MS, PROCESS + (1 << 24), GEMM, 0, 7),  # of another process
     ]
     copies = [(32 * MS, 33 * MS, PROCESS, 2, 0, 14)]
-    export = an_export(tmp_path / "a.sqlite", **{OS_CALLS: os_calls, KERNELS: kernels, COPIES: copies})
+    export = an_export(tmp_path / "a.sqlite", rows={OS_CALLS: os_calls, KERNELS: kernels, COPIES: copies})
 
     table = nsight_table([matched(export, a_run(tmp_path, spans_like(LEARNER)))])
 
@@ -156,6 +165,17 @@ def test_of_two_generators_the_right_one_is_found(tmp_path: Path) -> None:
     assert [span for _, span, _ in report.pairs] == own
 
 
+def test_a_range_with_many_spans_at_hand_counts_once(tmp_path: Path) -> None:
+    """Ten short spans of step 3 lie within 50 us, at a distance that no other range has."""
+    short = Span("learner", Stage.UPDATE, DISTANCE - 500 * MS, DISTANCE - 500 * MS + 1000, 3, -1)
+    many = [short._replace(start_ns=short.start_ns + 4000 * number) for number in range(10)]
+    own = spans_like(LEARNER)
+
+    report = matched(an_export(tmp_path / "a.sqlite"), a_run(tmp_path, [*many, *own]))
+
+    assert [span for _, span, _ in report.pairs] == own
+
+
 def test_ranges_of_others_and_ranges_that_did_not_end_are_left_out(tmp_path: Path) -> None:
     """The range of step 9 is in another domain."""
     ranges = [*LEARNER[:1], (Stage.UPDATE, 4, 40 * MS, None), (Stage.UPDATE, 9, 20 * MS, 21 * MS)]
@@ -168,12 +188,12 @@ def test_ranges_of_others_and_ranges_that_did_not_end_are_left_out(tmp_path: Pat
 def test_the_trace_shows_the_report_below_the_processes_on_their_clock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    os_calls = [
-        (11 * MS, 13 * MS, THREAD, READ),
-        (40 * MS, 45 * MS, THREAD, READ),
-    ]  # the second between stages: not shown
-    activities = {KERNELS: [(14 * MS, 20 * MS, PROCESS, GEMM, 0, 7)], COPIES: [(32 * MS, 33 * MS, PROCESS, 2, 0, 14)]}
-    export = an_export(tmp_path / "learner.sqlite", **{OS_CALLS: os_calls} | activities)
+    rows: dict[str, list[tuple[int, ...]]] = {
+        OS_CALLS: [(11 * MS, 13 * MS, THREAD, READ), (40 * MS, 45 * MS, THREAD, READ)],  # the second between stages
+        KERNELS: [(14 * MS, 20 * MS, PROCESS, GEMM, 0, 7)],
+        COPIES: [(32 * MS, 33 * MS, PROCESS, 2, 0, 14)],
+    }
+    export = an_export(tmp_path / "learner.sqlite", rows=rows)
     folder = a_run(tmp_path, spans_like(LEARNER))
 
     assert main(["trace", str(folder), "--nsys", str(export)]) == 0

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from harness.report.trace.chrome import Slice
+from harness.report.trace.chrome import Arguments, Slice
 from harness.report.trace.tracks import counter_tracks, metric_tracks, step_windows, steps_track
 from harness.results import EvaluationRow, Manifest, Run, StepRow, TailRow
 from harness.results.counters import CounterRow
@@ -44,28 +44,18 @@ def test_the_track_marks_warm_up_and_profiled_steps_and_names_what_is_not_finite
 
     track = steps_track(table, step_windows(table, LOOP_NS), LOOP_NS)
 
+    odd_step: Arguments = {"step": 1, "version": 2, "not_finite": "loss nan"}
     assert track.slices == [
         Slice(2 * SECOND, 3 * SECOND, "step 0, warmup", "step,warmup", {"step": 0, "version": 1}),
-        Slice(
-            3 * SECOND,
-            4 * SECOND,
-            "step 1, profiled",
-            "step,profiled",
-            {"step": 1, "version": 2, "not_finite": "loss nan"},
-        ),
+        Slice(3 * SECOND, 4 * SECOND, "step 1, profiled", "step,profiled", odd_step),
         Slice(4 * SECOND, 5 * SECOND, "step 2", "step", {"step": 2, "version": 3}),
         Slice(5_000_000_000, 5_500_000_000, "after the last step", "step"),
     ]
-    about = {
-        "simulated": "SIMULATED by the machine profile abacus",
-        "scenario": "own",
-        "experiment": "today",
-        "seed": 0,
-    }
-    told = {"version": 3, "validation/reward": 0.5}
+    at_ns, simulated = 5_250_000_000, "SIMULATED by the machine profile abacus"
+    about: Arguments = {"simulated": simulated, "scenario": "own", "experiment": "today", "seed": 0}
     assert track.flags == [
         Slice(0, 0, "own: completed", "run", about),
-        Slice(5_250_000_000, 5_250_000_000, "evaluated version 3", "evaluation", told),
+        Slice(at_ns, at_ns, "evaluated version 3", "evaluation", {"version": 3, "validation/reward": 0.5}),
     ]
 
 

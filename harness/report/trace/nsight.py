@@ -8,14 +8,12 @@ still while other arms have their turn, so there is one distance for each stretc
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from statistics import median
-
-import numpy as np
 
 from harness.compare.attribution import in_pipeline_order
 from harness.core.errors import UserError
@@ -71,7 +69,7 @@ def match_report(export: NsightExport, run: Run) -> MatchedReport:
         spans[span.stage, span.step].append(span)
     left, pairs = set(export.ranges), list[tuple[StageRange, Span, int]]()
     for width_ns in AGREEMENTS_NS:
-        while agreeing := _largest_agreement([(item, span) for item in left for span in spans[item[2:4]]], width_ns):
+        while agreeing := _largest_agreement(((item, span) for item in left for span in spans[item[2:4]]), width_ns):
             distance_ns = round(median(span.start_ns - item.start_ns for item, span in agreeing.items()))
             pairs += [(item, span, distance_ns) for item, span in agreeing.items()]
             left -= agreeing.keys()
@@ -82,16 +80,22 @@ def match_report(export: NsightExport, run: Run) -> MatchedReport:
     return MatchedReport(export, tuple(sorted(pairs, key=lambda pair: pair[0].start_ns)))
 
 
-def _largest_agreement(pairs: Sequence[tuple[StageRange, Span]], width_ns: int) -> dict[StageRange, Span]:
-    """Return the most pairs whose begins lie equally far apart but for the width; none where it is a single range."""
-    if not pairs:
-        return {}
+def _largest_agreement(pairs: Iterable[tuple[StageRange, Span]], width_ns: int) -> dict[StageRange, Span]:
+    """Return pairs whose begins lie equally far apart but for the width: the most ranges there are, at least two."""
     by_distance = sorted(((span.start_ns - item.start_ns, item, span) for item, span in pairs), key=itemgetter(0))
-    distances = np.array([distance for distance, _, _ in by_distance])
-    ends = np.searchsorted(distances, distances + width_ns)
-    first = int(np.argmax(ends - np.arange(len(ends))))
-    agreeing = {item: span for _, item, span in by_distance[first : ends[first]]}
-    return agreeing if len(agreeing) > 1 else {}
+    inside: Counter[StageRange] = Counter()  # a range may have several spans in the width, and counts once
+    first, best, window = 0, 1, slice(0)
+    for last, (distance, item, _) in enumerate(by_distance, start=1):
+        inside[item] += 1
+        while distance - by_distance[first][0] >= width_ns:
+            gone = by_distance[first][1]
+            first += 1
+            inside[gone] -= 1
+            if not inside[gone]:
+                del inside[gone]
+        if len(inside) > best:
+            best, window = len(inside), slice(first, last)
+    return {item: span for _, item, span in by_distance[window]}
 
 
 def nsight_table(reports: Sequence[MatchedReport]) -> Table:

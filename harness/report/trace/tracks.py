@@ -91,13 +91,11 @@ def steps_track(table: RunTable, windows: Sequence[Window], loop_ns: int) -> Tra
     for name, column in sorted(table.metrics.items()):
         for place in ((column.counts > 0) & ~column.is_finite).nonzero()[0].tolist():
             not_finite[place].append(f"{name} {column.values[place]}")
-    steps, versions = table.steps["step"].tolist(), table.steps["version"].tolist()
     for place, (start_ns, end_ns, marks) in enumerate(windows):
+        step, version = int(table.steps["step"][place]), int(table.steps["version"][place])
         odd = {"not_finite": ", ".join(not_finite[place])} if place in not_finite else {}
-        told = {"step": int(steps[place]), "version": int(versions[place]), **odd}
-        track.slices.append(
-            Slice(start_ns, end_ns, f"step {told['step']}{marks.replace(',', ', ')}", "step" + marks, told)
-        )
+        told, name = {"step": step, "version": version, **odd}, f"step {step}{marks.replace(',', ', ')}"
+        track.slices.append(Slice(start_ns, end_ns, name, "step" + marks, told))
     last_ns = windows[-1][1] if windows else loop_ns
     if run.tail is not None and (end_ns := loop_ns + _nanoseconds(run.tail.elapsed_s)) > last_ns:
         track.slices.append(Slice(last_ns, end_ns, "after the last step", "step"))
@@ -114,20 +112,18 @@ def _processes(table: RunTable, spans: Sequence[Span], windows: Sequence[Window]
 
     A span belongs to the training step in whose window it ends, as in the run's statistics.
     """
-    tracks: dict[str, Track] = {}
+    slices, flags = defaultdict[str, list[Slice]](list), defaultdict[str, list[Slice]](list)
+    kinds = {stage: "wait" if stage.is_wait else "stage" for stage in Stage} | {Stage.STARTUP: "startup"}
     ends, marks = [end_ns for _, end_ns, _ in windows], [*(marks for _, _, marks in windows), ""]
     arrows_at = arrows(spans, table.run.setting("lag_control") != "drop")
     for place, (lane, stage, start_ns, end_ns, step, version) in enumerate(spans):
-        kind = "startup" if stage is Stage.STARTUP else "wait" if stage.is_wait else "stage"
-        if stage is not Stage.STARTUP:
-            kind += marks[bisect_left(ends, end_ns)]
+        kind = kinds[stage] + ("" if stage is Stage.STARTUP else marks[bisect_left(ends, end_ns)])
         told = {name: number for name, number in (("step", step), ("version", version)) if number >= 0}
-        item = Slice(start_ns, end_ns, stage.value, kind, told, arrows_at.get(place, ()))
-        tracks.setdefault(lane, Track(lane)).slices.append(item)
+        slices[lane].append(Slice(start_ns, end_ns, stage.value, kind, told, arrows_at.get(place, ())))
     for elapsed_s, lane, reason in _deaths(table):
         at_ns = loop_ns + _nanoseconds(elapsed_s)
-        tracks.setdefault(lane, Track(lane)).flags.append(Slice(at_ns, at_ns, "died; replaced", "death", reason))
-    return [tracks[lane] for lane in in_pipeline_order(tracks)]
+        flags[lane].append(Slice(at_ns, at_ns, "died; replaced", "death", reason))
+    return [Track(lane, slices[lane], flags[lane]) for lane in in_pipeline_order({*slices, *flags})]
 
 
 def _deaths(table: RunTable) -> list[tuple[float, str, Arguments]]:
