@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from harness.compare.attribution import in_pipeline_order, loop_window
@@ -131,11 +132,16 @@ def _deaths(table: RunTable) -> list[tuple[float, str, Arguments]]:
 
     The rows of a run tell of processes with weights only, by a version of -1, and give no reason: they count where the
     log does not name the process.
+
+    Raises:
+        UserError: the log cannot be read.
     """
-    log, deaths = table.run.folder / LOG, list[tuple[float, str, Arguments]]()
-    if log.exists():
-        text = read_file(log).decode(errors="replace")
-        deaths = [(float(at_s), lane, {"reason": reason}) for at_s, lane, reason in _DEATH.findall(text)]
+    text = ""
+    with suppress(FileNotFoundError):
+        text = read_file(table.run.folder / LOG).decode(errors="replace")
+    deaths: list[tuple[float, str, Arguments]] = [
+        (float(at_s), lane, {"reason": reason}) for at_s, lane, reason in _DEATH.findall(text)
+    ]
     named = {lane for _, lane, _ in deaths}
     unnamed = (change for change in table.version_changes if change.version < 0 and change.lane not in named)
     return [*deaths, *((change.elapsed_s, change.lane, {}) for change in unnamed)]
