@@ -22,7 +22,7 @@ from rich.text import Text
 
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
-from harness.results.frames import Results, load_results
+from harness.results.frames import Results
 
 if TYPE_CHECKING:
     from harness.compare.experiment import Experiment

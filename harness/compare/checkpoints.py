@@ -15,17 +15,18 @@ is Daly's model (2006). So neither R nor L moves the best T: both are lost once 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
 from harness.compare.numbers import number
-from harness.compare.step_columns import StepSeries
-from harness.core.intervals import Interval, both, total, without
+from harness.core.intervals import Interval, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, lane_kind
+from harness.results.occupancy import Occupancy
 
 MOST_EXPONENT = 700.0
 BLOCKING = (Stage.CHECKPOINT, Stage.WAIT_FOR_CHECKPOINT)
@@ -112,13 +113,14 @@ def has_kept_steps(run: Run) -> bool:
     return bool(run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"))
 
 
-def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) -> CheckpointCost | None:
+def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], step_s: float) -> CheckpointCost | None:
     """Return what checkpoints cost a run; None where it made none, or its steps took no time.
 
     Args:
         run: as read.
         spans: of it, with the ranks of a Learner as one lane.
-        series: its measured training steps.
+        steps: its measured training steps, by number.
+        step_s: mean seconds of these.
     """
     every: Any = run.setting("checkpoint.every")
     if has_kept_steps(run):
@@ -127,22 +129,23 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) 
     for span in spans:
         by_kind[lane_kind(span.lane)].append(span)
     blocked = _by_version(span for span in by_kind["learner"] if span.stage in BLOCKING)
-    if not every or not blocked or series is None:
+    if not every or not blocked or not steps:
         return None
-    written = _by_version(span for span in spans if span.stage is Stage.CHECKPOINT_WRITE)
-    kept = [version for version in blocked if version in series.steps] or list(blocked)
+    writing = [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE]
+    written = _by_version(writing)
+    kept = [version for version in blocked if version in steps] or list(blocked)
     samplers = [span for span in (*by_kind["generator"], *by_kind["scorer"]) if not span.stage.is_wait]
     exposed = [_exposed_s(blocked[version], version, samplers) for version in kept]
     ends = {version: max(end for _, end in blocked[version]) for version in kept}
     pending = [max(0, max(end for _, end in written[v]) - ends[v]) / 1e9 for v in kept if v in written]
     starts = [segment.startup_s for segment in run.manifest.segments] or [run.manifest.startup_s or 0.0]
-    slowed_s = _slowed_s(by_kind["learner"], written, series)
-    step_s = series.step_s - sum(exposed) / len(series.steps) - slowed_s / int(every)
-    if step_s <= 0:
+    slowed_s = _slowed_s(by_kind["learner"], writing, steps)
+    plain_s = step_s - sum(exposed) / len(steps) - slowed_s / int(every)
+    if plain_s <= 0:
         return None
     return CheckpointCost(
         every=int(every),
-        step_s=step_s,
+        step_s=plain_s,
         blocked_s=median(total(blocked[version]) for version in kept) / 1e9,
         exposed_s=median(exposed),
         pending_s=median(pending) if pending else 0.0,
@@ -155,8 +158,9 @@ def _exposed_s(blocked: Sequence[Interval], version: int, samplers: Sequence[Spa
     """Seconds by which the next training step begins later: those that no Generator or Scorer works towards it."""
     scored = [span.end_ns for span in samplers if span.stage is Stage.SCORE and span.step == version]
     ready_ns = max(scored, default=0)
-    towards = [(span.start_ns, min(span.end_ns, ready_ns)) for span in samplers if span.start_ns < ready_ns]
-    return total(without(blocked, towards)) / 1e9
+    towards = [s._replace(end_ns=min(s.end_ns, ready_ns)) for s in samplers if s.start_ns < ready_ns]
+    beside = Occupancy.of(towards, sorted(blocked)).overlap()
+    return beside.loop_s - beside.busy_s
 
 
 def _by_version(spans: Any) -> dict[int, list[Interval]]:
@@ -166,28 +170,27 @@ def _by_version(spans: Any) -> dict[int, list[Interval]]:
     return found
 
 
-def _slowed_s(learner: Sequence[Span], written: dict[int, list[Interval]], series: StepSeries) -> float:
+def _slowed_s(learner: Sequence[Span], writing: Sequence[Span], steps: Collection[int]) -> float:
     """Seconds by which updates with writing beside them are longer, for each checkpoint that was written meanwhile."""
-    writing = [interval for intervals in written.values() for interval in intervals]
-    updates: dict[int, list[Interval]] = defaultdict(list)
-    for span in learner:
-        if span.stage is Stage.UPDATE and span.step in series.steps:
-            updates[span.step].append((span.start_ns, span.end_ns))
-    seconds = {step: total(pieces) for step, pieces in updates.items()}
-    beside = {step: total(both(pieces, writing)) for step, pieces in updates.items()}
+    updates = sorted((span for span in learner if span.stage is Stage.UPDATE and span.step in steps), key=itemgetter(2))
+    table = Occupancy.of(writing, [(span.start_ns, span.end_ns) for span in updates])
+    seconds, beside = Counter[int](), Counter[int]()
+    for span, (start, end), written_s in zip(updates, table.windows.tolist(), table.by_window().sum(1), strict=True):
+        seconds[span.step] += end - start
+        beside[span.step] += round(1e9 * written_s)
     touched = [step for step, ns in beside.items() if ns > seconds[step] / 2]
     alone = [step for step, ns in beside.items() if ns == 0]
     if min(len(touched), len(alone)) < FEWEST_BESIDE:
         return 0.0
     longer_ns = fmean(seconds[step] for step in touched) - fmean(seconds[step] for step in alone)
-    checkpoints = sum(version in series.steps for version in written)
+    checkpoints = len({span.version for span in writing} & set(steps))
     return max(0.0, longer_ns / 1e9 * len(touched) / max(1, checkpoints))
 
 
 def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures: float | None) -> str:
     """Say what checkpoints cost, and which interval would lose least."""
     share = cost.cost_s / (cost.every * cost.step_s + cost.cost_s)
-    text = f"{name}: a checkpoint holds the Learner up for {number(cost.blocked_s)} s"
+    text = f"{name}: a checkpoint stalls the Learner for {number(cost.blocked_s)} s"
     if cost.exposed_s < cost.blocked_s:
         text += f", {number(cost.exposed_s)} s of which delay the next step"
     if cost.pending_s:
@@ -196,7 +199,7 @@ def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures:
         text += f", and makes training beside it {number(cost.slowed_s)} s longer"
     text += f": {_share(share)} of the time with one every {_steps(cost.every)}."
     if hours_between_failures is None:
-        return f"{text} With checkpoint.hours_between_failures set, the interval that loses least is said."
+        return f"{text} Set checkpoint.hours_between_failures to see which interval loses least."
     return f"{text} {interval_advice(cost, hours_between_failures)}"
 
 

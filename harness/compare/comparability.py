@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.compare.caveats import (
+from harness.compare.environment import (
     DIFFERENCES,
     NOT_INSTALLED,
     UNKNOWN,
@@ -15,7 +15,7 @@ from harness.compare.caveats import (
     on_gpu,
     recorded_by_all,
 )
-from harness.compare.figures import RunFigures
+from harness.compare.experiment import Member
 from harness.compare.numbers import listed, plural
 from harness.compare.stats import Effect, Verdict
 from harness.core.experiment import EXPERIMENT_SETTINGS
@@ -34,9 +34,9 @@ _NOT_SAVED = "not recorded"
 
 
 def why_not_comparable(
-    before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str], one_command: bool
+    before: Sequence[Member], after: Sequence[Member], allowed: Sequence[str], one_command: bool
 ) -> list[str]:
-    """Return the reasons for which the times of two variants cannot be set against each other; none where they can.
+    """Return the reasons for which the times of two arms cannot be set against each other; none where they can.
 
     Args:
         before, after: every run of the two.
@@ -53,7 +53,7 @@ def why_not_comparable(
     return [*reasons, *duplicates(before), *duplicates(after)]
 
 
-def unlike_environments(runs: Sequence[RunFigures], accepted: set[str]) -> list[str]:
+def unlike_environments(runs: Sequence[Member], accepted: set[str]) -> list[str]:
     """Say in which of ``DIFFERENCES`` the runs differ, with each value and how many runs have it.
 
     Runs without a step have no time to compare and are passed over.
@@ -102,14 +102,14 @@ def environment_values(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def threads_are_set(before: Sequence[RunFigures], after: Sequence[RunFigures]) -> bool:
+def threads_are_set(before: Sequence[Member], after: Sequence[Member]) -> bool:
     """Whether the two arms' own settings ask for unlike threads, and each arm's runs are alike."""
     asked = [{key: flat_settings(run.settings).get(key) for key in _THREADS} for run in (before[0], after[0])]
     used = [{run.manifest.threads for run in runs if run.steps} for runs in (before, after)]
     return asked[0] != asked[1] and max(map(len, used)) == 1
 
 
-def unlike_threads(before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]) -> str | None:
+def unlike_threads(before: Sequence[Member], after: Sequence[Member], allowed: Sequence[str]) -> str | None:
     """Say with how many threads two arms ran where they differ, for a gate to refuse; None where that is allowed, or
     all runs compute on a GPU."""
     counts = sorted({run.manifest.threads for run in (*before, *after) if run.manifest.threads is not None})
@@ -118,7 +118,7 @@ def unlike_threads(before: Sequence[RunFigures], after: Sequence[RunFigures], al
     return f"they ran with {listed([str(count) for count in counts])} threads; --allow-difference threads accepts that"
 
 
-def unlike_settings(before: Sequence[RunFigures], after: Sequence[RunFigures], allowed: Sequence[str]) -> list[str]:
+def unlike_settings(before: Sequence[Member], after: Sequence[Member], allowed: Sequence[str]) -> list[str]:
     """Name settings that are not the same in every run of both, with the values; at most ``MOST_NAMED`` of them.
 
     What not every run has recorded is unlike. ``EXPERIMENT_SETTINGS`` is not looked at.
@@ -146,7 +146,7 @@ def is_allowed(key: str, allowed: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in allowed)
 
 
-def compared_settings(runs: Sequence[RunFigures]) -> list[dict[str, Any]]:
+def compared_settings(runs: Sequence[Member]) -> list[dict[str, Any]]:
     """Return for each run by dotted key the settings that have to be alike, how the arms took turns in fact, and the
     digests of its inputs where every run has recorded them. The user's own code is what a comparison may be about.
 
@@ -173,9 +173,9 @@ def _shown(table: Mapping[str, Any], key: str) -> str:
     return str(table[key]) if key in table else _NOT_SAVED
 
 
-def duplicates(runs: Sequence[RunFigures]) -> list[str]:
-    """Name runs of one variant that claim the same block and seed: which of them counts cannot be told."""
-    places: dict[tuple[str, int | None, int], list[RunFigures]] = {}
+def duplicates(runs: Sequence[Member]) -> list[str]:
+    """Name runs of one arm that claim the same block and seed: which of them counts cannot be told."""
+    places: dict[tuple[str, int | None, int], list[Member]] = {}
     for run in runs:
         places.setdefault((run.manifest.experiment, run.manifest.block, run.manifest.seed), []).append(run)
     reasons = []
@@ -187,7 +187,7 @@ def duplicates(runs: Sequence[RunFigures]) -> list[str]:
     return reasons
 
 
-def as_far_as_they_got(effect: Effect, before: Sequence[RunFigures], after: Sequence[RunFigures]) -> Effect:
+def as_far_as_they_got(effect: Effect, before: Sequence[Member], after: Sequence[Member]) -> Effect:
     """Take back what runs that did not get to their end cannot show.
 
     That the steps before a run died are alike does not make it ``equivalent``; and where no run of a side got to its

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from harness.compare.experiments import Experiment
+from harness.compare.experiment import Experiment
 from harness.compare.numbers import listed, plural
 from harness.core.errors import UserError
 from harness.results import DamagedRun, read_manifest
@@ -45,7 +45,7 @@ class Gaps:
 
     Attributes:
         runs: that were asked for and are damaged or missing.
-        lost: the variants of which no run at all can be read.
+        lost: the arms of which no run at all can be read.
     """
 
     runs: tuple[Gap, ...]
@@ -69,10 +69,10 @@ def gaps(experiment: Experiment, damaged: Sequence[DamagedRun]) -> Gaps:
     if plan is None:
         found = [_damaged_gap(item, experiment.folder) for item in broken.values()]
         found += _unlike_the_others(experiment, found)
-        seen = {variant.name.replace(", ", ",") for variant in experiment.variants}
+        seen = {arm.replace(", ", ",") for arm in experiment.arms}
     else:
         due = {experiment.folder / run.folder: run for run in plan.due}
-        readable = {run.folder for run in experiment.runs}
+        readable = {member.folder for member in experiment.members}
         found = [_damaged_gap(item, experiment.folder) for folder, item in broken.items() if folder not in due]
         for folder, run in due.items():
             if folder not in readable:
@@ -92,17 +92,17 @@ def _damaged_gap(item: DamagedRun, home: Path) -> Gap:
 
 
 def _unlike_the_others(experiment: Experiment, known: Sequence[Gap]) -> list[Gap]:
-    """Return the blocks, or seeds, that some variants have and others have not, beyond the gaps that are known."""
-    in_blocks = any(run.manifest.block is not None for run in experiment.runs)
-    if not in_blocks and max(len(variant.runs) for variant in experiment.variants) < 2:
+    """Return the blocks, or seeds, that some arms have and others have not, beyond the gaps that are known."""
+    in_blocks = any(member.manifest.block is not None for member in experiment.members)
+    if not in_blocks and max(map(len, experiment.arms.values())) < 2:
         return []
 
     def key(block: int | None, seed: int) -> int:
         return (block or 0) if in_blocks else seed
 
     has = {
-        variant.name: {key(run.manifest.block, run.manifest.seed) for run in variant.runs}
-        for variant in experiment.variants
+        arm: {key(member.manifest.block, member.manifest.seed) for member in members}
+        for arm, members in experiment.arms.items()
     }
     for gap in known:
         if gap.block is not None:
@@ -153,7 +153,7 @@ def newer_than(
     """
     newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > _place(judged)]
     homes = {experiment_home(item.folder): None for item in damaged}
-    homes |= dict.fromkeys(home for path in paths for home in _with_a_plan(path))
+    homes |= dict.fromkeys(home for path in paths for home in planned_homes(path))
     readable = {item.folder.resolve() for item in experiments} | {judged.folder.resolve()}
     for home in homes:
         if home.resolve() not in readable:
@@ -167,7 +167,7 @@ def _place(experiment: Experiment) -> tuple[str, str]:
     return experiment.started_at, str(experiment.folder)
 
 
-def _with_a_plan(path: Path) -> list[Path]:
+def planned_homes(path: Path) -> list[Path]:
     """Return the experiments' folders at or below a path that have a plan, without looking into their runs."""
     found = []
     for folder, subfolders, files in os.walk(path):

@@ -23,6 +23,10 @@ REWARD_THRESHOLD = 0.03
 SYNC_THRESHOLD = 0.05
 
 
+TIMES = 2.0
+"""From this ratio on one says how many times as long something takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What decides between arms.
@@ -111,6 +115,8 @@ def effect_in_words(effect: Effect, base: str, other: str) -> str:
     low, high = effect.low, effect.high
     ends = "" if low is None or high is None else _ends_in_words(effect.ratio, low, high) + ", "
     if effect.verdict is Verdict.DIFFERENT:
+        if effect.ratio >= TIMES:
+            return f"{other} takes {effect.ratio:.1f} times as long {what} as {base} ({ends}{blocks})"
         return f"{other} is {_by(effect.ratio)} {what} than {base} ({ends}{blocks})"
     if effect.verdict is Verdict.EQUIVALENT:
         return f"{other} and {base} take the same {what}: {change(effect.ratio)} ({ends}{blocks})"
@@ -118,10 +124,8 @@ def effect_in_words(effect: Effect, base: str, other: str) -> str:
 
 
 def _by(ratio: float) -> str:
-    """Write a ratio as ``40% faster``, ``12% slower`` or, from twice on, ``3.1 times slower``."""
+    """Write a ratio as ``40% faster`` or ``12% slower``."""
     word = "faster" if ratio < 1 else "slower"
-    if ratio >= 2:
-        return f"{ratio:.1f} times as slow"
     return f"{abs(ratio - 1):.0%} {word}" if abs(ratio - 1) >= 0.095 else f"{abs(ratio - 1):.1%} {word}"
 
 

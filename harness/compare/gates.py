@@ -1,132 +1,73 @@
-"""A regression gate: what a baseline's name stands for, the verdicts that a command asks for, and their exit code.
+"""A regression gate: the verdicts that a command asks for, and their exit code.
 
 The gate fails closed: 0 means that everything that was asked for was compared and is below the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from harness.compare.baselines import load_baseline, read_baselines, unknown_baseline
 from harness.compare.completeness import Gaps, gap_sentence, newer_sentence
-from harness.compare.endpoints import endpoint_of_effect
-from harness.compare.experiments import Experiment, is_called
+from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.experiment import Experiment, is_called
+from harness.compare.judging import Judgement, judge_against, judgements
 from harness.compare.numbers import listed
+from harness.compare.occasions import Baseline
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict, side_of_limit
-from harness.compare.verdicts import Baseline, Judgement, judge_against, judgements
 from harness.core.errors import UserError
 
 FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4
 _GRAVEST_FIRST = (WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """What the name of a baseline stands for: an arm of the experiment itself, or a stored baseline."""
-
-    kind: Literal["arm", "stored"]
-    name: str
-
-
-def read_name(text: str, results: Path, arms: Collection[str]) -> Named:
-    """Tell what ``--baseline TEXT`` stands for; ``arm:NAME`` and ``stored:NAME`` say it.
-
-    Args:
-        results: the results folder, where names of baselines are kept.
-        arms: of the newest experiment, those among them that cannot be read.
-
-    Raises:
-        UserError: the name is both a stored baseline's and an arm's, or neither's.
-    """
-    kind, _, rest = text.partition(":")
-    if kind == "stored" and rest:
-        return Named("stored", rest)
-    as_arm = rest if kind == "arm" and rest else text
-    is_arm = any(is_called(arm, as_arm) for arm in arms)
-    is_stored = as_arm == text and text in read_baselines(results)
-    if is_arm and is_stored:
-        what = f"{text!r} is a stored baseline, and an arm of the newest experiment"
-        raise UserError(what, "--baseline", f"write --baseline stored:{text} or --baseline arm:{text}")
-    if is_stored:
-        return Named("stored", text)
-    if is_arm:
-        return Named("arm", as_arm)
-    raise unknown_baseline(results, text, arms)
-
-
 class Judge:
     """Comes to verdicts on experiments, on each of them once.
 
     Args:
-        results: the results folder, where baselines are stored.
-        baseline: what experiments are set against; None takes each experiment's first arm. An experiment without the
-            arm takes its first one too.
+        arm: what an experiment's other arms are set against; None takes the first one, and so does an experiment
+            without the arm.
+        against: what all arms of an experiment are set against in place of one of its own; experiments that are
+            occasions of it are judged by themselves.
         threshold: the relative change of the primary endpoint that counts.
         allowed: differences of environment and settings that do not stand in the way.
     """
 
     def __init__(
         self,
-        results: Path,
-        baseline: Named | None = None,
+        arm: str | None = None,
+        against: Baseline | None = None,
         threshold: float = STEP_THRESHOLD,
         allowed: Sequence[str] = (),
     ) -> None:
-        self._results, self._named, self._threshold, self._allowed = results, baseline, threshold, allowed
+        self._arm, self._against, self._threshold, self._allowed = arm, against, threshold, allowed
         self._judged: dict[Path, list[Judgement]] = {}
-        self._stored: Baseline | None = None
 
     def __call__(self, experiment: Experiment) -> list[Judgement]:
-        """Return the verdicts on an experiment.
-
-        Raises:
-            UserError: there is no such baseline, or its runs cannot be read.
-        """
+        """Return the verdicts on an experiment."""
         if experiment.folder not in self._judged:
             self._judged[experiment.folder] = self._judge(experiment)
         return self._judged[experiment.folder]
 
-    @property
-    def stored(self) -> Baseline | None:
-        """The stored baseline; None where an arm is the baseline.
-
-        Raises:
-            UserError: there is no such baseline, or its runs cannot be read.
-        """
-        if self._stored is None and self._named is not None and self._named.kind == "stored":
-            self._stored = load_baseline(self._results, self._named.name)
-        return self._stored
-
     def refusal(self, experiment: Experiment) -> Refusal | None:
         """Return why an experiment cannot be set against what was asked for; None where it can."""
-        if self._named is not None and self._named.kind == "arm":
-            if any(is_called(variant.name, self._named.name) for variant in experiment.variants):
-                return None
-            lacks = f"no run of the arm {self._named.name!r}, the baseline, can be read in the newest experiment"
-            return Refusal(NOT_COMPARABLE, f"not comparable: {lacks}")
-        if self.stored is None:
-            return None
-        if self._is_occasion(experiment):
+        if self._against is not None and self._against.has(experiment):
             title = f"{experiment.scenario}/{experiment.name}"
             same = f"the newest experiment, {title}, is an occasion of the baseline itself: nothing new has run"
             return Refusal(NOT_COMPARABLE, f"there is nothing to compare: {same}")
+        if self._against is None and self._arm is not None and not self._has_arm(experiment):
+            lacks = f"no run of the arm {self._arm!r}, the baseline, can be read in the newest experiment"
+            return Refusal(NOT_COMPARABLE, f"not comparable: {lacks}")
         return None
 
-    def _is_occasion(self, experiment: Experiment) -> bool:
-        occasions = self.stored.occasions if self.stored is not None else ()
-        return experiment.folder.resolve() in {occasion.folder.resolve() for occasion in occasions}
+    def _has_arm(self, experiment: Experiment) -> bool:
+        return any(self._arm is not None and is_called(arm, self._arm) for arm in experiment.arms)
 
     def _judge(self, experiment: Experiment) -> list[Judgement]:
-        arm = self._named.name if self._named is not None else None
-        if self.stored is not None:
-            if not self._is_occasion(experiment):
-                return judge_against(self.stored, experiment, self._threshold, self._allowed)
-            arm = self.stored.variant.name
-        if not any(arm is not None and is_called(variant.name, arm) for variant in experiment.variants):
-            arm = None
+        if self._against is not None and not self._against.has(experiment):
+            return judge_against(self._against, experiment, self._threshold, self._allowed)
+        arm = self._arm if self._has_arm(experiment) else None
         return judgements(experiment, arm, self._threshold, self._allowed)
 
 

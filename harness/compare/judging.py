@@ -14,11 +14,13 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.caveats import unlike
 from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
 from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
-from harness.compare.experiment import Experiment, Member, arm_named, is_called
+from harness.compare.environment import unlike
+from harness.compare.experiment import Experiment, Member, arm_named
+from harness.compare.imported import is_of_logs, over_steps
 from harness.compare.numbers import change, listed
+from harness.compare.occasions import Baseline
 from harness.compare.stats import (
     STAGE_THRESHOLD,
     STEP,
@@ -42,8 +44,9 @@ Members = Sequence[Member]
 UNEQUAL_WORK = 0.05
 """Difference in tokens per step that is worth saying."""
 ONE_OCCASION = (
-    "the baseline has one occasion, so how far occasions lie apart is unknown: measure it on 3 at least, better 5"
+    "the baseline has one occasion, so how far occasions lie apart is unknown: name the folders of 3 at least, better 5"
 )
+NOT_EVERYWHERE = "it was not measured on every occasion"
 NOT_IN_TURN = (
     "they ran one after the other, and what the machine did meanwhile counts as a change too: repeat in blocks"
 )
@@ -118,9 +121,16 @@ def judgements(
     ]
     arms = iter(_judged([draft for draft in drafts if not draft.is_noise_floor]))
     judged = [_judged([draft])[0] if draft.is_noise_floor else next(arms) for draft in drafts]
+    if is_of_logs(experiment):
+        judged = [_over_steps(item, experiment) for item in judged]
     floor = next((item.primary for item in judged if item.is_noise_floor), None)
     judged = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in judged]
     return _told_of_faster(judged, experiment, base)
+
+
+def _over_steps(item: Judgement, experiment: Experiment) -> Judgement:
+    (base,), (other,) = experiment.arms[item.base], experiment.arms[item.other]
+    return replace(item, effects=tuple(over_steps(effect, base, other) for effect in item.effects))
 
 
 def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) -> list[Judgement]:
@@ -141,18 +151,14 @@ def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) 
 
 
 def judge_against(
-    occasions: Sequence[Experiment], experiment: Experiment, threshold: float, allowed: Sequence[str]
+    baseline: Baseline, experiment: Experiment, threshold: float, allowed: Sequence[str]
 ) -> list[Judgement]:
-    """Set the arms of an experiment against earlier occasions, which ran in other commands.
+    """Set the arms of an experiment against a baseline that ran in other commands.
 
-    An arm is set against the one of the same name where every occasion has it, else against their first one. What the
-    machine did on one occasion and not on another is a difference too, so the interval comes from the spread between
-    occasions. With a single one there is no verdict.
-
-    Args:
-        occasions: at least one, oldest first.
+    What the machine did on one occasion and not on another is a difference too, so the interval comes from the spread
+    between the baseline's occasions. With a single one there is no verdict.
     """
-    return _judged([_draft_against(occasions, experiment, other, threshold, allowed) for other in experiment.arms])
+    return _judged([_draft_against(baseline, experiment, other, threshold, allowed) for other in experiment.arms])
 
 
 @dataclass(frozen=True)
@@ -241,42 +247,33 @@ def _unmeasured(blocks: int, of: int) -> list[str]:
 
 
 def _draft_against(
-    occasions: Sequence[Experiment], experiment: Experiment, other: str, threshold: float, allowed: Sequence[str]
+    baseline: Baseline, experiment: Experiment, other: str, threshold: float, allowed: Sequence[str]
 ) -> _Draft:
-    """Prepare an arm and the occasions that it is set against."""
-    stored = [_arm_of(occasion, other, occasions) for occasion in occasions]
-    before, after = [member for members in stored for member in members], experiment.arms[other]
+    """Prepare an arm and the occasions of a baseline."""
+    measured, after = baseline.runs_for(other), experiment.arms[other]
+    before = [member for members in measured for member in members]
     reasons = []
-    scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in occasions), experiment.scenario]))
+    scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in baseline.occasions), experiment.scenario]))
     if len(scenarios) > 1:
         reasons.append(f"they are runs of the scenarios {listed(scenarios)}")
     refused = (*reasons, *why_not_comparable(before, after, allowed, one_command=False))
-    known = [seconds for members in stored if (seconds := _log_seconds(members))]
+    known = [seconds for members in measured if (seconds := _log_seconds(members))]
     new = [seconds for seconds in [_log_seconds(after)] if seconds]
-    undecided = "; ".join([ONE_OCCASION] if len(known) < 2 else warm_up_reasons({"the baseline": before, other: after}))
-    step = Comparison(STEP, of_occasions(known, new), threshold, False, refused, undecided or None)
+    undecided = [ONE_OCCASION] if len(measured) < 2 else warm_up_reasons({"the baseline": before, other: after})
+    undecided += [NOT_EVERYWHERE] if len(known) < len(measured) else []
+    step = Comparison(STEP, of_occasions(known, new), threshold, False, refused, "; ".join(undecided) or None)
     comparisons, endpoint = [step], endpoint_of(experiment.members)
     if not endpoint.is_step:
-        values = [_log_values(members, endpoint) for members in (*stored, after)]
-        missing = [] if all(values) else ["it was not measured on every occasion"]
+        values = [_log_values(members, endpoint) for members in (*measured, after)]
         estimate = of_occasions(values[:-1], values[-1:]) if all(values) else None
-        reason = "; ".join([*missing, *([undecided] if undecided else [])]) or None
-        comparisons = [Comparison(endpoint.name, estimate, endpoint.threshold, False, refused, reason)]
-    newest = occasions[-1]
-    name = f"{_arm_name(newest, other, occasions)} of {newest.scenario}/{newest.name}"
-    name += f" and {len(occasions) - 1} earlier" if len(occasions) > 1 else ""
-    return _Draft(name, other, before, after, comparisons, cautions=tuple(unlike([*before, *after])))
-
-
-def _arm_name(occasion: Experiment, name: str, occasions: Sequence[Experiment]) -> str:
-    """Return the arm of an occasion that one of that name is set against."""
-    if all(any(is_called(arm, name) for arm in each.arms) for each in occasions):
-        return next(arm for arm in occasion.arms if is_called(arm, name))
-    return occasion.labels[0]
-
-
-def _arm_of(occasion: Experiment, name: str, occasions: Sequence[Experiment]) -> Members:
-    return occasion.arms[_arm_name(occasion, name, occasions)]
+        missing = [*([] if all(values) else [NOT_EVERYWHERE]), *undecided]
+        reason = "; ".join(dict.fromkeys(missing)) or None
+        comparisons.insert(0, Comparison(endpoint.name, estimate, endpoint.threshold, False, refused, reason))
+    newest, earlier = baseline.occasions[-1], len(baseline.occasions) - 1
+    name = f"{baseline.arms_for(other)[-1]} of {newest.scenario}/{newest.name}"
+    name += f" and {earlier} earlier" if earlier else ""
+    cautions = (*baseline.cautions(), *unlike([*before, *after]), *steadiness_notes(experiment, [other]))
+    return _Draft(name, other, before, after, comparisons, cautions=cautions)
 
 
 def _paired(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:

@@ -23,7 +23,6 @@ TRAIN_REWARD = "reward/total"
 TIMING, EXPOSED, TOTAL, RAN = "timing_s/", "exposed_s/", "total_s/", "steps/"
 """Begin the names of the columns of stages: seconds a measured step, of these what the loop waited for, seconds of the
 whole loop, and measured steps in which it ran."""
-NO_STAGE = "no stage"
 FEWEST_LOOKS = 5
 """Evaluations before the one that reached the target from which on it says when that was."""
 

@@ -1,97 +1,15 @@
-"""Weight syncs: what was moved in a run and how long each part took, and the costs that a transport sweep shows."""
+"""The timed weight syncs of a transport sweep: times by transport and size, and the costs that fit them."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.compare.step_columns import metric_value
-from harness.results import Run, StepRow
+import numpy as np
+
 from harness.results.rows import SyncRow
-
-PARTS = ("publish", "transfer", "load", "verify")
-MOVING = ("publish", "transfer", "load")
-NO_TRANSPORT = "in_process"
-
-
-@dataclass(frozen=True, slots=True)
-class SyncFigures:
-    """Weight syncs, one value for each measured training step.
-
-    Warm-up and profiled steps are left out; where no other synced, all but the first, whose syncs set up connections.
-
-    Attributes:
-        transport: the scenario's ``transport.type``.
-        num_bytes, num_tensors: of one sync.
-        seconds: by part, ``publish`` and ``verify`` on the Learner, ``transfer``, ``load`` and ``verify`` on a
-            Generator; a part that the transport does not have is missing.
-        whole_s: from publishing to loaded: publish, transfer and load together, without verification.
-        polling_pause_us: of NIXL's progress thread; None with another transport.
-    """
-
-    transport: str
-    num_bytes: float
-    num_tensors: float
-    seconds: dict[str, tuple[float, ...]]
-    whole_s: tuple[float, ...]
-    polling_pause_us: int | None = None
-
-    @property
-    def leaves_the_process(self) -> bool:
-        """Whether the weights went from one process to another."""
-        return self.transport != NO_TRANSPORT
-
-
-def sync_figures(run: Run) -> SyncFigures | None:
-    """Return the figures of a run's syncs; None where no step after the first one moved any bytes."""
-
-    def value(row: StepRow, name: str) -> float | None:
-        return metric_value(row.metrics, f"sync/{name}")
-
-    rows = [row for row in run.steps[1:] if value(row, "bytes") is not None]
-    if not rows:
-        return None
-    rows = [row for row in rows if not (row.warmup or row.profiled)] or rows
-    columns = {part: [value(row, f"{part}_s") for row in rows] for part in PARTS}
-    whole_s = tuple(
-        publish + (transfer or 0.0) + load
-        for publish, transfer, load in zip(*(columns[part] for part in MOVING), strict=True)
-        if publish is not None and load is not None  # a step in which none was both published and loaded has none
-    )
-    pause_us = run.setting("transport.progress_thread_delay_us")
-    return SyncFigures(
-        transport=str(run.setting("transport.type") or NO_TRANSPORT),
-        num_bytes=value(rows[-1], "bytes") or 0.0,
-        num_tensors=value(rows[-1], "tensors") or 0.0,
-        seconds={
-            part: tuple(seconds for seconds in column if seconds is not None)
-            for part, column in columns.items()
-            if any(seconds is not None for seconds in column)
-        },
-        whole_s=whole_s,
-        polling_pause_us=pause_us if isinstance(pause_us, int) else None,
-    )
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated linearly between the two nearest values."""
-    return percentiles(values, percent)[0]
-
-
-def percentiles(values: Sequence[float], *percents: float) -> list[float]:
-    """Return several percentiles, each interpolated linearly between the two nearest values."""
-    ordered = sorted(values)
-    values_at = []
-    for percent in percents:
-        place = (len(ordered) - 1) * percent / 100
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        values_at.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
-    return values_at
-
 
 STEPS_BETWEEN = 200  # sizes looked at between the smallest and the largest, for the crossover
 
@@ -184,9 +102,9 @@ def _point(group: Sequence[SyncRow]) -> SyncPoint:
         receivers=first.receivers,
         repeats=len(group),
         median_s=statistics.median(totals),
-        low_s=percentile(totals, 10),
-        high_s=percentile(totals, 90),
-        middle_s=percentile(totals, 75) - percentile(totals, 25),
+        low_s=float(np.percentile(totals, 10)),
+        high_s=float(np.percentile(totals, 90)),
+        middle_s=float(np.percentile(totals, 75) - np.percentile(totals, 25)),
         copy_s=statistics.median(row.plain_copy_s for row in group),
         publish_s=statistics.median(row.publish_s for row in group),
         transfer_s=statistics.median(row.transfer_s for row in group),
@@ -210,8 +128,6 @@ def sync_costs(points: Sequence[SyncPoint]) -> list[SyncCost]:
 
 def _fit(transport: str, receivers: int, points: Sequence[SyncPoint]) -> SyncCost:
     """Non-negative least squares by trying every set of coefficients that may be other than 0."""
-    import numpy as np
-
     columns = [[1.0, float(point.tensors), float(point.num_bytes)] for point in points]
     varied = [0, *(index for index in (1, 2) if len({row[index] for row in columns}) > 1)]
     seconds = np.array([point.median_s for point in points])

@@ -1,4 +1,4 @@
-"""What the spans of a run say of its time: of each lane, of each step, exposed, side by side."""
+"""What the spans of a run say of its time: of each lane, of each step, on the critical path, side by side."""
 
 from __future__ import annotations
 
@@ -6,27 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.compare.attribution import (
-    BlockedTime,
-    LaneAccount,
-    account_spans,
-    blocked_time,
-    exposed_in,
-    lane_accounts,
-    loop_window,
-    overlap,
-    time_by_window,
-)
-from harness.core.intervals import Interval, merge, total
+from harness.compare.attribution import BlockedTime, blocked_time, loop_window
 from harness.core.trace import Span, Stage
 from harness.results.frames import Numbers, RunTable
-from harness.results.lane_time import parts_as_lanes
+from harness.results.occupancy import STAGES, LaneAccount, Occupancy, part_spans
 from harness.results.rows import part_of
+
+NO_STAGE = "no stage"
 
 
 @dataclass(frozen=True)
 class SpanTimes:
-    """The spans of a run, summed up; figures of time are those of the measured window.
+    """The spans of a run, summed up; numbers of time are those of the measured window.
 
     Attributes:
         lanes: where the time of each lane went.
@@ -56,29 +47,32 @@ def span_times(table: RunTable) -> SpanTimes | None:
     spans = table.run.spans()
     if not spans:
         return None
-    as_parts = parts_as_lanes(spans) if any(span.lane != part_of(span.lane) for span in spans) else spans
+    has_ranks = any(span.lane != part_of(span.lane) for span in spans)
     tail = table.run.tail
     loop = loop_window(spans, tail.elapsed_s if tail else None)
-    windows = step_windows(table, loop[0])
-    measured = merge(window for window, is_measured in zip(windows, table.is_measured, strict=True) if is_measured)
-    worked = overlap(as_parts, measured or [loop])
-    exposure = exposed_in(as_parts, measured)
-    if not windows:
-        lanes, parts, by_step = account_spans(spans, loop), account_spans(as_parts, loop), {}
-    else:
-        lanes = lane_accounts(time_by_window(spans, windows), list(table.is_measured), total(measured))
-        by_part = time_by_window(as_parts, windows)
-        parts = lane_accounts(by_part, list(table.is_measured), total(measured))
-        by_step = _added(table, by_part)
+    windows, measured = step_windows(table, loop[0]), table.is_measured.tolist()
+    by_lane = Occupancy.of(spans, windows or [loop])
+    by_part = Occupancy.of(part_spans(spans), windows or [loop]) if has_ranks else by_lane
+    lanes = by_lane.within(measured) if windows else by_lane
+    parts = lanes if by_part is by_lane else by_part.within(measured) if windows else by_part
+    exposure, overlap = parts.exposed() if windows else None, parts.overlap()
     exposed = None
     if exposure is not None:
-        exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {"no stage": exposure.nobody_ns}
+        exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {NO_STAGE: exposure.nobody_ns}
+    by_step = dict(zip(STAGES, by_part.by_window().T, strict=True)) if windows else {}
     return SpanTimes(
-        lanes, parts, by_step, exposed, worked.worked_s, worked.busy_s, worked.together_s, _blocked(table, spans)
+        lanes=lanes.accounts(),
+        parts=parts.accounts(),
+        by_step_s={stage: seconds for stage, seconds in by_step.items() if seconds.any()},
+        exposed=exposed,
+        worked_s=overlap.worked_s,
+        busy_s=overlap.busy_s,
+        together_s=overlap.together_s,
+        blocked=_blocked(table, spans),
     )
 
 
-def step_windows(table: RunTable, loop_start_ns: int) -> list[Interval]:
+def step_windows(table: RunTable, loop_start_ns: int) -> list[tuple[int, int]]:
     """Return (start, end) of each step in nanoseconds of the run's clock; the last one with the evaluation after it."""
     ends_s = table.steps["elapsed_s"]
     starts_s = ends_s - table.steps["wall_s"]
@@ -88,14 +82,6 @@ def step_windows(table: RunTable, loop_start_ns: int) -> list[Interval]:
         (loop_start_ns + round(start * 1e9), loop_start_ns + round(end * 1e9))
         for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True)
     ]
-
-
-def _added(table: RunTable, by_part: dict[str, dict[Stage, np.ndarray]]) -> dict[Stage, Numbers]:
-    stages: dict[Stage, Numbers] = {}
-    for own in by_part.values():
-        for stage, ns in own.items():
-            stages[stage] = stages.get(stage, np.zeros(len(table))) + ns / 1e9
-    return {stage: stages[stage] for stage in Stage if stage in stages}
 
 
 def _blocked(table: RunTable, spans: list[Span]) -> BlockedTime | None:

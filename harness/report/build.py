@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from harness.compare.endpoint import effect_in_words
+from harness.compare.environment import origin
 from harness.compare.experiment import Experiment
+from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, number, plural
-from harness.compare.provenance import origin
-from harness.compare.remarks import Said, bottleneck_command, remarks
+from harness.compare.remarks import Remark, remarks_of
+from harness.compare.remarks.lag_and_syncs import sweep_points
+from harness.compare.remarks.time import whatif_command
 from harness.compare.run_frame import TIMING
-from harness.compare.steadiness import step_ratio
-from harness.compare.sync import sync_points
+from harness.compare.sync import SyncPoint
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
 from harness.report import experiment_charts as drawings
 from harness.report import tables
-from harness.report.document import Chart, Command, Document, Item, Remark, Rollouts, Section, Table
+from harness.report.console import shown_path
+from harness.report.document import Chart, Command, Document, Item, Rollouts, Section, Table
 from harness.report.machine import machine_section, provenance_section
 from harness.report.transports import sweep_tables
 from harness.results import RolloutRow
@@ -27,22 +30,33 @@ MOST_ANSWERS = 3
 MOST_DIFFERENCES = 3
 MOST_CAUTIONS = 2
 """Of the short form."""
+SHORT = ("bottleneck",)
+"""Keys of the remarks of the short form."""
+MARKED = "drift"
+"""Key of the caution that the table's mark gives."""
+MOST_NAMED_PARTS = 3
+"""Of a run's folder: scenario, experiment, run."""
 MOST_PAIRS = 3
 """Example rollouts of one arm."""
 WORTH_SAYING = 0.001
 """Share of a step below which the difference of a stage is not said."""
 
 
-def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
-    """Return what an experiment says."""
-    said = remarks(experiment, judged)
-    points = sync_points([row for member in experiment.members for row in member.run.syncs])
-    answer = [item for item in said if item.section == "answer"]
+def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = False) -> Document:
+    """Return what an experiment says.
+
+    Args:
+        brief: the short form only: no other sections, which need frames for their charts.
+    """
+    said = remarks_of(experiment, judged)
+    points = sweep_points(experiment)
+    answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
-    short += [*_differences(experiment, judged), *_of(said, "bottleneck"), *_next(experiment, said)]
-    sections = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
-    sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
-    sections += [machine_section(experiment), provenance_section(experiment)]
+    short += [*_differences(experiment, judged), *(item for item in said if item.key in SHORT), *_next(experiment)]
+    sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
+    if not brief:
+        sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+        sections += [machine_section(experiment), provenance_section(experiment)]
     description = experiment.members[0].settings.get("description")
     return Document(
         title=f"{experiment.title} / {experiment.name}",
@@ -53,14 +67,18 @@ def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
     )
 
 
-def _of(said: Sequence[Said], *sections: str) -> list[Remark]:
+def _of(said: Sequence[Remark], *sections: str) -> list[Remark]:
     return [item for item in said if item.section in sections and item.kind != "caution"]
 
 
-def _cautions(said: Sequence[Said]) -> list[Remark]:
-    cautions = [Remark(item.key, item.text, "caution") for item in said if item.kind == "caution"]
+def _cautions(said: Sequence[Remark]) -> list[Remark]:
+    cautions = [item for item in said if item.kind == "caution" and item.key != MARKED]
     left = len(cautions) - MOST_CAUTIONS
-    more = [Remark("more", f"{plural(left, 'more caution')}: --full.", "caution")] if left > 0 else []
+    more = (
+        [Remark("more", f"{plural(left, 'more caution')} under Cautions (compare --full).", "caution", "cautions")]
+        if left > 0
+        else []
+    )
     return [*cautions[:MOST_CAUTIONS], *more]
 
 
@@ -84,18 +102,26 @@ def _differences(experiment: Experiment, judged: Sequence[Judgement]) -> list[Re
         for before, after in [seconds[stage]]
         if abs(after - before) >= WORTH_SAYING * step
     ]
-    return [Remark("differences", f"Largest differences: {', '.join(parts)}.", "finding")] if parts else []
+    return [Remark("differences", f"Largest differences: {', '.join(parts)}.", "finding", "time")] if parts else []
 
 
-def _next(experiment: Experiment, said: Sequence[Said]) -> list[Item]:
+def _next(experiment: Experiment) -> list[Item]:
     """Say what to type next: for a verdict where there is none, else what a smaller bottleneck would bring."""
+    if is_of_logs(experiment):
+        return []
     if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) < 2:
         return [Command(as_typed("for error bars: python -m harness bench A B --blocks 10"))]
-    command = bottleneck_command(experiment)
+    command = whatif_command(experiment, _shown)
     return [Command(command)] if command else []
 
 
-def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Said]) -> list[Section | None]:
+def _shown(folder: Path) -> str:
+    """Return how a run's folder is written: a page names nobody's home."""
+    path = Path(shown_path(folder.resolve()))
+    return str(Path(*path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
+
+
+def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Section | None]:
     known = [item for item in judged if item.primary.blocks > 1]
     verdicts: list[Item] = []
     for judgement in known:
@@ -103,40 +129,41 @@ def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequenc
         table = tables.verdict_table(judgement)
         verdicts.append(table if chart is None else Chart(chart.key, chart.title, chart.says, chart.draw, table))
     return [
-        _folded("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
-        _folded(
+        _section("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
+        _section(
             *("time", "Where the time goes"),
             [drawings.stages_chart(experiment), tables.stage_table(experiment), drawings.processes_chart(experiment)],
             [tables.rank_table(experiment), drawings.timeline_chart(experiment), drawings.step_time_chart(experiment)],
             _of(said, "time"),
         ),
-        _folded(
+        _section(
             *("learning", "What was learned"),
             [drawings.reward_chart(experiment), tables.outcome_table(experiment), drawings.learning_chart(experiment)],
             [drawings.training_chart(experiment), drawings.kl_chart(experiment), drawings.stability_chart(experiment)],
             [drawings.optimizer_chart(experiment), drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
             _of(said, "learning"),
         ),
-        _folded(
+        _section(
             *("off_policy", "Lag and waste"),
             [drawings.lag_chart(experiment), drawings.waste_chart(experiment), tables.off_policy_table(experiment)],
             [tables.replay_table(experiment)],
             _of(said, "off_policy"),
+            folded=True,
         ),
-        _folded("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs")),
-        _folded("rollouts", "Example rollouts", list(examples(experiment))),
-        _folded("cautions", "Cautions", [item for item in said if item.kind == "caution"]),
+        _section("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs"), folded=True),
+        _section("rollouts", "Example rollouts", list(examples(experiment)), folded=True),
+        _section("cautions", "Cautions", [item for item in said if item.kind == "caution"], folded=True),
     ]
 
 
-def _folded(key: str, title: str, *parts: Sequence[Item | None]) -> Section:
-    return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded=True)
+def _section(key: str, title: str, *parts: Sequence[Item | None], folded: bool = False) -> Section:
+    return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded)
 
 
-def _transports(experiment: Experiment, points: Sequence[object], said: Sequence[Said]) -> list[Section | None]:
-    first, *others = sweep_tables(points)  # type: ignore[arg-type]
-    chart = drawings.sizes_chart(experiment, points)  # type: ignore[arg-type]
-    return [_folded("transports", "Transports", [chart], others, _of(said, "syncs"))]
+def _transports(experiment: Experiment, points: Sequence[SyncPoint], said: Sequence[Remark]) -> list[Section | None]:
+    others = sweep_tables(points)[1:]
+    chart = drawings.sizes_chart(experiment, points)
+    return [_section("transports", "Transports", [chart], others, _of(said, "syncs"))]
 
 
 def charts_of(document: Document) -> list[Chart]:
@@ -173,17 +200,3 @@ def before_and_after(rollouts: Sequence[RolloutRow], most: int) -> list[tuple[Ro
     last = {item.prompt: item for item in evaluated if item.version == max(versions)}
     pairs = [(item, last[item.prompt]) for item in first if item.prompt in last]
     return sorted(pairs, key=lambda pair: pair[0].reward == pair[1].reward)[:most]
-
-
-def answer_in_words(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
-    """Return what decides between the arms in a sentence each; of arms without blocks the ratio alone."""
-    known = [item for item in judged if item.primary.blocks > 1 and not item.is_noise_floor]
-    if known:
-        return [f"{effect_in_words(item.primary, item.base, item.other)}." for item in known]
-    base = experiment.labels[0]
-    ratios = {arm: step_ratio(experiment, base, arm) for arm in experiment.arms if arm != base}
-    return [
-        f"{arm} took {ratio:.2f} times the seconds per step of {base} (one run each: no error bars)."
-        for arm, ratio in ratios.items()
-        if ratio is not None
-    ]

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from harness.compare.remarks import Remark
 from harness.results import RolloutRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Remark:
-    """A sentence about a result; ``key`` names its rule."""
-
-    key: str
-    text: str
-    kind: Literal["answer", "finding", "caution"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ Item = Remark | Table | Chart | Command | Rollouts
 
 @dataclass(frozen=True)
 class Section:
-    """Items under a heading; a folded section is opened by the reader, and the console shows it with ``--full``."""
+    """Items under a heading; on the page, a folded section is opened by the reader."""
 
     key: str
     title: str
@@ -86,7 +78,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """One experiment; ``origin`` says where its runs came from, ``description`` is the scenario's."""
+    """One experiment; ``origin`` says where its runs came from, ``description`` is the scenario's.
+
+    Answer and first section are the short form: what the console shows without ``--full``.
+    """
 
     title: str
     origin: str

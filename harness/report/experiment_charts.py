@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.compare.attribution import in_pipeline_order, loop_window
+from harness.compare.attribution import loop_window
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import number, percent
-from harness.compare.run_frame import EXPOSED, NO_STAGE, TIMING
+from harness.compare.run_frame import EXPOSED, TIMING
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
 from harness.compare.syncs import PARTS
-from harness.core.trace import Stage
+from harness.compare.times import NO_STAGE
+from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart
 from harness.report.tables import arm_syncs, critical_path_table, pooled, process_table, sync_table, window_words
 from harness.results.frames import RunTable, over_optimizer_steps
+from harness.results.rows import VersionChange, in_pipeline_order
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 STEPS_SHOWN = 6
 """Training steps of a timeline."""
@@ -469,55 +473,84 @@ def scatter_chart(experiment: Experiment) -> Chart | None:
     )
 
 
-def timeline_chart(experiment: Experiment) -> Chart | None:
-    """What each process did when, of the first run of each arm; None where no run kept its spans.
+@dataclass(frozen=True)
+class Excerpt:
+    """A few training steps of a run, for a timeline.
 
-    Shown are ``STEPS_SHOWN`` training steps that nobody picks by hand: the first such window that starts after the
-    first quarter of the run and in which no evaluation ended; where there is none, the first one after that quarter.
+    Attributes:
+        spans, changes: of the whole run.
+        steps: numbers of the first and the last training step.
+        start_s, end_s: of the excerpt, in seconds of the loop.
+        origin_ns: when the loop began, on the clock of the spans.
     """
+
+    name: str
+    spans: Sequence[Span]
+    changes: Sequence[VersionChange]
+    steps: tuple[int, int]
+    start_s: float
+    end_s: float
+    origin_ns: int = 0
+
+
+def timeline_chart(experiment: Experiment) -> Chart | None:
+    """What each process did when, of the first run of each arm; None where no run kept its spans."""
+    excerpts = list[Excerpt]()
+    for arm, members in experiment.arms.items():
+        table = members[0].table
+        spans = table.run.spans() if len(table) and len(excerpts) < MOST_TIMELINES else []
+        if not spans:
+            continue
+        first, last = shown_steps(table.steps.get(TIMING + Stage.EVALUATE, np.zeros(len(table))))
+        steps = int(table.steps["step"][first]), int(table.steps["step"][last])
+        start_s = float(table.steps["elapsed_s"][first] - table.steps["wall_s"][first])
+        end_s, origin = float(table.steps["elapsed_s"][last]), loop_window(spans, None)[0]
+        excerpts.append(Excerpt(arm, spans, table.version_changes, steps, start_s, end_s, origin))
+    if not excerpts:
+        return None
+    says = "A few steps without an evaluation after the first quarter, of the run with the lowest seed."
+    title = f"{experiment.title}: what each process did when"
+    return Chart("timeline", "What each process did when", says, partial(timeline_figure, excerpts, title))
+
+
+def shown_steps(evaluate_s: Sequence[float] | np.ndarray) -> tuple[int, int]:
+    """Return the places of the first and the last training step of a timeline, which nobody picks by hand.
+
+    They are the first ``STEPS_SHOWN`` in a row that start after the first quarter of the run and in which no evaluation
+    ended; where there are none, the first after that quarter.
+
+    Args:
+        evaluate_s: seconds of evaluation in each step.
+    """
+    steps, after = len(evaluate_s), len(evaluate_s) // 4
+    starts = range(after, max(after, steps - STEPS_SHOWN) + 1)
+    calm = [start for start in starts if not any(evaluate_s[start : start + STEPS_SHOWN])]
+    start = (calm or starts)[0]
+    return start, min(start + STEPS_SHOWN, steps) - 1
+
+
+def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
+    """Draw excerpts, at least one, one above the other on one scale of seconds."""
     import pandas as pd
 
     spans, changes, windows = [], [], []
-    for arm, members in experiment.arms.items():
-        kept = members[0].run.spans() if len(members[0].table) and len(windows) < MOST_TIMELINES else []
-        if not kept:
-            continue
-        table = members[0].table
-        first, last = shown_steps(table)
-        origin = loop_window(kept, None)[0]
-        low = origin + round((table.steps["elapsed_s"][first] - table.steps["wall_s"][first]) * 1e9)
-        high = origin + round(table.steps["elapsed_s"][last] * 1e9)
-        inside = [span for span in kept if span.start_ns < high and span.end_ns > low]
+    for part in excerpts:
+        low, high = (part.origin_ns + round(seconds * 1e9) for seconds in (part.start_s, part.end_s))
+        inside = [span for span in part.spans if span.start_ns < high and span.end_ns > low]
         order = {lane: place for place, lane in enumerate(in_pipeline_order({span.lane for span in inside}))}
         for span in sorted(inside, key=lambda span: order[span.lane]):
             times = ((max(span.start_ns, low) - low) / 1e9, (min(span.end_ns, high) - low) / 1e9)
-            spans.append((arm, span.lane, span.stage.value, *times))
-        placed = [(item.lane, origin + round(item.elapsed_s * 1e9), item.version) for item in table.version_changes]
-        changes += [(arm, lane, (at - low) / 1e9, version) for lane, at, version in placed if low <= at <= high]
-        steps = [int(table.steps["step"][place]) for place in (first, last)]
-        text = f"training steps {steps[0]} to {steps[1]} in {number((high - low) / 1e9)} s"
-        windows.append((arm, (high - low) / 1e9, text))
-    if not windows:
-        return None
-    draw = partial(
-        charts.timeline,
+            spans.append((part.name, span.lane, span.stage.value, *times))
+        placed = [(item.lane, part.origin_ns + round(item.elapsed_s * 1e9), item.version) for item in part.changes]
+        changes += [(part.name, lane, (at - low) / 1e9, version) for lane, at, version in placed if low <= at <= high]
+        text = f"training steps {part.steps[0]} to {part.steps[1]} in {number((high - low) / 1e9)} s"
+        windows.append((part.name, (high - low) / 1e9, text))
+    return charts.timeline(
         pd.DataFrame(spans, columns=["arm", "lane", "stage", "start_s", "end_s"]),
         pd.DataFrame(changes, columns=["arm", "lane", "at_s", "version"]),
         pd.DataFrame(windows, columns=["arm", "seconds", "text"]),
-        title=f"{experiment.title}: what each process did when",
+        title=title,
     )
-    says = "A few steps without an evaluation after the first quarter, of the run with the lowest seed."
-    return Chart("timeline", "What each process did when", says, draw)
-
-
-def shown_steps(table: RunTable) -> tuple[int, int]:
-    """Return the places of the first and the last training step of the timeline."""
-    after = len(table) // 4
-    starts = range(after, max(after, len(table) - STEPS_SHOWN) + 1)
-    evaluate_s = table.steps.get(TIMING + Stage.EVALUATE, np.zeros(len(table)))
-    calm = [start for start in starts if not evaluate_s[start : start + STEPS_SHOWN].any()]
-    start = (calm or starts)[0]
-    return start, min(start + STEPS_SHOWN, len(table)) - 1
 
 
 def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart | None:

@@ -12,9 +12,9 @@ from typing import Any
 from harness.compare.attribution import loop_window
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import NOTHING, count, number, percent
+from harness.compare.remarks import Remark
 from harness.compare.resources import (
     GpuFigures,
-    contention,
     energy_account,
     gpu_figures,
     process_figures,
@@ -25,7 +25,7 @@ from harness.core.named_files import VERSUS
 from harness.core.trace import Span
 from harness.report import charts
 from harness.report.charts import Panel
-from harness.report.document import Chart, Command, Item, Remark, Section, Table
+from harness.report.document import Chart, Command, Item, Section, Table
 from harness.results import Manifest
 from harness.results.counters import CounterRow, explain, read_counters, sources, stretches
 from harness.results.reader import flat_settings
@@ -65,18 +65,13 @@ def machine_section(experiment: Experiment) -> Section | None:
     counted = counted_runs(experiment)
     if not counted:
         return None
-    said = [
-        Remark("contention", f"{item.arm}: {text}", "finding")
-        for item in counted
-        for text in contention(item.rows, item.window)
-    ]
     items: list[Item | None] = [
         _processes(counted),
         _cores_chart(experiment, counted),
         *_gpus(counted),
         _energy(counted),
     ]
-    return Section("machine", "Resources", (*(item for item in items if item is not None), *said), folded=True)
+    return Section("machine", "Resources", tuple(item for item in items if item is not None), folded=True)
 
 
 def _processes(counted: Sequence[Counted]) -> Table:
@@ -140,7 +135,7 @@ def _gpus(counted: Sequence[Counted]) -> list[Item | None]:
         if reason is not None:
             reasons.setdefault(reason, []).append(item.arm)
     said = [
-        Remark("no_gpu", f"No GPU numbers of {', '.join(arms)}: {explain(reason)}.", "finding")
+        Remark("no_gpu", f"No GPU numbers of {', '.join(arms)}: {explain(reason)}.", "finding", "machine")
         for reason, arms in reasons.items()
     ]
     header = ("arm", "GPU", "utilisation, mean", "peak memory, GiB", "power, W", "energy, J", "clock held down")
@@ -184,14 +179,14 @@ def _again(manifest: Manifest) -> list[Item]:
         return []
     if VERSUS in manifest.scenario:
         text = "The command bench made these runs; the settings of each are in its folder."
-        return [Remark("again", text, "finding")]
+        return [Remark("again", text, "finding", "machine")]
     commands = [f"git checkout {manifest.commit}"] if manifest.commit else []
     if manifest.simulated is None:
         commands.append(f"python -m harness run {manifest.scenario}")
     else:
         commands.append(f"python -m harness simulate {manifest.scenario} --machine {manifest.simulated}")
     dirty = " (tracked files differed from the commit when these runs were made)" if manifest.dirty else ""
-    return [Remark("again", f"To run it again{dirty}:", "finding"), *map(Command, commands)]
+    return [Remark("again", f"To run it again{dirty}:", "finding", "machine"), *map(Command, commands)]
 
 
 def _runs(experiment: Experiment) -> Table:

@@ -23,14 +23,26 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
+    from harness.compare.experiment import gather, gather_newest
+    from harness.compare.judging import judgements
     from harness.core.terminal_text import plain
-    from harness.report.html.page import make_report
+    from harness.report.build import document
+    from harness.report.files import write_page
     from harness.results.reader import references_left_out
 
     errors, replaced = Console(stderr=True), options.output.exists()
-    made = make_report(options.paths, options.output, everything=options.all or len(options.paths) > 1)
-    for warning in made.left_out:
-        errors.print(Text(plain(f"warning: {warning}"), style="yellow"), soft_wrap=True)
+    if options.all or len(options.paths) > 1:
+        experiments, damaged = gather(options.paths)
+        shown = experiments[::-1]
+    else:
+        experiments, newest, damaged = gather_newest(options.paths)
+        shown = [newest]
+    documents = [document(experiment, judgements(experiment)) for experiment in shown]
+    told = [f"{item.folder.name}: {item.error.what}" for item in damaged]
+    write_page(options.output, documents, told, experiments)
+    for item in damaged:
+        warning = f"warning: left out {str(item.folder)!r}: {item.error.what}"
+        errors.print(Text(plain(warning), style="yellow"), soft_wrap=True)
     for line in references_left_out(options.paths):
         errors.print(Text(plain(line)), soft_wrap=True)
     size = f"{options.output.stat().st_size / 1e3:,.0f} kB"

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.experiments import Variant
 from harness.core.own_folder import OwnFolder
 from harness.core.terminal_text import plain
 from harness.core.trace import Stage
@@ -103,12 +102,6 @@ def variant_looks(names: list[str]) -> dict[str, tuple[tuple[float, float, float
 
     palette = sns.color_palette("colorblind", 10) if len(names) <= 10 else sns.color_palette("husl", len(names))
     return {name: (tuple(palette[index]), MARKERS[index % len(MARKERS)]) for index, name in enumerate(names)}
-
-
-def variant_label(variant: Variant) -> str:
-    """Return the name of a variant for a picture, with the number of its runs where there are several."""
-    seeds = f" ({len(variant.runs)} seeds)" if len(variant.runs) > 1 else ""
-    return label(variant.name) + seeds
 
 
 def label(text: str, limit: int = 60) -> str:

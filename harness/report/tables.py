@@ -7,19 +7,22 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.attribution import in_pipeline_order
 from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.environment import groups, legend, letters_of
 from harness.compare.experiment import MOST_WITH_SPANS, SIMULATED, Experiment, Member
+from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
-from harness.compare.run_frame import EXPOSED, NO_STAGE, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
+from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
-from harness.compare.steadiness import MARK, mark, steadiness_notes, step_ratio
+from harness.compare.steadiness import MARK, mark, step_ratio
 from harness.compare.syncs import PARTS, Syncs, syncs_of
+from harness.compare.times import NO_STAGE
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.report.document import Table
+from harness.results.rows import in_pipeline_order
 
 NEARLY_ALL = 0.8
 """Share of the steps in which a stage ran that counts as every step: in an asynchronous run it may end twice in one
@@ -28,7 +31,7 @@ MOST_BESIDE = 4
 """Arms that stand side by side; of more, each has a row."""
 MOST_ROWS = 10
 """Arms that have a row in the short table: the fastest and the slowest five."""
-WORTH_A_ROW = 0.005
+WORTH_A_ROW = 0.01
 """Share of a step below which a stage is left to the full tables."""
 
 
@@ -79,13 +82,14 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
         if experiment.has(figure):
             cells = [_mean(experiment, arm, figure, form) for arm in arms]
             rows.append((label, *cells, *([""] * 3 if pair is not None else [])))
-    header = ("seconds per step", *arms, *(("ratio", "95% interval", "") if pair is not None else ()))
+    header = ("seconds per step", *arms, *(("change", "95% interval", "") if pair is not None else ()))
     width = max(len(row) for row in rows)
     return Table("", header, tuple((*row, *[""] * (width - len(row))) for row in rows), tuple(_stable(experiment)))
 
 
 def _stable(experiment: Experiment) -> list[str]:
-    return [f"{MARK} {note}" for note in steadiness_notes(experiment, list(experiment.arms))]
+    is_marked = any(mark(experiment, arm) for arm in experiment.arms)
+    return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
 
 
 def _time_row(
@@ -116,8 +120,8 @@ def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
     if effect.of_step:
         added = max(effect.ratio, 1 / effect.ratio) - 1
         return f"{'+' if effect.ratio > 1 else '-'}{added:.1%}", "of a step", ""
-    ends = "" if effect.low is None else f"{effect.low:.3f} to {effect.high:.3f}"
-    return f"{effect.ratio:.3f}", ends, direction(effect) if ends else ""
+    ends = endpoint_of_effect(effect).ends(effect)
+    return change(effect.ratio), ends or "", direction(effect) if ends and effect.reason != NOT_REPEATED else ""
 
 
 def _one_arm(experiment: Experiment) -> Table:
@@ -537,13 +541,14 @@ def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
     )
 
 
-def overview_table(experiments: Sequence[Experiment], letters: Sequence[str], legend: Sequence[str]) -> Table:
+def overview_table(experiments: Sequence[Experiment]) -> Table:
     """Return one line for each experiment, with the status where not all runs are complete; ranges are over its runs.
 
-    Args:
-        letters: of each experiment, which kinds of machine its runs come from; empty where there is one kind.
-        legend: what sets them apart.
+    Where not all were made on one kind of machine with the same versions and threads, a letter says which group each
+    belongs to, and the notes say what sets the groups apart.
     """
+    kinds = groups(experiments)
+    letters = [letters_of(experiment, kinds) for experiment in experiments] if len(kinds) > 1 else []
     is_odd = any(not member.is_completed for experiment in experiments for member in experiment.members)
     header = ("scenario", "experiment", *(("in",) if letters else ()), "runs", *(("status",) if is_odd else ()))
     rows = []
@@ -559,7 +564,7 @@ def overview_table(experiments: Sequence[Experiment], letters: Sequence[str], le
             )
         )
     notes = [
-        *legend,
+        *legend(kinds),
         *(
             [f"{MARK} Step time still drifting after warm-up."]
             if any(MARK in cell for row in rows for cell in row)

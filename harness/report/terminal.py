@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -10,21 +12,26 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain, plain_ends
-from harness.report.document import Command, Document, Item, Remark, Rollouts, Section, Table
+from harness.report.document import Chart, Command, Document, Item, Rollouts, Section, Table
 from harness.results import RolloutRow
 
 LONGEST_TEXT = 400
 """Characters of a prompt or response."""
+SHORTEST_NAME = 12
+"""Characters of a column's name that stay in one line."""
+SHORTEST_LABEL = 24
+"""Characters of a label in a table that has no room for more."""
 STYLES = {"faster": "green", "slower": "red", "better": "green", "worse": "red", "cannot tell": "dim"}
 """How a cell of that word is shown."""
 
 
 def print_document(console: Console, document: Document, full: bool = False) -> None:
-    """Print what an experiment says: the answer, and the sections that are not folded.
+    """Print what an experiment says: the answer and the first section.
 
     Args:
-        full: the folded sections too, but no charts.
+        full: all sections; of charts the tables.
     """
     console.print()
     console.print(Text(plain(document.title), style="bold underline"))
@@ -32,9 +39,8 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
         console.print(Text(plain(remark.text), style="bold"))
     if full:
         console.print(Text(plain(document.origin), style="dim"))
-    for section in document.sections:
-        if full or not section.folded:
-            _print_section(console, section, full)
+    for section in document.sections if full else document.sections[:1]:
+        _print_section(console, section, full)
 
 
 def _print_section(console: Console, section: Section, full: bool) -> None:
@@ -48,12 +54,14 @@ def _print_section(console: Console, section: Section, full: bool) -> None:
 
 
 def _is_printed(item: Item) -> bool:
-    return isinstance(item, Remark | Table | Command | Rollouts)
+    return not isinstance(item, Chart) or item.table is not None
 
 
 def _print_item(console: Console, item: Item) -> None:
     if isinstance(item, Table):
         print_table(console, item)
+    elif isinstance(item, Chart) and item.table is not None:
+        print_table(console, item.table)
     elif isinstance(item, Command):
         console.print(Text(plain(item.text)), soft_wrap=True)
     elif isinstance(item, Rollouts):
@@ -63,16 +71,33 @@ def _print_item(console: Console, item: Item) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Draw a table; one that is too wide for the console is drawn in parts, each with the columns of words."""
+    """Draw a table; one that is too wide for the console is drawn in parts, each with the columns of words.
+
+    Names above columns of numbers are broken into lines where that makes room.
+    """
     if table.title:
         console.print(Text(f"\n{plain(table.title)}", style="bold"))
-    for columns in _parts(table, console.width):
-        drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    widths = [max(len(row[column]) for row in table.rows or [table.header]) for column in range(len(table.header))]
+    header = [_broken(name, max(width, SHORTEST_NAME)) for name, width in zip(table.header, widths, strict=True)]
+    if sum(max(width, len(name)) + 2 for width, name in zip(widths, table.header, strict=True)) <= console.width:
+        header = list(table.header)
+    widths = [max(width, *map(len, name.split("\n"))) for width, name in zip(widths, header, strict=True)]
+    gap = 2 if sum(widths) + 2 * len(widths) <= console.width + 1 else 1
+    if sum(widths) + gap * len(widths) > console.width + 1 and table.words < len(widths):
+        widths = [min(width, SHORTEST_LABEL) if place < table.words else width for place, width in enumerate(widths)]
+    for columns in _parts([width + gap for width in widths], table.words, console.width):
+        drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+        fold = table.words == len(widths)
         for column in columns:
             is_word = column < table.words
-            fold = is_word and sum(_widths(table)[each] for each in columns) > console.width
-            justify = "left" if is_word else "right"
-            drawn.add_column(Text(plain(table.header[column])), justify=justify, no_wrap=not fold)  # type: ignore[arg-type]
+            justify: Any = "left" if is_word else "right"
+            most = None if fold else widths[column]
+            drawn.add_column(
+                Text("\n".join(map(plain, header[column].split("\n")))),
+                justify=justify,
+                no_wrap=not is_word,
+                max_width=most,
+            )
         for row in table.rows:
             cells = (row[column] for column in columns)
             drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell, "")) for cell in cells))
@@ -81,18 +106,22 @@ def print_table(console: Console, table: Table) -> None:
         console.print(Padding(Text(plain(note), style="dim"), (0, 1)))
 
 
-def _widths(table: Table) -> list[int]:
-    return [max(len(row[column]) for row in (table.header, *table.rows)) + 2 for column in range(len(table.header))]
+def _broken(name: str, width: int) -> str:
+    """Break a name into lines behind its marks: ``sync_two_threads`` is ``sync_two_`` above ``threads``."""
+    lines = [""]
+    for piece in re.findall(r"[^-_=,. ]*[-_=,. ]?", name):
+        lines[-1:] = [lines[-1] + piece] if len(lines[-1] + piece) <= width or not lines[-1] else [lines[-1], piece]
+    return "\n".join(line.strip() for line in lines)
 
 
-def _parts(table: Table, width: int) -> list[list[int]]:
+def _parts(widths: Sequence[int], words: int, width: int) -> list[list[int]]:
     """Split the columns of numbers so that each part fits; as many in each as there is room for."""
-    widths, words = _widths(table), list(range(table.words))
-    parts, room = [list(words)], width - sum(widths[: table.words]) - 1
+    always = list(range(words))
+    parts, room = [list(always)], width - sum(widths[:words])
     left = room
-    for column in range(table.words, len(widths)):
-        if widths[column] > left and len(parts[-1]) > len(words):
-            parts.append(list(words))
+    for column in range(words, len(widths)):
+        if widths[column] > left and len(parts[-1]) > words:
+            parts.append(list(always))
             left = room
         parts[-1].append(column)
         left -= widths[column]

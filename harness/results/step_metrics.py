@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from harness.core.intervals import Interval, clip, total
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, WeightHandle, combine_metrics
 from harness.loop import StepReport
 from harness.loop.observer import count
 from harness.results import lane_kind
+from harness.results.occupancy import LaneAccount
 
 SYNC_STAGES = {
     "publish": Stage.WEIGHT_PUBLISH,
@@ -138,19 +138,13 @@ def sync_metrics(weight_handle: WeightHandle, spans: Sequence[Span]) -> Metrics:
     return metrics
 
 
-def idle_ratios(waits: Iterable[tuple[str, Interval]], lanes: Sequence[str], window: Interval) -> Metrics:
-    """Return the share of the window that lanes of each kind waited, as a mean over the lanes of that kind.
+def idle_ratios(lanes: Iterable[str], accounts: Mapping[str, LaneAccount]) -> Metrics:
+    """Return the share of a step that lanes of each kind waited, as a mean over the lanes of that kind.
 
     Args:
-        waits: lane and (start, end) in nanoseconds; what lies outside of the window does not count.
-        lanes: all lanes, those without a wait too.
-        window: (start, end) in nanoseconds.
+        lanes: all of them, those without a span too.
+        accounts: of the step, by lane.
     """
-    by_lane: dict[str, list[Interval]] = {lane: [] for lane in lanes}
-    for lane, interval in waits:
-        by_lane.setdefault(lane, []).append(interval)
-    length = window[1] - window[0]
-    if length <= 0:
-        return {}
-    idle = [{f"idle_ratio/{lane_kind(lane)}": Metric(total(clip(w, window)) / length)} for lane, w in by_lane.items()]
-    return combine_metrics(list[Metrics](idle))
+    shares = {lane: account.share(account.waiting_ns) for lane, account in accounts.items()}
+    names = dict.fromkeys((*lanes, *shares))
+    return combine_metrics([{f"idle_ratio/{lane_kind(lane)}": Metric(shares.get(lane, 0.0))} for lane in names])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,13 +24,14 @@ from typing import TypeVar
 
 from harness.compare import numbers
 from harness.compare.checkpoints import CheckpointCost
-from harness.compare.experiments import SIMULATED
+from harness.compare.experiment import SIMULATED
 from harness.compare.stats.intervals import t_quantile
-from harness.compare.tables import Table
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.loop import SilentObserver, StepReport
+from harness.report.document import Table
 from harness.results import StepRow
+from harness.results.occupancy import Occupancy
 from harness.results.rows import WARMUP_FLOOR
 from harness.scenario import Scenario
 from harness.scenario.checkpoint import CheckpointSettings
@@ -251,28 +253,20 @@ class StepWatch(SilentObserver):
         Args:
             loop_s: where the loop ended; then the last row has an evaluation that ended after it too (``with_tail``).
         """
-        spans, times = list(spans), [seconds for seconds, _ in self._steps]
+        spans, times = sorted(spans, key=attrgetter("end_ns")), [seconds for seconds, _ in self._steps]
         last_ns = round(times[-1] * 1e9) if times else 0
         if loop_s is not None and any(span.stage is Stage.EVALUATE and span.end_ns > last_ns for span in spans):
             times[-1:] = [loop_s]
-        windows, starts = _windows(spans, [round(seconds * 1e9) for seconds in times]), [0.0, *times]
+        table, borders = Occupancy.of(spans), [0]
+        borders += [bisect_right(spans, round(seconds * 1e9), key=attrgetter("end_ns")) for seconds in times]
         return [
-            simulated_row(facts, end - start, end, own, warmup=facts.step < WARMUP_FLOOR)
-            for (start, end), (_, facts), own in zip(pairwise(starts), self._steps, windows, strict=True)
+            simulated_row(
+                facts, end - start, end, table.seconds(spans[first:last], first), warmup=facts.step < WARMUP_FLOOR
+            )
+            for (start, end), (first, last), (_, facts) in zip(
+                pairwise([0.0, *times]), pairwise(borders), self._steps, strict=True
+            )
         ]
-
-
-def _windows(spans: Iterable[Span], ends: Sequence[int]) -> list[list[Span]]:
-    """Sort spans into the windows that end at these nanoseconds; what ends later is left out."""
-    windows: list[list[Span]] = [[] for _ in ends]
-    place = 0
-    for span in sorted(spans, key=attrgetter("end_ns")):
-        while place < len(ends) and span.end_ns > ends[place]:
-            place += 1
-        if place == len(ends):
-            break
-        windows[place].append(span)
-    return windows
 
 
 KINDS = ("generator", "scorer", "learner")
@@ -331,7 +325,7 @@ def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Tabl
     origin = "" if machine.origin == "measured" else ", not measured"
     title = f"Forecast for the machine profile {machine.name}{origin}{SIMULATED}"
     header = ("figure", *(item.label for item in items))
-    return Table(title, header, shown, _notes(items, machine), divisible=True)
+    return Table(title, header, shown, _notes(items, machine))
 
 
 def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, ...]:

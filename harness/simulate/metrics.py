@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from harness.compare.attribution import loop_window, measured_lanes
-from harness.compare.step_columns import measured_rows, tokens_per_second, with_tail
+from harness.compare.attribution import loop_window
+from harness.compare.step_columns import measured_rows, step_window, tokens_per_second, with_tail
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
-from harness.results import LedgerFigures, Run, StepRow, lane_kind, lane_seconds
-from harness.results.lane_time import parts_as_lanes
+from harness.results import LedgerFigures, Run, StepRow, lane_kind
+from harness.results.occupancy import Occupancy, part_spans
+from harness.results.rows import LaneSeconds
 from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
@@ -83,14 +84,14 @@ def metrics_of_run(run: Run) -> RunMetrics:
     """
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
-    return metrics_of(with_tail(run.steps, run.tail), parts_as_lanes(run.spans()), run.ledger, evicted * group_size)
+    return metrics_of(with_tail(run.steps, run.tail), part_spans(run.spans()), run.ledger, evicted * group_size)
 
 
 def simulated_row(
     report: StepReport,
     wall_s: float,
     elapsed_s: float,
-    spans: Sequence[Span],
+    lanes: LaneSeconds,
     *,
     warmup: bool,
     profiled: bool = False,
@@ -101,11 +102,10 @@ def simulated_row(
     Args:
         report: what the loop told of the step.
         wall_s, elapsed_s: seconds of the step, and of the loop until its end.
-        spans: that ended in it.
+        lanes: seconds that are its spans' own, by lane and stage: of those that ended in it.
         warmup, profiled: its flags.
         versions: policy version of each lane that took one.
     """
-    lanes = lane_seconds(spans)
     totals: Counter[str] = Counter()
     for stages in lanes.values():
         totals.update(stages)
@@ -167,7 +167,9 @@ def idle_shares(rows: Sequence[StepRow], spans: Sequence[Span]) -> dict[str, flo
     if not spans:
         return {}
     kinds: dict[str, list[float]] = {}
-    for lane, account in measured_lanes(rows, spans, loop_window(list(spans), None)[0]).items():
+    start_ns, _ = loop_window(spans, None)
+    measured = Occupancy.of(spans, [step_window(row, start_ns) for row in measured_rows(rows)])
+    for lane, account in measured.accounts().items():
         kinds.setdefault(lane_kind(lane), []).append(account.share(account.waiting_ns))
     return {kind: fmean(shares) for kind, shares in kinds.items()}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.experiments import SIMULATED
+from harness.compare.experiment import SIMULATED
 from harness.core.errors import UserError
 from harness.report.style import label, picture_style, place_legend, save, variant_looks
 from harness.simulate.machine import MachineProfile

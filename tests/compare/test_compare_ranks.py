@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from harness.compare import gather
-from harness.compare.attribution import in_pipeline_order
 from harness.compare.ranks import find_straggler
 from harness.compare.tables import lane_table, rank_table
-from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RankStep
 from harness.report.html.page import make_report
 from harness.report.trace.export import write_trace
-from harness.results import RunFolder, lane_kind, lane_seconds, part_of
+from harness.results import RunFolder, in_pipeline_order, lane_kind, part_of
 from harness.results.counters import split_source
-from harness.results.lane_time import parts_as_lanes
 
 
 def as_ranks(folder: Path, ranks: int, first: int, last: int) -> None:
@@ -174,32 +172,6 @@ def test_the_part_of_a_rank_is_the_learner() -> None:
     assert [split_source(source) for source in sources] == [
         ("", "learner/1"), ("node1/", "learner/1"), ("node1/", "gpu0"), ("", "gpu0"),
     ]  # fmt: skip
-
-
-def test_ranks_side_by_side_are_one_learner_whose_seconds_are_not_added_up() -> None:
-    """Rank 1 begins 1 s later and ends 2 s earlier; its wait counts only where rank 0 does not work."""
-    spans = [
-        Span("learner/0", Stage.UPDATE, 0, 10, 3, 3),
-        Span("learner/0", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
-        Span("learner/1", Stage.UPDATE, 1, 8, 3, 3),
-        Span("learner/1", Stage.WAIT_FOR_RANKS, 8, 11, 3, 3),
-        Span("learner/1", Stage.WAIT_FOR_BATCH, 11, 14, 4, 3),
-        Span("generator", Stage.GENERATE, 0, 14, 3, 3),
-    ]
-    whole = parts_as_lanes(spans)
-    assert sorted(whole) == sorted(
-        [
-            Span("generator", Stage.GENERATE, 0, 14, 3, 3),
-            Span("learner", Stage.UPDATE, 0, 10, 3, 3),
-            Span("learner", Stage.WAIT_FOR_RANKS, 10, 11, 3, 3),
-            Span("learner", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
-        ]
-    )
-    lane = {name: round(seconds * 1e9) for name, seconds in lane_seconds(whole)["learner"].items()}
-    assert sum(lane.values()) == 14
-    assert lane["update"] == 10
-    alone = [span for span in spans if span.lane == "generator"]
-    assert parts_as_lanes(alone) == alone
 
 
 def test_a_span_of_a_group_is_one_on_each_of_its_lanes() -> None:

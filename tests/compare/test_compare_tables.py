@@ -19,7 +19,7 @@ from harness.compare.numbers import Spread
 from harness.compare.tables import Table, columns_apart, lane_table, outcome_table, overview_table, stage_table
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
-from harness.results import RunFolder, step_row
+from harness.results import RunFolder, StepRow
 from harness.results.manifest import Input
 from tests.messages import MessageIs, facts
 
@@ -121,7 +121,7 @@ def test_the_stage_table_says_which_steps_it_leaves_out(
             "lanes": {"learner": {"update": 1.0 + step}},
         }
         flagged = {"warmup": "w" in flag, "profiled": "p" in flag}
-        run.append_step(step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, **seconds, **flagged))
+        run.append(StepRow(step=step, version=step + 1, optimizer_steps=1, metrics={}, **seconds, **flagged))
     run.flush()
     table = stage_table(_only_experiment(tmp_path))
     assert table.notes[0].startswith(note)
@@ -139,8 +139,8 @@ def test_runs_that_left_out_unlike_numbers_of_steps_are_described_together(make_
         run = make_run(arm=arm, steps=0, status="running")
         for step in range(6):
             seconds = {"wall_s": 1.0, "elapsed_s": step + 1.0, "lanes": {"learner": {"update": 1.0}}}
-            row = step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, warmup=step < warm, **seconds)
-            run.append_step(row)
+            row = StepRow(step=step, version=step + 1, optimizer_steps=1, metrics={}, warmup=step < warm, **seconds)
+            run.append(row)
         run.flush()
     assert (
         stage_table(_only_experiment(tmp_path))
@@ -188,7 +188,10 @@ def test_the_outcome_table(two_arms: Experiment) -> None:
         ("validation reward, last", "0.550", "0.610"),
         ("response length, first, tokens", "12.0", "12.0"),
         ("response length, last, tokens", "18.0", "24.0"),
-        ("seconds to reward 0.5", *["known only to within one evaluation interval: 4 steps"] * 2),
+        (
+            "reached reward 0.5",
+            *(f"at step 4 ({s} s), to within one evaluation interval (4 steps)" for s in ("6.00", "8.48")),
+        ),
         ("clip fraction, mean", "0.000", "0.080"),
         ("gradient norm, median", "0.500", "0.500"),
         ("gradient norm, 95th percentile", "0.500", "0.500"),
@@ -218,7 +221,7 @@ def test_the_sentences(two_arms: Experiment, message_is: MessageIs) -> None:
         "1 0.25 0.55 4 12.0 18.0",
         "4 0.25 0.61 4 12.0 24.0",
         "1 4",
-        "0.5 1 4 4 4",
+        "0.5 1 4 6.00 4 4 4 8.48 4",
         "95 1 0.500 0.500 4 0.500 0.500",
     ]
     message_is("\n".join([*said, *caveats(two_arms)]))
@@ -231,7 +234,9 @@ def test_seeds_are_shown_as_mean_and_range(three_seeds: Experiment) -> None:
     assert rows["validation reward, last"] == "0.500 [0.400, 0.600]"
     assert rows["validation reward, first"] == "0.250"
     # loops of 4 * 1 + 2 = 6 s, 4 * 1.5 + 2 = 8 s and 10 s
-    assert rows["seconds to reward 0.5"] == "known only to within one evaluation interval: 4 steps, 2 of 3 seeds"
+    assert rows["reached reward 0.5"] == (
+        "2 of 3 seeds, at step 4 (6.00 to 8.00 s), to within one evaluation interval (4 steps)"
+    )
     assert rows["loop, seconds"] == "8.00 [6.00, 10.0]"
     stages = {row[0]: row[1] for row in stage_table(three_seeds).rows}
     # the last two of four steps, with an evaluation of 1 s: shares of 2 / 3, 3 / 4 and 4 / 5, mean 73.9%
@@ -247,7 +252,7 @@ def test_a_target_nobody_reached_is_said(make_run: Make, tmp_path: Path) -> None
     for arm in ("k1", "k2"):
         make_run(arm=arm, evaluations={0: (0.2, 12.0), 4: (0.3, 12.0)}, **COMPARED)
     experiment = _only_experiment(tmp_path)
-    assert ("seconds to reward 0.5", "not reached", "not reached") in outcome_table(experiment).rows
+    assert ("reached reward 0.5", "never", "never") in outcome_table(experiment).rows
     assert "neither reached reward 0.5" in findings(experiment)[1].text
 
 
@@ -255,7 +260,7 @@ def test_a_target_only_one_reached_is_said(make_run: Make, tmp_path: Path) -> No
     low = dict.fromkeys(range(7), (0.3, 12.0))
     make_run(arm="k1", steps=6, evaluations=low | {6: (0.6, 12.0)}, evaluate_s=0.0, **COMPARED)
     make_run(arm="k2", steps=6, evaluations=low, evaluate_s=0.0, **COMPARED)
-    assert "seconds to reward 0.5: not reached against 6.00." in findings(_only_experiment(tmp_path))[2].text
+    assert "reached reward 0.5: never against at step 6 (6.00 s)." in findings(_only_experiment(tmp_path))[2].text
 
 
 def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path: Path) -> None:
@@ -393,7 +398,8 @@ def test_growing_kl_is_described_with_its_policies(make_run: Make, tmp_path: Pat
     )
     assert (
         "sync_k: KL of the policy to the initial policy (k3, per token) ends at 0.018 "
-        "and grows about linearly (R2 1.00); correlation with validation reward +1.00 (95% interval +1.00 to +1.00) "
+        "and grows about linearly (R2 1.00); "
+        "correlation with validation reward +1.00 (95% interval +1.00 to +1.00) "
         "over 5 evaluations; biased, since the sampling policy is an older one."
     ) in [finding.text for finding in findings(_only_experiment(tmp_path))]
 

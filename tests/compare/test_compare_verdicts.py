@@ -17,9 +17,9 @@ from harness.compare.experiments import Experiment, Variant
 from harness.compare.figures import RunFigures
 from harness.compare.findings import findings
 from harness.compare.gates import INCONCLUSIVE, WORSE, gate
+from harness.compare.occasions import Baseline
 from harness.compare.stats import Verdict
 from harness.compare.verdicts import (
-    Baseline,
     is_same,
     judge_against,
     judgements,
@@ -431,7 +431,7 @@ def test_a_baseline_of_one_occasion_gives_no_verdict_where_the_old_code_gave_one
     occasion(make_run, 19, 1.0)
     occasion(make_run, 20, 1.5)
     old, new = gather([tmp_path / "results"])[0]
-    baseline = Baseline(old, old.variants[0])
+    baseline = Baseline((old,))
     (found,) = judge_against(baseline, new, 0.03, ())
     assert found.step.ratio == pytest.approx(1.5)
     assert (found.step.verdict, found.alternated) == (Verdict.INCONCLUSIVE, None)
@@ -444,7 +444,7 @@ def test_a_baseline_of_several_occasions_judges_by_the_spread_between_them(make_
     for day, seconds in ((16, 0.98), (17, 1.0), (18, 1.02), (20, 1.25)):
         occasion(make_run, day, seconds)
     *stored, new = gather([tmp_path / "results"])[0]
-    baseline = Baseline(stored[-1], stored[-1].variants[0], tuple(stored[:-1]))
+    baseline = Baseline(tuple(stored))
     (found,) = judge_against(baseline, new, 0.03, ())
     logs = [log(0.98), 0.0, log(1.02)]
     middle = sum(logs) / 3
@@ -455,7 +455,7 @@ def test_a_baseline_of_several_occasions_judges_by_the_spread_between_them(make_
     assert found.step.low == pytest.approx(exp(log(1.25) - middle - reach))
     assert (found.step.verdict, found.step.degrees, found.step.blocks) == (Verdict.DIFFERENT, 2, 8)
     assert found.base == "a of sync_k/20261118-000000 and 2 earlier"
-    (like,) = judge_against(replace(baseline, experiment=stored[0], earlier=tuple(stored[1:2])), stored[2], 0.03, ())
+    (like,) = judge_against(Baseline(tuple(stored[:2])), stored[2], 0.03, ())
     assert like.step.verdict is Verdict.INCONCLUSIVE
 
 

@@ -66,23 +66,22 @@ class Bench:
         }
         self._make_run(**plan | {key: value(arm, block) if callable(value) else value for key, value in fields.items()})
 
-    def record(self, arms: Arms, occasions: int = 5, **fields: Any) -> list[Path]:
-        """Write an experiment on each of the first days of the month, and make the first arm of each the baseline."""
+    def record(self, arms: Arms, occasions: int = 5, **fields: Any) -> list[str]:
+        """Write an experiment on each of the first days of the month; return the option that names them."""
         folders = []
         for day in range(1, occasions + 1):
             shift = 1 + 0.002 * (-1) ** day  # occasions lie 0.2% from their mean, in turn above and below
             folders.append(self.run({arm: factor * shift for arm, factor in arms.items()}, day=day, **fields))
-            assert self.type("--save-baseline", "main")[0] == 0
-        return folders
+        return ["--against", *map(str, folders)]
 
     def type(self, *arguments: str, at: Path | None = None) -> tuple[int, str]:
         """Type ``compare``, and return the exit code and what is said on standard error."""
         code = main([str(at or self.results), *arguments])
         return code, self._capsys.readouterr().err
 
-    def gate(self, *arguments: str, limit: str = "5%") -> tuple[int, str]:
+    def gate(self, *arguments: str, at: Path | None = None) -> tuple[int, str]:
         """Type the gate, and return the exit code and what it says."""
-        return self.type("--fail-on", limit, *arguments)
+        return self.type("--fail-on", "5%", *arguments, at=at)
 
 
 def plan_of(arms: Arms, blocks: int) -> ExperimentPlan:
@@ -115,36 +114,33 @@ def test_a_whole_experiment_passes_or_fails_by_its_arms(bench: Bench) -> None:
     assert bench.gate()[0] == 1
 
 
-def test_a_name_of_both_a_baseline_and_an_arm_is_refused(bench: Bench) -> None:
-    """The old code took the arm, without a word: a regression of 30% against the stored baseline passed."""
-    bench.record({"main": 1.0}, occasions=2)
-    bench.run({"main": 1.3, "fix": 1.3})
-    code, said = bench.gate("--baseline", "main")
-    assert code == 2
-    assert "stored:main" in said
-    assert "arm:main" in said
-    assert bench.gate("--baseline", "arm:main")[0] == 0  # the two arms are alike
-    assert bench.gate("--baseline", "stored:main", "--allow-difference", "group_size")[0] != 0
+def test_occasions_decide_by_the_arm_of_the_same_name_else_by_the_first(bench: Bench) -> None:
+    same = {"settings": "steps: 6\n"}
+    main = bench.record({"main": 1.0, "fix": 1.3}, occasions=3, **same)
+    bench.run({"main": 1.0, "fix": 1.3}, **same)
+    assert bench.gate(*main)[0] == 0  # each against its own name
+    assert bench.gate("--baseline", "main", *main)[0] == 1  # fix against main
+    assert bench.gate("--baseline", "gone", *main)[0] == 2
+    bench.run({"other": 1.3}, day=21, **same)
+    assert bench.gate(*main)[0] == 1  # against main, which is first
+    assert bench.gate("--baseline", "fix", *main)[0] == 0
 
 
-def test_an_arm_of_an_older_experiment_does_not_hide_a_stored_baseline(bench: Bench) -> None:
-    """The old code set the newest experiment against its own first arm then: exit 1 became exit 0."""
-    bench.record({"work": 1.0}, occasions=3)
-    assert bench.type("--save-baseline", "main")[0] == 2  # that experiment has been recorded: it is no other occasion
+def test_the_newest_experiment_is_set_against_occasions_whatever_older_ones_are_there(bench: Bench) -> None:
+    main = bench.record({"work": 1.0}, occasions=3)
     bench.run({"main": 1.0, "other": 1.0}, day=10, scenario="unrelated")
     bench.run({"work": 1.3})
-    assert bench.gate("--baseline", "main")[0] == 1
+    assert bench.gate(*main)[0] == 1
     bench.run({"work": 1.001}, day=21)
-    assert bench.gate("--baseline", "main")[0] == 0
+    assert bench.gate(*main)[0] == 0
 
 
 def test_an_arm_that_only_an_older_experiment_has_is_no_baseline_of_the_newest(bench: Bench) -> None:
     bench.run({"left": 1.0, "right": 1.0}, day=10)
     bench.run({"old": 1.0, "new": 1.0})
-    for name in ("left", "arm:left"):
-        for code, said in (bench.gate("--baseline", name), bench.type("--baseline", name)):
-            assert code == 2
-            assert "(old, new)" in said
+    for code, said in (bench.gate("--baseline", "left"), bench.type("--baseline", "left")):
+        assert code == 2
+        assert "(old, new)" in said
     assert bench.type("--baseline", "old", "--all")[0] == 0  # an older one shows what it has
 
 
@@ -235,21 +231,93 @@ def test_a_run_that_was_interrupted_cannot_pass(bench: Bench) -> None:
     assert bench.gate()[0] == 4
 
 
-def test_nothing_new_since_the_baseline_is_nothing_to_compare(bench: Bench) -> None:
+def test_nothing_new_since_the_baseline_is_nothing_to_compare(bench: Bench, tmp_path: Path) -> None:
     """The old code compared the baseline's experiment with itself, and passed."""
-    bench.record({"old": 1.0, "new": 1.0}, occasions=2)
-    code, said = bench.gate("--baseline", "main")
-    assert code == 3
-    assert "nothing to compare" in said
+    main = bench.record({"old": 1.0, "new": 1.0}, occasions=2)
+    for arguments, wanted in ((["--fail-on", "5%"], 3), ([], 2)):
+        code, said = bench.type(*arguments, *main)
+        assert code == wanted
+        assert "nothing to compare" in said
+    copy = tmp_path / "copy" / "20261102-080000"
+    shutil.copytree(main[-1], copy)
+    assert bench.gate(*main, at=copy)[0] == 3  # nor is a copy of an occasion anything new
 
 
 def test_one_occasion_is_no_baseline_to_gate_on(bench: Bench) -> None:
     """The old code judged one evening against another by the noise within them: exit 1 at a half per cent of noise."""
-    bench.record({"work": 1.0}, occasions=1)
+    main = bench.record({"work": 1.0}, occasions=1)
     bench.run({"work": 1.3})
-    code, said = bench.gate("--baseline", "main")
+    code, said = bench.gate(*main)
     assert code == 4
     assert "one occasion" in said
+
+
+def test_an_occasion_counts_once(bench: Bench, tmp_path: Path) -> None:
+    """Twice the same experiment would be two occasions that lie 0% apart."""
+    main = bench.record({"work": 1.0}, occasions=1)
+    bench.run({"work": 1.3})
+    copy = tmp_path / "copy" / "20261101-080000"
+    shutil.copytree(main[-1], copy)
+    for again in (main[-1], str(copy)):
+        code, said = bench.gate(*main, again)
+        assert code == 3
+        assert "are the same run" in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"settings": SETTINGS.format(size=4)}, "group_size (8, 4)"),
+        ({"machine": OTHER_MACHINE}, "machine"),
+        ({"versions": {"python": "3.11.7", "torch": "2.14.0"}}, "torch 2.14.0"),
+        ({"threads": 1}, "threads"),
+        ({"scenario": "other"}, "scenarios bench and other"),
+    ],
+)
+def test_an_occasion_that_is_unlike_the_others_compares_with_nothing(
+    bench: Bench, fields: dict[str, Any], word: str
+) -> None:
+    main = bench.record({"work": 1.0}, occasions=3)
+    unlike = bench.run({"work": 1.0}, day=9, **fields)
+    bench.run({"work": 1.0})
+    assert bench.gate(*main)[0] == 0
+    code, said = bench.gate(*main, str(unlike))
+    assert code == 3
+    assert word in said
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("damage", [lose_steps, cut_manifests, shutil.rmtree], ids=["steps", "manifests", "folder"])
+def test_an_occasion_that_is_not_whole_is_refused(bench: Bench, damage: Callable[[Path], None], planned: bool) -> None:
+    main = bench.record({"work": 1.0, "other": 1.0}, occasions=3, planned=planned)
+    bench.run({"work": 1.0})
+    damage(Path(main[2]) / "work,block=1")
+    for code, said in (bench.gate(*main), bench.type(*main)):
+        assert code == 2
+        assert "work,block=1" in said
+
+
+def test_a_folder_that_is_no_occasion_is_refused(bench: Bench, tmp_path: Path) -> None:
+    def status(arm: str, block: int) -> str:
+        return "interrupted" if block == 5 else "completed"
+
+    main = bench.record({"work": 1.0}, occasions=3)
+    stopped = bench.run({"work": 1.0}, day=9, status=status)
+    emptied = bench.run({"work": 1.0}, day=10, scenario="emptied")
+    bench.run({"work": 1.0}, day=11, scenario="emptied")
+    bench.run({"work": 1.0})
+    for folder in [path for path in emptied.iterdir() if path.is_dir()]:
+        shutil.rmtree(folder)
+    for folder, word in (
+        (stopped, "did not finish (work,block=5)"),
+        (bench.results / "bench", "holds 5 experiments"),
+        (emptied.parent, "holds 2 experiments"),  # of one of them nothing is left
+        (emptied, "no runs"),
+        (tmp_path / "gone", "does not exist"),
+    ):
+        code, said = bench.gate(*main, str(folder))
+        assert code == 2
+        assert word in said
 
 
 def test_two_runs_of_one_block_are_refused(bench: Bench) -> None:
@@ -280,38 +348,42 @@ def test_two_runs_of_one_block_are_refused(bench: Bench) -> None:
         ("replay.capacity", "replay: {capacity: 0}", "name: bench"),  # not recorded at all
     ],
 )
-def test_unlike_settings_are_not_comparable_with_a_stored_baseline(
-    bench: Bench, key: str, before: str, after: str
-) -> None:
+def test_unlike_settings_are_not_comparable_with_a_baseline(bench: Bench, key: str, before: str, after: str) -> None:
     """The old code looked at the scenario's name alone: half the tokens were "different -49.9%", exit 0."""
-    bench.record({"work": 1.0}, occasions=3, settings=before)
+    main = bench.record({"work": 1.0}, occasions=3, settings=before)
     bench.run({"work": 0.5}, settings=after)
-    code, said = bench.gate("--baseline", "main")
+    code, said = bench.gate(*main)
     assert code == 3
     assert key in said
-    assert bench.gate("--baseline", "main", "--allow-difference", key)[0] == 0
-    assert bench.gate("--baseline", "main", "--allow-difference", "settings")[0] == 0
-    assert bench.gate("--baseline", "main", "--allow-difference", "group")[0] == 2  # there is no such setting
+    alone = bench.results / "bench" / "20261120-080000"
+    assert bench.gate(*main, "--allow-difference", key, at=alone)[0] == 0  # the occasions lie elsewhere
+    assert bench.gate(*main, "--allow-difference", key)[0] == 0
+    assert bench.gate(*main, "--allow-difference", "settings")[0] == 0
+    assert bench.gate(*main, "--allow-difference", "group")[0] == 2  # there is no such setting
 
 
 def test_another_text_in_the_same_template_file_is_not_comparable(bench: Bench) -> None:
     """Fails where the file's name alone is compared: the prompts were made of another text."""
     asked: Input = {"sha256": None, "name": "own.txt", "text": "{question}"}
     settings = "name: bench\nsteps: 6\ntask: {type: maths, prompt: own.txt}\n"
-    bench.record({"work": 1.0}, occasions=3, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "a" * 64}})
+    main = bench.record(
+        {"work": 1.0}, occasions=3, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "a" * 64}}
+    )
     bench.run({"work": 1.0}, day=19, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "a" * 64}})
-    assert bench.gate("--baseline", "main")[0] == 0
+    assert bench.gate(*main)[0] == 0
     bench.run({"work": 1.0}, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "b" * 64}})
-    code, said = bench.gate("--baseline", "main")
+    code, said = bench.gate(*main)
     assert code == 3
     assert "task.prompt.sha256 (aaaaaaaaaaaa, bbbbbbbbbbbb)" in said
-    assert bench.gate("--baseline", "main", "--allow-difference", "task.prompt")[0] == 0
+    assert bench.gate(*main, "--allow-difference", "task.prompt")[0] == 0
 
 
 def test_a_name_a_seed_and_the_number_of_blocks_may_differ(bench: Bench) -> None:
-    bench.record({"work": 1.0}, occasions=3, settings="name: bench\ndescription: then\nseed: 3\nblocks: 1\nsteps: 6\n")
+    main = bench.record(
+        {"work": 1.0}, occasions=3, settings="name: bench\ndescription: then\nseed: 3\nblocks: 1\nsteps: 6\n"
+    )
     bench.run({"work": 1.0}, settings="name: bench\ndescription: now\nseed: 7\nsteps: 6\n")
-    assert bench.gate("--baseline", "main")[0] == 0
+    assert bench.gate(*main)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -325,9 +397,9 @@ def test_a_name_a_seed_and_the_number_of_blocks_may_differ(bench: Bench) -> None
 )
 def test_threads_are_those_that_were_used(bench: Bench, settings: str, threads: int | None, code: int) -> None:
     transport = "\ntransport: {type: in_process}\n"
-    bench.record({"work": 1.0}, occasions=3, settings="model: {threads: 2}" + transport, threads=2)
+    main = bench.record({"work": 1.0}, occasions=3, settings="model: {threads: 2}" + transport, threads=2)
     bench.run({"work": 1.0}, settings=settings + transport, threads=threads)
-    assert bench.gate("--baseline", "main")[0] == code
+    assert bench.gate(*main)[0] == code
 
 
 def test_arms_of_unlike_threads_pass_no_gate_unless_that_is_allowed(bench: Bench) -> None:
@@ -380,14 +452,6 @@ def test_versions_of_every_run_are_looked_at(bench: Bench, versions: dict[str, s
     assert bench.gate()[0] == 3
 
 
-def test_an_occasion_of_a_baseline_on_another_machine_is_refused(bench: Bench) -> None:
-    bench.record({"work": 1.0}, occasions=2)
-    bench.run({"work": 1.0}, day=9, machine=OTHER_MACHINE)
-    code, said = bench.type("--save-baseline", "main")
-    assert code == 2
-    assert "machine" in said
-
-
 @pytest.mark.parametrize(("fact", "value"), [("driver", "570.86.15"), ("power_limit_w", 500)])
 def test_another_driver_or_power_limit_is_another_machine(bench: Bench, fact: str, value: object) -> None:
     def machine(**other: object) -> dict[str, Any]:
@@ -395,25 +459,25 @@ def test_another_driver_or_power_limit_is_another_machine(bench: Bench, fact: st
         facts = {"cpu": "Abacus 4000", "cores": 2, "memory_gib": 24, "gpus": [gpu]}
         return facts | {"fingerprint": fingerprint(facts)}
 
-    bench.record({"work": 1.0}, occasions=3, machine=machine())
+    main = bench.record({"work": 1.0}, occasions=3, machine=machine())
     bench.run({"work": 1.0}, day=19, machine=machine())
-    assert bench.gate("--baseline", "main")[0] == 0
+    assert bench.gate(*main)[0] == 0
     bench.run({"work": 1.0}, machine=machine(**{fact: value}))
-    code, said = bench.gate("--baseline", "main")
+    code, said = bench.gate(*main)
     assert code == 3
     assert str(value) in said
-    assert bench.gate("--baseline", "main", "--allow-difference", "machine")[0] == 0
+    assert bench.gate(*main, "--allow-difference", "machine")[0] == 0
 
 
 def test_another_kernel_is_a_caution_and_refuses_nothing(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """The old code said nothing of what a stored baseline's machine ran on."""
+    """The old code said nothing of what a baseline's machine ran on."""
 
     def system(kernel: str) -> dict[str, Any]:
         return OTHER_MACHINE | {"os": {"system": "Linux", "distribution": "Debian 12", "kernel": kernel}}
 
-    bench.record({"work": 1.0}, occasions=3, machine=system("6.1"))
+    against = bench.record({"work": 1.0}, occasions=3, machine=system("6.1"))
     bench.run({"work": 1.0}, machine=system("6.6"))
-    assert main([str(bench.results), "--baseline", "main", "--fail-on", "5%"]) == 0
+    assert main([str(bench.results), *against, "--fail-on", "5%"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "operating systems differ: Debian 12 (kernel 6.1), Debian 12 (kernel 6.6)" in said
 

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.compare.benchmarks import read_benchmark_files
 from harness.compare.figures import run_figures
 from harness.core import checkpoints
 from harness.core.errors import UserError
@@ -24,7 +23,7 @@ from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
 from harness.results.frames import table_of
-from harness.results.import_command import import_run
+from harness.results.import_command import import_logs
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
@@ -90,7 +89,6 @@ def targets() -> dict[str, Target]:
         "events": Target(_file("events.out.tfevents.1", read_log), {}, (_event_file(),)),
         "checkpoint manifest": Target(read_checkpoint, {"manifest": _CHECKPOINT}, (json.dumps(_CHECKPOINT).encode(),)),
         "evaluation.json": Target(_inside("evaluation.json", read_evaluation), {"facts": _EVALUATION}, ()),
-        "benchmarks": Target(_file("b.json", lambda path: read_benchmark_files([path])), {"file": _BENCHMARK}, ()),
         "config.json": Target(_inside("config.json", _shape), {"config": _CONFIG}, ()),
         "grader": Target(grade, {}, (rb"</think> <answer> \frac{1}{2} </answer>", rb"\boxed{x^2+1}"), 20.0),
     }
@@ -299,12 +297,6 @@ _PLAN: Document = {
 _PROMPT: Document = {"prompt": "What is 1 + 1?", "answer": "2", "note": {"level": 3}}
 _VERL: Document = {"step": 1, "data": {"timing_s/step": 2.0, "critic/rewards/mean": 0.5, "actor/pg_loss": 0.1}}
 _EVALUATION: Document = {"schema": "harness.evaluation", "schema_version": 1, "settings": {"model": "m"}, "results": {}}
-_BENCHMARK: Document = {
-    "datetime": "2026-01-01T00:00:00", "commit_info": {"id": "abc"},
-    "benchmarks": [
-        {"name": "b", "fullname": "f::b", "extra_info": {}, "stats": {"median": 0.1, "q1": 0.1, "q3": 0.2, "rounds": 2}}
-    ],
-}  # fmt: skip
 _CHECKPOINT: Document = {
     "format": 1, "step": 1, "files": {"state": {"bytes": 4, "checksum": "xxh3_128:0"}}, "checksum": "xxh3_128:0",
 }  # fmt: skip
@@ -327,12 +319,12 @@ def import_log(path: Path) -> None:
     refused: UserError | None = None
     for trainer in CROSSWALKS:
         try:
-            done = import_run(trainer, path, path.parent / trainer)
+            folder, _ = import_logs(trainer, {None: path}, path.parent / trainer)
         except UserError as error:
             refused = error
             continue
         try:
-            return read_everything(done.folder)
+            return read_everything(folder)
         except UserError as error:
             raise Silent(f"it was imported into a run that cannot be read: {error}") from error
     if refused is not None:
@@ -348,7 +340,7 @@ def _shape(folder: Path) -> None:
 
 
 def _event_file() -> bytes:
-    from harness.results.trackers.event_file import encode_scalars, encode_start
+    from tests.event_files import encode_scalars, encode_start
 
     return encode_start(1.0) + encode_scalars({"loss": 0.5}, 1, 2.0) + encode_scalars({"loss": 0.4}, 2, 3.0)
 

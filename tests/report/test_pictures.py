@@ -30,6 +30,7 @@ from harness.report.curves import (
 )
 from harness.report.data import load_curves
 from harness.report.pictures import make_pictures
+from harness.report.scatter import draw_scatter
 from harness.report.style import STAGE_COLOURS, folded, label, line_key, picture_style, place_legend, variant_looks
 from harness.report.timeline import draw_timeline
 from harness.results import RunFolder
@@ -181,22 +182,6 @@ def test_the_exact_kl_stands_beside_k3_where_it_is_known(make_run: Make) -> None
     assert list(top.lines[1].get_ydata()) == pytest.approx([0.0, 0.12, 0.24, 0.36])
     assert (len(top.lines), len(bottom.lines)) == (3, 2)  # each with the line at 0
     assert _legend(figure)[-1] == "exact KL"
-
-
-@pytest.mark.usefixtures("style")
-def test_an_onset_is_marked_in_kl_and_reward(make_run: Make) -> None:
-    """KL of 0.001 for each step up to 20 of 40 and of 0.01 from there on: a dashed line at 20 in all three panels."""
-    folder = make_run(
-        steps=40,
-        settings="steps: 40\nloss: {kl: {reference: frozen}}\n",
-        metrics=lambda step: {"kl/reference_k3": Metric(0.001 * min(step, 20) + 0.01 * max(0, step - 20), count=9)},
-        evaluations=dict.fromkeys(range(0, 41, 10), (0.5, 9.0)),
-    ).folder
-    figure = draw_kl(load_curves(folder))
-    for axes in _axes(figure):
-        assert [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "--"] == [[20.0, 20.0]]
-    assert _legend(figure)[-1] == "KL grows faster"
-    _check_texts(figure, fewest=10)
 
 
 def _training_metrics(step: int) -> Metrics:
@@ -404,3 +389,32 @@ def test_steps_are_whole_and_numbers_that_are_none_are_gaps(make_run: Make, tmp_
     figure.draw_without_rendering()
     ticks = [tick.get_text().replace("\u2212", "-") for tick in figure.axes[0].get_xticklabels()]
     assert [float(tick).is_integer() for tick in ticks] == [True] * len(ticks)
+
+
+def test_seconds_and_rewards_of_three_arms_are_points_with_intervals(make_run: Make, tmp_path: Path) -> None:
+    """Student's 97.5% quantile of 2 degrees of freedom is 4.3027: 4.3027 x 0.1 / sqrt(3) = 0.2484."""
+    arms = {"a": (1.0, 0.2), "b": (1.5, 0.5), "c": (2.0, 0.7)}  # an evaluation adds 0.5 s to each measured step
+
+    def write(arm: str, seconds: float, reward: float, seed: int, status: str = "completed") -> None:
+        evaluations = {0: (0.1, 9.0), 4: (reward + 0.1 * (seed - 1), 9.0)}
+        pace = {"pace": lambda step: seconds - 0.5, "evaluations": evaluations}
+        make_run(arm=arm, seed=seed, block=seed, position=ord(arm), status=status, **pace)
+
+    for arm, (seconds, reward) in arms.items():
+        if arm == "c":
+            write(arm, seconds, reward, seed=1)
+        for seed in range(3) if arm != "c" else ():
+            write(arm, seconds, reward, seed)
+        if arm == "b":
+            assert draw_scatter(load_curves(tmp_path / "results").experiment) is None  # two arms
+    write("d", 9.0, 0.9, seed=0, status="interrupted")  # its last reward is not its final one
+    with picture_style():
+        figure = draw_scatter(load_curves(tmp_path / "results").experiment)
+    (axes,) = _axes(figure)
+    drawn = [container for container in axes.containers if container.lines[0] is not None]
+    places = [tuple(np.asarray(container.lines[0].get_data()).ravel()) for container in drawn]
+    assert places == [pytest.approx(arms[arm]) for arm in "abc"]
+    ends = [[line.get_segments()[0] for line in container.lines[2]] for container in drawn]
+    assert [len(found) for found in ends] == [2, 2, 0]  # a single run has no interval
+    assert ends[0][1][:, 1] == pytest.approx([0.2 - 0.2484, 0.2 + 0.2484], abs=1e-4)
+    assert _legend(figure) == ["a", "b", "c"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.report.html.page import make_report
 from harness.results import RunFolder, find_runs
-from harness.results.counters import COUNTERS, CounterRow, counters_header
+from harness.results.counters import COUNTERS, CounterRow
+from harness.results.rows import HeaderRow
 
 Make = Callable[..., RunFolder]
 EVIL = '<script>document.title="owned"</script><img src=x onerror="document.title=1">'
@@ -222,7 +222,7 @@ def test_what_runs_say_is_shown_and_never_obeyed(tmp_path: Path, make_run: Make)
     assert any("<svg onload=x>" in text for text in page.text("p"))
 
 
-def test_training_curves_and_onset_stand_in_the_page(make_run: Make, tmp_path: Path) -> None:
+def test_training_curves_and_growth_of_kl_stand_in_the_page(make_run: Make, tmp_path: Path) -> None:
     """Old code: neither loss nor training reward nor groups without a signal were in any page."""
     make_run(
         steps=40,
@@ -240,10 +240,8 @@ def test_training_curves_and_onset_stand_in_the_page(make_run: Make, tmp_path: P
     text = _report(tmp_path / "results", tmp_path / "report.html")
     for title in ("Training reward", "Loss", "Groups without a signal", "Reward over the same steps", "Over optimizer"):
         assert title in text
-    assert "KL grows faster from step 20 on" in text
+    assert "and grows exponentially (R2 0.98), fastest around step 24" in text
     assert "had nothing to learn from: in every training step" in text
-    # the break at step 20 of 40 is a dotted upright line at half the width, in the KL's panel and in the reward's
-    assert text.count('<line x1="50%" x2="50%" y1="0" y2="220" class="level"') == 2
 
 
 def test_what_was_not_measured_is_left_out(make_run: Make, tmp_path: Path) -> None:
@@ -310,8 +308,8 @@ def test_counters_are_shown_where_a_run_has_them(make_run: Make, tmp_path: Path)
         for at in range(5)
     ]
     rows.append(CounterRow(6 * second, "gpu", {}, {"gpu": "no <driver>"}))
-    stored = [counters_header(), *(row.to_json() for row in rows)]
-    (folder / COUNTERS).write_text("".join(json.dumps(row) + "\n" for row in stored))
+    header = HeaderRow("harness.counters", 1)
+    (folder / COUNTERS).write_bytes(b"".join(row.line() for row in (header, *rows)))
     text = _report(folder, tmp_path / "report.html")
     assert "Resources" in Page(text).text("h3")
     # 0.5 s of CPU time in each second: half a core; 1 GiB; 2 s over the loop's 4 s

@@ -20,15 +20,18 @@ from harness.loop.replay import ReplayStats, Taken
 from harness.results import (
     BatchRow,
     DiscardedRow,
+    EvaluationRow,
     Manifest,
     Run,
     RunFolder,
     Scrubber,
     ShardRow,
+    StepRow,
     VersionChange,
     WarmUp,
     load_run,
 )
+from harness.results.occupancy import Occupancy
 from harness.results.recorder import RunRecorder
 from harness.results.rows import StepSeconds, optimizer_step_columns
 from harness.results.step_metrics import (
@@ -204,7 +207,7 @@ def test_of_many_optimizer_steps_evenly_spaced_ones_are_kept() -> None:
     many = [{"loss": Metric(float(place))} for place in range(160)]
     kept = optimizer_step_columns(many)["loss"]
     assert len(kept) == 64
-    assert kept[:4] == [0.0, 2.0, 5.0, 7.0]  # i * 160 // 64: 0, 2.5, 5, 7.5
+    assert kept[:4] == (0.0, 2.0, 5.0, 7.0)  # i * 160 // 64: 0, 2.5, 5, 7.5
     assert kept[-1] == 157.0  # 63 * 2.5 = 157.5
 
 
@@ -247,13 +250,15 @@ def test_without_bytes_there_is_no_sync() -> None:
 
 
 def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
-    waits = [("generator0", (-5, 20)), ("generator0", (10, 30)), ("learner", (60, 200)), ("learner", (210, 220))]
-    assert idle_ratios(waits, ["generator0", "generator1", "scorer", "learner"], (0, 100)) == {
-        "idle_ratio/generator": Metric(0.15, count=2),  # 30 of 100 (the overlap once) and 0
+    waits = [("generator0", -5, 20), ("generator0", 10, 30), ("learner", 60, 200), ("learner", 210, 220)]
+    spans = [Span(lane, Stage.WAIT_FOR_BATCH, start, end, 0, 0) for lane, start, end in waits]
+    spans.append(Span("generator0", Stage.WEIGHT_LOAD, 12, 17, 0, 0))  # which is no wait, though one is under way
+    accounts = Occupancy.of(spans, [(0, 100)]).accounts()
+    assert idle_ratios(["generator0", "generator1", "scorer", "learner"], accounts) == {
+        "idle_ratio/generator": Metric(0.125, count=2),  # 25 of 100 (the overlap once) and 0
         "idle_ratio/scorer": Metric(0.0),
         "idle_ratio/learner": Metric(0.4),
     }
-    assert idle_ratios(waits, ["learner"], (50, 50)) == {}
 
 
 # ---- written and read back
@@ -283,14 +288,14 @@ def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_or
     story: list[tuple[str, object]] = []
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
 
-        def on_row(row: dict[str, Any]) -> None:
+        def on_row(row: StepRow | EvaluationRow) -> None:
             _, *written = [json.loads(line)["kind"] for line in (folder.folder / STEPS).read_text().splitlines()]
-            story.append(("row", (row["kind"], row.get("wall_s"), written)))
+            story.append(("row", (row.kind, getattr(row, "wall_s", None), written)))
 
         recorder = RunRecorder(
             folder,
             tracer,
-            row_listeners=[on_row, lambda row: story.append(("second", row["kind"]))],
+            row_listeners=[on_row, lambda row: story.append(("second", row.kind))],
             step_listeners=[lambda step: story.append(("first", step)), lambda step: story.append(("last", step))],
         )
         recorder.loop_starts(["learner"])

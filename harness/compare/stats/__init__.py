@@ -1,7 +1,7 @@
 """Statistics of repeated blocks: pure functions of numbers. Loads numpy, and scipy where a verdict is asked for.
 
 A *block* is one occurrence in which every arm runs once under the same weather, and is the unit of replication: it
-gives one log-ratio, of the mean step times of its arms. ``estimates`` turns blocks, or the occasions of a stored
+gives one log-ratio, of the mean step times of its arms. ``estimates`` turns blocks, or the occasions of a
 baseline, into an estimate with its error; ``judge`` turns all estimates of an experiment into verdicts. How often they
 are wrong on noise whose truth is known is measured by ``tests/benchmarks/verdict_rates.py``, and on recorded runs by
 ``tests/benchmarks/false_alarm_rates.py``.

@@ -15,14 +15,13 @@ from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from statistics import median
 
-from harness.compare.attribution import in_pipeline_order
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, both, total
 from harness.core.trace import Span, Stage
 from harness.probes.nsight_export import Activity, NsightExport, StageRange
 from harness.report.document import Table
 from harness.report.trace.chrome import Arguments, Slice, Track
-from harness.results import Run
+from harness.results import Run, in_pipeline_order
 
 AGREEMENTS_NS = (50_000, 2_000_000)
 """Distances that differ by less are one. First narrow, for two Generators may begin a step within a millisecond; then

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
 
-from harness.compare.attribution import in_pipeline_order, loop_window
+from harness.compare.attribution import loop_window
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.report.trace.chrome import Arguments, Samples, Slice, Track
 from harness.report.trace.flows import arrows
-from harness.results import counters
+from harness.results import counters, in_pipeline_order
 from harness.results.counters import CounterRow
 from harness.results.frames import RunTable
-from harness.results.jsonl import read_file
+from harness.results.jsonl import read_checked
 from harness.results.writer import LOG, SPANS
 
 Window = tuple[int, int, str]
@@ -136,9 +136,8 @@ def _deaths(table: RunTable) -> list[tuple[float, str, Arguments]]:
     Raises:
         UserError: the log cannot be read.
     """
-    text = ""
-    with suppress(FileNotFoundError):
-        text = read_file(table.run.folder / LOG).decode(errors="replace")
+    log = table.run.folder / LOG
+    text = read_checked(log, lambda content: content.decode(errors="replace")) if os.path.lexists(log) else ""
     deaths: list[tuple[float, str, Arguments]] = [
         (float(at_s), lane, {"reason": reason}) for at_s, lane, reason in _DEATH.findall(text)
     ]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.compare.attribution import measured_lanes
-from harness.compare.checkpoints import CheckpointCost
-from harness.compare.figures import run_figures
+from harness.compare.checkpoints import CheckpointCost, checkpoint_cost
 from harness.compare.numbers import percent
-from harness.compare.step_columns import with_tail
+from harness.compare.step_columns import measured_rows, step_window, with_tail
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.loop import LoopPlan
 from harness.results import Run, lane_kind
+from harness.results.occupancy import Occupancy, part_spans
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
 from harness.simulate.machine import MachineProfile
@@ -142,7 +141,8 @@ def what_if(
     notes = _notes(run, change, replays, after, profile)
     used = profile is not None and (contention is not None or replays.repriced is not None)
     name = profile.name if profile is not None and used else None
-    made = run_figures(run).checkpoints
+    rows = measured_rows(with_tail(run.steps, run.tail))
+    made = checkpoint_cost(run, part_spans(run.spans()), {row.step for row in rows}, step_time(rows)) if rows else None
     every = change.after.checkpoint.every
     checkpoints = None if made is None or every is None else replace(made, every=every)
     return Answer(run, change, recorded_s, before, after, gains, lane_gains, notes, name, checkpoints)
@@ -238,8 +238,8 @@ def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
 
 
 def _outcome(replayed: Replayed) -> Outcome:
-    accounts = measured_lanes(replayed.loop_rows, replayed.spans, 0)
-    idle = {lane: account.share(account.waiting_ns) for lane, account in accounts.items()}
+    measured = Occupancy.of(replayed.spans, [step_window(row, 0) for row in measured_rows(replayed.loop_rows)])
+    idle = {lane: account.share(account.waiting_ns) for lane, account in measured.accounts().items()}
     return Outcome(step_time(replayed.loop_rows), stage_times(replayed.loop_rows), idle, replayed)
 
 

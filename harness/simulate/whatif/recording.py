@@ -29,7 +29,7 @@ from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind, natural_order
-from harness.results.lane_time import parts_as_lanes
+from harness.results.occupancy import part_spans
 from harness.results.writer import SPANS
 from harness.simulate.features import Group
 from harness.simulate.parts import Sampled, with_rewards
@@ -184,7 +184,7 @@ def _checked_spans(run: Run) -> list[Span]:
     if run.setting("learner.stream"):
         what = f"the run {where!r} trained on parts of a batch (learner.stream), which a replay does not do"
         raise UserError(what, where, "name a run without it")
-    spans = parts_as_lanes(run.spans())
+    spans = part_spans(run.spans())
     if not spans:
         raise UserError(
             f"the run {where!r} has no spans, so there is nothing to replay",

@@ -1,0 +1,327 @@
+"""What an experiment answers: which arm is faster, and which has the higher final reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, log, log1p
+from statistics import fmean
+
+from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
+from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
+from harness.compare.imported import NOT_REPEATED
+from harness.compare.judging import NOT_IN_TURN, Judgement
+from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
+from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
+from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
+from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
+from harness.core.experiment import MOST_BLOCKS
+from harness.results.manifest import VALIDATION_PROMPTS
+
+MOST_ARMS = 4
+"""That are set against the baseline in sentences; of more, those that differ most."""
+NOISY = 2.0
+"""An interval that reaches a change by this factor says nothing."""
+OPEN = "cannot tell whether"
+
+
+def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Set each arm against the baseline, in time and reward; say of a single arm how fast it is."""
+    if points := sweep_points(experiment):
+        yield sweep_sentences(points)[0]
+        return
+    arms = [item for item in judged if not item.is_noise_floor] or list(judged)
+    known = [item for item in arms if item.primary.ratio is not None or item.primary.verdict is Verdict.NOT_COMPARABLE]
+    shown = sorted(known, key=lambda item: -abs(log(item.primary.ratio or 1.0)))[:MOST_ARMS]
+    yield from (_against(experiment, item) for item in known if item in shown)
+    if len(known) > len(shown):
+        yield f"{plural(len(known) - len(shown), 'more arm')} in the table."
+    if arms and not known:
+        silent = [arm for arm in experiment.arms if experiment.mean(arm, "step_s") is None]
+        yield f"Cannot tell which arm is faster: no seconds per step are known of {listed(some(silent))}."
+    if not arms:
+        yield from (_alone(experiment, arm) for arm in [*experiment.arms][:MOST_ARMS])
+
+
+def _against(experiment: Experiment, item: Judgement) -> str:
+    """Set an arm against the baseline in one sentence: what decides first, then reward or time beside it."""
+    if item.primary.verdict is Verdict.NOT_COMPARABLE:
+        return f"{_verdict_words(item)}."
+    endpoint = endpoint_of_effect(item.primary)
+    rewards = reward_words(experiment, item.base, item.other, with_names=endpoint.is_difference)
+    parts = [rewards or _verdict_words(item)] if endpoint.is_difference else [_verdict_words(item), rewards]
+    beside = (effect for effect in item.effects[1:] if effect.name == STEP)
+    decided = (Verdict.DIFFERENT, Verdict.EQUIVALENT)
+    parts += [effect_in_words(step, item.base, item.other) for step in beside if step.verdict in decided]
+    text = "; ".join(filter(None, parts))
+    return f"{text[:1].upper() if text.startswith(OPEN) else text[:1]}{text[1:]}."
+
+
+def _verdict_words(item: Judgement) -> str:
+    """Say the verdict on what decides; where it is open, what such blocks can tell and how many more would."""
+    effect = item.primary
+    if effect.verdict is Verdict.NOT_COMPARABLE or effect.ratio is None:
+        return f"{item.other} and {item.base} cannot be compared: {effect.reason}"
+    endpoint = endpoint_of_effect(effect)
+    if effect.verdict is not Verdict.INCONCLUSIVE or endpoint.is_difference:
+        return effect_in_words(effect, item.base, item.other)
+    what = "per step" if endpoint.is_step else f"in {endpoint.words}"
+    ends = endpoint.ends(effect)
+    if ends is not None and effect.reason == NOT_REPEATED:
+        over = f"{ends} over their steps; {NOT_REPEATED}"
+        if effect.shows:
+            return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({over})"
+        return f"{OPEN} {item.other} was faster {what} than {item.base}: {change(effect.ratio)} ({over})"
+    if ends is None or effect.low is None or effect.high is None:
+        runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} runs each"
+        why = f"; {effect.reason}" if effect.blocks > 1 and effect.reason not in (None, NOT_IN_TURN) else ""
+        return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs}{why})"
+    text = f"{OPEN} {item.other} is faster {what} than {item.base}"
+    if effect.low < 1 / NOISY or effect.high > NOISY:
+        return f"{text}: unknown (blocks too noisy)"
+    is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
+    if effect.shows and not is_large:
+        word = "faster" if effect.ratio < 1 else "slower"
+        text = f"cannot tell whether {item.other} is {percent(endpoint.limit)} {word} {what} than {item.base}"
+    text += f": {endpoint.change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
+    if effect.blocks < FEWEST_BLOCKS:
+        return f"{text}; a verdict needs {FEWEST_BLOCKS} blocks"
+    if effect.p_adjusted is None or effect.minimum_effect is None:
+        return f"{text}; {effect.reason}"
+    chance = ", which may be chance among so many comparisons" if effect.shows and is_large else ""
+    return f"{text}{chance}; {_blocks_words(effect, effect.minimum_effect)}"
+
+
+def _pace(ratio: float) -> str:
+    if 0.5 < ratio < NOISY:
+        return f"{abs(ratio - 1):.1%} {'faster' if ratio < 1 else 'slower'} than"
+    return f"{max(ratio, 1 / ratio):.1f} times as {'fast' if ratio < 1 else 'slow'} as"
+
+
+def _blocks_words(effect: Effect, seen: float) -> str:
+    """Say from which difference on such blocks tell in 80% of experiments, and how many tell one at the threshold."""
+    needed = ceil(effect.blocks * (log1p(seen) / log1p(effect.threshold)) ** 2)
+    many = f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+    limit = endpoint_of_effect(effect).limit
+    return f"such blocks tell differences from {percent(seen)} on, and {percent(limit)} takes {many} of them"
+
+
+def _alone(experiment: Experiment, arm: str) -> str:
+    """Say how long a step of an arm without a baseline takes, and what became of its reward."""
+    seconds, members = experiment.range(arm, "step_s"), experiment.arms[arm]
+    if seconds is None:
+        return f"{arm}: {', '.join(dict.fromkeys(member.run.status for member in members))}, no step was measured."
+    text = f"{arm}: {over_runs(seconds, number)} s per step"
+    first, last = experiment.mean(arm, "reward_first"), experiment.values(arm, "reward_last")
+    if first is not None and experiment.mean(arm, "reward_last_step"):
+        error = interval_words(last) if len(last) > 1 else _of_prompts(last[0], experiment.values(arm, "prompts")[0])
+        text += f"; validation reward {first:.2f} to {fmean(last):.2f}{error} in {plural(members[0].steps, 'step')}"
+    return text + "."
+
+
+def _of_prompts(reward: float, prompts: float) -> str:
+    """Say how far a reward between 0 and 1 may be off by the draw of its prompts: 1.96 sqrt(r (1 - r) / n) at most."""
+    error = 1.96 * math.sqrt(max(0.0, reward * (1 - reward)) / prompts)
+    return f" ({count(prompts)} prompts{f': +-{error:.2f}' if error else ''})"
+
+
+def interval_words(values: Sequence[float]) -> str:
+    """Return the 95% interval of a mean over seeds in brackets; the range of two, nothing of one."""
+    seeds = len(values)
+    interval = t_interval(values, CONFIDENCE) if seeds >= FEWEST_SEEDS else None
+    if interval is not None:
+        return f" (95% interval {interval.low:.2f} to {interval.high:.2f}, {seeds} seeds)"
+    return f" ({min(values):.2f} to {max(values):.2f}, {seeds} seeds)" if seeds > 1 else ""
+
+
+def noise_floor(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say how far an arm of the baseline's own settings lies from it."""
+    for item in judged:
+        if item.is_noise_floor and item.primary.ratio is not None and len(judged) > 1:
+            ends = endpoint_of_effect(item.primary).ends(item.primary)
+            change = endpoint_of_effect(item.primary).change(item.primary.ratio)
+            shown = f"{change} ({ends})" if ends else change
+            yield f"{item.other} has the settings of {item.base}: the {shown} between them is the machine's noise."
+
+
+# ---- final rewards over seeds
+
+
+@dataclass(frozen=True)
+class FinalRewards:
+    """An arm's final rewards by seed, of which there is at least one, and its runs that were cut before their end.
+
+    A run that diverged counts with what is left of its reward. One that was cut says nothing of what its reward would
+    have been.
+    """
+
+    arm: str
+    by_seed: dict[int, float]
+    cut: tuple[Member, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return fmean(self.by_seed.values())
+
+
+def final_rewards(experiment: Experiment) -> list[FinalRewards]:
+    """Return the final rewards of each arm that has any, in the order of the arms."""
+    known = []
+    for arm, members in experiment.arms.items():
+        rewards = [(member, member.figures.get("reward_final")) for member in members]
+        by_seed = {member.manifest.seed: value for member, value in rewards if value is not None}
+        if by_seed:
+            known.append(FinalRewards(arm, by_seed, tuple(member for member, value in rewards if value is None)))
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A mean difference of final rewards with the ends of its 95% interval, over ``seeds`` pairs of runs.
+
+    Attributes:
+        pairs: of arms for which the intervals hold together.
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    pairs: int
+
+
+def reward_difference(experiment: Experiment, base: str, other: str) -> Difference | None:
+    """Return the final reward of ``other`` minus that of ``base``, paired by seed; the one source of such claims.
+
+    The interval is Student's for paired samples, at Bonferroni's level for all pairs of arms: which two are set against
+    each other is often read from the same rewards. It is not widened for a machine's slow spells, as seeds have none.
+
+    Returns:
+        None where the two did not end with the same seeds, or with fewer than ``FEWEST_SEEDS``; and where they were
+        validated on different prompts.
+    """
+    members = [member for arm in (base, other) for member in experiment.arms.get(arm, ())]
+    prompts = {known["sha256"] for member in members if (known := member.manifest.inputs.get(VALIDATION_PROMPTS))}
+    finals = {item.arm: item.by_seed for item in final_rewards(experiment)}
+    before, after = finals.get(base, {}), finals.get(other, {})
+    if before.keys() != after.keys() or len(before) < FEWEST_SEEDS or len(prompts) > 1:
+        return None
+    pairs = max(1, math.comb(len(finals), 2))
+    interval = t_interval([after[seed] - before[seed] for seed in before], 1 - (1 - CONFIDENCE) / pairs)
+    assert interval is not None
+    return Difference(interval.value, interval.low, interval.high, len(before), pairs)
+
+
+def reward_words(experiment: Experiment, base: str, other: str, with_names: bool = True) -> str:
+    """Say whether the final rewards of two arms differ, and where that is open how many seeds would tell.
+
+    Empty without an interval, and of rewards that are the same to the last digit, as of parts that only sleep.
+    """
+    known = reward_difference(experiment, base, other)
+    if known is None or known.low == known.high == 0:
+        return ""
+    shown = f"{known.mean:+.2f}, {known.low:+.2f} to {known.high:+.2f}, {known.seeds} seeds"
+    if known.low > 0 or known.high < 0:
+        word = "higher" if known.low > 0 else "lower"
+        what = f"the final reward of {other} is {word} than that of {base}" if with_names else f"final reward {word}"
+        return f"{what} ({shown})"
+    between = f" between {other} and {base}" if with_names else ""
+    if max(-known.low, known.high) <= REWARD_THRESHOLD:
+        return f"same final reward{between} ({shown})"
+    return f"no difference in reward shown{between} ({shown}; to see {REWARD_THRESHOLD} takes {_seeds_needed(known)})"
+
+
+def _seeds_needed(known: Difference) -> str:
+    """Return how many seeds would show a difference of ``REWARD_THRESHOLD`` in 80% of experiments, with this spread."""
+    level = t_quantile(1 - (1 - CONFIDENCE) / known.pairs / 2, known.seeds - 1)
+    error = (known.high - known.low) / 2 / level
+    reach = (level + t_quantile(POWER, known.seeds - 1)) * error
+    seeds = ceil(known.seeds * (reach / REWARD_THRESHOLD) ** 2)
+    return f"about {seeds}" if seeds <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+
+
+def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Give the final rewards in order, each with its interval over seeds, and what became of the other seeds."""
+    finals = sorted(final_rewards(experiment), key=lambda item: -item.mean)
+    if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({item.mean for item in finals}) == 1):
+        return
+    text = f"Final validation reward: {'; '.join(some([_final(experiment, item) for item in finals]))}"
+    if all(len(item.by_seed) == 1 for item in finals):
+        text += " (one seed each)"
+    pairs = math.comb(len(finals), 2)
+    if pairs > 1 and any(reward_difference(experiment, item.base, item.other) for item in judged):
+        text += f" (the intervals of differences hold for all {pairs} pairs of arms together)"
+    unequal = [item.arm for item in finals[1:] if item.by_seed.keys() != finals[0].by_seed.keys()]
+    if unequal:
+        text += f"; {finals[0].arm} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
+    counted = {item.arm for item in finals}
+    cut = [(item.arm, member) for item in finals for member in item.cut]
+    cut += [(arm, member) for arm, members in experiment.arms.items() if arm not in counted for member in members]
+    parts = [
+        f"{run_name(experiment, arm, member)} ({last:.2f} at step {count(member.figures['reward_last_step'])})"
+        for arm, member in cut
+        if (last := member.figures.get("reward_last")) is not None
+    ]
+    yield f"{text}.{f' Not counted, cut before the end: {listed(some(parts))}.' if parts else ''}"
+
+
+def _final(experiment: Experiment, item: FinalRewards) -> str:
+    members = experiment.arms[item.arm]
+    lost = [each for each in members if each.figures["divergence"] and each.manifest.seed in item.by_seed]
+    return f"{item.arm} {item.mean:.2f}{interval_words([*item.by_seed.values()])}" + (
+        f", {len(lost)} diverged" if lost else ""
+    )
+
+
+def run_name(experiment: Experiment, arm: str, member: Member) -> str:
+    """Name a run by its arm, and by its seed where the arm has several runs."""
+    return arm if len(experiment.arms[arm]) == 1 else f"{arm} (seed {member.manifest.seed})"
+
+
+def only_sleeps(member: Member) -> bool:
+    """Whether the parts of a run sleep in place of working: then it has no rewards."""
+    return bool(member.run.setting("model.type") == "paced")
+
+
+def target(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say by how many seeds of each arm the reward target was reached, and at which step."""
+    targets = {member.figures.get("reward_target") for member in experiment.members}
+    (value,) = targets if len(targets) == 1 else (None,)
+    if value is None or len(experiment.members) == 1 or all(map(only_sleeps, experiment.members)):
+        return
+    if not experiment.has("target_step"):
+        yield f"No run reached validation reward {value:g}."
+        return
+    text = f"Validation reward {value:g}: {'; '.join(some([_reached(experiment, arm) for arm in experiment.arms]))}"
+    within = [steps for arm in experiment.arms for steps in experiment.values(arm, "target_within")]
+    yield text + (f"; evaluations are up to {plural(round(max(within)), 'step')} apart." if within else ".")
+
+
+def _reached(experiment: Experiment, arm: str) -> str:
+    seeds, at = len(experiment.arms[arm]), experiment.range(arm, "target_step")
+    text = arm if seeds == 1 else f"{arm} {len(experiment.values(arm, 'target_step'))} of {seeds} seeds"
+    if at is None:
+        return f"{arm} not reached" if seeds == 1 else text
+    steps = f"{at.low:.0f}" if at.low == at.high else f"{at.low:.0f} to {at.high:.0f}"
+    return f"{text} {'by' if experiment.values(arm, 'target_within') else 'at'} step {steps}"
+
+
+def diverged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say which runs diverged at which training step, and how that shows."""
+    stopped, collapsed, finite = list[str](), list[str](), True
+    for arm, members in experiment.arms.items():
+        for member in members:
+            lost = member.figures["divergence"]
+            if lost is not None:
+                name = f"{run_name(experiment, arm, member)} at step {lost.step}"
+                (stopped if lost.stopped else collapsed).append(name)
+                finite = finite and not any(column.non_finite for column in member.table.metrics.values())
+    if stopped:
+        yield f"Diverged: {listed(some(stopped))}, where a number was not finite and the run had to stop."
+    if collapsed:
+        yield (
+            f"Diverged: {listed(some(collapsed))}: from there on every reward was at most a tenth of the run's best "
+            f"validation reward{', though all numbers stayed finite' if finite else ''}."
+        )

@@ -1,0 +1,101 @@
+"""What to know before trusting the numbers: where runs came from, how they took turns, and what stood in their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.compare.attribution import loop_window
+from harness.compare.environment import unlike
+from harness.compare.experiment import Experiment
+from harness.compare.imported import is_of_logs
+from harness.compare.judging import Judgement
+from harness.compare.numbers import plural
+from harness.compare.remarks.answer import run_name
+from harness.compare.remarks.lag_and_syncs import sweep_points
+from harness.compare.resources import contention
+from harness.compare.steadiness import steadiness_notes
+from harness.core.installation import as_typed
+from harness.results.counters import read_counters
+
+MOST_ARMS = 6
+"""Whose counters are read."""
+
+
+def simulated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say that the runs never took place, and what is not known of them for that."""
+    if experiment.simulated is None:
+        return
+    yield (
+        f"These runs are simulated: their seconds are predictions of the machine profile {experiment.simulated}. "
+        "Rewards, losses and gradients are not simulated."
+    )
+    if any(member.manifest.machine.get("origin") == "datasheet" for member in experiment.members):
+        yield f"The machine profile {experiment.simulated} is taken from data sheets and was not measured."
+    beyond = [member.manifest.outcome.get("extrapolating") for member in experiment.members]
+    texts = dict.fromkeys(str(text) for each in beyond if isinstance(each, list | tuple) for text in each if text)
+    yield from (f"EXTRAPOLATING: {text}" for text in texts)
+
+
+def unfinished(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Name the runs that did not get to their end, and why."""
+    for arm, members in experiment.arms.items():
+        for member in members:
+            if not member.is_completed:
+                reason = f": {member.manifest.error}" if member.manifest.error else ""
+                after = f"{member.run.status} after {plural(member.steps, 'step')}"
+                yield f"{run_name(experiment, arm, member)}: {after}{reason.removesuffix('.')}."
+
+
+def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Give what to know beside the verdicts, each once, but for what other remarks say of the arms."""
+    arms = [*experiment.arms]
+    pairs = [[item.base, item.other] for item in judged if {item.base, item.other} <= {*arms}]
+    elsewhere = {*unlike(experiment.members), *(note for pair in pairs for note in steadiness_notes(experiment, pair))}
+    told = dict.fromkeys(caution for item in judged for caution in item.cautions if caution not in elsewhere)
+    for caution in told:
+        starts_with_arm = caution.split()[0] in arms
+        yield f"{caution[:1] if starts_with_arm else caution[:1].upper()}{caution[1:].removesuffix('.')}."
+
+
+def unlike_runs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where runs differ in machine, versions, threads, inputs or code."""
+    yield from unlike(experiment.members)
+
+
+def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say how the arms took turns."""
+    ways = {member.manifest.interleaving for member in experiment.members}
+    points = [member.manifest.point for member in experiment.members]
+    if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment) or is_of_logs(experiment):
+        return
+    if ways != {"step"} and any(member.manifest.block is not None for member in experiment.members):
+        yield "The arms of a block ran one after the other, in mirrored order from block to block."
+    elif ways != {"step"}:
+        yield "The runs ran one after the other, so drift of the machine shows as a difference between them."
+    elif any(point != points[0] for point in points):
+        yield "The arms took turns step by step; the points of the sweep ran one after the other."
+    else:
+        yield "The arms took turns step by step, so a slow phase of the machine affects all of them."
+
+
+def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where there are no error bars, and what to type for some."""
+    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+    if is_of_logs(experiment):
+        yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
+    elif max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
+        command = as_typed(f"python -m harness bench {experiment.scenario} --blocks 10")
+        yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"
+
+
+def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what stood in the way of the first run of each arm that has counters, or may have."""
+    for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
+        for member in members:
+            rows = read_counters(member.folder)
+            spans = member.run.spans() if rows else []
+            if spans:
+                tail = member.run.tail
+                window = loop_window(spans, tail.elapsed_s if tail else None)
+                yield from (f"{arm}: {sentence}" for sentence in contention(rows, window))
+                break

@@ -1,0 +1,207 @@
+"""Where a step's time goes: the bottleneck, what overlap saves, slow steps and ranks, checkpoints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harness.compare.checkpoints import checkpoint_cost, checkpoint_sentence
+from harness.compare.experiment import Experiment, Member
+from harness.compare.judging import Judgement, judgements, settings_of
+from harness.compare.numbers import change, listed, number, percent, some
+from harness.compare.ranks import find_straggler
+from harness.compare.run_frame import EXPOSED, TIMING
+from harness.compare.stats import STEP_THRESHOLD
+from harness.compare.steadiness import steadiness_notes, uneven_sentence
+from harness.compare.times import NO_STAGE
+from harness.core.installation import as_typed
+from harness.core.trace import Stage
+from harness.results.occupancy import part_spans
+from harness.results.reader import flat_settings
+
+FASTER = 0.1
+"""What a bottleneck is asked about: a stage that took so much less time."""
+GAIN = 1.05
+"""Speed-up of a loop from which on it is worth saying that more overlap could bring it."""
+MOST_STAGES, WORTH_A_WORD = 3, 0.01
+"""Stages that a difference comes from, and the share of a step below which one is left out."""
+CORES = (
+    "model.threads",
+    *(f"placement.{part}.{what}" for part in ("generator", "scorer", "learner") for what in ("cpus", "threads")),
+)
+"""Settings that say how many cores an arm has."""
+UNATTRIBUTED = "unattributed"
+
+
+def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool = False) -> dict[str, float]:
+    """Return the seconds a step of each stage, as a mean over the runs that have any.
+
+    Args:
+        kind: on the critical path, where they add up to the step with those that are ``UNATTRIBUTED``; or ``TIMING``,
+            busy, added over processes.
+        of_step: shares of each run's step in place of seconds.
+    """
+    names = {stage.value: kind + stage for stage in Stage if not stage.is_wait}
+    names |= {UNATTRIBUTED: EXPOSED + NO_STAGE} if kind == EXPOSED else {}
+    runs = [member.figures for member in members if member.figures.get("step_s")]
+    runs = [run for run in runs if any(name in run for name in names.values())]
+    seconds = {
+        stage: fmean(run.get(name, 0.0) / (run["step_s"] if of_step else 1.0) for run in runs)
+        for stage, name in names.items()
+        if any(name in run for run in runs)
+    }
+    return {stage: mean for stage, mean in seconds.items() if mean}
+
+
+def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Name the stage of each arm that is on the critical path for longest, and what a tenth off it would bring.
+
+    Without spans, the stage that is busy for longest.
+    """
+    kind = EXPOSED if any(map(stage_seconds, experiment.arms.values())) else TIMING
+    shares = {arm: stage_seconds(members, kind, of_step=True) for arm, members in experiment.arms.items()}
+    largest = {arm: stage for arm, own in shares.items() if (stage := _largest(own)) is not None}
+    if not largest:
+        return
+    parts: dict[str, list[str]] = {}
+    for arm, stage in largest.items():
+        added = ", added over processes" if shares[arm][stage] > 1 else ""
+        share = f"{percent(shares[arm][stage])}{'' if parts else ' of a step'}{added}"
+        parts.setdefault(stage, []).append(f"{arm} ({share})" if len(largest) > 1 else share)
+    where = [
+        f"{stage} in {listed(some(own))}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()
+    ]
+    if kind == TIMING:
+        yield f"Largest stage: {'; '.join(where)}."
+        return
+    first, stage = next(iter(largest.items()))
+    gain, of = percent(FASTER * shares[first][stage]), f" of {first}" if len(largest) > 1 else ""
+    text = f"Biggest bottleneck, by time on the critical path: {'; '.join(where)}."
+    text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
+    more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
+    unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]
+    yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else "")
+
+
+def _largest(shares: dict[str, float]) -> str | None:
+    return max((stage for stage in shares if stage != UNATTRIBUTED), key=lambda each: shares[each], default=None)
+
+
+def whatif_command(experiment: Experiment, shown: Callable[[Path], str]) -> str | None:
+    """Return what to type to see what a tenth off the first arm's bottleneck would bring; None without its spans.
+
+    Args:
+        shown: how the folder of a run is written.
+    """
+    for member in experiment.arms[experiment.labels[0]]:
+        stage = _largest(stage_seconds([member]))
+        if stage is not None:
+            folder = shlex.quote(shown(member.folder))
+            return as_typed(f"python -m harness whatif {folder} --scale {stage}={1 - FASTER:g}")
+    return None
+
+
+def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say which stages on the critical path make the difference between an arm and the baseline."""
+    for item in judged:
+        if item.is_noise_floor or item.base not in experiment.arms:
+            continue
+        before, after = (stage_seconds(experiment.arms[arm]) for arm in (item.base, item.other))
+        step_s = experiment.mean(item.base, "step_s")
+        if not before or not after or not step_s:
+            continue
+        added = {stage: after.get(stage, 0.0) - before.get(stage, 0.0) for stage in {**before, **after}}
+        most = sorted(added, key=lambda stage: -abs(added[stage]))[:MOST_STAGES]
+        parts = [f"{stage} {added[stage]:+.3g} s" for stage in most if abs(added[stage]) >= WORTH_A_WORD * step_s]
+        if parts:
+            yield f"On the critical path of {item.other} against {item.base}, per step: {', '.join(parts)}."
+
+
+def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what working side by side saved in each arm, and how much faster its loop could become at most."""
+    saved, bounds = list[str](), list[str]()
+    for arm, members in experiment.arms.items():
+        times = [member.times for member in members if member.times is not None and member.times.parts]
+        accounts = [[*each.parts.values()] for each in times]
+        busiest = [max(parts, key=lambda account: account.busy_ns) for parts in accounts]
+        wall_s = fmean(account.wall_ns for account in busiest) / 1e9 if busiest else 0.0
+        longest_s = fmean(account.busy_ns for account in busiest) / 1e9 if busiest else 0.0
+        if not wall_s or not longest_s:
+            continue
+        worked, busy, together = (
+            fmean(getattr(each, name) for each in times) for name in ("worked_s", "busy_s", "together_s")
+        )
+        if together > 0:
+            share = f"two processes busy {together / wall_s:.0%} of the time"
+            saved.append(f"{number(worked - busy)} of {number(worked)} s in {arm} ({share})")
+        if wall_s / longest_s >= GAIN:
+            work = f"{busiest[0].lane} busy {number(longest_s)} of {number(wall_s)} s"
+            bounds.append(f"{wall_s / longest_s:.2f} times as fast in {arm} ({work})")
+    if saved:
+        yield f"Overlap saved {'; '.join(some(saved))}."
+    if bounds:
+        yield f"With perfect overlap the loop would be at most {'; '.join(some(bounds))}."
+
+
+def idle_cores(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where an arm with more CPUs or threads than another of the same settings is not faster."""
+    alike: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for arm, members in experiment.arms.items():
+        settings = flat_settings(settings_of(members[0]))
+        cores = {key: settings.pop(key, None) for key in CORES}
+        alike.setdefault(repr(sorted(settings.items())), []).append((arm, cores))
+    for arms in alike.values():
+        for (fewer, given), (more, wanted) in permutations(arms, 2):
+            unlike = {key: (given[key], wanted[key]) for key in CORES if given[key] != wanted[key]}
+            pairs = unlike.values()
+            if not unlike or not all(low is not None and high is not None and low < high for low, high in pairs):
+                continue
+            (step,) = (item.step for item in judgements(experiment, fewer) if item.other == more)
+            if step.ratio is None or step.low is None or step.high is None or step.high < 1:
+                continue
+            what = ", ".join(f"{key} {high} against {low}" for key, (low, high) in unlike.items())
+            is_not = "is not" if step.low > 1 - STEP_THRESHOLD else "is not shown to be"
+            yield (
+                f"{more} {is_not} faster than {fewer}, which has the same settings and fewer cores ({what}): "
+                f"{change(step.ratio)} seconds per step ({change(step.low)} to {change(step.high)})."
+            )
+
+
+def drift(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say in which arms the step time was still drifting after warm-up."""
+    yield from steadiness_notes(experiment, [*experiment.arms])
+
+
+def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Name the steps that carry much of an arm's time."""
+    yield from filter(None, (uneven_sentence(experiment, arm) for arm in experiment.arms))
+
+
+def stragglers(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say which of the Learner's ranks the others wait for, and why."""
+    for arm, members in experiment.arms.items():
+        straggler = find_straggler([ranks for member in members for ranks in _measured_ranks(member)])
+        if straggler is not None:
+            yield f"{arm}: {straggler.sentence}."
+
+
+def _measured_ranks(member: Member) -> Iterator[Sequence[Any]]:
+    yield from (ranks for ranks, measured in zip(member.table.ranks, member.table.is_measured, strict=True) if measured)
+
+
+def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what checkpoints cost in the last run of each arm that made any, and which interval would lose least."""
+    for arm, members in experiment.arms.items():
+        for member in reversed(members):
+            table, step_s = member.table, member.figures.get("step_s")
+            if not member.run.setting("checkpoint.every") or step_s is None:
+                continue
+            steps = {*table.steps["step"][table.is_measured].astype(int).tolist()}
+            cost = checkpoint_cost(member.run, part_spans(member.run.spans()), steps, step_s)
+            if cost is not None:
+                yield checkpoint_sentence(arm, cost, member.run.setting("checkpoint.hours_between_failures"))
+                break
