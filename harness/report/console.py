@@ -22,6 +22,7 @@ class Output(Console):
             file=None if is_terminal else cast(IO[str], _WithoutSpacesAtEnds()),
             width=None if is_terminal or has_width else WIDTH_WITHOUT_TERMINAL,
             highlight=False,
+            color_system=None if os.environ.get("NO_COLOR") else "auto",  # rich alone would leave bold and dim
         )
 
     def on_broken_pipe(self) -> None:
