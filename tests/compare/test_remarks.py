@@ -464,8 +464,8 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
     )
     others = [on_path("b", {"update": 0.6}), on_path("c", {"generate": 0.2, "update": 0.1, "no stage": 0.7})]
     assert said([alone, *others], "bottleneck") == [
-        "Biggest bottleneck, by time on the critical path: update in a (55.0% of a step) and b (60.0% of a step); "
-        "generate in c (20.0% of a step). If update were 10% faster, a step of a would be at most 5.5% shorter. Still "
+        "Biggest bottleneck, by time on the critical path: update in a (55.0% of a step) and b (60.0%); "
+        "generate in c (20.0%). If update were 10% faster, a step of a would be at most 5.5% shorter. Still "
         "more of a step is unattributed: 70.0% in c."
     ]
     log_only = made_run(stages_s={"generate": 0.4, "update": 1.2})
