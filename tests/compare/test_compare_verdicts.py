@@ -27,7 +27,7 @@ OTHER_MACHINE = {"machine": {"cpu": "Abacus 4000", "fingerprint": "f" * 12}}
 
 
 def run(
-    arm: str, block: int, update_s: float, generate_s: float = 0.5, *, pace: Sequence[float] = (), **more: Any
+    arm: str, block: int, update_s: float, generate_s: float = 0.5, /, *, pace: Sequence[float] = (), **more: Any
 ) -> Member:
     """A run of one block, of six steps.
 
