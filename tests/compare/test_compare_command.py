@@ -195,7 +195,7 @@ def test_json_holds_syncs_overlap_and_ledger(make_lagged_run: Make, tmp_path: Pa
     assert run["held_back"] == {"batches": 0, "bound_batches": 0, "seconds": 0.0}
     assert (run["sync"]["transport"], run["sync"]["num_bytes"], run["sync"]["num_tensors"]) == ("nixl", 20_000_000, 3)
     assert run["sync"]["whole_s"] == pytest.approx([0.04])  # 10 + 20 + 10 ms
-    # the Generator works until 0.8 s of both steps, the Scorer from 0.1 to 0.2 s, the Learner from 0.2 s until 0.96 s of
+    # the Generator works until 0.8 s of both steps, the Scorer from 0.1 to 0.2 s, the Learner from 0.2 s to 0.96 s of
     # the first step, which has slower syncs, and 0.912 s of the second
     assert run["overlap"] == pytest.approx(
         {"worked_s": 2 * 0.9 + 0.76 + 0.712, "busy_s": 0.96 + 0.912, "together_s": 2 * 0.7}
