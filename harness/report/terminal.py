@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.compare.numbers import plural
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain, plain_ends
 from harness.report.document import Chart, Command, Document, Item, Rollouts, Section, Table
@@ -42,6 +43,10 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
     for section in document.sections:
         if full or not section.folded:
             _print_section(console, section, full)
+    folded = [item for section in document.sections if section.folded for item in section.items]
+    left = sum(isinstance(item, Remark) and item.kind == "caution" for item in folded)
+    if left and not full:
+        print_list(console, "", [f"{plural(left, 'more caution')}: --full."], style="dim")
 
 
 def _print_section(console: Console, section: Section, full: bool) -> None:
@@ -93,7 +98,12 @@ def print_table(console: Console, table: Table) -> None:
             is_word = column < table.words
             justify: Any = "left" if is_word else "right"
             most = None if fold else widths[column]
-            drawn.add_column(Text("\n".join(map(plain, header[column].split("\n")))), justify=justify, no_wrap=not is_word, max_width=most)
+            drawn.add_column(
+                Text("\n".join(map(plain, header[column].split("\n")))),
+                justify=justify,
+                no_wrap=not is_word,
+                max_width=most,
+            )
         for row in table.rows:
             cells = (row[column] for column in columns)
             drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell, "")) for cell in cells))
