@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.compare.environment import origin
 from harness.compare.experiment import Experiment
 from harness.compare.judging import Judgement
-from harness.compare.remarks import Remark, remarks
+from harness.compare.remarks import Remark, remarks_of
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
 from harness.compare.run_frame import TIMING
@@ -29,8 +29,8 @@ MOST_CAUTIONS = 2
 """Of the short form."""
 SHORT = ("bottleneck",)
 """Keys of the remarks of the short form."""
-MARKED, REPEAT = "drift", "not_repeated"
-"""Keys of the caution that the table's mark gives, and of the one that says what to type for error bars."""
+MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
+"""Keys of the caution that the table's mark gives, and of the one that says what to type for error bars, after these words."""
 MOST_NAMED_PARTS = 3
 """Of a run's folder: scenario, experiment, run."""
 MOST_PAIRS = 3
@@ -41,7 +41,7 @@ WORTH_SAYING = 0.001
 
 def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
     """Return what an experiment says, each sentence once: the sections hold what the short form leaves."""
-    said = remarks(experiment, judged)
+    said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
     answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
@@ -92,16 +92,19 @@ def _differences(experiment: Experiment, judged: Sequence[Judgement], said: Sequ
 
 def _next(experiment: Experiment, said: Sequence[Remark]) -> list[Item]:
     """Say what to type next: to see what a smaller bottleneck would bring, and for error bars where there are none."""
-    folder = Path(shown_path(experiment.members[0].folder.resolve()))
-    if folder.is_absolute():  # a page names nobody's home
-        folder = Path(*folder.parts[-MOST_NAMED_PARTS:])
-    command = whatif_command(experiment, str(folder))
+    command = whatif_command(experiment, _shown)
     items: list[Item] = [Command(command)] if command else []
     for item in said:
-        words, _, command = item.text.rpartition(": ") if item.key == REPEAT else ("", "", "")
-        if "python" in command or "harness" in command:
-            items += [Remark(item.key, f"{words}:", "finding", item.section), Command(command)]
+        words, introduced, command = item.text.partition(FOR_SOME)
+        if item.key == REPEAT and introduced:
+            items += [Remark(item.key, f"{words}{FOR_SOME}".strip(), "finding", item.section), Command(command)]
     return items
+
+
+def _shown(folder: Path) -> str:
+    """Return how a run's folder is written: a page names nobody's home."""
+    path = Path(shown_path(folder.resolve()))
+    return str(Path(*path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Section | None]:

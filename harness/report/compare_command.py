@@ -110,12 +110,12 @@ def run(options: argparse.Namespace) -> int:
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
     for line in references_left_out(options.paths):
         errors.print(Text(plain(line)), soft_wrap=True)
-    _check_allowed(options.allow_difference, experiments)
     if options.against is None:
         against = None
         _check_arm(options.baseline, detailed, damaged, every_one=len(options.paths) > 1)
     else:
         against = read_occasions(options.against, options.baseline)
+    _check_allowed(options.allow_difference, [*experiments, *(against.occasions if against else ())])
     judge = Judge(options.baseline, against, limit or STEP_THRESHOLD, options.allow_difference)
     if against is not None and limit is None and (refusal := judge.refusal(detailed[-1])) is not None:
         raise UserError(refusal.text, "--against", "run it anew, or leave its folder out")

@@ -19,7 +19,7 @@ from harness.compare.numbers import Spread
 from harness.compare.tables import Table, columns_apart, lane_table, outcome_table, overview_table, stage_table
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
-from harness.results import RunFolder, step_row
+from harness.results import RunFolder, StepRow
 from harness.results.manifest import Input
 from tests.messages import MessageIs, facts
 
@@ -121,7 +121,7 @@ def test_the_stage_table_says_which_steps_it_leaves_out(
             "lanes": {"learner": {"update": 1.0 + step}},
         }
         flagged = {"warmup": "w" in flag, "profiled": "p" in flag}
-        run.append_step(step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, **seconds, **flagged))
+        run.append(StepRow(step=step, version=step + 1, optimizer_steps=1, metrics={}, **seconds, **flagged))
     run.flush()
     table = stage_table(_only_experiment(tmp_path))
     assert table.notes[0].startswith(note)
@@ -139,8 +139,8 @@ def test_runs_that_left_out_unlike_numbers_of_steps_are_described_together(make_
         run = make_run(arm=arm, steps=0, status="running")
         for step in range(6):
             seconds = {"wall_s": 1.0, "elapsed_s": step + 1.0, "lanes": {"learner": {"update": 1.0}}}
-            row = step_row(step=step, version=step + 1, optimizer_steps=1, metrics={}, warmup=step < warm, **seconds)
-            run.append_step(row)
+            row = StepRow(step=step, version=step + 1, optimizer_steps=1, metrics={}, warmup=step < warm, **seconds)
+            run.append(row)
         run.flush()
     assert (
         stage_table(_only_experiment(tmp_path))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from harness.compare.attribution import LaneAccount
 from harness.compare.experiment import Experiment, Member, experiment_of
 from harness.compare.run_frame import figures_of
 from harness.compare.times import SpanTimes
@@ -16,6 +15,7 @@ from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.results import Manifest, Run
 from harness.results.frames import Column, RunTable
+from harness.results.occupancy import LaneAccount
 from harness.results.rows import WarmUp
 
 MACHINE = {"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fingerprint": "0123456789ab"}
@@ -86,6 +86,7 @@ def made_run(
         lags=({},) * steps,
         optimizer_steps=({},) * steps,
         ranks=tuple(ranks) or ((),) * steps,
+        version_changes=(),
     )
     return Member(table, times, figures_of(table, times) | dict(figures or {}))
 
