@@ -30,7 +30,8 @@ MOST_CAUTIONS = 2
 SHORT = ("bottleneck",)
 """Keys of the remarks of the short form."""
 MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
-"""Keys of the caution that the table's mark gives, and of the one that says what to type for error bars, after these words."""
+"""Keys of the caution that the table's mark gives and of the one that says what to type for error bars, after these
+words."""
 MOST_NAMED_PARTS = 3
 """Of a run's folder: scenario, experiment, run."""
 MOST_PAIRS = 3

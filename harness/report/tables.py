@@ -224,9 +224,9 @@ def critical_path_table(experiment: Experiment) -> Table | None:
     """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
     names = [*(stage.value for stage in Stage if not stage.is_wait), NO_STAGE]
     shown = [name for name in names if experiment.has(EXPOSED + name)]
-    if not shown:
+    arms = [arm for arm in experiment.arms if any(experiment.share(arm, EXPOSED + name) for name in shown)]
+    if not arms:
         return None
-    arms = [arm for arm in experiment.arms if any(experiment.values(arm, EXPOSED + name) for name in shown)]
     rows = [
         ("unattributed" if name == NO_STAGE else name, *(_busy_and_critical(experiment, arm, name) for arm in arms))
         for name in shown
@@ -241,15 +241,12 @@ def critical_path_table(experiment: Experiment) -> Table | None:
 
 def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> str:
     """Write both as means over the runs that kept their spans, so that they can be compared."""
-    figures = [member.figures for member in experiment.arms[arm] if member.times is not None]
-    busy = [seconds for own in figures if (seconds := own.get(TIMING + name))]
-    critical = experiment.mean(arm, EXPOSED + name)
-    if not busy and critical is None:
+    known = [each.figures for each in experiment.arms[arm] if each.times is not None and each.figures.get("step_s")]
+    busy, critical = (fmean(own.get(kind + name, 0.0) for own in known) for kind in (TIMING, EXPOSED))
+    share = fmean(own.get(EXPOSED + name, 0.0) / own["step_s"] for own in known)
+    if not busy and not critical:
         return NOTHING
-    written = " / ".join(
-        NOTHING if each is None else number(each) for each in (fmean(busy) if busy else None, critical)
-    )
-    return f"{written} {percent(experiment.share(arm, EXPOSED + name)):>6}"
+    return f"{number(busy) if busy else NOTHING} / {number(critical)} {percent(share):>6}"
 
 
 def process_table(experiment: Experiment) -> Table:
