@@ -14,7 +14,7 @@ import numpy as np
 from harness.compare.attribution import loop_window
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
-from harness.compare.numbers import number, percent
+from harness.compare.numbers import listed, number, percent
 from harness.compare.remarks.time import UNATTRIBUTED, stage_seconds
 from harness.compare.run_frame import TIMING
 from harness.compare.stats import t_interval
@@ -344,11 +344,13 @@ def sync_chart(experiment: Experiment) -> Chart | None:
     import pandas as pd
 
     parts, ends = list[tuple[str, str, str, float]](), list[tuple[Any, ...]]()
+    sizes = dict[str, list[str]]()
     for arm, members in experiment.arms.items():
         syncs = arm_syncs(members)
         if not syncs:
             continue
-        row = f"{syncs[0].transport}, {number(syncs[0].num_bytes / 1e6)} MB"
+        row, megabytes = syncs[0].transport, number(syncs[0].num_bytes / 1e6)
+        sizes.setdefault(megabytes, []).append(arm)
         for part in PARTS:
             if len(seconds := pooled(syncs, part)):
                 parts.append((arm, row, f"weight_{part}", 1e3 * float(seconds.mean())))
@@ -367,7 +369,8 @@ def sync_chart(experiment: Experiment) -> Chart | None:
         value="ms",
         title=f"{experiment.title}: what a weight sync is made of",
     )
-    says = "Means over the measured training steps; whiskers: publish to loaded, 10th to 90th percentile."
+    moved = "; ".join(f"{size} MB{'' if len(sizes) == 1 else f' in {listed(own)}'}" for size, own in sizes.items())
+    says = f"Means over the measured training steps of {moved}; whiskers: publish to loaded, 10th to 90th percentile."
     return Chart("sync", "What a weight sync is made of", says, draw, sync_table(experiment))
 
 
