@@ -49,7 +49,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
     answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
     short += [*_differences(experiment, judged), *(item for item in said if item.key in SHORT), *_next(experiment)]
-    sections = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
+    sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
     sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
     sections += [machine_section(experiment), provenance_section(experiment)]
     description = experiment.members[0].settings.get("description")
@@ -69,7 +69,11 @@ def _of(said: Sequence[Remark], *sections: str) -> list[Remark]:
 def _cautions(said: Sequence[Remark]) -> list[Remark]:
     cautions = [item for item in said if item.kind == "caution" and item.key != MARKED]
     left = len(cautions) - MOST_CAUTIONS
-    more = [Remark("more", f"{plural(left, 'more caution')}: --full.", "caution", "cautions")] if left > 0 else []
+    more = (
+        [Remark("more", f"{plural(left, 'more caution')} under Cautions (compare --full).", "caution", "cautions")]
+        if left > 0
+        else []
+    )
     return [*cautions[:MOST_CAUTIONS], *more]
 
 
@@ -120,40 +124,41 @@ def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequenc
         table = tables.verdict_table(judgement)
         verdicts.append(table if chart is None else Chart(chart.key, chart.title, chart.says, chart.draw, table))
     return [
-        _folded("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
-        _folded(
+        _section("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
+        _section(
             *("time", "Where the time goes"),
             [drawings.stages_chart(experiment), tables.stage_table(experiment), drawings.processes_chart(experiment)],
             [tables.rank_table(experiment), drawings.timeline_chart(experiment), drawings.step_time_chart(experiment)],
             _of(said, "time"),
         ),
-        _folded(
+        _section(
             *("learning", "What was learned"),
             [drawings.reward_chart(experiment), tables.outcome_table(experiment), drawings.learning_chart(experiment)],
             [drawings.training_chart(experiment), drawings.kl_chart(experiment), drawings.stability_chart(experiment)],
             [drawings.optimizer_chart(experiment), drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
             _of(said, "learning"),
         ),
-        _folded(
+        _section(
             *("off_policy", "Lag and waste"),
             [drawings.lag_chart(experiment), drawings.waste_chart(experiment), tables.off_policy_table(experiment)],
             [tables.replay_table(experiment)],
             _of(said, "off_policy"),
+            folded=True,
         ),
-        _folded("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs")),
-        _folded("rollouts", "Example rollouts", list(examples(experiment))),
-        _folded("cautions", "Cautions", [item for item in said if item.kind == "caution"]),
+        _section("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs"), folded=True),
+        _section("rollouts", "Example rollouts", list(examples(experiment)), folded=True),
+        _section("cautions", "Cautions", [item for item in said if item.kind == "caution"], folded=True),
     ]
 
 
-def _folded(key: str, title: str, *parts: Sequence[Item | None]) -> Section:
-    return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded=True)
+def _section(key: str, title: str, *parts: Sequence[Item | None], folded: bool = False) -> Section:
+    return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded)
 
 
 def _transports(experiment: Experiment, points: Sequence[SyncPoint], said: Sequence[Remark]) -> list[Section | None]:
     others = sweep_tables(points)[1:]
     chart = drawings.sizes_chart(experiment, points)
-    return [_folded("transports", "Transports", [chart], others, _of(said, "syncs"))]
+    return [_section("transports", "Transports", [chart], others, _of(said, "syncs"))]
 
 
 def charts_of(document: Document) -> list[Chart]:
