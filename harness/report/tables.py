@@ -201,6 +201,8 @@ def stage_table(experiment: Experiment) -> Table:
 
 
 def _with_share(experiment: Experiment, arm: str, figure: str, marked: str = "") -> str:
+    if not experiment.values(arm, figure):
+        return NOTHING
     seconds, share = cell(experiment, arm, figure, number), percent(experiment.share(arm, figure))
     return f"{seconds}{marked} {share:>6}"
 
