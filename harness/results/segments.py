@@ -29,7 +29,7 @@ from harness.results.jsonl import read_json
 from harness.results.manifest import Input
 from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
-from harness.results.trackers.streams import METRICS
+from harness.results.trackers import METRICS
 from harness.results.writer import ARRIVALS, GROUPS, LOG, MANIFEST, ROLLOUTS, SCENARIO, SPANS, STEPS
 
 RECORDED = "recorded.json"
