@@ -78,11 +78,12 @@ def test_the_reference_runs_can_still_be_read() -> None:
 
 
 def test_a_damaged_ledger_is_named(make_lagged_run: Make) -> None:
-    folder = make_lagged_run().folder
-    manifest = folder / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"trained_again"', '"retrained"'))
-    with pytest.raises(UserError, match=r"outcome\.ledger: .*`trained_again`"):
-        _ = load_run(folder).ledger
+    path = make_lagged_run().folder / "manifest.json"
+    text = path.read_text()
+    for damaged in (text.replace('"trained_again"', '"retrained"'), text.replace('"rollouts": 32', '"rollouts": "x"')):
+        path.write_text(damaged)
+        with pytest.raises(UserError, match=r"outcome\.ledger: .*(`trained_again`|got `str`)"):
+            _ = load_run(path.parent).ledger
 
 
 def _cut(path: Path, number_of_bytes: int) -> None:
@@ -170,6 +171,8 @@ DAMAGE: list[tuple[str, object, str]] = [
     ("groups", {"kind": "batch", "step": 0, "groups": [[0]]}, "Expected `array` of length 2 - at `$.groups[0]`"),
     ("groups", {"kind": "batch", "groups": []}, "Object missing required field `step`"),
     ("groups", SHARD, "'lengths' has 0 items for 1 groups"),
+    ("groups", "[" * 100_000 + "]" * 100_000, ""),
+    ("groups", '{"kind":"batch","step":1' + "0" * 400 + ',"groups":[]}', ""),
     ("counters", COUNTER | {"at_ns": 1.5}, "Expected `int`, got `float` - at `$.at_ns`"),
     ("counters", COUNTER | {"values": []}, "Expected `object`, got `array` - at `$.values`"),
     ("counters", COUNTER | {"values": {"a": "x"}}, "Expected `int | float | null`, got `str` - at `$.values[...]`"),
