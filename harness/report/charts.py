@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.report.canvas import (
     EM,
+    HEIGHT,
     INK,
     MUTED,
     PANEL,
@@ -24,15 +25,16 @@ from harness.report.canvas import (
     WIDE,
     Key,
     Look,
+    Size,
     arm_looks,
     cells,
+    label,
     part_keys,
     part_look,
     part_order,
     place_axes,
     styled,
 )
-from harness.report.style import label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 MOST_POINTS = 240  # of one line; longer ones are averaged over as many neighbours as that takes
 MOST_MARKERS = 12  # on one line
 LOG_ABOVE = 20.0  # highest over lowest value
-HEIGHT = 2.75  # of a panel, inches
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] 
     if marks is not None:
         crosses = dict(zip(marks["name"], marks["y"].notna(), strict=True))
         keys += [Key(label(name), _mark_look(MUTED, cross)) for name, cross in crosses.items()]
-    figure, parts = cells([HEIGHT] * len(panels), width=PANEL, title=title, keys=keys, columns=columns)
+    figure, parts = cells(len(panels), (PANEL, HEIGHT), title=title, keys=keys, columns=columns)
     drawn: dict[str, Axes] = {}
     for panel, cell in zip(panels, parts, strict=True):
         rows = {name: lines[panel.title, name] for name in names if (panel.title, name) in lines}
@@ -136,12 +137,13 @@ def _unique(frame: pd.DataFrame, column: str) -> list[str]:
     return list(dict.fromkeys(map(str, frame[column])))
 
 
-def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str) -> Axes:
+def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str, size: Size = (PANEL, HEIGHT)) -> Axes:
     """Return axes with a title and the y label above them, as wide as tick labels of six characters leave room for."""
-    axes = place_axes(cell, (PANEL, HEIGHT), 0.62, 0.22, 0.5, 0.52)
-    at: Look = {"x": 0.08 / PANEL, "va": "top"}
-    cell.text(y=1 - 0.06 / HEIGHT, s=label(title, int(PANEL / EM)), weight="bold", **at)
-    cell.text(y=1 - 0.26 / HEIGHT, s=label(y_label, int(PANEL / EM)), color=MUTED, size=9.5, **at)
+    width, height = size
+    axes = place_axes(cell, size, 0.62, 0.22, 0.5, 0.52)
+    at: Look = {"x": 0.08 / width, "va": "top"}
+    cell.text(y=1 - 0.06 / height, s=label(title, int(width / EM)), weight="bold", **at)
+    cell.text(y=1 - 0.26 / height, s=label(y_label, int(width / EM)), color=MUTED, size=9.5, **at)
     axes.set_xlabel(label(x_label))
     return axes
 
@@ -207,8 +209,8 @@ def _set_ticks(axes: Axes, whole_x: bool = False) -> None:
         else:
             axis.set_major_locator(MaxNLocator(bins, integer=whole_x and axis is axes.xaxis, steps=[1, 2, 2.5, 5, 10]))
     longest = max(map(len, axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))), default=0)
-    box, size = axes.get_position(), EM * longest + 0.1
-    left = max(0.5, size) / PANEL
+    box, width = axes.get_position(), axes.get_window_extent().width / axes.figure.dpi
+    left = max(0.5, EM * longest + 0.1) * box.width / width
     axes.set_position((left, box.y0, box.x1 - left, box.height))
 
 
@@ -244,7 +246,7 @@ def _row_axes(rows: _Rows, ends: Sequence[str], x_label: str, *, title: str, key
     names = [label(row, LONGEST_ROW) for _, row in rows.places]
     margins = [EM * max(map(len, texts), default=0) + 0.14 for texts in (names, ends)]
     height = row_inches * (rows.end + 0.5) + 0.52
-    figure, (cell,) = cells([height], width=width, title=title, keys=keys)
+    figure, (cell,) = cells(1, (width, height), title=title, keys=keys)
     axes = place_axes(cell, (width, height), margins[0] + 0.04, max(0.2, margins[1]), 0.02, 0.5)
     axes.set_ylim(rows.end, -0.5)
     axes.set_yticks(list(rows.places.values()), names)
@@ -304,10 +306,7 @@ def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str,
 
 
 NARROWEST = 0.0012  # of the axis: work that is shorter is drawn as long as this, so that it can be seen
-HALF_LANE, LANE_DOWN = (
-    0.27,
-    0.14,
-)  # of a row: half of a lane's height, and how far below the middle it is, for the versions
+HALF_LANE, LANE_DOWN = 0.27, 0.14  # of a row: half of a lane's height, and how far it is below the middle
 SHARE_OF_A_NUMBER = 0.04  # of the axis: a version that the next one follows faster is not written out
 
 
@@ -334,15 +333,8 @@ def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: pd.DataFrame, 
         lanes = [y for pair, y in rows.places.items() if pair[0] == arm]
         if not lanes:
             continue
-        axes.barh(
-            [y + LANE_DOWN for y in lanes],
-            seconds,
-            2 * HALF_LANE,
-            facecolor=SURFACE,
-            edgecolor=MUTED,
-            linewidth=0.6,
-            zorder=0.9,
-        )
+        middles = [y + LANE_DOWN for y in lanes]
+        axes.barh(middles, seconds, 2 * HALF_LANE, facecolor=SURFACE, edgecolor=MUTED, linewidth=0.6, zorder=0.9)
         axes.annotate(label(text), (1.0, rows.heads[arm]), (0, 0), ("axes fraction", "data"), "offset points",
                       ha="right", va="center", color=MUTED, annotation_clip=False)  # fmt: skip
     for stage, own in spans.groupby("stage", sort=False):
@@ -428,14 +420,8 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
         if 1 / reach <= tick <= reach and apart >= TICKS_APART:
             ticks.append(tick)
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)], minor=False)
-    axes.xaxis.set_minor_locator(_no_ticks())
+    axes.minorticks_off()
     return figure
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
 
 
 def _ratio_text(row: Any) -> str:
@@ -454,7 +440,7 @@ def scatter(frame: pd.DataFrame, *, x_label: str, y_label: str, arms: Sequence[s
     """
     looks = arm_looks(list(arms) or _unique(frame, "arm"))
     keys = [Key(label(name), looks[name] | {"linestyle": ""}) for name in _unique(frame, "arm")]
-    figure, (cell,) = cells([HEIGHT], width=PANEL, title=title, keys=keys)
+    figure, (cell,) = cells(1, (PANEL, HEIGHT), title=title, keys=keys)
     axes = _panel_axes(cell, "", "", x_label)
     cell.texts[1].set_text(label(y_label))
     for row in frame.itertuples():
@@ -479,24 +465,82 @@ def sizes(frame: pd.DataFrame, copies: pd.DataFrame, *, arms: Sequence[str] = ()
     looks = arm_looks(names)
     plain: Look = {"color": MUTED, "linestyle": "--", "linewidth": 1.4}
     keys = [*(Key(label(name), looks[name]) for name in names), Key("plain copy in memory", plain)]
-    figure, parts = cells([HEIGHT] * len(panels), width=PANEL, title=title, keys=keys, columns=2)
+    figure, parts = cells(len(panels), (PANEL, HEIGHT), title=title, keys=keys, columns=2)
     lines = dict(iter(frame.groupby(["panel", "arm"], sort=False)))
-    drawn: list[Axes] = []
+    first: Axes | None = None
     for panel, cell in zip(panels, parts, strict=True):
-        drawn.append(_panel_axes(cell, panel, "milliseconds", "size of the weights, MB"))
+        axes = _panel_axes(cell, panel, "milliseconds", "size of the weights, MB")
         for name in names:
             if (panel, name) in lines:
                 own = lines[panel, name].sort_values("megabytes")
                 reach = (own["ms"] - own["low_ms"], own["high_ms"] - own["ms"])
-                drawn[-1].errorbar(own["megabytes"], own["ms"], reach, **looks[name], markersize=4.5, elinewidth=1.2)
+                axes.errorbar(own["megabytes"], own["ms"], reach, **looks[name], markersize=4.5, elinewidth=1.2)
         plainly = copies[copies["panel"] == panel].sort_values("megabytes")
-        drawn[-1].plot(plainly["megabytes"], plainly["ms"], **plain)
-        drawn[-1].set(xscale="log", yscale="log")
-    limits = [(*axes.get_xlim(), *axes.get_ylim()) for axes in drawn]
-    for axes in drawn:
-        axes.set_xlim(min(limit[0] for limit in limits), max(limit[1] for limit in limits))
-        axes.set_ylim(min(limit[2] for limit in limits), max(limit[3] for limit in limits))
-        _set_ticks(axes)
+        axes.plot(plainly["megabytes"], plainly["ms"], **plain)
+        axes.set(xscale="log", yscale="log")
+        if first is not None:
+            axes.sharex(first)
+            axes.sharey(first)
+        first = first or axes
+    for cell in parts:
+        _set_ticks(cell.axes[0])
+    return figure
+
+
+LOG_FROM = 16  # ratio of the largest to the smallest number of a choice from which on it is drawn in powers of 2
+CHOICES = (TIMELINE, 4.4)
+
+
+@styled
+def choices(frame: pd.DataFrame, takes: pd.DataFrame, *, names: Sequence[str] = (), x_label: str, y_label: str,
+            heading: str = "", title: str = "") -> Figure:  # fmt: skip
+    """Draw what each choice brings, with its interval: a line for each arm over numbers, points over names.
+
+    Args:
+        frame: ``arm, x, value, low, high, is_extrapolated``; of names, x is the place among ``names``.
+        takes: ``arm, x, value, text``: the choice that is marked.
+        heading: stands above the axes.
+    """
+    import numpy as np
+
+    arms = _unique(frame, "arm")
+    looks = arm_looks(arms)
+    keys = [Key(label(arm), looks[arm]) for arm in arms if arm]
+    keys.append(Key("90% interval", {"facecolor": SHADE}))
+    hollow: Look = {"markerfacecolor": "white", "linestyle": ""}
+    if frame["is_extrapolated"].any():
+        keys.append(Key("EXTRAPOLATING", {"color": MUTED, "marker": "o"} | hollow))
+    figure, (cell,) = cells(1, CHOICES, title=title, keys=keys)
+    axes = _panel_axes(cell, heading, y_label, x_label, CHOICES)
+    for place, (arm, own) in enumerate(frame.sort_values("x", kind="stable").groupby("arm", sort=False)):
+        look, x = looks[str(arm)], own["x"]
+        if names:
+            x = x + (place - (len(arms) - 1) / 2) * 0.12
+            reach = (own["value"] - own["low"], own["high"] - own["value"])
+            axes.errorbar(x, own["value"], reach, color=look["color"], linestyle="", capsize=3)
+        else:
+            axes.plot(x, own["value"], color=look["color"])
+            axes.fill_between(x, own["low"], own["high"], color=look["color"], alpha=0.13, linewidth=0)
+        for outside, more in ((False, {"linestyle": ""}), (True, hollow)):
+            shown = own["is_extrapolated"] == outside
+            axes.plot(x[shown], own["value"][shown], **look | more, markersize=5)
+    for take in takes.itertuples():
+        color = looks[str(take.arm)]["color"]
+        if not names:
+            axes.axvline(take.x, color=color, linewidth=1.0, linestyle=":")
+        axes.annotate(label(take.text), (take.x, take.value), (8, -16), textcoords="offset points", color=color,
+                      weight="bold", bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7})  # fmt: skip
+    axes.set_ylim(bottom=0)
+    low, high = frame["x"].min(), frame["x"].max()
+    _set_ticks(axes, whole_x=bool((frame["x"] % 1 == 0).all()))
+    if names:
+        axes.set_xticks(range(len(names)), list(map(label, names)))
+        axes.set_xlim(-0.6, len(names) - 0.4)
+    elif low > 0 and high / low >= LOG_FROM:
+        axes.set_xscale("log", base=2)
+        ticks = 2.0 ** np.arange(np.ceil(np.log2(low)), np.log2(high) + 1e-9)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
     return figure
 
 
@@ -515,10 +559,11 @@ def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> F
 
     names = _unique(frame, "arm")
     looks = arm_looks(list(arms) or names)
-    figure, parts = cells([LAG_INCHES] * len(names), width=PANEL, title=title, keys=[], columns=2)
+    size = (PANEL, LAG_INCHES)
+    figure, parts = cells(len(names), size, title=title, keys=[], columns=2)
     highest = int(frame["lag"].max())
     for (name, own), cell in zip(frame.groupby("arm", sort=False), parts, strict=True):
-        axes = place_axes(cell, (PANEL, LAG_INCHES), 0.6, 0.15, 0.32, 0.5)
+        axes = place_axes(cell, size, 0.6, 0.15, 0.32, 0.5)
         mean = (own["lag"] * own["rollouts"]).sum() / own["rollouts"].sum()
         heading = f"{label(name, int(PANEL / EM) - 12)}: mean {mean:.2g}"
         cell.text(0.08 / PANEL, 1 - 0.06 / LAG_INCHES, heading, weight="bold", va="top")

@@ -16,9 +16,18 @@ from matplotlib.text import Text
 
 from harness.core.trace import Stage
 from harness.report import charts
-from harness.report.canvas import ARM_COLOURS, COLOUR_NAMES, EM, PART_LOOKS, TIMELINE, VERDICTS, arm_looks
+from harness.report.canvas import (
+    ARM_COLOURS,
+    COLOUR_NAMES,
+    EM,
+    PART_LOOKS,
+    STAGE_COLOURS,
+    TIMELINE,
+    VERDICTS,
+    arm_looks,
+    save,
+)
 from harness.report.charts import Panel
-from harness.report.style import STAGE_COLOURS, save
 from tests.report import reference_frames as reference
 
 NAN = float("nan")

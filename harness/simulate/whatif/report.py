@@ -12,9 +12,9 @@ from harness.compare.checkpoints import interval_advice
 from harness.compare.numbers import change, listed, number, percent
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
+from harness.report.canvas import save
 from harness.report.document import Table
 from harness.report.experiment_charts import Excerpt, shown_steps, timeline_figure
-from harness.report.style import save
 from harness.results import Manifest, RunFolder, StepRow, TailRow, experiment_name, in_pipeline_order
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.writer import timestamp, utc_now
