@@ -110,25 +110,24 @@ def _shown(folder: Path) -> str:
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Section | None]:
-    known = [item for item in judged if item.primary.blocks > 1]
-    verdicts: list[Item] = []
-    for judgement in known:
-        chart = drawings.forest_chart(judgement)
-        table = tables.verdict_table(judgement)
-        verdicts.append(table if chart is None else Chart(chart.key, chart.title, chart.says, chart.draw, table))
+    curves = drawings.curve_charts(experiment)
+    verdicts = [(item, tables.verdict_table(item)) for item in judged if item.primary.blocks > 1]
     return [
-        _section("verdicts", "Verdicts", _of(said, "answer"), verdicts),
+        _section(
+            *("verdicts", "Verdicts", _of(said, "answer")),
+            [drawings.forest_chart(item, table) or table for item, table in verdicts],
+        ),
         _section(
             *("time", "Where the time goes"),
             [drawings.stages_chart(experiment), tables.stage_table(experiment), drawings.processes_chart(experiment)],
-            [tables.rank_table(experiment), drawings.timeline_chart(experiment), drawings.step_time_chart(experiment)],
+            [tables.rank_table(experiment), drawings.timeline_chart(experiment), curves.get("step_time")],
             _of(said, "time"),
         ),
         _section(
             *("learning", "What was learned"),
-            [drawings.reward_chart(experiment), tables.outcome_table(experiment), drawings.learning_chart(experiment)],
-            [drawings.training_chart(experiment), drawings.kl_chart(experiment), drawings.stability_chart(experiment)],
-            [drawings.optimizer_chart(experiment), drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
+            [curves.get("reward"), tables.outcome_table(experiment)],
+            [curves.get(key) for key in ("learning", "training", "kl", "stability", "optimizer_steps")],
+            [drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
             _of(said, "learning"),
         ),
         _section(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -13,15 +13,17 @@ from harness.compare.experiment import MOST_WITH_SPANS, SIMULATED, Experiment, M
 from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
+from harness.compare.remarks.lag_and_syncs import arm_syncs
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
-from harness.compare.syncs import PARTS, Syncs, syncs_of
+from harness.compare.syncs import PARTS, Syncs, pooled
 from harness.compare.times import NO_STAGE
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.report.document import Table
+from harness.results.occupancy import LaneAccount
 from harness.results.rows import in_pipeline_order
 
 OVERLAP = 1.005
@@ -249,19 +251,22 @@ def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> str:
     return f"{number(busy) if busy else NOTHING} / {number(critical)} {percent(share):>6}"
 
 
-def process_table(experiment: Experiment) -> Table:
-    """Return how the wall-clock of each process divides into stages, waits and unattributed time."""
-    rows = []
+def lane_accounts(experiment: Experiment) -> Iterator[tuple[str, str, list[LaneAccount]]]:
+    """Yield each process of each arm, in the order of the work, with where its time went in each run that kept spans."""
     for arm, members in experiment.arms.items():
         known = [member.times.lanes for member in members if member.times is not None]
         for lane in in_pipeline_order({lane for lanes in known for lane in lanes}):
-            accounts = [lanes[lane] for lanes in known if lane in lanes]
-            busy, waiting, rest = (
-                fmean(account.share(ns) for account, ns in zip(accounts, parts, strict=True))
-                for parts in zip(*((a.busy_ns, a.waiting_ns, a.unattributed_ns) for a in accounts), strict=True)
-            )
-            seconds = number(fmean(account.wall_ns / 1e9 for account in accounts))
-            rows.append((arm, lane, seconds, percent(busy), percent(waiting), f"{100 * rest:.2f}%"))
+            yield arm, lane, [lanes[lane] for lanes in known if lane in lanes]
+
+
+def process_table(experiment: Experiment) -> Table:
+    """Return how the wall-clock of each process divides into stages, waits and unattributed time."""
+    rows = []
+    for arm, lane, accounts in lane_accounts(experiment):
+        shares = [[a.share(ns) for ns in (a.busy_ns, a.waiting_ns, a.unattributed_ns)] for a in accounts]
+        busy, waiting, rest = map(fmean, zip(*shares, strict=True))
+        seconds = number(fmean(account.wall_ns / 1e9 for account in accounts))
+        rows.append((arm, lane, seconds, percent(busy), percent(waiting), f"{100 * rest:.2f}%"))
     notes = ("No spans were kept with these runs.",) if not rows else spans_note(experiment)
     title = f"Processes: {window_words(experiment.members)}"
     header = ("arm", "process", "seconds", "busy", "waiting", "unattributed")
@@ -431,24 +436,20 @@ def _statuses(members: Sequence[Member]) -> str:
 
 def sync_table(experiment: Experiment) -> Table | None:
     """Return what a weight sync moved and took, one column for each arm; None where none left the process."""
-    syncs = {arm: arm_syncs(members) for arm, members in experiment.arms.items()}
-    arms = [arm for arm in syncs if syncs[arm]]
-    if not arms:
+    syncs = {arm: own for arm in experiment.arms if (own := arm_syncs(experiment, arm))}
+    if not syncs:
         return None
-
-    def row(name: str, write: Callable[[list[Syncs]], str]) -> tuple[str, ...]:
-        return (name, *(write(syncs[arm]) for arm in arms))
-
-    rows = [
-        row("transport", lambda own: own[0].transport),
-        row("MB", lambda own: number(own[0].num_bytes / 1e6)),
-        row("tensors", lambda own: count(own[0].num_tensors)),
-        *(row(f"{part}, ms", lambda own, part=part: _milliseconds(pooled(own, part))) for part in PARTS[:3]),  # type: ignore[misc]
-        row("publish to loaded, ms", lambda own: _milliseconds(pooled(own, "whole"))),
-        row("GB/s", _bandwidth),
-        row("verify, ms", lambda own: _milliseconds(pooled(own, "verify"))),
-    ]
-    steps = sorted({len(pooled(syncs[arm], "whole")) for arm in arms})
+    named: dict[str, Callable[[list[Syncs]], str]] = {
+        "transport": lambda own: own[0].transport,
+        "MB": lambda own: number(own[0].num_bytes / 1e6),
+        "tensors": lambda own: count(own[0].num_tensors),
+        **{f"{part}, ms": lambda own, part=part: _milliseconds(pooled(own, part)) for part in PARTS[:3]},  # type: ignore[misc]
+        "publish to loaded, ms": lambda own: _milliseconds(pooled(own)),
+        "GB/s": _bandwidth,
+        "verify, ms": lambda own: _milliseconds(pooled(own, "verify")),
+    }
+    rows = [(name, *map(write, syncs.values())) for name, write in named.items()]
+    steps = sorted({len(pooled(own)) for own in syncs.values()})
     many = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     notes = (
         f"Means [10th percentile, median, 90th percentile] over {many} measured training steps.",
@@ -456,18 +457,7 @@ def sync_table(experiment: Experiment) -> Table | None:
         "mean from publish to loaded, without verification.",
     )
     shown = tuple(each for each in rows if any(text != NOTHING for text in each[1:]))
-    return Table("What a weight sync moved and took", ("", *arms), shown, notes, key="syncs")
-
-
-def arm_syncs(members: Sequence[Member]) -> list[Syncs]:
-    """Return the syncs of an arm's runs, where weights left the process."""
-    return [syncs for each in members if (syncs := syncs_of(each.table)) is not None and syncs.leaves_the_process]
-
-
-def pooled(syncs: Sequence[Syncs], part: str) -> np.ndarray:
-    """Return the seconds of one part, or of the ``whole``, over all steps of all runs."""
-    parts = [each.whole_s if part == "whole" else each.seconds.get(part, np.empty(0)) for each in syncs]
-    return np.concatenate(parts) if parts else np.empty(0)
+    return Table("What a weight sync moved and took", ("", *syncs), shown, notes, key="syncs")
 
 
 def _milliseconds(seconds: np.ndarray) -> str:
@@ -478,7 +468,7 @@ def _milliseconds(seconds: np.ndarray) -> str:
 
 
 def _bandwidth(syncs: list[Syncs]) -> str:
-    whole_s = pooled(syncs, "whole")
+    whole_s = pooled(syncs)
     return number(syncs[0].num_bytes / whole_s.mean() / 1e9) if whole_s.sum() > 0 else NOTHING
 
 
