@@ -252,7 +252,7 @@ def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> str:
 
 
 def lane_accounts(experiment: Experiment) -> Iterator[tuple[str, str, list[LaneAccount]]]:
-    """Yield each process of each arm, in the order of the work, with where its time went in each run that kept spans."""
+    """Yield each process of each arm, in the order of the work, and where its time went in the runs that kept spans."""
     for arm, members in experiment.arms.items():
         known = [member.times.lanes for member in members if member.times is not None]
         for lane in in_pipeline_order({lane for lanes in known for lane in lanes}):
