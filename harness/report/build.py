@@ -40,8 +40,12 @@ WORTH_SAYING = 0.001
 """Share of a step below which the difference of a stage is not said."""
 
 
-def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
-    """Return what an experiment says, each sentence once: the sections hold what the short form leaves."""
+def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = False) -> Document:
+    """Return what an experiment says, each sentence once: the other sections hold what the short form leaves.
+
+    Args:
+        brief: the short form, and cautions: no sections that need frames for their charts.
+    """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
     answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
@@ -53,10 +57,12 @@ def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
     cautions = [item for item in said if item.kind == "caution"]
     first = [item for item in cautions if item.key != MARKED][:MOST_CAUTIONS]
     sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *following, *first))]
-    sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+    if not brief:
+        sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
     others = [item for item in cautions if item not in first]
     sections.append(_section("cautions", "Further cautions", others, folded=True))
-    sections += [machine_section(experiment), provenance_section(experiment)]
+    if not brief:
+        sections += [machine_section(experiment), provenance_section(experiment)]
     description = experiment.members[0].settings.get("description")
     return Document(
         title=f"{experiment.title} / {experiment.name}",

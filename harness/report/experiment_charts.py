@@ -16,7 +16,7 @@ import numpy as np
 from harness.compare.attribution import loop_window
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
-from harness.compare.numbers import number, percent
+from harness.compare.numbers import listed, number, percent
 from harness.compare.remarks.lag_and_syncs import arm_syncs
 from harness.compare.remarks.time import UNATTRIBUTED, stage_seconds
 from harness.compare.run_frame import TIMING
@@ -295,7 +295,7 @@ def processes_chart(experiment: Experiment) -> Chart | None:
 
 def sync_chart(experiment: Experiment) -> Chart | None:
     """Publish, transfer, load and verify of each arm; None where no weights left the process."""
-    bars = list[Bar]()
+    bars, sizes = list[Bar](), dict[str, list[str]]()
     for arm in experiment.arms:
         syncs = arm_syncs(experiment, arm)
         whole = 1e3 * pooled(syncs)
@@ -303,9 +303,11 @@ def sync_chart(experiment: Experiment) -> Chart | None:
             parts = {part: seconds for part in PARTS if len(seconds := pooled(syncs, part))}
             lengths = {f"weight_{part}": 1e3 * float(seconds.mean()) for part, seconds in parts.items()}
             size, low, high = syncs[0].num_bytes / 1e6, *np.percentile(whole, (10, 90))
+            sizes.setdefault(number(size), []).append(arm)
             text = f"{number(whole.mean())} ms, {number(size / whole.mean())} GB/s"
-            bars.append(Bar(arm, f"{syncs[0].transport}, {number(size)} MB", lengths, text, low, high))
-    says = "Means over the measured training steps; whiskers: publish to loaded, 10th to 90th percentile."
+            bars.append(Bar(arm, syncs[0].transport, lengths, text, low, high))
+    moved = "; ".join(f"{size} MB{'' if len(sizes) == 1 else f' in {listed(own)}'}" for size, own in sizes.items())
+    says = f"Means over the measured training steps of {moved}; whiskers: publish to loaded, 10th to 90th percentile."
     table, title = sync_table(experiment), "What a weight sync is made of"
     return _bars(experiment, "sync", title, says, bars, table, x_label="milliseconds per sync")
 
@@ -354,12 +356,8 @@ def waste_chart(experiment: Experiment) -> Chart | None:
 # ---- verdicts, timelines, sizes
 
 
-def forest_chart(judgement: Judgement, table: Table) -> Chart | None:
-    """Ratios of one arm over the baseline's, with their intervals; None below two blocks.
-
-    Args:
-        table: the numbers.
-    """
+def forest_chart(judgement: Judgement, table: Table | None = None) -> Chart | None:
+    """Ratios of one arm over the baseline's, with their intervals, and the table behind; None below two blocks."""
     if judgement.primary.blocks < 2 or judgement.primary.ratio is None:
         return None
     named = [(effect.label, effect) for effect in judgement.effects]
