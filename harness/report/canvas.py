@@ -30,12 +30,12 @@ VERDICTS = {
     "cannot tell": ("#565f69", "^"),
 }
 """Colour and marker of what a comparison says."""
-WAITING, NO_STAGE = "waiting", "no stage"
+WAITING, UNATTRIBUTED = "waiting", "unattributed"
 Look = dict[str, Any]
 PART_LOOKS: dict[str, Look] = {
     **{stage.value: {"facecolor": colour} for stage, colour in STAGE_COLOURS.items()},
     WAITING: {"facecolor": "#eceef0", "hatch": "////"},
-    NO_STAGE: {"facecolor": SURFACE, "edgecolor": MUTED, "linewidth": 0.8},
+    UNATTRIBUTED: {"facecolor": SURFACE, "edgecolor": MUTED, "linewidth": 0.8},
     "trained on": {"facecolor": "#3b6ea5"},
     "never used": {"facecolor": "#c9ced4"},
     "discarded, all rewards equal": {"facecolor": "#b9a44c", "hatch": "...."},

@@ -265,7 +265,7 @@ def _write_ends(axes: Axes, rows: _Rows, texts: dict[tuple[str, str], str]) -> N
 @styled
 def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str, value: str = "seconds",
          title: str = "", limit: float | None = None) -> Figure:  # fmt: skip
-    """Draw stacked bars: one for each row of each arm, work first, then waits, then time in no stage.
+    """Draw stacked bars: one for each row of each arm, work first, then waits, then unattributed time.
 
     Args:
         frame: ``arm, row, part`` and the value; parts that occur twice in a row are added.
@@ -323,7 +323,7 @@ def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: pd.DataFrame, 
     """
     pairs = list(zip(spans["arm"].astype(str), spans["lane"].astype(str), strict=True))
     rows = _rows(list(dict.fromkeys(pairs)))
-    keys = [*part_keys(_unique(spans, "stage")), Key("no stage, no wait", part_look("no stage"))]
+    keys = [*part_keys(_unique(spans, "stage")), Key("unattributed", part_look("unattributed"))]
     if len(changes):
         keys.append(Key("policy version now held", {"color": INK, "marker": "v", "linestyle": "", "markersize": 5}))
     figure, axes = _row_axes(rows, [], "seconds since the first of these steps began", title=title, keys=keys,

@@ -20,7 +20,7 @@ from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
 from harness.compare.syncs import PARTS
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
@@ -234,8 +234,8 @@ def step_time_chart(experiment: Experiment) -> Chart | None:
 
 
 def grid_chart(experiment: Experiment) -> Chart | None:
-    """A panel of validation rewards for each point of all axes of a sweep but the last, which are the lines; None where
-    there are not two axes beside the seed, nothing was evaluated, or there are too many panels to read."""
+    """A panel of validation rewards for each combination of the axes of a sweep but the last, whose values are the
+    lines; None where there are not two axes beside the seed, nothing was evaluated, or there are too many panels."""
     keys = dict.fromkeys(key for each in experiment.members for key in each.manifest.point if key != "seed")
     if len(keys) < 2 or any(each.manifest.arm for each in experiment.members):
         return None
@@ -254,7 +254,12 @@ def grid_chart(experiment: Experiment) -> Chart | None:
     panels = [Panel(name, "validation reward", y_of=names[0] if place else None) for place, name in enumerate(names)]
     title = f"{experiment.title}: validation reward"
     draw = partial(charts.curves, frame, panels, arms=list(dict.fromkeys(frame["arm"])), title=title, columns=3)
-    return Chart("grid", "validation reward at each point", "A panel for each point; one line for each value.", draw)
+    return Chart(
+        "grid",
+        "validation reward for each combination of values",
+        "A panel for each combination; a line for each value of the last axis.",
+        draw,
+    )
 
 
 def _named(keys: Sequence[str], member: Member) -> str:
@@ -279,12 +284,12 @@ def stages_chart(experiment: Experiment) -> Chart | None:
         written = f"{number(wall)} s{mark(experiment, arm)}"
         critical = {
             name: value
-            for name in (*(stage.value for stage in Stage), NO_STAGE)
+            for name in (*(stage.value for stage in Stage), UNATTRIBUTED)
             if (value := experiment.mean(arm, EXPOSED + name)) is not None
         }
         alone = total <= (1 + SIDE_BY_SIDE) * wall
         if alone or not critical:
-            shown = busy | {NO_STAGE: max(0.0, wall - total)}
+            shown = busy | {UNATTRIBUTED: max(0.0, wall - total)}
             parts += [(arm, "step", name, seconds) for name, seconds in shown.items()]
             ends.append((arm, "step", written, low, high, np.nan if alone else wall))
             continue
@@ -319,7 +324,7 @@ def processes_chart(experiment: Experiment) -> Chart | None:
             accounts = [lanes[lane] for lanes in known if lane in lanes]
             stages = dict.fromkeys(stage for stage in Stage if any(stage in each.stages_ns for each in accounts))
             shares = {s.value: fmean(each.share(each.stages_ns.get(s, 0)) for each in accounts) for s in stages}
-            shares[NO_STAGE] = fmean(each.share(each.unattributed_ns) for each in accounts)
+            shares[UNATTRIBUTED] = fmean(each.share(each.unattributed_ns) for each in accounts)
             parts += [(arm, lane, name, 100 * share) for name, share in shares.items()]
             busy = fmean(each.share(each.busy_ns) for each in accounts)
             ends.append((arm, lane, f"{percent(busy)} busy", np.nan, np.nan, np.nan))

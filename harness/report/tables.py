@@ -18,7 +18,7 @@ from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark, step_ratio
 from harness.compare.syncs import PARTS, Syncs, syncs_of
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.report.document import Table
@@ -226,14 +226,14 @@ def _single_steps(experiment: Experiment, arm: str) -> str:
 
 def critical_path_table(experiment: Experiment) -> Table | None:
     """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
-    names = [*(stage.value for stage in Stage if not stage.is_wait), NO_STAGE]
+    names = [*(stage.value for stage in Stage if not stage.is_wait), UNATTRIBUTED]
     shown = [name for name in names if experiment.has(EXPOSED + name)]
     if not shown:
         return None
     arms = [arm for arm in experiment.arms if any(experiment.values(arm, EXPOSED + name) for name in shown)]
     rows = [
         (
-            "unattributed" if name == NO_STAGE else name,
+            name,
             *(text for arm in arms for text in _busy_and_critical(experiment, arm, name)),
         )
         for name in shown
