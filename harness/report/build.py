@@ -42,16 +42,21 @@ WORTH_SAYING = 0.001
 """Share of a step below which the difference of a stage is not said."""
 
 
-def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
-    """Return what an experiment says."""
+def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = False) -> Document:
+    """Return what an experiment says.
+
+    Args:
+        brief: the short form only: no other sections, which need frames for their charts.
+    """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
     answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
     short += [*_differences(experiment, judged), *(item for item in said if item.key in SHORT), *_next(experiment)]
     sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
-    sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
-    sections += [machine_section(experiment), provenance_section(experiment)]
+    if not brief:
+        sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+        sections += [machine_section(experiment), provenance_section(experiment)]
     description = experiment.members[0].settings.get("description")
     return Document(
         title=f"{experiment.title} / {experiment.name}",
