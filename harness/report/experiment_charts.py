@@ -14,7 +14,7 @@ import numpy as np
 from harness.compare.attribution import loop_window
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
-from harness.compare.numbers import number, percent
+from harness.compare.numbers import number, percent, plural
 from harness.compare.run_frame import EXPOSED, TIMING
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
@@ -566,7 +566,7 @@ def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart | 
         return None
     rows = [
         (
-            f"{point.receivers} receivers, {point.tensors} tensors",
+            f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}",
             point.transport,
             point.megabytes,
             *(1e3 * seconds for seconds in (point.median_s, point.low_s, point.high_s)),
@@ -577,7 +577,7 @@ def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart | 
     frame = pd.DataFrame(rows, columns=["panel", "arm", "megabytes", "ms", "low_ms", "high_ms", "copy_ms"])
     copies = frame.groupby(["panel", "megabytes"], as_index=False)["copy_ms"].median().rename(columns={"copy_ms": "ms"})
     transports = list(dict.fromkeys(point.transport for point in points))
-    title = f"{experiment.title}: a weight sync, from publish to the receiver's own tensors"
+    title = f"{experiment.title}: a weight sync by size"
     draw = partial(charts.sizes, frame, copies, arms=transports, title=title)
-    says = "Medians; bars from the 10th to the 90th percentile of the repeats."
+    says = "From publish to the receivers' own tensors: medians; bars from the 10th to the 90th percentile."
     return Chart("sweep", "A weight sync by size", says, draw)
