@@ -21,7 +21,7 @@ from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, Syncs, pooled
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Stage
 from harness.report.document import Table
 from harness.results.occupancy import LaneAccount
@@ -226,15 +226,12 @@ def _single_steps(experiment: Experiment, arm: str) -> str:
 
 def critical_path_table(experiment: Experiment) -> Table | None:
     """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
-    names = [*(stage.value for stage in Stage if not stage.is_wait), NO_STAGE]
+    names = [*(stage.value for stage in Stage if not stage.is_wait), UNATTRIBUTED]
     shown = [name for name in names if experiment.has(EXPOSED + name)]
     arms = [arm for arm in experiment.arms if any(experiment.share(arm, EXPOSED + name) for name in shown)]
     if not arms:
         return None
-    rows = [
-        ("unattributed" if name == NO_STAGE else name, *(_busy_and_critical(experiment, arm, name) for arm in arms))
-        for name in shown
-    ]
+    rows = [(name, *(_busy_and_critical(experiment, arm, name) for arm in arms)) for name in shown]
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
