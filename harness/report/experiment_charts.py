@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.compare.attribution import loop_window
+from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import listed, number, percent
@@ -26,7 +27,15 @@ from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart
-from harness.report.tables import arm_syncs, critical_path_table, pooled, process_table, sync_table, window_words
+from harness.report.tables import (
+    arm_syncs,
+    critical_path_table,
+    effect_label,
+    pooled,
+    process_table,
+    sync_table,
+    window_words,
+)
 from harness.results.frames import RunTable, over_optimizer_steps
 from harness.results.rows import VersionChange, in_pipeline_order
 
@@ -428,25 +437,25 @@ def waste_chart(experiment: Experiment) -> Chart | None:
 
 
 def forest_chart(judgement: Judgement) -> Chart | None:
-    """Ratios of one arm over the baseline's, with their intervals; None below two blocks."""
+    """Ratios of the times of one arm over the baseline's, with their intervals; None below two blocks."""
     import pandas as pd
 
-    effects = [*judgement.effects, *([judgement.noise_floor] if judgement.noise_floor is not None else [])]
-    if judgement.primary.blocks < 2 or judgement.primary.ratio is None:
-        return None
+    floor = [] if judgement.noise_floor is None else [judgement.noise_floor]
+    labelled = [
+        *((effect_label(effect), effect) for effect in judgement.effects),
+        *((f"{judgement.base} against itself", effect) for effect in floor),
+    ]
     rows = [
         (
-            judgement.other,
-            effect.label if place < len(judgement.effects) else f"{judgement.base} against itself",
-            effect.ratio,
-            np.nan if effect.low is None else effect.low,
-            np.nan if effect.high is None else effect.high,
-            {"better": "faster", "worse": "slower"}.get(direction(effect), direction(effect)),
-            effect.threshold,
+            *(judgement.other, text, effect.ratio),
+            *(np.nan if end is None else end for end in (effect.low, effect.high)),
+            *(direction(effect), effect.threshold),
         )
-        for place, effect in enumerate(effects)
-        if effect.ratio is not None
+        for text, effect in labelled
+        if effect.ratio is not None and not endpoint_of_effect(effect).is_difference
     ]
+    if judgement.primary.blocks < 2 or not rows:
+        return None
     frame = pd.DataFrame(rows, columns=["arm", "row", "value", "low", "high", "verdict", "threshold"])
     title = f"{judgement.other} against {judgement.base}"
     draw = partial(charts.forest, frame, x_label="ratio of seconds, 95% interval", title=title)
