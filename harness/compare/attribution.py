@@ -1,14 +1,13 @@
-"""The window of a run's loop, how long the lag bound made Generators wait, and what overlap could gain at most."""
+"""The window of a run's loop, and how long the lag bound made Generators wait."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.core.intervals import total
 from harness.core.trace import Span, Stage
 from harness.results import lane_kind
-from harness.results.occupancy import LaneAccount
 
 
 def loop_window(spans: Sequence[Span], loop_s: float | None) -> tuple[int, int]:
@@ -53,36 +52,3 @@ def blocked_time(spans: Sequence[Span], max_lag: int, steps: int) -> BlockedTime
     by_lane = [total((span.start_ns, span.end_ns) for span in waits if span.lane == lane) for lane in generators]
     seconds = sum(by_lane) / max(1, len(generators)) / 1e9
     return BlockedTime(len({span.step for span in waits}), max(0, steps - max_lag - 1), seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapBound:
-    """How short a loop could become if its lanes worked side by side all the time and their stages took no longer.
-
-    Attributes:
-        loop_s: seconds of the loop as it was.
-        worked_s: seconds of work, added over lanes: the loop's length if nothing overlapped and nobody waited in vain.
-        lane: the busiest lane.
-        shortest_s: its seconds of work, below which the loop cannot fall.
-    """
-
-    loop_s: float
-    worked_s: float
-    lane: str
-    shortest_s: float
-
-    @property
-    def speedup(self) -> float:
-        """How many times as fast the loop would be: at least 1."""
-        return self.loop_s / self.shortest_s
-
-
-def overlap_bound(lanes: Mapping[str, LaneAccount]) -> OverlapBound | None:
-    """Return the bound on what overlapping the lanes could gain; None where no lane worked."""
-    if not lanes:
-        return None
-    busiest = max(lanes.values(), key=lambda account: account.busy_ns)
-    if busiest.busy_ns <= 0:
-        return None
-    worked_ns = sum(account.busy_ns for account in lanes.values())
-    return OverlapBound(busiest.wall_ns / 1e9, worked_ns / 1e9, busiest.lane, busiest.busy_ns / 1e9)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, expm1, log, log1p, sqrt
+from math import exp, expm1, log
 
 from harness.compare.experiment import Member
 from harness.compare.numbers import change, number, reward
-from harness.compare.stats import FEWEST_BLOCKS, STEP, STEP_THRESHOLD, Effect, Verdict
-from harness.compare.stats.intervals import CONFIDENCE, LEVEL, POWER, t_quantile
+from harness.compare.stats import STEP, STEP_THRESHOLD, Effect, Verdict
 from harness.compare.syncs import sync_seconds
-from harness.core.experiment import MOST_BLOCKS
 
 REWARD_THRESHOLD = 0.03
 """Difference of validation reward that counts in practice."""
@@ -116,7 +114,8 @@ def effect_in_words(effect: Effect, base: str, other: str) -> str:
     ends = "" if low is None or high is None else _ends_in_words(effect.ratio, low, high) + ", "
     if effect.verdict is Verdict.DIFFERENT:
         if effect.ratio >= TIMES:
-            return f"{other} takes {effect.ratio:.1f} times as long {what} as {base} ({ends}{blocks})"
+            times = "" if low is None or high is None else f"{low:.1f} to {high:.1f}, "
+            return f"{other} takes {effect.ratio:.1f} times as long {what} as {base} ({times}{blocks})"
         return f"{other} is {_by(effect.ratio)} {what} than {base} ({ends}{blocks})"
     if effect.verdict is Verdict.EQUIVALENT:
         return f"{other} and {base} take the same {what}: {change(effect.ratio)} ({ends}{blocks})"
@@ -147,30 +146,3 @@ def _difference_in_words(effect: Effect, base: str, other: str) -> str:
     if effect.verdict is Verdict.EQUIVALENT:
         return f"the rewards of {other} and {base} are the same ({shown}, {effect.blocks} blocks)"
     return f"no difference in reward shown between {other} and {base} ({shown}, {effect.blocks} blocks)"
-
-
-def blocks_needed(effect: Effect) -> int | None:
-    """Return how many blocks would reach a verdict in 80% of experiments, if effect and spread are as estimated.
-
-    The interval of n blocks is estimate +- t * sd / sqrt(n). It must leave out "no change", at the level that is left
-    after all corrections, or lie inside the threshold where the estimate does: the way to go is d, and n is the first
-    with (t + t_.80) * sd / sqrt(n) <= d (Bloom, Evaluation Review 19, 1995). The sd is taken from the effect's
-    interval, with all that widened it.
-
-    Returns:
-        None where it cannot be told (below two blocks), or would take more than ``MOST_BLOCKS``.
-    """
-    if effect.ratio is None or effect.high is None or effect.blocks < 2:
-        return None
-    point, reach, half = abs(log(effect.ratio)), log1p(effect.threshold), log(effect.high / effect.ratio)
-    deviation = half * sqrt(effect.blocks) / t_quantile((1 + CONFIDENCE) / 2, effect.blocks - 1)
-    level, way = LEVEL, reach - point
-    if point >= reach:
-        level, way = LEVEL * (effect.p / effect.p_adjusted if effect.p and effect.p_adjusted else 1.0), point
-
-    def is_enough(blocks: int) -> bool:
-        quantiles = t_quantile(1 - level / 2, blocks - 1) + t_quantile(POWER, blocks - 1)
-        return quantiles * deviation / sqrt(blocks) <= way
-
-    fewest = max(FEWEST_BLOCKS, effect.blocks + 1)
-    return next((blocks for blocks in range(fewest, MOST_BLOCKS + 1) if is_enough(blocks)), None)

@@ -12,10 +12,10 @@ from pathlib import Path
 from harness.compare.completeness import Gaps, gap_sentence, newer_sentence
 from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import Experiment, is_called
-from harness.compare.judging import Judgement, judge_against, judgements
+from harness.compare.judging import Judgement, direction, judge_against, judgements
 from harness.compare.numbers import listed
 from harness.compare.occasions import Baseline
-from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Verdict, side_of_limit
+from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, Verdict, side_of_limit
 from harness.core.errors import UserError
 
 FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4
@@ -147,15 +147,16 @@ def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
     effect, floor = judgement.primary, judgement.noise_floor
     endpoint = endpoint_of_effect(effect)
     against = f"gate: {judgement.other} against {judgement.base}, {endpoint.words}"
-    interval = endpoint.interval(effect)
+    interval = _interval(effect)
     if judgement.is_noise_floor:
-        text = f"{against}: the same settings, {interval}, {effect.verdict.value}."
+        word = f"not comparable: {effect.reason}" if effect.verdict is Verdict.NOT_COMPARABLE else direction(effect)
+        text = f"{against}: the same settings, {interval}: {word}."
         if effect.verdict in (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE):
             return NOT_COMPARABLE, text
         return (INCONCLUSIVE if judgement.unfinished else FINE), text
     reason = effect.reason if effect.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate
     if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
-        reason = f"the baseline is {endpoint.interval(floor)} from itself"
+        reason = f"the baseline is {_interval(floor)} from itself"
     if reason is not None:
         return NOT_COMPARABLE, f"{against}: not comparable: {reason}."
     decided = effect.p_adjusted is not None and effect.blocks >= FEWEST_BLOCKS
@@ -169,3 +170,12 @@ def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
     if side == "below":
         return FINE, f"{against}: fine: {interval}; the limit is {bound}."
     return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {bound}."
+
+
+def _interval(effect: Effect) -> str:
+    """Write an effect with its interval: ``+8.0%, 95% interval +6.0% to +10.0%``."""
+    if effect.ratio is None:
+        return "no figures"
+    endpoint = endpoint_of_effect(effect)
+    ends = endpoint.ends(effect)
+    return f"{endpoint.change(effect.ratio)}, {'no interval' if ends is None else f'95% interval {ends}'}"

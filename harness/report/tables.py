@@ -201,6 +201,8 @@ def stage_table(experiment: Experiment) -> Table:
 
 
 def _with_share(experiment: Experiment, arm: str, figure: str, marked: str = "") -> str:
+    if not experiment.values(arm, figure):
+        return NOTHING
     seconds, share = cell(experiment, arm, figure, number), percent(experiment.share(arm, figure))
     return f"{seconds}{marked} {share:>6}"
 
@@ -349,7 +351,7 @@ def spans_note(experiment: Experiment) -> tuple[str, ...]:
 def outcome_table(experiment: Experiment) -> Table:
     """Return reward, length, cost and health of each arm, one column each; rows that no run has are left out."""
     arms = list(experiment.arms)
-    status = ("status", *(_statuses(experiment.arms[arm]) for arm in arms))
+    status = ("status", *(_statuses([*map(_status, experiment.arms[arm])]) for arm in arms))
     notes = [*seed_note(experiment), *spans_note(experiment)]
     prompts = [
         each.figures["prompts"]
@@ -409,19 +411,18 @@ def replay_table(experiment: Experiment) -> Table | None:
     return Table("Replay buffer", ("", *arms), rows, seed_note(experiment), key="replay")
 
 
-def status_of(member: Member) -> str:
+def _status(member: Member) -> str:
     """Return how a run ended: ``completed``, ``interrupted at step 23 of 60``."""
-    if member.is_completed and member.figures["divergence"] is None:
+    if member.is_completed:
         return member.run.status
     planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
-    if member.figures["divergence"] is not None and not member.is_completed:  # which for an experiment is no failure
+    if member.figures["divergence"] is not None:  # which for an experiment is no failure
         return f"diverged at step {member.figures['divergence'].step}{planned}"
-    return member.run.status if member.is_completed else f"{member.run.status} at step {member.steps}{planned}"
+    return f"{member.run.status} at step {member.steps}{planned}"
 
 
-def _statuses(members: Sequence[Member]) -> str:
+def _statuses(every: Sequence[str]) -> str:
     """Return what all runs share, or how many there are of each: ``3 completed, 1 failed``."""
-    every = [status_of(member) for member in members]
     each = list(dict.fromkeys(every))
     return each[0] if len(each) == 1 else ", ".join(f"{every.count(status)} {status}" for status in each)
 
@@ -550,7 +551,7 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
         rows.append(
             (
                 *(experiment.title, experiment.name, *letters[place : place + 1], str(len(experiment.members))),
-                *((_statuses(experiment.members),) if is_odd else ()),
+                *((_statuses([member.run.status for member in experiment.members]),) if is_odd else ()),
                 _over_runs(experiment, "steps", count),
                 _over_runs(experiment, "step_s", number) + marks,
                 _over_runs(experiment, "reward_last", reward),

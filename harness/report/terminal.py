@@ -34,7 +34,6 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
     Args:
         full: all sections; of charts the tables.
     """
-    console.print()
     console.print(Text(plain(document.title), style="bold underline"))
     for remark in document.answer:
         console.print(Text(plain(remark.text), style="bold"))

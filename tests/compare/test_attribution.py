@@ -1,14 +1,14 @@
-"""The window of a run's loop, the accounts of its lanes, the waits of the lag bound and what overlap could gain."""
+"""The window of a run's loop, the accounts of its lanes and the waits of the lag bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.compare import run_figures
-from harness.compare.attribution import BlockedTime, OverlapBound, blocked_time, loop_window, overlap_bound
+from harness.compare.attribution import BlockedTime, blocked_time, loop_window
+from harness.compare.times import span_times
 from harness.core.trace import Span, Stage
 from harness.results import RunFolder, in_pipeline_order, load_run
-from harness.results.occupancy import Occupancy
+from harness.results.frames import read_table
 from tests.run_folders import loop_accounts
 
 S = 1_000_000_000
@@ -45,27 +45,12 @@ def test_the_account_of_a_run_is_read_from_its_spans(make_run: Callable[..., Run
 def test_a_run_without_spans_has_no_account(make_run: Callable[..., RunFolder]) -> None:
     folder = make_run().folder
     (folder / "spans.jsonl").unlink()
-    run = run_figures(load_run(folder))
-    assert (run.lanes, run.parts, run.overlap, run.exposed) == ({}, {}, None, None)
+    assert span_times(read_table(folder)) is None
 
 
 def test_lanes_stand_in_the_order_of_the_work() -> None:
     names = ["learner", "scorer", "generator_1", "generator_0", "driver"]
     assert in_pipeline_order(names) == ["generator_0", "generator_1", "scorer", "learner", "driver"]
-
-
-def test_a_loop_cannot_be_shorter_than_the_work_of_its_busiest_lane() -> None:
-    spans = [
-        _span_s("learner", Stage.WAIT_FOR_BATCH, 0, 4),
-        _span_s("learner", Stage.UPDATE, 4, 9),
-        _span_s("generator", Stage.GENERATE, 0, 4),
-        _span_s("generator", Stage.WAIT_FOR_WEIGHTS, 4, 10),  # waits longer than the Learner
-    ]
-    bound = overlap_bound(Occupancy.of(spans, [(0, 10 * S)]).accounts())
-    assert bound == OverlapBound(loop_s=10.0, worked_s=9.0, lane="learner", shortest_s=5.0)
-    assert bound.speedup == 2.0
-    assert overlap_bound({}) is None
-    assert overlap_bound(Occupancy.of(spans[:1], [(0, 10)]).accounts()) is None  # nobody worked
 
 
 def test_only_waits_that_the_bound_causes_are_held_back() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from harness.compare.completeness import Gap, Gaps
 from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit, refusals_of
+from harness.compare.judging import Judgement
 from harness.compare.stats import Effect, Verdict
-from harness.compare.verdicts import Judgement
 from harness.core.errors import UserError
 
 
@@ -18,7 +18,7 @@ def effect(ratio: float, low: float, high: float, verdict: Verdict, blocks: int 
 
 
 def judged(step: Effect, floor: Effect | None = None, name: str = "b") -> Judgement:
-    return Judgement("a", name, step, (), True, floor)
+    return Judgement("a", name, (step,), True, floor)
 
 
 SLOWER = effect(1.08, 1.06, 1.10, Verdict.DIFFERENT)
@@ -89,12 +89,14 @@ def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
     floor = SLOWER  # the baseline against itself: 8% apart
     result = gate([judged(SLIGHTLY, floor), again], 0.05)
     assert result.code == NOT_COMPARABLE
-    assert gate([judged(FASTER), again], 0.05).code == NOT_COMPARABLE  # the noise floor says so by itself
+    alone = gate([judged(FASTER), again], 0.05)
+    assert alone.code == NOT_COMPARABLE  # the noise floor says so by itself
+    assert alone.sentences[1].endswith("the same settings, +8.0%, 95% interval +6.0% to +10.0%: slower.")
     quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
     assert gate([judged(FASTER, SLIGHTLY), quiet], 0.05).code == FINE
     assert gate([quiet], 0.05).code == INCONCLUSIVE  # there was nothing else
     assert gate([judged(FASTER, SLIGHTLY), replace(quiet, unfinished=1)], 0.05).code == INCONCLUSIVE
-    assert gate([judged(FASTER), replace(quiet, step=UNLIKE)], 0.05).code == NOT_COMPARABLE
+    assert gate([judged(FASTER), replace(quiet, effects=(UNLIKE,))], 0.05).code == NOT_COMPARABLE
 
 
 def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing() -> None:

@@ -14,7 +14,7 @@ import pytest
 from harness.compare.endpoint import REWARD_AT_ROLLOUTS
 from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.judging import NOT_IN_TURN, Judgement, judgements
-from harness.compare.remarks import RULES, remarks_of
+from harness.compare.remarks import RULES, remarks_of, time
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
 from harness.compare.remarks.lag_and_syncs import sweep_sentences
 from harness.compare.remarks.learning import CAUSES, correlation, growth
@@ -561,9 +561,7 @@ def test_cores_that_do_not_make_an_arm_faster(monkeypatch: pytest.MonkeyPatch) -
 
     def said_of(low: float, high: float, other: Member) -> list[str]:
         step = effect(Verdict.INCONCLUSIVE, 1.01, low, high)
-        monkeypatch.setattr(
-            "harness.compare.remarks.time.judgements", lambda experiment, base: judged_as(step, base=base)
-        )
+        monkeypatch.setattr(time, "judgements", lambda experiment, base: judged_as(step, base=base))
         return said([with_threads("a", 1), other], "idle_cores")
 
     same = "which has the same settings and fewer cores (model.threads 2 against 1): +1.0% seconds per step"

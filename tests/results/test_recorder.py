@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from harness.compare.learning import over_optimizer_steps
-from harness.compare.step_columns import tokens_per_second
+from harness.compare.run_frame import tokens_per_second
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import Count, RolloutCounts, StepReport
@@ -31,6 +29,7 @@ from harness.results import (
     WarmUp,
     load_run,
 )
+from harness.results.frames import over_optimizer_steps, table_of
 from harness.results.occupancy import Occupancy
 from harness.results.recorder import RunRecorder
 from harness.results.rows import StepSeconds, optimizer_step_columns
@@ -158,11 +157,9 @@ def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRe
     clock.set(12.0)
     recorder.on_step(FACTS)
     recorder.loop_ends()
-    (row,) = _read(recorder).steps
-    metric = row.metric("perf/throughput_total")
-    assert metric is not None
-    assert metric.value == pytest.approx(30 / 2.0)
-    assert tokens_per_second([msgspec.structs.replace(row, warmup=False)]) == pytest.approx(metric.value)
+    run = _read(recorder)
+    assert run.steps[0].metric("perf/throughput_total") == Metric(pytest.approx(30 / 2.0))
+    assert tokens_per_second(table_of(run)) == pytest.approx(30 / 2.0)
 
 
 def test_groups_with_equal_rewards_are_counted_among_those_trained_on() -> None:
@@ -199,7 +196,7 @@ def test_optimizer_steps_are_kept_where_there_are_several(recorder: RunRecorder,
     assert several.optimizer_step_metrics == {"loss": pytest.approx((0.0, 0.1, 0.2, 0.3))}
     assert single.optimizer_step_metrics == {}
     # 4 + 1 optimizer steps; the single one is the row's own figure
-    points = over_optimizer_steps(_read(recorder), "loss")
+    points = over_optimizer_steps(table_of(_read(recorder)), "loss")
     assert points == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9)]
 
 
