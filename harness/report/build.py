@@ -22,8 +22,6 @@ from harness.report.machine import machine_section, provenance_section
 from harness.report.transports import sweep_tables
 from harness.results import RolloutRow
 
-MOST_ANSWERS = 3
-"""Arms that the answer speaks of."""
 MOST_DIFFERENCES = 3
 MOST_CAUTIONS = 2
 """Of the short form."""
@@ -48,7 +46,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
-    answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
+    answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
     short += [*_differences(experiment, judged, said), *(item for item in said if item.key in SHORT)]
     following = _next(experiment, said)
