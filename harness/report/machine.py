@@ -88,7 +88,7 @@ def _processes(counted: Sequence[Counted]) -> Table:
         rows.append((item.arm, "the sampler itself", own, *(NOTHING,) * 3))
     header = ("arm", "process", "CPU, s", "cores, mean", "peak memory, GiB", "peak threads")
     notes = ("From samples taken during the loop; what happened between two samples is not seen.",)
-    return Table("Processes", header, tuple(rows), notes, 2)
+    return Table("What processes used", header, tuple(rows), notes, 2)
 
 
 def _cell(value: float | None) -> str:
