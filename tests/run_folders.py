@@ -27,10 +27,21 @@ from harness.core.types import (
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
 from harness.report.style import picture_style
-from harness.results import Manifest, Run, RunFolder, Scrubber, evaluation_row, step_row, tail_row
+from harness.results import (
+    EvaluationRow,
+    Manifest,
+    RolloutRow,
+    Run,
+    RunFolder,
+    Scrubber,
+    StepRow,
+    TailRow,
+    store_metrics,
+)
 from harness.results.manifest import Input
 from harness.results.occupancy import LaneAccount, Occupancy
 from harness.results.recorder import RunRecorder
+from harness.results.rows import optimizer_step_columns
 
 WAITS = {
     "generator": Stage.WAIT_FOR_WEIGHTS,
@@ -138,12 +149,12 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
             "elapsed_s": elapsed_s,
             "lanes": lanes,
             "optimizer_steps": plan.optimizer_steps,
-            "optimizer_step_metrics": plan.optimizer_step_metrics(step),
+            "optimizer_step_metrics": optimizer_step_columns(plan.optimizer_step_metrics(step)),
         }
-        run.append_step(step_row(**row, metrics=plan.metrics(step)))
+        run.append(StepRow(**row, metrics=store_metrics(plan.metrics(step))))
         run.append_spans(spans)
         run.flush()
-    run.append_rollouts(Purpose.EVALUATE, plan.rollouts)
+    run.append(*(RolloutRow.of(it, Purpose.EVALUATE) for it in plan.rollouts))
     _end(run, plan, clock)
     return run
 
@@ -180,7 +191,7 @@ def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int) -> lis
         "validation/response_length": Metric(length, count=plan.prompts),
     }
     elapsed_s = (clock.now_ns - clock.start_ns) / 1e9
-    run.append_step(evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics))
+    run.append(EvaluationRow(version=version, step=version, elapsed_s=elapsed_s, metrics=store_metrics(metrics)))
     return spans
 
 
@@ -197,7 +208,7 @@ def _step_spans(stages: Sequence[tuple[str, Stage, float]], clock: _Clock, step:
 def _end(run: RunFolder, plan: RunPlan, clock: _Clock) -> None:
     if plan.status == "completed":
         wall_s, elapsed_s = clock.row()
-        run.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes={}))
+        run.append(TailRow(wall_s=wall_s, elapsed_s=elapsed_s, lanes={}))
     if plan.status in ("running", "killed"):
         run.flush()
     else:

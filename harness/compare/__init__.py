@@ -8,6 +8,6 @@ different, ``stats`` how that is tested, ``remarks`` what is said, ``gates`` whi
 
 from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.judging import Judgement, judgements
-from harness.compare.remarks import Remark, remarks
+from harness.compare.remarks import Remark, remarks_of
 
-__all__ = ["Experiment", "Judgement", "Member", "Remark", "gather", "judgements", "remarks"]
+__all__ = ["Experiment", "Judgement", "Member", "Remark", "gather", "judgements", "remarks_of"]

@@ -18,6 +18,7 @@ from harness.compare.comparability import as_far_as_they_got, unlike_threads, wh
 from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
 from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment, Member, arm_named
+from harness.compare.imported import is_of_logs, over_steps
 from harness.compare.numbers import change, listed
 from harness.compare.occasions import Baseline
 from harness.compare.stats import (
@@ -120,9 +121,16 @@ def judgements(
     ]
     arms = iter(_judged([draft for draft in drafts if not draft.is_noise_floor]))
     judged = [_judged([draft])[0] if draft.is_noise_floor else next(arms) for draft in drafts]
+    if is_of_logs(experiment):
+        judged = [_over_steps(item, experiment) for item in judged]
     floor = next((item.primary for item in judged if item.is_noise_floor), None)
     judged = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in judged]
     return _told_of_faster(judged, experiment, base)
+
+
+def _over_steps(item: Judgement, experiment: Experiment) -> Judgement:
+    (base,), (other,) = experiment.arms[item.base], experiment.arms[item.other]
+    return replace(item, effects=tuple(over_steps(effect, base, other) for effect in item.effects))
 
 
 def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) -> list[Judgement]:

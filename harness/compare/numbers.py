@@ -53,6 +53,11 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def some(parts: Sequence[str], most: int = 6) -> list[str]:
+    """Return the first few parts of a sentence, and how many more there are."""
+    return [*parts] if len(parts) <= most + 1 else [*parts[:most], f"{len(parts) - most} more"]
+
+
 def change(ratio: float | None) -> str:
     """Write a ratio as a signed change: 1.05 is ``+5.0%``, 7.3 is ``+630%``; None is unknown."""
     return "unknown" if ratio is None else f"{100 * (ratio - 1):+.{0 if ratio > 2 else 1}f}%"

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.core.regular_files import read_regular
 from harness.core.types import SamplingParams
+from harness.results.jsonl import read_json
 from harness.tasks.rewards import PARTS
 
 
@@ -303,15 +303,8 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
         UserError: it cannot be read, or is no evaluation of this version.
     """
     path = folder / EVALUATION
-    try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the evaluation cannot be read: {error}", str(path), "give another folder with -o") from error
-    if (
-        not isinstance(content, dict)
-        or content.get("schema") != SCHEMA
-        or not isinstance(content.get("settings"), dict)
-    ):
+    content: dict[str, Any] = read_json(path, dict[str, Any])
+    if content.get("schema") != SCHEMA or not isinstance(content.get("settings"), dict):
         raise UserError("the file is no evaluation of the harness", str(path), "give another folder with -o")
     if content.get("schema_version") != SCHEMA_VERSION:
         raise UserError(

@@ -10,7 +10,7 @@ from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment, Member
 from harness.compare.gates import GateResult
 from harness.compare.judging import Judgement, direction, judgements
-from harness.compare.remarks import remarks
+from harness.compare.remarks import remarks_of
 from harness.compare.remarks.answer import reward_difference
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, TOTAL
 from harness.compare.stats import STEP, Effect
@@ -47,7 +47,7 @@ def comparison(
 
 
 def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str, Any]:
-    said = remarks(experiment, judged)
+    said = remarks_of(experiment, judged)
     return {
         "scenario": experiment.scenario,
         "simulated": experiment.simulated,

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from harness.compare.environment import origin
 from harness.compare.experiment import Experiment
+from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, number, plural
-from harness.compare.remarks import Remark, remarks
+from harness.compare.remarks import Remark, remarks_of
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
 from harness.compare.run_frame import TIMING
@@ -41,16 +42,21 @@ WORTH_SAYING = 0.001
 """Share of a step below which the difference of a stage is not said."""
 
 
-def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
-    """Return what an experiment says."""
-    said = remarks(experiment, judged)
+def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = False) -> Document:
+    """Return what an experiment says.
+
+    Args:
+        brief: the short form only: no other sections, which need frames for their charts.
+    """
+    said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
     answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
     short += [*_differences(experiment, judged), *(item for item in said if item.key in SHORT), *_next(experiment)]
-    sections = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
-    sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
-    sections += [machine_section(experiment), provenance_section(experiment)]
+    sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
+    if not brief:
+        sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+        sections += [machine_section(experiment), provenance_section(experiment)]
     description = experiment.members[0].settings.get("description")
     return Document(
         title=f"{experiment.title} / {experiment.name}",
@@ -68,7 +74,11 @@ def _of(said: Sequence[Remark], *sections: str) -> list[Remark]:
 def _cautions(said: Sequence[Remark]) -> list[Remark]:
     cautions = [item for item in said if item.kind == "caution" and item.key != MARKED]
     left = len(cautions) - MOST_CAUTIONS
-    more = [Remark("more", f"{plural(left, 'more caution')}: --full.", "caution", "cautions")] if left > 0 else []
+    more = (
+        [Remark("more", f"{plural(left, 'more caution')} under Cautions (compare --full).", "caution", "cautions")]
+        if left > 0
+        else []
+    )
     return [*cautions[:MOST_CAUTIONS], *more]
 
 
@@ -97,13 +107,18 @@ def _differences(experiment: Experiment, judged: Sequence[Judgement]) -> list[Re
 
 def _next(experiment: Experiment) -> list[Item]:
     """Say what to type next: for a verdict where there is none, else what a smaller bottleneck would bring."""
+    if is_of_logs(experiment):
+        return []
     if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) < 2:
         return [Command(as_typed("for error bars: python -m harness bench A B --blocks 10"))]
-    folder = Path(shown_path(experiment.members[0].folder.resolve()))
-    if folder.is_absolute():  # a page names nobody's home
-        folder = Path(*folder.parts[-MOST_NAMED_PARTS:])
-    command = whatif_command(experiment, str(folder))
+    command = whatif_command(experiment, _shown)
     return [Command(command)] if command else []
+
+
+def _shown(folder: Path) -> str:
+    """Return how a run's folder is written: a page names nobody's home."""
+    path = Path(shown_path(folder.resolve()))
+    return str(Path(*path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Section | None]:
@@ -114,40 +129,41 @@ def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequenc
         table = tables.verdict_table(judgement)
         verdicts.append(table if chart is None else Chart(chart.key, chart.title, chart.says, chart.draw, table))
     return [
-        _folded("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
-        _folded(
+        _section("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
+        _section(
             *("time", "Where the time goes"),
             [drawings.stages_chart(experiment), tables.stage_table(experiment), drawings.processes_chart(experiment)],
             [tables.rank_table(experiment), drawings.timeline_chart(experiment), drawings.step_time_chart(experiment)],
             _of(said, "time"),
         ),
-        _folded(
+        _section(
             *("learning", "What was learned"),
             [drawings.reward_chart(experiment), tables.outcome_table(experiment), drawings.learning_chart(experiment)],
             [drawings.training_chart(experiment), drawings.kl_chart(experiment), drawings.stability_chart(experiment)],
             [drawings.optimizer_chart(experiment), drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
             _of(said, "learning"),
         ),
-        _folded(
+        _section(
             *("off_policy", "Lag and waste"),
             [drawings.lag_chart(experiment), drawings.waste_chart(experiment), tables.off_policy_table(experiment)],
             [tables.replay_table(experiment)],
             _of(said, "off_policy"),
+            folded=True,
         ),
-        _folded("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs")),
-        _folded("rollouts", "Example rollouts", list(examples(experiment))),
-        _folded("cautions", "Cautions", [item for item in said if item.kind == "caution"]),
+        _section("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs"), folded=True),
+        _section("rollouts", "Example rollouts", list(examples(experiment)), folded=True),
+        _section("cautions", "Cautions", [item for item in said if item.kind == "caution"], folded=True),
     ]
 
 
-def _folded(key: str, title: str, *parts: Sequence[Item | None]) -> Section:
-    return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded=True)
+def _section(key: str, title: str, *parts: Sequence[Item | None], folded: bool = False) -> Section:
+    return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded)
 
 
 def _transports(experiment: Experiment, points: Sequence[SyncPoint], said: Sequence[Remark]) -> list[Section | None]:
     others = sweep_tables(points)[1:]
     chart = drawings.sizes_chart(experiment, points)
-    return [_folded("transports", "Transports", [chart], others, _of(said, "syncs"))]
+    return [_section("transports", "Transports", [chart], others, _of(said, "syncs"))]
 
 
 def charts_of(document: Document) -> list[Chart]:

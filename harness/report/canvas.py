@@ -60,12 +60,13 @@ WIDE, PANEL, TIMELINE = 5.2, 4.6, 9.0
 """Inches. At 390 CSS pixels a cell is about 350 wide: text of 10 points is then 9.3 pixels high or more; what is as
 wide as a timeline scrolls."""
 EM = 6.1 / 72  # inches of a character of 10 points, rather too wide
-SETTINGS: dict[str, Any] = {
+SETTINGS: dict[Any, Any] = {
     "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "xtick.labelsize": 10, "ytick.labelsize": 10,
     "legend.fontsize": 10, "svg.fonttype": "none", "path.simplify": False, "lines.linewidth": 1.8, "patch.linewidth": 0,
     "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": MUTED,
     "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "grid.color": GRID,
-    "hatch.linewidth": 0.7, "hatch.color": HATCH, "axes.facecolor": "none", "axes.axisbelow": True, "axes.grid": True, "xtick.major.pad": 3, "ytick.major.pad": 3,
+    "hatch.linewidth": 0.7, "hatch.color": HATCH, "axes.facecolor": "none", "axes.axisbelow": True, "axes.grid": True,
+    "xtick.major.pad": 3, "ytick.major.pad": 3,
 }  # fmt: skip
 
 P = ParamSpec("P")

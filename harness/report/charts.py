@@ -1,13 +1,15 @@
 """The charts: tidy frames in, matplotlib figures out, whichever of console, files and page shows them.
 
 Names in frames may come from anywhere: they are written on one line, never read as a formula, cut where they are long.
-An ``arms`` argument gives the order of the arms, so that each keeps its colour where another is missing.
+Each frame has a row at least; whether there is something to draw is decided before. An ``arms`` argument gives the
+order of the arms, so that each keeps its colour where another is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.report.canvas import (
@@ -80,6 +82,7 @@ def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] 
     names = list(arms) or _unique(frame, "arm")
     looks = arm_looks(names)
     seeds = frame.groupby("arm")["seed"].nunique()
+    lines = dict(iter(frame.groupby(["panel", "arm"], sort=False)))
     keys = [
         Key(label(name) + (f" ({seeds[name]} runs)" if seeds.get(name, 0) > 1 else ""), looks[name])
         for name in (names if len(names) > 1 else [])
@@ -92,19 +95,20 @@ def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] 
     figure, parts = cells([HEIGHT] * len(panels), width=PANEL, title=title, keys=keys, columns=columns)
     drawn: dict[str, Axes] = {}
     for panel, cell in zip(panels, parts, strict=True):
-        rows = frame[frame["panel"] == panel.title]
+        rows = {name: lines[panel.title, name] for name in names if (panel.title, name) in lines}
         axes = drawn[panel.title] = _panel_axes(cell, panel.title, panel.y_label, panel.x_label)
-        if not rows["value"].notna().any():
+        values = [value for own in rows.values() for value in own["value"] if isfinite(value)]
+        if not values:
             axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", color=MUTED)
             axes.set(xticks=[], yticks=[])
             continue
-        for name in names:
-            _draw_line(axes, mean_line(rows[rows["arm"] == name], panel.over), looks[name])
+        for name, own in rows.items():
+            _draw_line(axes, mean_line(own, panel.over), looks[name])
         for level in panel.levels.values():
             axes.axhline(level, color=MUTED, linestyle=":", linewidth=1.2, zorder=1)
         if marks is not None:
             _draw_marks(axes, marks[(marks["panel"] == panel.title) & marks["x"].notna()], looks)
-        _set_scale(axes, panel, rows["value"])
+        _set_scale(axes, panel, min(values), max(values))
     _share(panels, drawn)
     for panel in panels:
         _set_ticks(drawn[panel.title], whole_x=panel.over == "steps")
@@ -129,13 +133,13 @@ def mean_line(rows: pd.DataFrame, over: str) -> pd.DataFrame:
 
 
 def _unique(frame: pd.DataFrame, column: str) -> list[str]:
-    return [str(name) for name in frame[column].unique()]
+    return list(dict.fromkeys(map(str, frame[column])))
 
 
 def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str) -> Axes:
     """Return axes with a title and the y label above them, as wide as tick labels of six characters leave room for."""
     axes = place_axes(cell, (PANEL, HEIGHT), 0.62, 0.22, 0.5, 0.52)
-    at = {"x": 0.08 / PANEL, "va": "top"}
+    at: Look = {"x": 0.08 / PANEL, "va": "top"}
     cell.text(y=1 - 0.06 / HEIGHT, s=label(title, int(PANEL / EM)), weight="bold", **at)
     cell.text(y=1 - 0.26 / HEIGHT, s=label(y_label, int(PANEL / EM)), color=MUTED, size=9.5, **at)
     axes.set_xlabel(label(x_label))
@@ -143,10 +147,8 @@ def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str) -> Axes
 
 
 def _draw_line(axes: Axes, line: pd.DataFrame, look: Look) -> None:
-    if line.empty:
-        return
     if (line["low"] < line["high"]).any():
-        axes.fill_between(line["x"], line["low"], line["high"], color=look["color"], alpha=0.16, linewidth=0)
+        axes.fill_between(line["x"], line["low"], line["high"], color=look["color"], alpha=0.13, linewidth=0)
     every = -(-len(line) // MOST_MARKERS)
     axes.plot(line["x"], line["mean"], **look, markersize=4.5, markevery=every, clip_on=False)
 
@@ -166,8 +168,7 @@ def _draw_marks(axes: Axes, marks: pd.DataFrame, looks: dict[str, Look]) -> None
             axes.axvline(mark.x, **look | ({} if mark.arm in looks else {"linestyle": ":"}), zorder=1)
 
 
-def _set_scale(axes: Axes, panel: Panel, values: pd.Series[float]) -> None:
-    low, high = values.min(), values.max()
+def _set_scale(axes: Axes, panel: Panel, low: float, high: float) -> None:
     if panel.scale == "wide" and low > 0 and high / low > LOG_ABOVE:
         axes.set_yscale("log")
     elif panel.scale != "free":
@@ -218,7 +219,7 @@ LONGEST_ROW = 20  # characters of a row's name
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where rows stand under the headings of their arms: y of each (arm, row), y of each arm's heading, the lowest y."""
+    """Where rows stand under the headings of their arms: y of each (arm, row), of each heading, and the lowest."""
 
     places: dict[tuple[str, str], float]
     heads: dict[str, float]
@@ -277,7 +278,7 @@ def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str,
     parts = [part for part in _unique(frame, "part") if frame.loc[frame["part"] == part, value].gt(0).any()]
     keys = part_keys(parts)
     texts = {} if ends is None else {(row.arm, row.row): row.text for row in ends.itertuples()}
-    if ends is not None and ends["low"].notna().any():
+    if ends is not None and (ends["low"] < ends["high"]).any():
         keys.append(Key("lowest to highest", {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}))
     if ends is not None and ends["mark"].notna().any():
         keys.append(Key("wall-clock", {"color": INK, "linewidth": 2.4}))
@@ -287,13 +288,14 @@ def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str,
     for part in sorted(parts, key=part_order):
         pieces = [((arm, row), length) for (arm, row, name), length in lengths.items() if name == part and length > 0]
         axes.barh([rows.places[pair] for pair, _ in pieces], [length for _, length in pieces], 0.72,
-                  [reached[pair] for pair, _ in pieces], **part_look(part), label=label(part), clip_on=False)  # fmt: skip
+                  [reached[pair] for pair, _ in pieces], **part_look(part), label=label(part),
+                  clip_on=False)  # fmt: skip
         for pair, length in pieces:
             reached[pair] += length
     _write_ends(axes, rows, texts)
     for end in () if ends is None else ends.itertuples():
         y = rows.places[end.arm, end.row]
-        if end.low == end.low and end.high > end.low:
+        if end.low < end.high:
             axes.plot([end.low, end.high], [y, y], color=INK, linewidth=1.3, marker="|", markersize=7, clip_on=False)
         if end.mark == end.mark:
             axes.plot([end.mark, end.mark], [y - 0.45, y + 0.45], color=INK, linewidth=2.4, clip_on=False)
@@ -306,7 +308,7 @@ HALF_LANE, LANE_DOWN = (
     0.27,
     0.14,
 )  # of a row: half of a lane's height, and how far below the middle it is, for the versions
-SHARE_OF_A_NUMBER = 0.035  # of the axis: where versions follow each other faster, not every one is written out
+SHARE_OF_A_NUMBER = 0.04  # of the axis: a version that the next one follows faster is not written out
 
 
 @styled
@@ -326,6 +328,7 @@ def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: pd.DataFrame, 
         keys.append(Key("policy version now held", {"color": INK, "marker": "v", "linestyle": "", "markersize": 5}))
     figure, axes = _row_axes(rows, [], "seconds since the first of these steps began", title=title, keys=keys,
                              width=TIMELINE, row_inches=LANE_INCHES)  # fmt: skip
+    axes.set_yticks([y + LANE_DOWN for y in rows.places.values()], [text.get_text() for text in axes.get_yticklabels()])
     longest = float(windows["seconds"].max())
     for arm, seconds, text in windows[["arm", "seconds", "text"]].itertuples(index=False):
         lanes = [y for pair, y in rows.places.items() if pair[0] == arm]
@@ -368,18 +371,16 @@ def _draw_spans(axes: Axes, spans: pd.DataFrame, stage: str, rows: _Rows, narrow
 
 
 def _mark_versions(axes: Axes, changes: pd.DataFrame, rows: _Rows, longest: float) -> None:
-    """Mark each change with a triangle, and write the version beside it where there is room."""
+    """Mark each change with a triangle, and write the version beside it where there is room before the next."""
     for (arm, lane), own in changes.groupby(["arm", "lane"], sort=False):
         y = rows.places.get((str(arm), str(lane)))
         if y is None:
             continue
         axes.plot(own["at_s"], [y - 0.28] * len(own), "v", color=INK, markersize=5, zorder=4, clip_on=False)
-        free_from = 0.0
-        for change in own.itertuples():
-            if change.at_s >= free_from:
-                axes.annotate("none" if change.version < 0 else f"{change.version}", (change.at_s, y - 0.3), (5, 0),
-                              textcoords="offset points", va="center", size=9, zorder=4)  # fmt: skip
-                free_from = change.at_s + SHARE_OF_A_NUMBER * longest
+        apart = own["at_s"].shift(-1, fill_value=float("inf")) - own["at_s"]
+        for change in own[apart >= SHARE_OF_A_NUMBER * longest].itertuples():
+            axes.annotate("none" if change.version < 0 else f"{change.version}", (change.at_s, y - 0.3), (5, 0),
+                          textcoords="offset points", va="center", size=9, zorder=4)  # fmt: skip
 
 
 WIDEST, NARROWEST_RATIO = 4.0, 1.1  # ratios beyond the first, or below its inverse, end at the plot's edge
@@ -389,7 +390,7 @@ TICKS_APART = 0.2  # of the axis
 
 @styled
 def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
-    """Draw ratios with their intervals on one logarithmic axis around 1, shaded where a difference is too small to matter.
+    """Draw ratios with their intervals on one logarithmic axis around 1, shaded where they are too small to matter.
 
     Args:
         frame: ``arm, row, value, low, high, verdict, threshold``: verdict is a key of ``VERDICTS``, threshold a share
@@ -475,16 +476,18 @@ def sizes(frame: pd.DataFrame, copies: pd.DataFrame, *, arms: Sequence[str] = ()
         copies: ``panel, megabytes, ms`` of a plain copy in memory.
     """
     names, panels = list(arms) or _unique(frame, "arm"), _unique(frame, "panel")
-    looks, plain = arm_looks(names), {"color": MUTED, "linestyle": "--", "linewidth": 1.4}
+    looks = arm_looks(names)
+    plain: Look = {"color": MUTED, "linestyle": "--", "linewidth": 1.4}
     keys = [*(Key(label(name), looks[name]) for name in names), Key("plain copy in memory", plain)]
     figure, parts = cells([HEIGHT] * len(panels), width=PANEL, title=title, keys=keys, columns=2)
-    drawn = []
+    lines = dict(iter(frame.groupby(["panel", "arm"], sort=False)))
+    drawn: list[Axes] = []
     for panel, cell in zip(panels, parts, strict=True):
         drawn.append(_panel_axes(cell, panel, "milliseconds", "size of the weights, MB"))
         for name in names:
-            own = frame[(frame["panel"] == panel) & (frame["arm"] == name)].sort_values("megabytes")
-            reach = (own["ms"] - own["low_ms"], own["high_ms"] - own["ms"])
-            if len(own):
+            if (panel, name) in lines:
+                own = lines[panel, name].sort_values("megabytes")
+                reach = (own["ms"] - own["low_ms"], own["high_ms"] - own["ms"])
                 drawn[-1].errorbar(own["megabytes"], own["ms"], reach, **looks[name], markersize=4.5, elinewidth=1.2)
         plainly = copies[copies["panel"] == panel].sort_values("megabytes")
         drawn[-1].plot(plainly["megabytes"], plainly["ms"], **plain)
@@ -514,8 +517,7 @@ def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> F
     looks = arm_looks(list(arms) or names)
     figure, parts = cells([LAG_INCHES] * len(names), width=PANEL, title=title, keys=[], columns=2)
     highest = int(frame["lag"].max())
-    for name, cell in zip(names, parts, strict=True):
-        own = frame[frame["arm"] == name]
+    for (name, own), cell in zip(frame.groupby("arm", sort=False), parts, strict=True):
         axes = place_axes(cell, (PANEL, LAG_INCHES), 0.6, 0.15, 0.32, 0.5)
         mean = (own["lag"] * own["rollouts"]).sum() / own["rollouts"].sum()
         heading = f"{label(name, int(PANEL / EM) - 12)}: mean {mean:.2g}"
@@ -523,13 +525,14 @@ def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> F
         sns.histplot(own, x="lag", weights="rollouts", discrete=True, stat="probability", shrink=0.8, ax=axes,
                      color=looks[name]["color"], alpha=1.0, linewidth=0)  # fmt: skip
         if highest < MOST_NUMBERS:
-            for bar in axes.patches:
+            columns: Any = axes.patches
+            for bar in columns:
                 if share := bar.get_height():
                     at = (bar.get_x() + bar.get_width() / 2, share)
                     axes.annotate(f"{share:.0%}" if share >= 0.01 else "<1%", at, (0, 2), textcoords="offset points",
                                   ha="center", size=9.5)  # fmt: skip
         axes.set(xlim=(-0.6, highest + 0.6), ylim=(0.0, 1.2), ylabel="", xlabel="lag, in policy versions")
         axes.set_yticks([0.0, 0.5, 1.0], ["0%", "50%", "100%"])
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         axes.grid(visible=False, axis="x")
     return figure

@@ -110,12 +110,12 @@ def run(options: argparse.Namespace) -> int:
         errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
     for line in references_left_out(options.paths):
         errors.print(Text(plain(line)), soft_wrap=True)
-    _check_allowed(options.allow_difference, experiments)
     if options.against is None:
         against = None
         _check_arm(options.baseline, detailed, damaged, every_one=len(options.paths) > 1)
     else:
         against = read_occasions(options.against, options.baseline)
+    _check_allowed(options.allow_difference, [*experiments, *(against.occasions if against else ())])
     judge = Judge(options.baseline, against, limit or STEP_THRESHOLD, options.allow_difference)
     if against is not None and limit is None and (refusal := judge.refusal(detailed[-1])) is not None:
         raise UserError(refusal.text, "--against", "run it anew, or leave its folder out")
@@ -189,7 +189,8 @@ def _show(
         from harness.report.as_json import comparison
 
         print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
-    documents = [] if options.format == "json" and options.plots is None else _documents(detailed, judge)
+    brief = not options.full and options.plots is None
+    documents = [] if options.format == "json" and options.plots is None else _documents(detailed, judge, brief)
     if options.format == "md":
         from harness.report.markdown import markdown
 
@@ -200,10 +201,10 @@ def _show(
         _draw(documents, detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
 
 
-def _documents(experiments: Sequence[Experiment], judge: Judge) -> list[Document]:
+def _documents(experiments: Sequence[Experiment], judge: Judge, brief: bool) -> list[Document]:
     from harness.report.build import document
 
-    return [document(experiment, judge(experiment)) for experiment in experiments]
+    return [document(experiment, judge(experiment), brief) for experiment in experiments]
 
 
 def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:

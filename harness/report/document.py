@@ -68,7 +68,7 @@ Item = Remark | Table | Chart | Command | Rollouts
 
 @dataclass(frozen=True)
 class Section:
-    """Items under a heading; a folded section is opened by the reader, and the console shows it with ``--full``."""
+    """Items under a heading; on the page, a folded section is opened by the reader."""
 
     key: str
     title: str
@@ -78,7 +78,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """One experiment; ``origin`` says where its runs came from, ``description`` is the scenario's."""
+    """One experiment; ``origin`` says where its runs came from, ``description`` is the scenario's.
+
+    Answer and first section are the short form: what the console shows without ``--full``.
+    """
 
     title: str
     origin: str

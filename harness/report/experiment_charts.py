@@ -495,7 +495,7 @@ class Excerpt:
 
 def timeline_chart(experiment: Experiment) -> Chart | None:
     """What each process did when, of the first run of each arm; None where no run kept its spans."""
-    excerpts = []
+    excerpts = list[Excerpt]()
     for arm, members in experiment.arms.items():
         table = members[0].table
         spans = table.run.spans() if len(table) and len(excerpts) < MOST_TIMELINES else []

@@ -10,7 +10,7 @@ from harness.compare.remarks import Remark
 from harness.core.atomic_files import check_replaceable, whole_file
 from harness.core.errors import UserError
 from harness.report.build import charts_of
-from harness.report.document import Document, Section
+from harness.report.document import Document, Item, Section
 from harness.report.page import page
 from harness.report.style import save
 from harness.report.tables import overview_table
@@ -33,8 +33,8 @@ def write_page(
     """
     check_replaceable(out, "report", is_page)
     table = [overview_table(overview)] if len(overview) > 1 else []
-    items = (*(Remark("left_out", sentence, "caution", "cautions") for sentence in left_out), *table)
-    text = page(documents, Section("overview", "Experiments", items, folded=not left_out) if items else None)
+    items: list[Item] = [*(Remark("left_out", sentence, "caution", "cautions") for sentence in left_out), *table]
+    text = page(documents, Section("overview", "Experiments", tuple(items), folded=not left_out) if items else None)
     try:
         with whole_file(out) as stream:
             stream.write(text.encode())

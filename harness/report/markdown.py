@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain
-from harness.report.document import Document, Table
+from harness.report.document import Chart, Document, Table
 
 
 def markdown(document: Document, full: bool = False) -> str:
@@ -16,11 +16,11 @@ def markdown(document: Document, full: bool = False) -> str:
         full: every section's sentences and tables.
     """
     parts = [f"## {escaped(document.title)}", *(escaped(remark.text) for remark in document.answer)]
-    for section in document.sections:
-        if full or not section.folded:
-            parts += [markdown_table(item) for item in section.items if isinstance(item, Table)]
-            sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark)]
-            parts += ["\n".join(sentences)] if sentences else []
+    for section in document.sections if full else document.sections[:1]:
+        tables = [item.table if isinstance(item, Chart) else item for item in section.items]
+        parts += [markdown_table(item) for item in tables if isinstance(item, Table)]
+        sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark)]
+        parts += ["\n".join(sentences)] if sentences else []
     return "\n\n".join([*parts, escaped(document.origin)]) + "\n"
 
 

@@ -19,8 +19,8 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|us|MB|GiB|GB/s|kB|J|W)\b)")
 def page(documents: Sequence[Document], overview: Section | None = None) -> str:
     """Return the page.
 
-    Its security policy lets the browser load nothing, run no script, send no form, and use one style sheet, named by its
-    hash: text that got past the escaping could still do nothing.
+    Its security policy lets the browser load nothing, run no script, send no form, and use one style sheet, named by
+    its hash: text that got past the escaping could still do nothing.
 
     Args:
         documents: at least one; of a single one the sections are in the table of contents, of several the titles.

@@ -43,7 +43,7 @@ def page_svg(figure: Figure, prefix: str) -> str:
     ids = {old: f"{prefix}{number}" for number, old in enumerate(_references(root))}
     groups = [group for group in root.iterfind("{*}g/{*}g") if group.get("id", "").startswith("subfigure_")]
     patterns = [item for item in root.iterfind("{*}defs") if item.find("{*}pattern") is not None]
-    parts = []
+    parts = list[str]()
     for cell, group in zip(figure.subfigs, groups, strict=True):
         inside = [*(() if parts else patterns), *group]
         parts.append(f"{_head(figure, cell)}{''.join(_written(item, ids) for item in inside)}</svg>")

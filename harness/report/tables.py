@@ -10,6 +10,7 @@ import numpy as np
 from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.environment import groups, legend, letters_of
 from harness.compare.experiment import MOST_WITH_SPANS, SIMULATED, Experiment, Member
+from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
@@ -120,7 +121,7 @@ def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
         added = max(effect.ratio, 1 / effect.ratio) - 1
         return f"{'+' if effect.ratio > 1 else '-'}{added:.1%}", "of a step", ""
     ends = endpoint_of_effect(effect).ends(effect)
-    return change(effect.ratio), ends or "", direction(effect) if ends else ""
+    return change(effect.ratio), ends or "", direction(effect) if ends and effect.reason != NOT_REPEATED else ""
 
 
 def _one_arm(experiment: Experiment) -> Table:

@@ -28,10 +28,10 @@ STYLES = {"faster": "green", "slower": "red", "better": "green", "worse": "red",
 
 
 def print_document(console: Console, document: Document, full: bool = False) -> None:
-    """Print what an experiment says: the answer, and the sections that are not folded.
+    """Print what an experiment says: the answer and the first section.
 
     Args:
-        full: the folded sections too, but no charts.
+        full: all sections; of charts the tables.
     """
     console.print()
     console.print(Text(plain(document.title), style="bold underline"))
@@ -39,9 +39,8 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
         console.print(Text(plain(remark.text), style="bold"))
     if full:
         console.print(Text(plain(document.origin), style="dim"))
-    for section in document.sections:
-        if full or not section.folded:
-            _print_section(console, section, full)
+    for section in document.sections if full else document.sections[:1]:
+        _print_section(console, section, full)
 
 
 def _print_section(console: Console, section: Section, full: bool) -> None:
@@ -93,7 +92,12 @@ def print_table(console: Console, table: Table) -> None:
             is_word = column < table.words
             justify: Any = "left" if is_word else "right"
             most = None if fold else widths[column]
-            drawn.add_column(Text("\n".join(map(plain, header[column].split("\n")))), justify=justify, no_wrap=not is_word, max_width=most)
+            drawn.add_column(
+                Text("\n".join(map(plain, header[column].split("\n")))),
+                justify=justify,
+                no_wrap=not is_word,
+                max_width=most,
+            )
         for row in table.rows:
             cells = (row[column] for column in columns)
             drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell, "")) for cell in cells))

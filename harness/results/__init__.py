@@ -19,16 +19,11 @@ from harness.results.rows import (
     TailRow,
     VersionChange,
     WarmUp,
-    batch_row,
-    discarded_rows,
-    evaluation_row,
     in_pipeline_order,
     lane_kind,
     natural_order,
     part_of,
-    shard_row,
-    step_row,
-    tail_row,
+    store_metrics,
 )
 from harness.results.writer import RunFolder, experiment_name
 
@@ -51,9 +46,6 @@ __all__ = [
     "TailRow",
     "VersionChange",
     "WarmUp",
-    "batch_row",
-    "discarded_rows",
-    "evaluation_row",
     "experiment_name",
     "find_run_folders",
     "find_runs",
@@ -63,7 +55,5 @@ __all__ = [
     "natural_order",
     "part_of",
     "read_manifest",
-    "shard_row",
-    "step_row",
-    "tail_row",
+    "store_metrics",
 ]

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from harness.results.jsonl import read_rows
-from harness.results.rows import MOST_WHOLE, SCHEMA_VERSIONS, Whole
+from harness.results.rows import MOST_WHOLE, Row, Whole
 
-COUNTERS, SCHEMA, KIND = "counters.jsonl", "harness.counters", "counter"
+COUNTERS = "counters.jsonl"
 HOST, SAMPLER, DRIVER = "host", "sampler", "driver"
 HELD = "held"
 
@@ -96,7 +96,7 @@ def explain(reason: str) -> str:
     return _REASONS.get(reason, reason)
 
 
-class CounterRow(Struct, frozen=True, tag_field="kind", tag=KIND):
+class CounterRow(Row, frozen=True):
     """One reading of one source.
 
     Attributes:
@@ -114,16 +114,6 @@ class CounterRow(Struct, frozen=True, tag_field="kind", tag=KIND):
         """Whether what is counted from here to the next row is not the run's."""
         return split_source(self.source)[1] == SAMPLER and self.values.get(HELD) == 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of the row."""
-        head = {"kind": KIND, "at_ns": self.at_ns, "source": self.source, "values": dict(self.values)}
-        return head | ({"missing": dict(self.missing)} if self.missing else {})
-
-
-def counters_header() -> dict[str, Any]:
-    """Return the first row of the file."""
-    return {"kind": "header", "schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]}
-
 
 def read_counters(folder: Path) -> list[CounterRow]:
     """Read the counters of a run's folder; empty where none were sampled or the file was left out.
@@ -131,7 +121,7 @@ def read_counters(folder: Path) -> list[CounterRow]:
     Raises:
         UserError: the file is damaged (named with its line) or of an unknown schema version.
     """
-    return read_rows(folder / COUNTERS, SCHEMA, (CounterRow,))
+    return read_rows(folder / COUNTERS, CounterRow)
 
 
 def is_growing(name: str) -> bool:

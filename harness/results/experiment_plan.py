@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.core.regular_files import MOST_BYTES
-from harness.results.jsonl import read_file
+from harness.results.jsonl import read_json
+from harness.results.rows import Whole
 
 EXPERIMENT = "experiment.json"
 SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
@@ -36,7 +35,7 @@ class PlannedRun:
 
     folder: str
     variant: str
-    block: int | None = None
+    block: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class ExperimentPlan:
     """
 
     runs: tuple[PlannedRun, ...]
-    enough_after: int | None = None
+    enough_after: Whole | None = None
 
     @property
     def due(self) -> list[PlannedRun]:
@@ -86,17 +85,12 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
         UserError: the file is damaged or of an unknown version.
     """
     path = experiment / EXPERIMENT
-    try:
-        content = read_file(path, MOST_BYTES)  # a plan may name 10,000 runs
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    try:
-        head = msgspec.json.decode(content, type=dict)
-        if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
-            raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
-        return msgspec.json.decode(content, type=ExperimentPlan)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{str(path)!r} is damaged: {error}", str(path)) from error
+    head = read_json(path, dict[str, Any])
+    if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
+        raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
+    return read_json(path, ExperimentPlan)
 
 
 @contextmanager

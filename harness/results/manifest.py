@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
 
-from harness.core.errors import UserError
 from harness.results.anonymous import Scrubber, change_strings
-from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, with_nulls
+from harness.results.jsonl import Free, check_version, decode_json
+from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, Whole
 
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
@@ -26,28 +26,26 @@ CHAT_DATE = "chat_date"
 """The date that a chat template has written into the prompts, where it writes one."""
 COMPUTE_NOTHING = "trackers", "profile"
 """Begin the names of inputs that no figure of a policy depends on."""
-_FORMER = {"campaign": "experiment"}
-"""Fields that older runs have under another name."""
 _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
 
 
 class _Machine(TypedDict, total=False):
     """What is read of ``machine``, else free in form."""
 
-    cores: int | None
+    cores: Whole | None
     missing: dict[str, Any] | None
 
 
 class _Imported(TypedDict, total=False):
     """What is read of ``outcome.imported``, else free in form."""
 
-    steps_per_row: int | None
+    steps_per_row: Whole | None
 
 
 class _Outcome(TypedDict, total=False):
     """What is read of ``outcome``, else free in form."""
 
-    replaced: dict[str, int]
+    replaced: dict[str, Whole]
     imported: _Imported
 
 
@@ -57,7 +55,7 @@ class Input(TypedDict, total=False):
 
     sha256: Required[str | None]
     name: str | None
-    rows: int
+    rows: Whole
     text: str
 
 
@@ -78,17 +76,17 @@ class Segment:
         thrown_away: rollouts that were sampled after the checkpoint; None where the process that knew has ended.
     """
 
-    start_step: int
+    start_step: Whole
     started_at: str
     elapsed_s: _Number
     startup_s: _Number
     commit: str | None = None
     dirty: bool | None = None
-    ranks: int | None = None
-    was: dict[str, Any] = field(default_factory=dict)
+    ranks: Whole | None = None
+    was: dict[str, Free] = field(default_factory=dict)
     failed: str | None = None
     cause: str = "resumed"
-    thrown_away: int | None = None
+    thrown_away: Whole | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,28 +121,28 @@ class Manifest:
     experiment: str
     started_at: str
     arm: str | None = None
-    point: dict[str, Any] = field(default_factory=dict)
+    point: dict[str, Free] = field(default_factory=dict)
     status: str = "running"
     error: str | None = None
     finished_at: str | None = None
     duration_s: _Number | None = None
     startup_s: _Number | None = None
-    seed: int = 0
+    seed: Whole = 0
     interleaving: str | None = None
-    position: int | None = None
-    block: int | None = None
+    position: Whole | None = None
+    block: Whole | None = None
     profile: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
+    machine: dict[str, Free] = field(default_factory=dict)
+    threads: Whole | None = None
     commit: str | None = None
     dirty: bool | None = None
-    parameters: int | None = None
+    parameters: Whole | None = None
     end_tokens: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, Input] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     simulated: str | None = None
-    outcome: dict[str, Any] = field(default_factory=dict)
+    outcome: dict[str, Free] = field(default_factory=dict)
 
     @property
     def newest_start(self) -> tuple[float, str]:
@@ -153,54 +151,30 @@ class Manifest:
         return (0.0, self.started_at) if last is None else (last.elapsed_s, last.started_at)
 
     def to_json(self, scrubber: Scrubber) -> dict[str, Any]:
-        """Return the JSON object, free of names and absolute paths, and of numbers that JSON does not know."""
-        head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]}
+        """Return the JSON object, free of names and absolute paths."""
         saved = asdict(self)
         saved["point"] = change_strings(self.point, scrubber.paths)
         saved |= {key: change_strings(saved[key], scrubber.text) for key in ("error", "outcome", "inputs")}
-        return with_nulls(head | saved)
+        return {"schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]} | saved
 
     @classmethod
-    def from_json(cls, data: object, where: str) -> Manifest:
-        """Read the JSON object of a manifest file.
+    def from_json(cls, content: bytes, where: str) -> Manifest:
+        """Read a manifest file's content, that of older ones too.
 
         Raises:
-            UserError: not a manifest, of an unknown version, or with a field missing or of the wrong type.
+            ValueError, RecursionError: it is no manifest, or a field is missing or of the wrong type.
+            UserError: it is of an unknown version.
         """
-        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
-            raise UserError(f"this is no manifest: its schema is not {SCHEMA!r}", where=where)
+        data: dict[str, Any] = decode_json(content, dict[str, Any])
+        json.dumps(data, ensure_ascii=False).encode()  # no half of a surrogate pair, which cannot be printed
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA!r}")
         check_version(SCHEMA, data.get("schema_version"), where)
-        data = {_FORMER.get(name, name): value for name, value in data.items()}
-        data = _with_inputs(data)
-        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        try:
-            manifest = msgspec.convert(known, cls)
-            msgspec.convert(manifest.machine, _Machine)
-            msgspec.convert(manifest.outcome, _Outcome)
-        except msgspec.ValidationError as error:
-            raise UserError(f"the manifest is damaged: {error}", where=where) from error
+        template = {PROMPT_TEMPLATE: data["prompt_template"]} if data.get("prompt_template") else {}
+        data = {"experiment": data.get("campaign"), "inputs": {**data.get("functions", {}), **template}} | data
+        manifest = msgspec.convert(data, cls)
+        msgspec.convert(manifest.machine, _Machine)
+        msgspec.convert(manifest.outcome, _Outcome)
         if manifest.status not in STATUSES:
-            raise UserError(f"unknown status {manifest.status!r}; one of {', '.join(STATUSES)}", where=where)
+            raise ValueError(f"unknown status {manifest.status!r}; one of {', '.join(STATUSES)}")
         return manifest
-
-
-def _with_inputs(data: dict[Any, Any]) -> dict[Any, Any]:
-    """Return an older manifest's functions and prompt template as inputs."""
-    functions, template = data.get("functions", {}), data.get("prompt_template")
-    if "inputs" in data or not isinstance(functions, dict):
-        return data if "inputs" in data else data | {"inputs": functions}
-    return data | {"inputs": functions | ({} if template is None else {PROMPT_TEMPLATE: template})}
-
-
-def check_version(schema: str, version: object, where: str) -> None:
-    """Refuse a schema version that this reader does not know.
-
-    Raises:
-        UserError: naming the version found and the one that is known.
-    """
-    if version != SCHEMA_VERSIONS[schema]:
-        raise UserError(
-            f"{schema} has schema_version {version!r}; this harness reads {SCHEMA_VERSIONS[schema]}",
-            where=where,
-            fix="read it with the version of the harness that wrote it (the manifest's versions.harness)",
-        )

@@ -150,14 +150,14 @@ class Occupancy:
         bounds[:, 1] = np.maximum(bounds[:, 0], bounds[:, 1])
         reach = (starts < bounds[-1, 1]) & (ends > bounds[0, 0]) if len(bounds) else np.zeros(len(spans), dtype=bool)
         places = np.flatnonzero(reach)
-        names = dict.fromkeys(spans[place].lane for place in places)
-        codes = {name: code for code, name in enumerate(names)}
-        lane = np.array([codes[spans[place].lane] for place in places], dtype=np.int64)
-        stage = np.array([_CODES[spans[place].stage] for place in places], dtype=np.int8)
+        inside = [spans[place] for place in places.tolist()]
+        codes = {name: code for code, name in enumerate(dict.fromkeys(span.lane for span in inside))}
+        lane = np.array([codes[span.lane] for span in inside], dtype=np.int64)
+        stage = np.array([_CODES[span.stage] for span in inside], dtype=np.int8)
         owner, start_ns, end_ns = _shared_out(lane, stage, starts[places], ends[places])
         piece, window, start_ns, end_ns = _cut(start_ns, end_ns, bounds)
         own = owner[piece]
-        return cls(tuple(names), bounds, lane[own], places[own], stage[own], window, start_ns, end_ns)
+        return cls(tuple(codes), bounds, lane[own], places[own], stage[own], window, start_ns, end_ns)
 
     def within(self, windows: Sequence[bool]) -> Occupancy:
         """Return the table of some of the windows, those where it says True; all lanes stay."""
@@ -329,15 +329,13 @@ def _painted(first: Integers, last: Integers, strength: Integers, cells: int) ->
     Args:
         first, last, strength: ranges [first, last) and their strengths, at least -1: shape [ranges].
     """
-    lengths = last - first
-    first, last, strength, lengths = (column[lengths > 0] for column in (first, last, strength, lengths))
-    size = np.frexp(lengths)[1] - 1  # k
     painted = np.full(cells, -1, dtype=np.int64)
-    for k in range(int(size.max(initial=0)), -1, -1):
+    size = np.frexp(np.maximum(last - first, 0))[1] - 1  # k; -1 where a range has no cell
+    for k in range(int(size.max(initial=-1)), -1, -1):
         own, block = size == k, 1 << k
         np.maximum.at(painted, first[own], strength[own])
-        np.maximum.at(painted, last[own] - block, strength[own])
         if k:
+            np.maximum.at(painted, last[own] - block, strength[own])
             half = block // 2
             painted[half:] = np.maximum(painted[half:], painted[:-half])
     return painted

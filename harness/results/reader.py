@@ -8,23 +8,22 @@ copy.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from harness.core.errors import UserError
 from harness.core.regular_files import open_regular
 from harness.core.trace import Span
-from harness.results.jsonl import parse_json, read_file, read_rows
+from harness.results.jsonl import RESTORE, read_checked, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
     ArrivalRow,
@@ -40,7 +39,6 @@ from harness.results.rows import (
     TailRow,
     VersionChange,
     WarmUp,
-    restore_non_finite,
 )
 from harness.results.writer import (
     ARRIVALS,
@@ -64,11 +62,8 @@ RESULTS, REFERENCE = "results", "reference"
 """Where runs are, and the folder in it of those that come with the project."""
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
-"""Objects and lists within each other in a manifest or a resolved scenario; ours have under 10."""
-MOST_DIGITS = 64
-"""Characters of a number in a resolved scenario; the longest float has 24."""
+"""Mappings and lists within each other in a resolved scenario; ours have under 10."""
 UNKNOWN_WARM_UP = WarmUp(0, None)
-_SPAN_FIELDS = attrgetter(*Span._fields)
 
 
 @dataclass(frozen=True)
@@ -93,27 +88,25 @@ class Run:
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
-        rows = read_rows(self.folder / SPANS, "harness.spans", (SpanRow,))
-        return list(map(Span._make, map(_SPAN_FIELDS, rows)))
+        return list(map(Span._make, map(astuple, read_rows(self.folder / SPANS, SpanRow))))
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
-        return read_rows(self.folder / ROLLOUTS, "harness.rollouts", (RolloutRow,))
+        return read_rows(self.folder / ROLLOUTS, RolloutRow)
 
     def groups(self) -> list[ShardRow | BatchRow]:
         """Read how long which rollouts were and what they earned; empty in a run of before it was written."""
-        return read_rows(self.folder / GROUPS, "harness.groups", (ShardRow, BatchRow))
+        return read_rows(self.folder / GROUPS, ShardRow, BatchRow)
 
     def discarded(self) -> list[DiscardedRow]:
         """Read what dynamic sampling threw away; empty in a run without it."""
-        return read_rows(self.folder / GROUPS, "harness.groups", (DiscardedRow,))
+        return read_rows(self.folder / GROUPS, DiscardedRow)
 
     def arrivals(self) -> tuple[Arrival, ...]:
         """Read the order in which things arrived; empty in a run that did not write it."""
         from harness.loop.arrivals import Arrival  # and with it the whole loop
 
-        rows = read_rows(self.folder / ARRIVALS, "harness.arrivals", (ArrivalRow,))
-        return tuple(Arrival(row.who, row.what, row.orders, row.version, row.swaps) for row in rows)
+        return tuple(Arrival(*astuple(row)) for row in read_rows(self.folder / ARRIVALS, ArrivalRow))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -127,11 +120,11 @@ class Run:
         Raises:
             UserError: the manifest has it in another form.
         """
+        stored, where = self.manifest.outcome.get("ledger"), str(self.folder / MANIFEST)
         try:
-            return msgspec.convert(self.manifest.outcome.get("ledger"), LedgerFigures | None)
+            return msgspec.convert(stored, LedgerFigures | None)
         except msgspec.ValidationError as error:
-            where = str(self.folder / MANIFEST)
-            raise UserError(f"{where!r} is damaged: outcome.ledger: {error}", where=where) from error
+            raise UserError(f"{where!r} is damaged: outcome.ledger: {error}", where, RESTORE) from error
 
     @property
     def replaced(self) -> dict[str, int]:
@@ -169,13 +162,12 @@ def load_run(folder: Path) -> Run:
     from harness.results.warmup import read_warm_up  # which loads numpy
 
     manifest = read_manifest(folder)
-    if not (folder / STEPS).is_file():
+    if not os.path.lexists(folder / STEPS):
         raise UserError(f"the run {str(folder)!r} has no {STEPS}", where=str(folder / STEPS))
     status = manifest.status
-    if status == "running" and not _is_locked(folder / STEPS):
+    if status == "running" and not is_running(folder):
         status = DID_NOT_FINISH
-    kinds = (StepRow, EvaluationRow, TailRow, SyncRow)
-    rows: list[StepRow | EvaluationRow | TailRow | SyncRow] = read_rows(folder / STEPS, "harness.steps", kinds)
+    rows = read_rows(folder / STEPS, StepRow, EvaluationRow, TailRow, SyncRow)
     steps = [row for row in rows if isinstance(row, StepRow)]
     warm_up = read_warm_up(manifest.outcome, steps)
     _check_order(steps, folder / STEPS)
@@ -214,36 +206,7 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: it is missing, damaged or of an unknown schema version.
     """
     path = folder / MANIFEST
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
-        raise UserError(f"the run {str(path.parent)!r} has no {MANIFEST}", where=str(path)) from None
-    try:
-        data = parse_json(content)
-        _check_levels(data)
-        json.dumps(data, ensure_ascii=False).encode()  # halves of surrogate pairs, which msgspec does not take
-    except ValueError as error:
-        raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
-    try:
-        facts = restore_non_finite(data) if isinstance(data, dict) else data
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
-    return Manifest.from_json(facts, str(path))
-
-
-def _check_levels(data: Any) -> None:
-    """Refuse data that whoever walks through it by recursion could not get to the end of.
-
-    Raises:
-        ValueError: it is nested more than ``MOST_LEVELS`` deep.
-    """
-    level = [data]
-    for _ in range(MOST_LEVELS + 1):
-        holders = [item for item in level if isinstance(item, dict | list)]
-        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
-        if not holders:
-            return
-    raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
+    return read_checked(path, lambda content: Manifest.from_json(content, str(path)))
 
 
 def _flagged(rows: list[StepRow], warm_up: WarmUp, starts: Sequence[int]) -> tuple[StepRow, ...]:
@@ -318,14 +281,9 @@ def find_runs(path: Path) -> tuple[list[Run], list[DamagedRun]]:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a live process writes into a run's folder."""
-    return _is_locked(folder / STEPS)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a live process holds the writer's lock."""
+    """Whether a live process writes into a run's folder: it holds the writer's lock."""
     try:
-        with open_regular(path) as file:
+        with open_regular(folder / STEPS) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -340,22 +298,14 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read.
     """
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
-        return {}
-    try:
-        return parse_settings(content.decode())
-    except ValueError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}", where=str(path)) from error
+    return read_checked(path, lambda content: parse_settings(content.decode())) if os.path.lexists(path) else {}
 
 
 def parse_settings(text: str) -> dict[str, Any]:
     """Parse a resolved scenario. Runs that differ in their seed alone share the work, which is most of a short run's.
 
     Raises:
-        ValueError: it is no YAML, or nothing that the harness writes: an alias, more than ``MOST_LEVELS`` levels, a
-            number of more than ``MOST_DIGITS`` characters.
+        ValueError, ArithmeticError: it is no YAML, or nothing that the harness writes.
     """
     found = _SEED.search(text)
     if found is None:
@@ -373,6 +323,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
     return flat
 
 
+_LONG_NUMBER = re.compile(r"[-+.:_0-9]{65,}|0x.{65,}")
 _SEED = re.compile(r"^seed: (0|[1-9][0-9]{0,18})$", re.MULTILINE)
 
 
@@ -381,26 +332,19 @@ def _parse_yaml(text: str) -> dict[str, Any]:
     import yaml  # only where a scenario value is asked for
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    levels = 0
     try:
-        _check_events(loader(text))
-        data = yaml.load(text, Loader=loader)
-    except (yaml.YAMLError, OverflowError) as error:
+        for event in yaml.parse(
+            text, loader
+        ):  # loading takes longer than the text, or fails, with what is refused here
+            levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            is_long = isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _LONG_NUMBER.fullmatch(event.value)
+            if levels > MOST_LEVELS or is_long or isinstance(event, yaml.AliasEvent):
+                what = (
+                    "an alias" if isinstance(event, yaml.AliasEvent) else "a very long number" if is_long else "nesting"
+                )
+                raise ValueError(f"it has {what}, which the harness never writes")
+        data = yaml.load(text, loader)
+    except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     return data if isinstance(data, dict) else {}
-
-
-def _check_events(loader: Any) -> None:
-    """Refuse what would take the loader, or a reader of what it makes, more than the text is long."""
-    import yaml
-
-    levels = 0
-    while (event := loader.get_event()) is not None:
-        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if levels > MOST_LEVELS:
-            raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it has the alias *{event.anchor:.40}, which the harness never writes")
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > MOST_DIGITS:
-            tag = loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-            if not tag.endswith(":str"):
-                raise ValueError(f"the number {event.value:.20}... has {len(event.value)} characters")

@@ -13,31 +13,30 @@ from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
 from harness.loop.replay import ReplayStats
 from harness.models.flops import Utilisation
-from harness.results import (
-    RunFolder,
-    VersionChange,
-    batch_row,
-    discarded_rows,
-    evaluation_row,
-    shard_row,
-    step_row,
-    tail_row,
-)
+from harness.results import RunFolder, VersionChange
 from harness.results.counters import COUNTERS, HELD, SAMPLER, CounterRow
 from harness.results.occupancy import Occupancy, part_spans
-from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds, part_of
-from harness.results.segments import Recorded, sizes_of
-from harness.results.step_metrics import (
-    idle_ratios,
-    step_metrics,
-    sync_metrics,
-    trained_lags,
+from harness.results.rows import (
+    WARMUP_FLOOR,
+    BatchRow,
+    DiscardedRow,
+    EvaluationRow,
+    LaneSeconds,
+    RolloutRow,
+    ShardRow,
+    StepRow,
+    StepSeconds,
+    TailRow,
+    optimizer_step_columns,
+    part_of,
+    store_metrics,
+    sum_stages,
 )
+from harness.results.segments import Recorded, sizes_of
+from harness.results.step_metrics import idle_ratios, step_metrics, sync_metrics, trained_lags
 from harness.results.training_log import evaluation_line, rollout_lines, step_line
 
-Row = dict[str, Any]
-RowListener = Callable[[Row], None]
-"""Takes a row."""
+RowListener = Callable[[StepRow | EvaluationRow], None]
 StepListener = Callable[[int], None]
 NO_VERSION = -1
 EVICTED_COLUMNS = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
@@ -56,19 +55,6 @@ class Probes(Protocol):
 
     def step_metrics(self) -> Metrics:
         """Return the probes' own figures since the last call."""
-
-
-class NoProbes:
-    """The probes of a run that has none."""
-
-    def drain(self) -> list[CounterRow]:
-        return []
-
-    def drain_notes(self) -> list[str]:
-        return []
-
-    def step_metrics(self) -> Metrics:
-        return {}
 
 
 class RunRecorder:
@@ -103,7 +89,7 @@ class RunRecorder:
         step_listeners: Sequence[StepListener] = (),
     ) -> None:
         self.folder, self._tracer, self._profiled = folder, tracer, profiled
-        self._probes: Probes = probes or NoProbes()
+        self._probes = probes
         self._utilisation = utilisation or Utilisation()
         self._row_listeners, self._step_listeners = tuple(row_listeners), tuple(step_listeners)
         self._seconds: list[StepSeconds] = []
@@ -142,7 +128,7 @@ class RunRecorder:
         self._replay, self._replaced = recorded.replay, Counter(recorded.replaced)
         self.steps_done = self._first_step = len(recorded.seconds)
         if COUNTERS in recorded.sizes:  # what the machine counted meanwhile is not the run's
-            self.folder.append_counters([CounterRow(recorded.clock_ns, SAMPLER, {HELD: 1})])
+            self.folder.append(CounterRow(recorded.clock_ns, SAMPLER, {HELD: 1}))
 
     def recorded(self) -> Recorded:
         """Return what ``goes_on`` needs, with all rows on disk."""
@@ -163,19 +149,16 @@ class RunRecorder:
         )
 
     def on_version(self, lane: str, version: int) -> None:
-        """See ``Observer``."""
         self._log(f"{lane} holds policy version {version}")
         self._hold(lane, version)
 
     def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
-        """See ``Observer``."""
         figures = ", ".join(f"{name} {metric.value:.3g}" for name, metric in measured.items())
         self._log(f"{lane}, policy version {version}: {figures}")
         self._measured.append(measured)
         self._of_all_syncs = combine_metrics([self._of_all_syncs, measured])
 
     def on_replaced(self, lane: str, reason: str) -> None:
-        """See ``Observer``."""
         self._log(f"{lane} died ({reason}); a new one takes its place")
         self._replaced[lane] += 1
         if lane in self._versions:
@@ -183,7 +166,6 @@ class RunRecorder:
         self.folder.flush()
 
     def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
         for part in facts.scored:
             self._log_failure(part)
         window = self._row_start_ns, self._tracer.clock_ns()
@@ -200,30 +182,31 @@ class RunRecorder:
         evaluated = any(it.stage is Stage.EVALUATE for seen in (spans, self._tracer.still_open()) for it in seen)
         self._seconds.append(StepSeconds(facts.step, wall_s, not (profiled or cold or evaluated)))
         lanes, parts = self._lane_seconds(spans, window[1])
-        row = step_row(
+        row = StepRow(
             step=facts.step,
             version=facts.result.version,
             wall_s=wall_s,
             elapsed_s=elapsed_s,
             optimizer_steps=facts.result.optimizer_steps,
             lanes=lanes,
-            parts=parts,
-            metrics=metrics,
+            stages_s=sum_stages(parts),
+            metrics=store_metrics(metrics),
             versions={lane: version for lane, version in self._versions.items() if version != NO_VERSION},
             version_changes=self._drain_changes(),
-            lags=trained_lags(facts),
+            lags=dict(sorted(trained_lags(facts).items())),
             warmup=warmup,
             profiled=profiled,
-            optimizer_step_metrics=facts.result.optimizer_step_metrics,
-            ranks=facts.result.ranks,
+            optimizer_step_metrics=optimizer_step_columns(facts.result.optimizer_step_metrics),
+            ranks=tuple(facts.result.ranks),
         )
-        self.folder.append_step(row)
-        for part in facts.scored:
-            self.folder.append_groups([shard_row(part), *discarded_rows(part)])
+        self.folder.append(row, *map(ShardRow.of, facts.scored))
+        self.folder.append(*(DiscardedRow.of(part) for part in facts.scored if part.discarded))
         if facts.replay is not None:
-            self.folder.append_groups([batch_row(facts.step, facts.groups)])
-        self.folder.append_rollouts(Purpose.TRAIN, facts.result.examples, facts.step)
-        for line in (step_line(facts.step, metrics, wall_s), *rollout_lines(facts.step, facts.result.examples)):
+            groups = tuple((group.step, group.prompt_id) for group in facts.groups)
+            self.folder.append(BatchRow(facts.step, groups))
+        examples = facts.result.examples
+        self.folder.append(*(RolloutRow.of(rollout, Purpose.TRAIN, facts.step) for rollout in examples))
+        for line in (step_line(facts.step, metrics, wall_s), *rollout_lines(facts.step, examples)):
             self._log(line)
         self.folder.flush()
         self.steps_done += 1
@@ -233,15 +216,13 @@ class RunRecorder:
             listener(facts.step)
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
-        """See ``Observer``."""
         elapsed_s = self._elapsed_s(self._tracer.clock_ns())
         self._log_failure(scored)
         failed = {"validation/failed_groups": Metric(scored.failed_groups, "sum")} if scored.failed_groups else {}
         metrics = scored.metrics | failed
-        row = evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics)
-        self.folder.append_step(row)
-        self.folder.append_groups([shard_row(scored)])
-        self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
+        row = EvaluationRow(version, version, elapsed_s, store_metrics(metrics))
+        self.folder.append(row, ShardRow.of(scored))
+        self.folder.append(*(RolloutRow.of(rollout, Purpose.EVALUATE) for rollout in scored.examples))
         self._log(evaluation_line(version, metrics))
         self.folder.flush()
         self.evaluations.append((version, scored.metrics))
@@ -249,12 +230,14 @@ class RunRecorder:
 
     def drain_probes(self) -> Metrics:
         """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
-        self.folder.append_counters(self._probes.drain())
+        if self._probes is None:
+            return {}
+        self.folder.append(*self._probes.drain())
         for note in self._probes.drain_notes():
             self.folder.log(note)
         return dict(self._probes.step_metrics())
 
-    def _tell(self, row: Row) -> None:
+    def _tell(self, row: StepRow | EvaluationRow) -> None:
         for listener in self._row_listeners:
             listener(row)
 
@@ -264,11 +247,9 @@ class RunRecorder:
             self.folder.log(f"{what}: {scored.failed_groups} groups without a reward; the first: {scored.failure}")
 
     def on_finished(self, ledger: RolloutCounts) -> None:
-        """See ``Observer``."""
         self._ledger = ledger
 
     def on_broken_off(self, ledger: RolloutCounts) -> None:
-        """See ``Observer``."""
         self.generated = ledger.generated.rollouts
 
     def loop_ends(self) -> None:
@@ -276,10 +257,7 @@ class RunRecorder:
         spans, wall_s, elapsed_s = self._close_row(self._tracer.clock_ns())
         self.drain_probes()
         lanes, parts = self._lane_seconds(spans, self._row_start_ns)
-        changes = self._drain_changes()
-        self.folder.append_step(
-            tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, parts=parts, version_changes=changes)
-        )
+        self.folder.append(TailRow(wall_s, elapsed_s, lanes, sum_stages(parts), self._drain_changes()))
         self.folder.flush()
 
     def write_spans(self) -> list[Span]:
@@ -315,8 +293,8 @@ class RunRecorder:
         elapsed_s = self._elapsed_s(self._tracer.clock_ns())
         self._version_changes.append(VersionChange(elapsed_s, lane, version))
 
-    def _drain_changes(self) -> list[VersionChange]:
-        changes, self._version_changes = self._version_changes, []
+    def _drain_changes(self) -> tuple[VersionChange, ...]:
+        changes, self._version_changes = tuple(self._version_changes), []
         return changes
 
     def _close_row(self, now_ns: int) -> tuple[list[Span], float, float]:

@@ -25,7 +25,7 @@ from harness.core.trace import Span
 from harness.core.types import Metric
 from harness.loop.replay import ReplayStats
 from harness.results.counters import COUNTERS
-from harness.results.jsonl import read_json_of
+from harness.results.jsonl import read_json
 from harness.results.manifest import Input
 from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
@@ -84,7 +84,7 @@ def read_recorded(folder: Path) -> Recorded:
     Raises:
         UserError: it is missing, or not what it must be.
     """
-    return read_json_of(folder / RECORDED, Recorded, "the checkpoint")
+    return read_json(folder / RECORDED, Recorded)
 
 
 def sizes_of(folder: Path) -> dict[str, int]:

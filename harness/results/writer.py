@@ -12,25 +12,33 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from harness.core.atomic_files import overwrite, whole_file
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
-from harness.core.trace import Span, Stage
-from harness.core.types import ExampleRollout, Purpose
+from harness.core.trace import Span
 from harness.results.anonymous import Scrubber, safe_name
-from harness.results.counters import COUNTERS, CounterRow, counters_header
+from harness.results.counters import COUNTERS, CounterRow
 from harness.results.manifest import Manifest
-from harness.results.rows import SCHEMA_VERSIONS, with_nulls
-
-if TYPE_CHECKING:
-    from harness.loop.arrivals import Arrival
+from harness.results.rows import (
+    SCHEMA_VERSIONS,
+    ArrivalRow,
+    BatchRow,
+    DiscardedRow,
+    HeaderRow,
+    RolloutRow,
+    Row,
+    ShardRow,
+    SpanRow,
+)
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
@@ -39,6 +47,14 @@ ATTEMPTS = 100
 POLICY, POLICIES, PICTURES, PROFILES, REPORT = "policy", "policies", "pictures", "profiles", "report.html"
 ARRIVALS = "arrivals.jsonl"
 CHECKPOINTS, KEPT_STEPS = "checkpoints", "kept_steps"
+FILES: dict[type[Row], str] = {
+    RolloutRow: ROLLOUTS,
+    **dict.fromkeys((ShardRow, DiscardedRow, BatchRow), GROUPS),
+    CounterRow: COUNTERS,
+    ArrivalRow: ARRIVALS,
+}
+"""Where rows are written; those of other kinds into ``STEPS``."""
+_ENCODER = msgspec.json.Encoder()
 
 
 def experiment_name(root: Path, scenario: str, now: datetime) -> str:
@@ -99,21 +115,24 @@ class RunFolder:
         self.manifest: Manifest | None = None
         self._scrubber, self._clock, self._echo = scrubber, clock, echo
         self._to_echo: list[str] = []
-        self._span_heads: dict[tuple[str, Stage], str] = {}
         self._files: dict[str, AppendOnly] = {}
-        with ExitStack() as opened:  # closes them again if one of them cannot be made
-            for name in (SPANS, STEPS, ROLLOUTS, LOG):
-                self._files[name] = AppendOnly(folder / name, go_on)
-                opened.callback(self._files[name].close)
-            self._write_headers()
-            opened.pop_all()
+        try:
+            self._file(STEPS).lock()
+            for name in (SPANS, ROLLOUTS, LOG):
+                self._file(name)
+            self.flush()
+        except BaseException:
+            self.close()
+            raise
 
-    def _write_headers(self) -> None:
-        self._files[STEPS].lock()
-        for name, schema in ((SPANS, "harness.spans"), (STEPS, "harness.steps"), (ROLLOUTS, "harness.rollouts")):
-            if not self._files[name].size:
-                self._files[name].append(_header_line(schema))
-        self.flush()
+    def _file(self, name: str) -> AppendOnly:
+        """Return a file, made with its header when it is first asked for: some only some runs have."""
+        if name not in self._files:
+            self._files[name] = file = AppendOnly(self.folder / name, self._goes_on)
+            stem, _, kind = name.partition(".")
+            if kind == "jsonl" and not file.size:
+                file.append(HeaderRow(f"harness.{stem}", SCHEMA_VERSIONS[f"harness.{stem}"]).line())
+        return self._files[name]
 
     @classmethod
     def create(
@@ -190,84 +209,24 @@ class RunFolder:
 
     def append_spans(self, spans: Iterable[Span]) -> None:
         """Add finished spans."""
-        heads = self._span_heads
-        lines: list[str] = []
-        for lane, stage, start_ns, end_ns, step, version in spans:
-            head = heads.get((lane, stage))
-            if head is None:
-                head = heads[lane, stage] = f'{{"lane":{json.dumps(lane)},"stage":"{stage.value}","start_ns":'
-            lines.append(f'{head}{start_ns},"end_ns":{end_ns},"step":{step},"version":{version}}}\n')
-        self._files[SPANS].append("".join(lines))
+        self._files[SPANS].append(_ENCODER.encode_lines([SpanRow(*span) for span in spans]))
 
-    def append_step(self, row: dict[str, Any]) -> None:
-        """Add a row of ``steps.jsonl``: one of ``step_row``, ``evaluation_row`` and ``tail_row``."""
-        self._files[STEPS].append(_json_line(row))
-
-    def append_rollouts(self, purpose: Purpose, rollouts: Iterable[ExampleRollout], step: int | None = None) -> None:
-        """Add rollouts for people to read; their text is saved as it is.
-
-        Args:
-            step: the training step that trained on them.
-        """
-        for item in rollouts:
-            row: dict[str, Any] = {
-                "kind": "rollout",
-                "purpose": purpose.value,
-                "version": item.version,
-                "prompt": item.prompt,
-            }
-            row |= {"response": item.response, "ground_truth": item.ground_truth, "reward": item.reward}
-            row |= {"num_tokens": item.num_tokens, "finish_reason": item.finish_reason}
-            if item.advantage is not None:
-                row |= {"step": step, "advantage": item.advantage, "log_probs": item.log_probs}
-            self._files[ROLLOUTS].append(_json_line(row))
-
-    def append_counters(self, rows: Iterable[CounterRow]) -> None:
-        """Add counters; the first ones make the file, since a run without probes has none.
+    def append(self, *rows: Row) -> None:
+        """Add rows, each to the file of its kind.
 
         Raises:
-            UserError: the file cannot be made.
+            UserError: a file that is not there yet cannot be made.
         """
-        lines = [_json_line(row.to_json()) for row in rows]
-        if lines:
-            self._late_file(COUNTERS, _json_line(counters_header())).append("".join(lines))
-
-    def append_groups(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Add rows of ``groups.jsonl``, made by ``shard_row`` and ``batch_row``; the first ones make the file.
-
-        Raises:
-            UserError: the file cannot be made.
-        """
-        lines = [_json_line(row) for row in rows]
-        if lines:
-            self._late_file(GROUPS, _header_line("harness.groups")).append("".join(lines))
-
-    def append_arrival(self, arrival: Arrival) -> None:
-        """Add an event of the loop; the first one makes the file.
-
-        Raises:
-            UserError: the file cannot be made.
-        """
-        default = arrival._field_defaults
-        said = {name: value for name, value in arrival._asdict().items() if value != default.get(name)}
-        row = {"kind": "arrival", **said}
-        self._late_file(ARRIVALS, _header_line("harness.arrivals")).append(_json_line(row))
-
-    def _late_file(self, name: str, header: str) -> AppendOnly:
-        """Return a file that only some runs have, made with its header when it is first asked for."""
-        if name not in self._files:
-            try:
-                self._files[name] = AppendOnly(self.folder / name, self._goes_on)
-            except OSError as error:
-                raise self._cannot_write(error) from error
-            if not self._files[name].size:
-                self._files[name].append(header)
-        return self._files[name]
+        try:
+            for row in rows:
+                self._file(FILES.get(type(row), STEPS)).append(row.line())
+        except OSError as error:
+            raise self._cannot_write(error) from error
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, made plain, without names and absolute paths."""
         line = plain(self._scrubber.text(text))
-        self._files[LOG].append(f"{timestamp(self._clock())} {line}\n")
+        self._files[LOG].append(f"{timestamp(self._clock())} {line}\n".encode(errors="backslashreplace"))
         if self._echo is not None:
             self._to_echo.append(line)
 
@@ -343,7 +302,7 @@ class RunFolder:
         self.close()
 
     def _as_text(self, manifest: Manifest) -> str:
-        return json.dumps(manifest.to_json(self._scrubber), indent=2, allow_nan=False) + "\n"
+        return json.dumps(manifest.to_json(self._scrubber), indent=2) + "\n"
 
     def _replace(self, name: str, text: str) -> None:
         try:
@@ -370,7 +329,7 @@ class AppendOnly:
 
     def __init__(self, path: Path, go_on: bool = False) -> None:
         self._file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
-        self._pending: list[str] = []
+        self._pending: list[bytes] = []
         self.size = self._file.seek(0, os.SEEK_END)
 
     def lock(self) -> None:
@@ -378,13 +337,13 @@ class AppendOnly:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
-    def append(self, lines: str) -> None:
+    def append(self, lines: bytes) -> None:
         """Keep lines for the next ``flush``."""
         self._pending.append(lines)
 
     def flush(self) -> None:
         """Write what was kept."""
-        data = "".join(self._pending).encode("utf-8", errors="backslashreplace")
+        data = b"".join(self._pending)
         self._pending.clear()
         self.write(data)
 
@@ -408,18 +367,6 @@ class AppendOnly:
     def close(self) -> None:
         """Close it; closing twice does no harm."""
         self._file.close()
-
-
-def _header_line(schema: str) -> str:
-    return _json_line({"kind": "header", "schema": schema, "schema_version": SCHEMA_VERSIONS[schema]})
-
-
-def _json_line(row: dict[str, Any]) -> str:
-    try:
-        text = json.dumps(row, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(with_nulls(row), separators=(",", ":"), allow_nan=False)
-    return text + "\n"
 
 
 def timestamp(now: datetime) -> str:

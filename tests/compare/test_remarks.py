@@ -13,8 +13,8 @@ import pytest
 
 from harness.compare.endpoint import REWARD_AT_ROLLOUTS
 from harness.compare.experiment import Experiment, Member, gather
-from harness.compare.judging import Judgement, judgements
-from harness.compare.remarks import RULES, remarks, time
+from harness.compare.judging import NOT_IN_TURN, Judgement, judgements
+from harness.compare.remarks import RULES, remarks_of, time
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
 from harness.compare.remarks.lag_and_syncs import sweep_sentences
 from harness.compare.remarks.learning import CAUSES, correlation, growth
@@ -22,13 +22,16 @@ from harness.compare.remarks.time import whatif_command
 from harness.compare.signal import Cause, Divergence
 from harness.compare.stats import STEP, Effect, Verdict
 from harness.compare.sync import sync_points
+from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.results import RunFolder
+from harness.results.counters import CounterRow
 from harness.results.frames import Column
 from harness.results.rows import SyncRow, WarmUp
 from tests.messages import facts
+from tests.run_folders import ONE_STEP
 from tests.stand_ins.members import lanes, made_experiment, made_run, seeds_of
 
 Make = Callable[..., RunFolder]
@@ -58,7 +61,7 @@ def test_each_rule_has_a_key_of_its_own_and_says_each_thing_once() -> None:
     assert max(Counter(rule.key for rule in RULES).values()) == 1
     experiments, _ = gather([REFERENCE])
     for experiment in experiments:
-        every = remarks(experiment, judgements(experiment))
+        every = remarks_of(experiment, judgements(experiment))
         assert max(Counter(remark.key for remark in every).values()) == 1
         assert max(Counter(remark.text for remark in every).values()) == 1
         assert all(remark.text.endswith((".", " 10")) for remark in every), [remark.text for remark in every]
@@ -67,10 +70,22 @@ def test_each_rule_has_a_key_of_its_own_and_says_each_thing_once() -> None:
         )
 
 
+def test_of_many_arms_a_few_are_said_and_the_others_counted() -> None:
+    members = [
+        made_run(f"a{place:02}", status="interrupted", evaluations={4: (place / 100, 9.0)}) for place in range(20)
+    ]
+    every = {remark.key: remark.text for remark in remarks_of(made_experiment(*members), [])}
+    assert every["unfinished/6"] == "a05: interrupted after 4 steps."
+    assert every["unfinished/7"] == "14 more like these."
+    assert "unfinished/8" not in every
+    finished = [made_run(f"a{place:02}", evaluations={4: (place / 100, 9.0)}) for place in range(20)]
+    assert said(finished, "rewards")[0].endswith("a15 0.15; a14 0.14; 14 more (one seed each).")
+
+
 # ---- the answer
 
 
-OPEN = "cannot tell whether b is faster per step than a: "
+OPEN = "Cannot tell whether b is faster per step than a: "
 DIFFERENT, EQUIVALENT, INCONCLUSIVE = Verdict.DIFFERENT, Verdict.EQUIVALENT, Verdict.INCONCLUSIVE
 NOISY = f"{OPEN}unknown (blocks too noisy)."
 
@@ -94,6 +109,16 @@ NOISY = f"{OPEN}unknown (blocks too noisy)."
             f"{OPEN}-2.0% (-49.0% to +90.0%, 12 blocks); such blocks tell differences from 90.0% on, and 3.0% takes "
             "more than 1,000 of them.",
         ),
+        (
+            effect(INCONCLUSIVE, 0.98, 0.966, 0.995, minimum_effect=0.031),
+            "Cannot tell whether b is 3.0% faster per step than a: -2.0% (-3.4% to -0.5%, 12 blocks); such blocks tell "
+            "differences from 3.1% on, and 3.0% takes about 13 of them.",
+        ),
+        (
+            effect(INCONCLUSIVE, 0.95, 0.91, 0.99, p_adjusted=0.2),
+            f"{OPEN}-5.0% (-9.0% to -1.0%, 12 blocks), which may be chance among so many comparisons; such blocks tell "
+            "differences from 5.0% on, and 3.0% takes about 33 of them.",
+        ),
         (effect(INCONCLUSIVE, 0.98, 0.49, 1.9), NOISY),
         (effect(INCONCLUSIVE, 0.98, 0.9, 2.1), NOISY),
         (
@@ -105,6 +130,14 @@ NOISY = f"{OPEN}unknown (blocks too noisy)."
             f"{OPEN}-30.0% (-34.0% to -25.0%, 12 blocks); not measured in 2 of 12 blocks.",
         ),
         (effect(INCONCLUSIVE, 0.7, None, None, blocks=1), "b was 30.0% faster than a per step (one run each)."),
+        (
+            effect(INCONCLUSIVE, 0.7, None, None, blocks=9, reason="the baseline has one occasion"),
+            "b was 30.0% faster than a per step (9 runs each; the baseline has one occasion).",
+        ),
+        (
+            effect(INCONCLUSIVE, 0.7, None, None, blocks=3, reason=NOT_IN_TURN),
+            "b was 30.0% faster than a per step (3 runs each).",
+        ),
         (effect(INCONCLUSIVE, 2.5, None, None, blocks=1), "b was 2.5 times as slow as a per step (one run each)."),
         (effect(INCONCLUSIVE, 0.4, None, None, blocks=1), "b was 2.5 times as fast as a per step (one run each)."),
         (
@@ -134,6 +167,8 @@ def test_time_and_reward_are_one_answer_with_one_interval() -> None:
     (text,) = said(experiment, "answer", judged_as(reward, faster))
     assert text.startswith("no difference in reward shown between b and a (+0.02, -0.00 to +0.04, 3 seeds;")
     assert text.endswith("; b is 40% faster per step than a (38 to 43%, 12 blocks).")
+    (alone,) = said(experiment, "answer", judged_as(reward))  # as against another folder, where nothing else is judged
+    assert alone == text.partition(" b is 40%")[0].removesuffix(";") + "."
 
 
 @pytest.mark.parametrize(
@@ -246,6 +281,18 @@ def test_rewards_of_unlike_seeds_are_in_no_order() -> None:
         "Final validation reward: b 0.90; a 0.60 (0.60 to 0.60, 2 seeds); b and a did not end with the same seeds, so "
         "their order is open. Not counted, cut before the end: b (seed 1) (0.70 at step 2)."
     ]
+
+
+def test_rewards_on_different_prompts_are_not_compared() -> None:
+    def validated_on(arm: str, digest: str) -> list[Member]:
+        inputs = {"validation_prompts": {"sha256": digest * 64}}
+        return seeds_of(arm, (0.5, 0.6, 0.7), inputs=inputs)
+
+    def difference(digest: str) -> Difference | None:
+        return reward_difference(made_experiment(*validated_on("a", "a"), *validated_on("b", digest)), "a", "b")
+
+    assert difference("a") is not None
+    assert difference("b") is None
 
 
 def test_rewards_that_are_no_news_are_not_said() -> None:
@@ -376,7 +423,9 @@ def test_lengths_are_said_where_they_grow_with_the_reward() -> None:
 def test_what_is_not_stable() -> None:
     metrics = {"loss": [0.1, np.nan, np.inf, 0.1], NORM: [1.0, 1.0, 10.1, 1.0]}
     fallen = {0: (0.4, 9.0), 2: (0.6, 9.0), 4: (0.49, 9.0)}
-    assert said([made_run(metrics=metrics, evaluations=fallen)], "stability") == [
+    unstable = made_run(metrics=metrics, evaluations=fallen)
+    assert said([made_run("a", 1), unstable], "stability")[0].endswith("(1 of 2 runs have the like).")
+    assert said([unstable], "stability") == [
         "a: loss was not finite in 2 steps; the gradient norm peaked at 10.1, 10 times its median, at step 2; the "
         "reward fell from 0.60 at step 2 to 0.49 at step 4."
     ]
@@ -459,8 +508,10 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
         "Biggest bottleneck, by time on the critical path: update, 55.0% of a step. If update were 10% faster, a step "
         "would be at most 5.5% shorter."
     ]
-    assert whatif_command(made_experiment(alone), "results/a b") == (
-        "python -m harness whatif 'results/a b' --scale update=0.9"
+    unseen = made_run("a", seed=1, wall_s=9.0)  # without spans: no part of a share
+    assert said([alone, unseen], "bottleneck") == said([alone], "bottleneck")
+    assert whatif_command(made_experiment(alone, unseen), "results/{}".format) == (
+        "python -m harness whatif results/made/a/0 --scale update=0.9"
     )
     others = [on_path("b", {"update": 0.6}), on_path("c", {"generate": 0.2, "update": 0.1, "no stage": 0.7})]
     assert said([alone, *others], "bottleneck") == [
@@ -470,7 +521,7 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
     ]
     log_only = made_run(stages_s={"generate": 0.4, "update": 1.2})
     assert said([log_only], "bottleneck") == ["Largest stage: update, 120.0% of a step, added over processes."]
-    assert whatif_command(made_experiment(log_only), "results") is None
+    assert whatif_command(made_experiment(log_only), str) is None
     assert said([made_run()], "bottleneck") == []
 
 
@@ -547,13 +598,41 @@ def test_a_rank_that_the_others_wait_for() -> None:
     assert said([made_run(steps=12, ranks=[step(1.0) for _ in range(12)])], "stragglers") == []
 
 
-# ---- what is read of recorded runs: lag, replay, syncs
+# ---- what is read of recorded runs: checkpoints, contention, lag, replay, syncs
 
 
 def read(tmp_path: Path) -> Experiment:
     (experiment,), damaged = gather([tmp_path / "results"])
     assert damaged == []
     return experiment
+
+
+def test_what_checkpoints_cost_and_how_far_apart_they_lose_least(make_run: Make, tmp_path: Path) -> None:
+    """Turns of 1 s and 0.2 s of a checkpoint: C = 0.2, 0.2 of 1.2 s. With M = 3600 the best T is 38 s.
+
+    sqrt(2 C M) = 37.95, C / 2M = 2.78e-5: 37.95 (1 + 0.00527 / 3 + 0.000003) - 0.2 = 37.81. Starting again takes 2 s.
+    Lost at T: 1 - T / (M exp(2 / M) (exp((T + 0.2) / M) - 1)): 16.7% at 1 s, and 1.1% at 38 s.
+    """
+    stages = (*ONE_STEP, ("learner", Stage.CHECKPOINT, 0.2))
+    make_run(arm="none")
+    make_run(arm="often", stages=stages, settings="steps: 4\ncheckpoint: {every: 1, hours_between_failures: 1}\n")
+    (text,) = said(read(tmp_path), "checkpoints")
+    assert text == (
+        "often: a checkpoint stalls the Learner for 0.200 s: 16.7% of the time with one every training step. With a "
+        "failure every 1 h and 2.00 s to start again, checkpoint.every=1 loses 16.7% of all time; checkpoint.every=38 "
+        "(38.0 s) loses least, 1.11%."
+    )
+
+
+def test_what_stood_in_the_way_is_of_the_first_run_with_counters(make_run: Make, tmp_path: Path) -> None:
+    """The loop goes from 2 s to 6 s; in it the cgroup held the run back by 0.5 s for each second."""
+    make_run(arm="a")
+    for seed, held_s in ((1, 0.5), (2, 0.9)):
+        run = make_run(arm="b", seed=seed, point={"seed": seed})
+        run.append(*(CounterRow(at * 10**9, "host", {"throttled_s": held_s * at}) for at in range(7)))
+        run.flush()
+    (text,) = said(read(tmp_path), "contention")
+    assert text == "b: The CPU limit of the cgroup held it back for 2.00 s, added over cores."
 
 
 def test_lag_drops_and_replay(make_lagged_run: Make, tmp_path: Path) -> None:
@@ -716,6 +795,8 @@ def test_what_is_not_repeated() -> None:
     assert said([made_run("a")], "not_repeated") == [f"One run: no error bars. For some: {command}"]
     assert said([made_run("a"), made_run("b")], "not_repeated") == [f"One run each: no error bars. For some: {command}"]
     assert said([made_run("a"), made_run("a", 1)], "not_repeated") == []
+    assert said([made_run("a", simulated="abacus")], "not_repeated") == []
+    assert said([made_run("a", outcome={"imported": {}})], "not_repeated") == []
 
 
 def test_what_polls_and_what_shares_a_gpu() -> None:

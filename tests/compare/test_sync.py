@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from msgspec import structs, to_builtins
+from msgspec import structs
 
 from harness.compare.experiment import Experiment, gather
 from harness.compare.remarks.lag_and_syncs import sweep_points, syncs
@@ -183,7 +183,7 @@ def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
     assert sync_costs(points[2:]) == []
     run = make_run(status="running")
     for item in timed:
-        run.append_step(to_builtins(item))
+        run.append(item)
     run.finish("completed", None, {})
     times = sweep_tables(sweep_points(_experiment(tmp_path)))[0]
     assert [cell.endswith("!") for cell in times.rows[0][1:]] == [False, False, True]

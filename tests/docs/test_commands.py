@@ -29,6 +29,8 @@ STAND_INS = {
     "export.jsonl": None,
     "train.log": None,
     "wandb_export.csv": None,
+    "a.jsonl": "tests/data/importers/verl_colocated.jsonl",
+    "b.jsonl": "tests/data/importers/verl_split.jsonl",
     "checkpoints/trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
     "trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
 }

@@ -11,7 +11,7 @@ import pytest
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
 from harness.report.html.page import make_report
-from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, step_row, tail_row
+from harness.results import EvaluationRow, Manifest, RolloutRow, RunFolder, Scrubber, StepRow, TailRow, store_metrics
 from tests.e2e.browser import Browser, find_chromium, main
 
 EVIL = '<script>document.title="owned";window.owned=1</script><img src=x onerror="window.owned=1;document.title=1">'
@@ -43,12 +43,16 @@ def _write_arm(root: Path, arm: str) -> None:
         metrics = {"grad_norm": Metric(1.0 + step)}
         reward = {"validation/reward": Metric(0.2 + 0.1 * step, count=8)}
         run.append_spans(spans)
-        run.append_step(evaluation_row(version=step, step=step, elapsed_s=float(step), metrics=reward))
+        run.append(EvaluationRow(version=step, step=step, elapsed_s=float(step), metrics=store_metrics(reward)))
         times = {"wall_s": 1.0, "elapsed_s": step + 1.0}
-        run.append_step(step_row(step=step, version=step + 1, optimizer_steps=1, lanes=lanes, metrics=metrics, **times))
-    run.append_step(tail_row(wall_s=0.0, elapsed_s=3.0, lanes={}))
+        run.append(
+            StepRow(
+                step=step, version=step + 1, optimizer_steps=1, lanes=lanes, metrics=store_metrics(metrics), **times
+            )
+        )
+    run.append(TailRow(wall_s=0.0, elapsed_s=3.0, lanes={}))
     texts = [ExampleRollout(f"Say {EVIL}", f"</pre>{EVIL}", EVIL, float(v > 0), 5, "stop", v) for v in (0, 2)]
-    run.append_rollouts(Purpose.EVALUATE, texts)
+    run.append(*(RolloutRow.of(it, Purpose.EVALUATE) for it in texts))
     run.finish("completed", None, {})
 
 

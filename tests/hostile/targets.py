@@ -22,7 +22,7 @@ from harness.report.trace.tracks import run_tracks
 from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
-from harness.results.import_command import import_run
+from harness.results.import_command import import_logs
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
@@ -318,12 +318,12 @@ def import_log(path: Path) -> None:
     refused: UserError | None = None
     for trainer in CROSSWALKS:
         try:
-            done = import_run(trainer, path, path.parent / trainer)
+            folder, _ = import_logs(trainer, {None: path}, path.parent / trainer)
         except UserError as error:
             refused = error
             continue
         try:
-            return read_everything(done.folder)
+            return read_everything(folder)
         except UserError as error:
             raise Silent(f"it was imported into a run that cannot be read: {error}") from error
     if refused is not None:
@@ -339,7 +339,7 @@ def _shape(folder: Path) -> None:
 
 
 def _event_file() -> bytes:
-    from harness.results.trackers.event_file import encode_scalars, encode_start
+    from tests.event_files import encode_scalars, encode_start
 
     return encode_start(1.0) + encode_scalars({"loss": 0.5}, 1, 2.0) + encode_scalars({"loss": 0.4}, 2, 3.0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.report.html.page import make_report
 from harness.results import RunFolder, find_runs
-from harness.results.counters import COUNTERS, CounterRow, counters_header
+from harness.results.counters import COUNTERS, CounterRow
+from harness.results.rows import HeaderRow
 
 Make = Callable[..., RunFolder]
 EVIL = '<script>document.title="owned"</script><img src=x onerror="document.title=1">'
@@ -308,8 +308,8 @@ def test_counters_are_shown_where_a_run_has_them(make_run: Make, tmp_path: Path)
         for at in range(5)
     ]
     rows.append(CounterRow(6 * second, "gpu", {}, {"gpu": "no <driver>"}))
-    stored = [counters_header(), *(row.to_json() for row in rows)]
-    (folder / COUNTERS).write_text("".join(json.dumps(row) + "\n" for row in stored))
+    header = HeaderRow("harness.counters", 1)
+    (folder / COUNTERS).write_bytes(b"".join(row.line() for row in (header, *rows)))
     text = _report(folder, tmp_path / "report.html")
     assert "Resources" in Page(text).text("h3")
     # 0.5 s of CPU time in each second: half a core; 1 GiB; 2 s over the loop's 4 s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,10 +14,9 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import Metric
 from harness.report.trace.export import run_names, write_trace
-from harness.results import Manifest, Run, RunFolder, Scrubber, load_run, step_row
-from harness.results.counters import CounterRow, counters_header
+from harness.results import Manifest, Run, RunFolder, Scrubber, StepRow, load_run
+from harness.results.counters import CounterRow
 from harness.results.recorder import RunRecorder
 from harness.results.rows import VersionChange
 from tests.stand_ins.trace_reader import ReadTrace, read_trace
@@ -159,15 +157,12 @@ def folder(tmp_path: Path) -> Path:
                 Span("generator", Stage.GENERATE, 60, 90, 1, 1),
             ]
         )
-        died = [VersionChange(45e-9, "generator", -1)]
-        common = {"optimizer_steps": 1, "lanes": {}, "metrics": {"loss": Metric(0.5, count=4)}}
-        run.append_step(step_row(step=0, version=1, wall_s=50e-9, elapsed_s=50e-9, warmup=True, **common))
-        row = step_row(step=1, version=2, wall_s=30e-9, elapsed_s=80e-9, profiled=True, version_changes=died, **common)
-        run.append_step(row)
+        died = (VersionChange(45e-9, "generator", -1),)
+        common = {"optimizer_steps": 1, "lanes": {}, "metrics": {"loss": {"mean": 0.5, "count": 4}}}
+        run.append(StepRow(step=0, version=1, wall_s=50e-9, elapsed_s=50e-9, warmup=True, **common))
+        row = StepRow(step=1, version=2, wall_s=30e-9, elapsed_s=80e-9, profiled=True, version_changes=died, **common)
+        run.append(row, CounterRow(25, "host", {"load_1min": 1.5}))
         run.flush()
-    rows = [counters_header(), CounterRow(25, "host", {"load_1min": 1.5}).to_json()]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (run.folder / "counters.jsonl").write_text(text, encoding="utf-8")
     return run.folder
 
 

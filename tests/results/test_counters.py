@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from harness.core.errors import UserError
 from harness.probes import reading
@@ -14,7 +15,6 @@ from harness.results.counters import (
     HOST_COUNTERS,
     PROCESS_COUNTERS,
     CounterRow,
-    counters_header,
     explain,
     is_growing,
     read_counters,
@@ -22,6 +22,8 @@ from harness.results.counters import (
     sources,
     stretches,
 )
+
+HEADER = {"kind": "header", "schema": "harness.counters", "schema_version": 1}
 
 
 def sampler(at_ns: int, held: int = 0) -> CounterRow:
@@ -42,16 +44,16 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
         CounterRow(5, "host", {"load_1min": 0.5, "throttled_s": None}, {"throttled_s": "not_found"}),
         CounterRow(5, "learner", {"cpu_s": 12.5, "threads": 3}),
     ]
-    write(tmp_path, [counters_header(), *(row.to_json() for row in rows)])
+    write(tmp_path, [HEADER, *map(to_builtins, rows)])
     assert read_counters(tmp_path) == rows
-    assert rows[0].to_json() == {
+    assert json.loads(rows[0].line()) == {
         "kind": "counter",
         "at_ns": 5,
         "source": "host",
         "values": {"load_1min": 0.5, "throttled_s": None},
         "missing": {"throttled_s": "not_found"},
     }
-    assert "missing" not in rows[1].to_json()
+    assert b"missing" not in rows[1].line()
 
 
 def test_a_run_without_the_file_has_no_counters(tmp_path: Path) -> None:
@@ -69,14 +71,14 @@ def test_a_run_without_the_file_has_no_counters(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_named_with_its_line(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
-    write(tmp_path, [counters_header(), CounterRow(1, "host", {}).to_json(), row])
+    write(tmp_path, [HEADER, to_builtins(CounterRow(1, "host", {})), row])
     with pytest.raises(UserError, match="line 3") as raised:
         read_counters(tmp_path)
     assert problem in str(raised.value)
 
 
 def test_a_later_version_of_the_file_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, [counters_header() | {"schema_version": 99}])
+    write(tmp_path, [HEADER | {"schema_version": 99}])
     with pytest.raises(UserError, match="99"):
         read_counters(tmp_path)
 

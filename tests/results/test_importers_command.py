@@ -14,19 +14,21 @@ import pytest
 from harness.cli import main
 from harness.compare import gather
 from harness.core.trace import Stage
-from harness.results import find_run_folders, load_run
+from harness.results import Manifest, RunFolder, find_run_folders, load_run
 from harness.results.importers.trainers import (
     DEVICES,
     GROWTH,
     OPEN_INSTRUCT,
+    REST,
     STEPS,
     TRL,
     VERL,
     VERL_ASYNCHRONOUS,
     Crosswalk,
+    Entry,
     Role,
 )
-from harness.results.trackers.event_file import encode_scalars, encode_start
+from tests.event_files import encode_scalars, encode_start
 
 REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 PAGE = Path(__file__).parents[2] / "docs" / "importing.md"
@@ -75,6 +77,82 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "annbox" not in text  # a log's name often holds a host's
 
 
+def test_several_logs_are_the_arms_of_one_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results"
+    named, bare = verl_log(tmp_path / "x.jsonl"), verl_log(tmp_path / "lr=1.jsonl", odd=1.0)
+    assert main(["import", "verl", f"split={named}", str(bare), "-o", str(out), "--name", "gsm8k"]) == 0
+    said = capsys.readouterr().out
+    (experiment,) = (out / "gsm8k").iterdir()
+    assert "a verl run as split\n" in said
+    assert "a verl run as lr=1\n" in said
+    assert f"compare {experiment}" in said
+    runs = {folder.name: load_run(folder).manifest for folder in find_run_folders(out)}
+    assert {name: (each.arm, each.position) for name, each in runs.items()} == {
+        "split": ("split", 0),
+        "lr=1": ("lr=1", 1),
+    }
+    assert {each.experiment for each in runs.values()} == {experiment.name}
+    (fingerprint,) = {each.machine["fingerprint"] for each in runs.values()}
+    assert fingerprint.startswith("unknown-")
+    (whole,), _ = gather([out])
+    assert [variant.name for variant in whole.variants] == ["split", "lr=1"]
+
+
+def test_runs_of_one_machine_are_those_of_one_name(tmp_path: Path) -> None:
+    """Whichever command imported them; the name itself is not kept."""
+    fingerprints = []
+    for place, machine in enumerate(("annbox", "annbox", "other", None)):
+        log = verl_log(tmp_path / "log.jsonl", **{f"x{place}": 1.0})
+        named = ["--machine", machine] if machine else []
+        assert main(["import", "verl", str(log), "-o", str(tmp_path / str(place)), *named]) == 0
+        (folder,) = find_run_folders(tmp_path / str(place))
+        fingerprints.append(load_run(folder).manifest.machine["fingerprint"])
+        assert "annbox" not in (folder / "manifest.json").read_text()
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        (["a=LOG", "a=LOG"], "two arms are called 'a'"),
+        (["LOG", "LOG"], "two arms are called 'log'"),
+        (["=LOG", "b=LOG"], "is not NAME=LOG"),
+        (["a=LOG", "b="], "'b=' is not NAME=LOG"),
+        (["a=LOG", "b=missing.jsonl"], "'missing.jsonl' does not exist"),
+        (["a=LOG", "b=TRL"], "in the log is one that verl writes"),
+    ],
+)
+def test_a_wrong_arm_is_one_message_and_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arms: list[str], message: str
+) -> None:
+    log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
+    typed = [arm.replace("LOG", str(log)).replace("TRL", str(REAL_TRL_LOG)) for arm in arms]
+    assert main(["import", "verl", *typed, "-o", str(out)]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("error: ")) == ("", 1)
+    assert message in said.err
+    assert not out.exists()
+
+
+def test_arms_that_cannot_all_be_written_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full at the second arm."""
+    write = RunFolder.write_manifest
+
+    def full(folder: RunFolder, manifest: Manifest) -> None:
+        if manifest.arm == "b":
+            raise OSError(28, "No space left on device")
+        write(folder, manifest)
+
+    monkeypatch.setattr(RunFolder, "write_manifest", full)
+    log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
+    assert main(["import", "verl", f"a={log}", f"b={log}", "-o", str(out)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(out.iterdir()) == []
+
+
 def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     out = tmp_path / "results"
     assert main(["import", "verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
@@ -90,7 +168,7 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     assert verl.last.reward == 0.75
     assert trl.steps == 6
     assert trl.kl is not None
-    assert trl.kl.name == "kl/reference_k3"
+    assert trl.kl.startswith("KL of the policy to the reference (k3, per token) ends at ")
     assert trl.at_end("kl/reference_k3") == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
     assert verl.manifest.machine["fingerprint"] != trl.manifest.machine["fingerprint"]
 
@@ -201,7 +279,7 @@ def test_importing_loads_no_heavy_package(tmp_path: Path) -> None:
     code = (
         "import sys; from harness.cli import main\n"
         f"main(['import', 'verl', {str(log)!r}, '-o', {str(tmp_path / 'results')!r}])\n"
-        "print(sorted({'torch', 'ray', 'pandas', 'tensorboardX', 'pydantic'} & sys.modules.keys()))\n"
+        "print(sorted({'torch', 'ray', 'scipy', 'tensorboardX', 'pydantic'} & sys.modules.keys()))\n"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
@@ -218,9 +296,14 @@ WHERE_TO = {
 
 
 def shown(name: str) -> str:
-    if name.startswith(GROWTH):
-        return f"{GROWTH}`{name.removeprefix(GROWTH)}`"
+    for before in (GROWTH, REST):
+        if name.startswith(before):
+            return f"{before}`{name.removeprefix(before)}`"
     return name if name == STEPS else f"`{name}`" + (" (given)" if name == DEVICES else "")
+
+
+def is_renaming(entry: Entry) -> bool:
+    return entry.compute is None and not entry.theirs[0].startswith(REST)
 
 
 @pytest.mark.parametrize("crosswalk", DOCUMENTED, ids=lambda crosswalk: crosswalk.title)
@@ -231,7 +314,7 @@ def test_the_tables_of_the_documentation_are_the_crosswalks(crosswalk: Crosswalk
     lines = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     entries = [entry for entry in crosswalk.entries if crosswalk is VERL or entry not in VERL.entries]
     assert [(line[0], line[1], "kept as `imported/...` too" in line[2]) for line in lines] == [
-        (", ".join(map(shown, entry.theirs)), WHERE_TO[entry.role].format(entry.ours), not entry.is_renaming)
+        (", ".join(map(shown, entry.theirs)), WHERE_TO[entry.role].format(entry.ours), not is_renaming(entry))
         for entry in entries
     ]
 
@@ -243,6 +326,6 @@ def test_a_crosswalk_leads_to_what_there_is(crosswalk: Crosswalk) -> None:
         assert (entry.role is Role.STAGE) == (entry.ours in stages) == bool(entry.lane)
         assert (entry.role is Role.VALIDATION) == entry.ours.startswith("validation/")
         for name in entry.theirs:
-            plain = name.removeprefix(GROWTH)
-            assert name == plain or plain in crosswalk.cumulative
+            plain = name.removeprefix(GROWTH).removeprefix(REST)
+            assert name == plain or plain in (*crosswalk.cumulative, *crosswalk.within)
             assert name in (DEVICES, STEPS) or crosswalk.plain_name(plain) == plain

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from harness.core.errors import UserError
-from harness.results.importers.convert import Converted, Converter, Point, Points, devices_of
+from harness.results.importers import convert as converting
+from harness.results.importers.convert import Converted, Points, devices_of
 from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, VERL_ASYNCHRONOUS, Crosswalk
 
 # 8 devices, 16 responses; prompts of 200 and responses of 300 tokens on the average, so 8,000 tokens, 4,800 generated
@@ -39,24 +41,25 @@ VERL_STEP = {
 
 
 def points(*steps: tuple[int, dict[str, float]], at: dict[int, float] | None = None) -> Points:
-    return Points([Point(step, dict(values), (at or {}).get(step)) for step, values in steps])
+    cells = [(step, name, value) for step, values in steps for name, value in values.items()]
+    return Points(pd.DataFrame(cells, columns=["step", "name", "value"]), pd.Series(at or {}, dtype=float))
 
 
 def convert(crosswalk: Crosswalk, found: Points, **options: Any) -> Converted:
-    return Converter(crosswalk, **options).convert(found, "log")
+    return converting.convert(found, crosswalk, "log", **options)
 
 
 def metrics(row: dict[str, Any]) -> dict[str, float]:
     """The values of a row's metrics, whatever their reduction; they all count once."""
-    assert all(stored["count"] == 1 for stored in row["metrics"].values())
-    return {name: next(iter(stored.values())) for name, stored in row["metrics"].items()}
+    assert all(stored["count"] == 1 for stored in row.metrics.values())
+    return {name: next(iter(stored.values())) for name, stored in row.metrics.items()}
 
 
 def test_a_step_of_verl() -> None:
     done = convert(VERL, points((1, VERL_STEP)))
     (row,) = done.rows
-    assert (row["step"], row["version"], row["wall_s"], row["elapsed_s"]) == (0, 1, 40.0, 40.0)
-    assert row["stages_s"] == {
+    assert (row.step, row.version, row.wall_s, row.elapsed_s) == (0, 1, 40.0, 40.0)
+    assert row.stages_s == {
         "generate": 20.0,
         "score": 1.0,
         "old_logprobs": 3.0,
@@ -85,7 +88,7 @@ def test_a_step_of_verl() -> None:
         "imported/actor/kl_loss": 0.02,  # its estimator is not in the log
         "imported/training/global_step": 1.0,
     }
-    assert row["metrics"]["response_tokens"] == {"sum": 4800.0, "count": 1}
+    assert row.metrics["response_tokens"] == {"sum": 4800.0, "count": 1}
     assert done.kept == {
         "perf/time_per_step",
         "critic/rewards/mean",
@@ -99,7 +102,7 @@ def test_every_number_of_a_step_is_found_again() -> None:
     """Under its own name or, where it only took another one, under that."""
     done = convert(VERL, points((1, VERL_STEP)))
     (row,) = done.rows
-    values = [*metrics(row).values(), *row["stages_s"].values(), row["wall_s"]]
+    values = [*metrics(row).values(), *row.stages_s.values(), row.wall_s]
     assert set(VERL_STEP.values()) <= set(values)
     assert done.translated | done.kept == set(VERL_STEP)
 
@@ -109,12 +112,12 @@ def test_an_evaluation_of_verl_is_outside_of_its_step() -> None:
     later = {**VERL_STEP, **validation, "timing_s/testing": 30.0, "val-core/openai/gsm8k/reward/mean@1": 0.5}
     done = convert(VERL, points((0, validation), (1, VERL_STEP), (2, later)))
     first, step, step_with_evaluation, evaluation = done.rows
-    assert (first["kind"], first["step"], first["version"], first["elapsed_s"]) == ("evaluation", 0, 0, 0.0)
+    assert (first.kind, first.step, first.version, first.elapsed_s) == ("evaluation", 0, 0, 0.0)
     assert metrics(first) == {"validation/reward": 0.25, "imported/val-aux/num_turns/mean": 2.0}
-    assert (step["kind"], step["wall_s"]) == ("step", 40.0)
-    assert (step_with_evaluation["wall_s"], step_with_evaluation["elapsed_s"]) == (70.0, 110.0)  # 40 + 30; 40 + 70
-    assert step_with_evaluation["stages_s"]["evaluate"] == 30.0
-    assert (evaluation["version"], evaluation["elapsed_s"]) == (2, 110.0)
+    assert (step.kind, step.wall_s) == ("step", 40.0)
+    assert (step_with_evaluation.wall_s, step_with_evaluation.elapsed_s) == (70.0, 110.0)  # 40 + 30; 40 + 70
+    assert step_with_evaluation.stages_s["evaluate"] == 30.0
+    assert (evaluation.version, evaluation.elapsed_s) == (2, 110.0)
     assert metrics(evaluation)["validation/reward"] == 0.5
     assert (done.steps, done.evaluations, done.last_step, done.elapsed_s) == (2, 2, 2, 110.0)
 
@@ -130,11 +133,11 @@ def test_of_several_validation_rewards_none_is_taken_unless_named() -> None:
 
 def test_generation_of_an_asynchronous_verl_run_is_waiting() -> None:
     (row,) = convert(VERL_ASYNCHRONOUS, points((1, VERL_STEP))).rows
-    assert row["stages_s"]["wait_for_batch"] == 20.0
-    assert "generate" not in row["stages_s"]
+    assert row.stages_s["wait_for_batch"] == 20.0
+    assert "generate" not in row.stages_s
     longer = VERL_STEP | {"timing_s/wait_for_enough_samples": 4.0}
     (row,) = convert(VERL_ASYNCHRONOUS, points((1, longer))).rows
-    assert row["stages_s"]["wait_for_batch"] == 24.0
+    assert row.stages_s["wait_for_batch"] == 24.0
     assert metrics(row)["imported/timing_s/gen"] == 20.0
 
 
@@ -142,8 +145,8 @@ def test_lag_of_verl_is_counted_from_the_oldest_token() -> None:
     name = "training/off_policy/trajectory_staleness"
     values = {f"{name}/mean": 0.5, f"{name}_worst/mean": 1.5, f"{name}_worst/max": 3.0}
     (row,) = convert(VERL_ASYNCHRONOUS, points((1, VERL_STEP | values))).rows
-    assert row["metrics"]["off_policy/mean"] == {"mean": 1.5, "count": 1}
-    assert row["metrics"]["off_policy/max"] == {"max": 3.0, "count": 1}
+    assert row.metrics["off_policy/mean"] == {"mean": 1.5, "count": 1}
+    assert row.metrics["off_policy/max"] == {"max": 3.0, "count": 1}
     assert metrics(row)[f"imported/{name}/mean"] == 0.5
 
 
@@ -161,7 +164,7 @@ def test_without_the_total_the_devices_have_to_be_told() -> None:
     assert devices_of(found, VERL, None) is None
     (row,) = convert(VERL, found).rows
     assert metrics(row)["perf/throughput_per_device"] == 15.0
-    assert "perf/throughput_total" not in row["metrics"]
+    assert "perf/throughput_total" not in row.metrics
     (row,) = convert(VERL, found, devices=8).rows
     assert metrics(row)["perf/throughput_total"] == 120.0  # 25 x 8 x 300 / 500
     assert metrics(row)["perf/processed_tokens_per_s"] == 200.0
@@ -188,7 +191,7 @@ TRL_STEP = {
 def test_steps_of_trl() -> None:
     done = convert(TRL, points((1, TRL_STEP), (2, TRL_STEP | {"num_tokens": 250.0})))
     first, second = done.rows
-    assert (first["step"], first["wall_s"], first["stages_s"], first["optimizer_steps"]) == (0, 0.5, {}, 1)
+    assert (first.step, first.wall_s, first.stages_s, first.optimizer_steps) == (0, 0.5, {}, 1)
     assert metrics(first) == {
         "reward/total": 0.25,
         "reward/accuracy": 0.75,
@@ -206,14 +209,14 @@ def test_steps_of_trl() -> None:
         "imported/epoch": 0.1,
     }
     assert metrics(second)["perf/processed_tokens_per_s"] == 300.0  # (250 - 100) / 0.5 s
-    assert second["elapsed_s"] == 1.0
+    assert second.elapsed_s == 1.0
 
 
 def test_rows_that_stand_for_ten_steps() -> None:
     steps = [(10, TRL_STEP | {"num_tokens": 1000.0}), (20, TRL_STEP | {"num_tokens": 3000.0}), (25, TRL_STEP)]
     done = convert(TRL, points(*steps))
     assert done.steps_per_row is None  # the last row stands for five
-    assert [(row["step"], row["wall_s"], row["elapsed_s"], row["optimizer_steps"]) for row in done.rows] == [
+    assert [(row.step, row.wall_s, row.elapsed_s, row.optimizer_steps) for row in done.rows] == [
         (9, 0.5, 5.0, 10),
         (19, 0.5, 10.0, 10),
         (24, 0.5, 12.5, 5),
@@ -226,20 +229,20 @@ def test_rows_that_stand_for_ten_steps() -> None:
 def test_a_first_row_that_comes_earlier_stands_for_fewer_steps() -> None:
     """As with transformers' ``logging_first_step``: rows at step 1, 10 and 20."""
     done = convert(TRL, points((1, TRL_STEP), (10, TRL_STEP), (20, TRL_STEP)))
-    assert [row["optimizer_steps"] for row in done.rows] == [1, 9, 10]
-    assert [row["elapsed_s"] for row in done.rows] == [0.5, 5.0, 10.0]
+    assert [row.optimizer_steps for row in done.rows] == [1, 9, 10]
+    assert [row.elapsed_s for row in done.rows] == [0.5, 5.0, 10.0]
 
 
 def test_the_first_row_of_a_resumed_run_stands_for_one_of_its_steps() -> None:
     done = convert(TRL, points((101, TRL_STEP), (102, TRL_STEP)))
-    assert [(row["step"], row["elapsed_s"]) for row in done.rows] == [(100, 0.5), (101, 1.0)]
-    assert "perf/processed_tokens_per_s" not in done.rows[0]["metrics"]  # the tokens of 100 steps before are in there
+    assert [(row.step, row.elapsed_s) for row in done.rows] == [(100, 0.5), (101, 1.0)]
+    assert "perf/processed_tokens_per_s" not in done.rows[0].metrics  # the tokens of 100 steps before are in there
 
 
 def test_an_evaluation_of_trl_between_two_rows() -> None:
     evaluation = {"eval_reward": 0.5, "eval_completions/mean_length": 9.0, "eval_runtime": 3.0, "eval_loss": 0.1}
     done = convert(TRL, points((10, TRL_STEP), (15, evaluation), (20, TRL_STEP), (25, evaluation)))
-    kinds = [(row["kind"], row.get("step"), row["elapsed_s"]) for row in done.rows]
+    kinds = [(row.kind, getattr(row, "step", None), row.elapsed_s) for row in done.rows]
     assert kinds == [
         ("step", 9, 5.0),
         ("evaluation", 15, 5.0),
@@ -252,7 +255,7 @@ def test_an_evaluation_of_trl_between_two_rows() -> None:
         "validation/response_length": 9.0,
         "imported/eval_loss": 0.1,
     }
-    assert done.rows[2]["stages_s"] == {"evaluate": 3.0}
+    assert done.rows[2].stages_s == {"evaluate": 3.0}
 
 
 def test_a_reward_function_called_total_does_not_take_the_rewards_place() -> None:
@@ -282,8 +285,8 @@ OPEN_INSTRUCT_STEP = {
 
 def test_a_step_of_open_instruct() -> None:
     (row,) = convert(OPEN_INSTRUCT, points((1, OPEN_INSTRUCT_STEP))).rows
-    assert row["wall_s"] == 30.0
-    assert row["lanes"] == {
+    assert row.wall_s == 30.0
+    assert row.lanes == {
         "learner": {"update": 10.0, "wait_for_batch": 15.0},  # 25 s of training - 15 s of waiting in them
         "generator": {"wait_for_room": 4.0, "weight_transfer": 2.0},
     }
@@ -308,33 +311,33 @@ def test_open_instructs_older_names_and_a_log_without_the_wait() -> None:
     new, old = "time/trainer_waiting_for_data", "time/trainer_idle_waiting_for_inference"
     values = {name: value for name, value in OPEN_INSTRUCT_STEP.items() if name != new}
     (row,) = convert(OPEN_INSTRUCT, points((1, values | {old: 15.0}))).rows
-    assert row["lanes"]["learner"] == {"update": 10.0, "wait_for_batch": 15.0}
+    assert row.lanes["learner"] == {"update": 10.0, "wait_for_batch": 15.0}
     (row,) = convert(OPEN_INSTRUCT, points((1, values))).rows
-    assert row["lanes"]["learner"] == {"update": 25.0}
+    assert row.lanes["learner"] == {"update": 25.0}
 
 
 def test_a_run_that_counts_from_zero_is_taken_as_it_is() -> None:
     done = convert(OPEN_INSTRUCT, points((0, OPEN_INSTRUCT_STEP), (1, OPEN_INSTRUCT_STEP)))
-    assert [row["step"] for row in done.rows] == [0, 1]
+    assert [row.step for row in done.rows] == [0, 1]
 
 
 def test_without_seconds_the_clock_of_the_log_is_used() -> None:
     found = points((1, {"scores": 0.5}), (2, {"scores": 0.5}), (4, {"scores": 0.5}), at={1: 100.0, 2: 103.0, 4: 113.0})
     done = convert(OPEN_INSTRUCT, found)
-    assert [(row["wall_s"], row["elapsed_s"]) for row in done.rows] == [(0.0, 0.0), (3.0, 3.0), (5.0, 13.0)]
+    assert [(row.wall_s, row.elapsed_s) for row in done.rows] == [(0.0, 0.0), (3.0, 3.0), (5.0, 13.0)]
     assert done.seconds_known
 
 
 def test_without_seconds_and_clock_they_are_unknown() -> None:
     done = convert(OPEN_INSTRUCT, points((1, {"scores": 0.5}), (2, {"scores": 0.5})))
-    assert [row["wall_s"] for row in done.rows] == [0.0, 0.0]
+    assert [row.wall_s for row in done.rows] == [0.0, 0.0]
     assert not done.seconds_known
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
 def test_impossible_seconds_are_left_out_and_counted(bad: float) -> None:
     done = convert(VERL, points((1, VERL_STEP), (2, VERL_STEP | {"timing_s/gen": bad})))
-    assert "generate" not in done.rows[1]["stages_s"]
+    assert "generate" not in done.rows[1].stages_s
     assert done.bad_seconds == 1
     kept = metrics(done.rows[1])["imported/timing_s/gen"]
     assert kept == bad or (math.isnan(kept) and math.isnan(bad))
@@ -348,14 +351,14 @@ def test_a_metric_that_is_not_finite_stays_so() -> None:
 def test_an_evaluation_without_a_finite_figure_is_none() -> None:
     log = points((1, {"scores": 0.5, "eval/scores": math.nan}), (2, {"scores": 0.5, "eval/scores": 0.25}))
     done = convert(OPEN_INSTRUCT, log)
-    assert [row["version"] for row in done.rows if row["kind"] == "evaluation"] == [2]
+    assert [row.version for row in done.rows if row.kind == "evaluation"] == [2]
     assert done.cautions == {"an evaluation without a single finite figure is left out"}
 
 
 def test_no_tokens_are_no_division_by_zero() -> None:
     empty = VERL_STEP | {"prompt_length/mean": 0.0, "response_length/mean": 0.0, "timing_s/step": 0.0}
     (row,) = convert(VERL, points((1, empty))).rows
-    assert "perf/throughput_total" not in row["metrics"]
+    assert "perf/throughput_total" not in row.metrics
     assert metrics(row)["imported/perf/throughput"] == 25.0
 
 

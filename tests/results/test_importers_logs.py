@@ -18,9 +18,9 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.results.importers.convert import Points, collect
-from harness.results.importers.logs import read_log
+from harness.results.importers.logs import STEP, read_log
 from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, Crosswalk
-from harness.results.trackers.event_file import encode_scalars, encode_start
+from tests.event_files import encode_scalars, encode_start
 
 REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 
@@ -34,6 +34,10 @@ def points_of(path: Path, crosswalk: Crosswalk) -> Points:
     return collect(read_log(path), crosswalk, "log")
 
 
+def by_step(found: Points) -> dict[int, dict[str, float]]:
+    return {step: dict(zip(cells["name"], cells["value"], strict=True)) for step, cells in found.cells.groupby("step")}
+
+
 def test_verls_file_logger(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "run.jsonl",
@@ -41,19 +45,21 @@ def test_verls_file_logger(tmp_path: Path) -> None:
         {"step": 1, "data": {"timing_s/step": 2.0, "actor/grad_norm": None}},
     )
     found = points_of(path, VERL)
-    assert [(point.step, set(point.values)) for point in found.points] == [
-        (0, {"val-core/gsm8k/reward/mean@1"}),
-        (1, {"timing_s/step", "actor/grad_norm"}),
-    ]
-    assert math.isnan(found.points[1].values["actor/grad_norm"])  # orjson writes NaN and infinities as null
+    values = by_step(found)
+    assert {step: set(names) for step, names in values.items()} == {
+        0: {"val-core/gsm8k/reward/mean@1"},
+        1: {"timing_s/step", "actor/grad_norm"},
+    }
+    assert math.isnan(values[1]["actor/grad_norm"])  # orjson writes NaN and infinities as null
     assert found.non_finite == {"actor/grad_norm": 1}
 
 
 def test_trls_trainer_state() -> None:
     found = points_of(REAL_TRL_LOG, TRL)
-    assert [point.step for point in found.points] == [1, 2, 3, 4, 5, 6]
-    assert found.points[0].values["num_tokens"] == 79.0
-    assert found.points[2].values["eval_runtime"] == 0.0411  # of the record after the training record of step 3
+    values = by_step(found)
+    assert list(values) == [1, 2, 3, 4, 5, 6]
+    assert values[1]["num_tokens"] == 79.0
+    assert values[3]["eval_runtime"] == 0.0411  # of the record after the training record of step 3
     assert (found.replaced, found.without_step, found.backwards) == (0, {}, 0)
 
 
@@ -61,16 +67,16 @@ def test_figures_of_the_whole_run_make_no_step(tmp_path: Path) -> None:
     items = [{"step": 5, "reward": 0.5}, {"step": 7, "train_runtime": 12.5, "train_loss": 0.25, "epoch": 1.0}]
     found = points_of(write_lines(tmp_path / "log.jsonl", *items), TRL)
     assert found.run_totals == {"train_runtime": 12.5, "train_loss": 0.25}
-    assert [(point.step, point.values) for point in found.points] == [(5, {"reward": 0.5}), (7, {"epoch": 1.0})]
+    assert by_step(found) == {5: {"reward": 0.5}, 7: {"epoch": 1.0}}
 
 
 def test_a_list_and_lines_hold_the_same_as_a_trainer_state(tmp_path: Path) -> None:
     history = json.loads(REAL_TRL_LOG.read_text())["log_history"]
     as_list = tmp_path / "log.json"
     as_list.write_text(json.dumps(history))
-    expected = points_of(REAL_TRL_LOG, TRL).points
-    assert points_of(as_list, TRL).points == expected
-    assert points_of(write_lines(tmp_path / "log.jsonl", *history), TRL).points == expected
+    expected = by_step(points_of(REAL_TRL_LOG, TRL))
+    assert by_step(points_of(as_list, TRL)) == expected
+    assert by_step(points_of(write_lines(tmp_path / "log.jsonl", *history), TRL)) == expected
 
 
 def test_an_export_of_weights_and_biases(tmp_path: Path) -> None:
@@ -82,10 +88,8 @@ def test_an_export_of_weights_and_biases(tmp_path: Path) -> None:
         {"_step": 2, "_timestamp": 105.0, "eval/scores": 0.25},
     )
     found = points_of(path, OPEN_INSTRUCT)
-    assert [(point.step, point.values, point.at) for point in found.points] == [
-        (1, {"scores": 0.5}, 100.0),
-        (2, {"scores": 0.75, "eval/scores": 0.25}, 105.0),
-    ]
+    assert by_step(found) == {1: {"scores": 0.5}, 2: {"scores": 0.75, "eval/scores": 0.25}}
+    assert found.at.to_dict() == {1: 100.0, 2: 105.0}
     assert found.not_numbers == {"batch/lengths": 1, "note": 1}
 
 
@@ -100,16 +104,15 @@ def test_event_files_of_trl_have_names_of_their_own(tmp_path: Path) -> None:
     """transformers' integrations write ``train/x`` and ``eval/x`` for ``x`` and ``eval_x`` (rewrite_logs)."""
     event_file(tmp_path / "runs" / "a", "events.out.tfevents.1", {1: {"train/reward": 0.25, "eval/reward": 0.5}})
     found = points_of(tmp_path, TRL)
-    assert [(point.step, point.values, point.at) for point in found.points] == [
-        (1, {"reward": 0.25, "eval_reward": 0.5}, 51.0)
-    ]
+    assert by_step(found) == {1: {"reward": 0.25, "eval_reward": 0.5}}
+    assert found.at.to_dict() == {1: 51.0}
 
 
 def test_the_later_event_file_counts(tmp_path: Path) -> None:
     event_file(tmp_path, "events.out.tfevents.1", {1: {"reward": 0.25}, 2: {"reward": 0.5}, 3: {"reward": 0.75}})
     event_file(tmp_path, "events.out.tfevents.2", {2: {"reward": 1.0}, 3: {"reward": 0.75}})
     found = points_of(tmp_path, TRL)
-    assert [point.values["reward"] for point in found.points] == [0.25, 1.0, 0.75]
+    assert by_step(found) == {1: {"reward": 0.25}, 2: {"reward": 1.0}, 3: {"reward": 0.75}}
     assert (found.replaced, found.backwards) == (1, 1)  # step 3 came again with the same number
 
 
@@ -117,7 +120,7 @@ def test_a_cut_off_event_file_is_told_in_bytes(tmp_path: Path) -> None:
     path = event_file(tmp_path, "events.out.tfevents.1", {1: {"reward": 0.25}, 2: {"reward": 0.5}})
     path.write_bytes(path.read_bytes()[:-5])
     log = read_log(path)
-    assert [record.step for record in log.records] == [1]
+    assert log.frame[STEP].tolist() == [1]
     size = len(encode_scalars({"reward": 0.5}, 2, 52.0)) - 5
     assert log.left_out == [f"{size} bytes of a record that is not whole, at the end of an event file"]
 
@@ -126,7 +129,7 @@ def test_a_cut_off_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text('{"step": 1, "data": {"timing_s/step": 2.0}}\n{"step": 2, "da')
     log = read_log(path)
-    assert [record.values["step"] for record in log.records] == [1]
+    assert log.frame["step"].tolist() == [1]
     assert log.left_out == ["the last line (15 characters), which is not whole"]
 
 
@@ -135,13 +138,13 @@ def test_the_newest_checkpoint_has_the_whole_history(tmp_path: Path) -> None:
         (tmp_path / f"checkpoint-{step}").mkdir()
         state = {"log_history": [{"step": step, "reward": 0.5}]}
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
-    assert [point.step for point in points_of(tmp_path, TRL).points] == [10]
+    assert list(by_step(points_of(tmp_path, TRL))) == [10]
 
 
 def test_steps_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
     items = [{"step": step, "reward": value} for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4), (3, 0.5))]
     found = points_of(write_lines(tmp_path / "log.jsonl", *items), TRL)
-    assert [(point.step, point.values["reward"]) for point in found.points] == [(1, 0.1), (2, 0.4), (3, 0.5)]
+    assert by_step(found) == {1: {"reward": 0.1}, 2: {"reward": 0.4}, 3: {"reward": 0.5}}
     assert (found.replaced, found.backwards) == (2, 1)
 
 
@@ -149,7 +152,7 @@ def test_steps_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
 def test_a_record_without_a_whole_step_is_left_out(tmp_path: Path, step: Any) -> None:
     path = write_lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.1}, {"step": step, "reward": 0.2})
     found = points_of(path, TRL)
-    assert [(point.step, point.values) for point in found.points] == [(1, {"reward": 0.1})]
+    assert by_step(found) == {1: {"reward": 0.1}}
     assert found.without_step == {"reward": 1}
 
 
@@ -159,7 +162,7 @@ def test_a_number_beyond_floats_is_no_number(tmp_path: Path) -> None:
     found = points_of(path, TRL)
     assert found.not_numbers == {"big": 1}
     assert found.non_finite == {"nan": 1}
-    assert found.points[0].values["yes"] == 1.0
+    assert by_step(found)[1]["yes"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.results.import_command import sentences
-from harness.results.importers.convert import Converted, Converter, Points, collect
+from harness.results.import_command import Imported
+from harness.results.importers.convert import Converted, Points, collect, convert
 from harness.results.importers.logs import Log, read_log
 from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, Crosswalk
 
@@ -25,12 +25,16 @@ from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, Crosswa
 def read(path: Path, crosswalk: Crosswalk, **options: Any) -> tuple[Log, Points, Converted]:
     log = read_log(path, options.pop("run", None))
     points = collect(log, crosswalk, "log")
-    return log, points, Converter(crosswalk, **options).convert(points, "log")
+    return log, points, convert(points, crosswalk, "log", **options)
+
+
+def sentences(log: Log, points: Points, rows: Converted, crosswalk: Crosswalk) -> list[str]:
+    return Imported(None, log, crosswalk, points, rows, None).sentences()
 
 
 def series(done: Converted, name: str, kind: str = "step") -> list[float]:
     """The values of one metric, row by row; rows without it are left out."""
-    of_kind = [row["metrics"] for row in done.rows if row["kind"] == kind]
+    of_kind = [row.metrics for row in done.rows if row.kind == kind]
     return [next(iter(metrics[name].values())) for metrics in of_kind if name in metrics]
 
 
@@ -58,11 +62,11 @@ def test_what_verl_prints_behind_ray_colours_and_bars(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(VERL_PRINTED + "(TaskRunner pid=123) step:3 - critic/score/mean:0.")
     log, found, done = read(path, VERL)
-    assert [point.step for point in found.points] == [0, 1, 2]
+    assert sorted(set(found.cells["step"])) == [0, 1, 2]
     assert series(done, "reward/total") == [0.5, -0.125]
     assert series(done, "learning_rate") == [1e-06, 5e-07]
     assert series(done, "response_length") == [200.5]
-    assert [row["stages_s"] for row in done.rows if row["kind"] == "step"] == [{"generate": 8.0}, {"generate": 9.5}]
+    assert [row.stages_s for row in done.rows if row.kind == "step"] == [{"generate": 8.0}, {"generate": 9.5}]
     assert series(done, "validation/reward", "evaluation") == [0.25]
     assert found.non_finite == {"actor/grad_norm": 1}
     assert found.not_numbers == {"note": 1}
@@ -86,8 +90,8 @@ def test_what_trl_prints_has_no_steps_so_its_rows_are_counted(tmp_path: Path) ->
     path = tmp_path / "train.log"
     path.write_text(TRL_PRINTED + "{'loss': 0.2, 'rew")
     log, found, done = read(path, TRL)
-    assert [row["step"] for row in done.rows] == [0, 1, 2, 2]
-    assert [row["kind"] for row in done.rows] == ["step", "step", "evaluation", "step"]
+    assert [row.step for row in done.rows] == [0, 1, 2, 2]
+    assert [row.kind for row in done.rows] == ["step", "step", "evaluation", "step"]
     assert series(done, "reward/total") == [0.5, 0.625, 0.75]
     assert series(done, "reward/format") == [0.5]
     assert series(done, "loss") == [0.0, 0.25, 0.125]
@@ -97,7 +101,7 @@ def test_what_trl_prints_has_no_steps_so_its_rows_are_counted(tmp_path: Path) ->
     assert found.run_totals == {"train_runtime": 956.0, "train_loss": 0.33}
     assert (found.steps_from, found.foreign, found.replaced) == ("rows", 1, 0)
     assert log.left_out == ["1 lines with a dict that is not whole"]
-    assert any("the rows are counted from 1" in sentence for sentence in sentences(log, found, done))
+    assert any("the rows are counted from 1" in sentence for sentence in sentences(log, found, done, TRL))
 
 
 def test_texts_of_windows_are_read(tmp_path: Path) -> None:
@@ -123,7 +127,7 @@ def test_a_chart_with_several_runs_needs_the_name_of_one(tmp_path: Path) -> None
     with pytest.raises(UserError, match="has no run 'gemma'"):
         read(path, TRL, run="gemma")
     log, found, done = read(path, TRL, run="qwen - lr1")
-    assert [(row["step"], row["metrics"]["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
+    assert [(row.step, row.metrics["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
     assert (len(log.left_out), found.steps_from) == (1, "_step")
     assert series(read(path, TRL, run="llama")[2], "reward/total") == [0.2]
     (tmp_path / "reward.csv").write_text("Wall time,Step,Value\n1,1,0.5\n")
@@ -138,23 +142,76 @@ def test_a_chart_may_be_drawn_over_the_trainers_own_steps(tmp_path: Path) -> Non
     path = tmp_path / "wandb_export.csv"
     path.write_text(CHART.replace('"Step"', '"train/global_step"'))
     _, found, done = read(path, TRL, run="qwen - lr1")
-    assert [(row["step"], row["metrics"]["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
+    assert [(row.step, row.metrics["reward/total"]["mean"]) for row in done.rows] == [(0, 0.1), (2, 0.3)]
     assert found.steps_from == ""
 
 
 def test_records_that_weights_and_biases_counts_otherwise_are_no_steps(tmp_path: Path) -> None:
     """TRL's own timers go to Weights & Biases at once, so its ``_step`` runs ahead of the training steps."""
     path = tmp_path / "history.csv"
-    timer = "profiling/Time taken: GRPOTrainer.compute_loss"
     path.write_text(
-        f",_step,_timestamp,train/global_step,train/reward,{timer}\n"
-        "0,0,1700000000,,,0.5\n1,1,1700000001,1,0.25,\n2,2,1700000002,,,0.6\n3,3,1700000003,2,NaN,\n"
+        ",_step,_timestamp,train/global_step,train/reward,profiling/Time taken: GRPOTrainer.compute_loss,other\n"
+        "0,0,1700000000,,,0.5,\n1,1,1700000001,1,0.25,,\n2,2,1700000002,,,0.6,\n3,3,1700000003,2,NaN,,\n4,4,,,,,1\n"
     )
     log, found, done = read(path, TRL)
-    assert [(row["step"], row["wall_s"]) for row in done.rows] == [(0, 0.0), (1, 2.0)]
-    assert found.without_step == {timer: 2}
+    assert [(row.step, row.wall_s, row.stages_s) for row in done.rows] == [
+        (0, 0.0, {"update": 0.5}),
+        (1, 2.0, {"update": 0.6}),
+    ]
+    assert found.without_step == {"other": 1}
     assert found.non_finite == {"reward": 1}
     assert log.left_out == ["a column without a name"]
+
+
+def timed(**seconds: float) -> list[dict[str, float]]:
+    """TRL's timers as they come to Weights & Biases: each in a record of its own, the inner ones first."""
+    return [{f"profiling/Time taken: GRPOTrainer.{name.replace('__', '.')}": value} for name, value in seconds.items()]
+
+
+TIMED = timed(
+    sync_weights=1.0,
+    vLLM__generate=20.0,
+    accuracy_reward=0.5,
+    _calculate_rewards=2.0,
+    _get_per_token_logps_and_entropies=3.0,
+    _prepare_inputs=28.0,
+)
+LOSS = timed(_get_per_token_logps_and_entropies=2.5, compute_loss=4.0)
+"""Of one of two micro batches: the second has only the loss, and a moment to take its part of the batch."""
+
+
+def test_timers_of_trl_are_stages_and_no_second_counts_twice(tmp_path: Path) -> None:
+    """28.25 of 40 s come before the loss: 1 for weights, 20 to generate, 2 to score, 5.25 the rest; 11.75 s update."""
+    items = [*TIMED, *LOSS, *timed(_prepare_inputs=0.25), *LOSS, {"train/global_step": 1, "train/step_time": 40.0}]
+    path = lines(tmp_path / "history.jsonl", *({"_step": place} | item for place, item in enumerate(items)))
+    log, found, done = read(path, TRL)
+    (row,) = done.rows
+    assert row["lanes"] == {
+        "driver": {"weight_transfer": 1.0, "generate": 20.0, "score": 2.0, "prepare_batch": 5.25, "update": 11.75}
+    }
+    assert sum(row["stages_s"].values()) == row["wall_s"] == 40.0
+    assert series(done, "imported/profiling/_get_per_token_logps_and_entropies") == [8.0]
+    assert series(done, "imported/profiling/accuracy_reward") == [0.5]
+    assert (found.without_step, found.replaced) == ({}, 0)
+    assert not any("no stages" in sentence for sentence in sentences(log, found, done, TRL))
+    path = lines(tmp_path / "without.jsonl", {"step": 1, "reward": 0.5, "step_time": 40.0})
+    assert any("no stages" in each and "report_to" in each for each in sentences(*read(path, TRL), TRL))
+
+
+def test_timers_of_several_steps_are_a_mean_and_those_of_an_evaluation_no_training(tmp_path: Path) -> None:
+    """A row for two steps; the evaluation at step 4 comes with its row's step, that at step 5 between two rows."""
+    row = {"train/step_time": 40.0}
+    evaluation = [*TIMED, {"train/global_step": 4, "eval/reward": 0.5, "eval/runtime": 30.0}]
+    items = [*TIMED, *LOSS, *TIMED, *LOSS, row | {"train/global_step": 2}, *TIMED, *LOSS, *TIMED, *LOSS]
+    items += [row | {"train/global_step": 4}, *evaluation, *TIMED, *LOSS]
+    items += [*TIMED, {"train/global_step": 5, "eval/reward": 0.5, "eval/runtime": 30.0}, *TIMED, *LOSS]
+    items += [row | {"train/global_step": 6}]
+    path = lines(tmp_path / "history.jsonl", *({"_step": place} | item for place, item in enumerate(items)))
+    _, found, done = read(path, TRL)
+    of_step = {"weight_transfer": 1.0, "generate": 20.0, "score": 2.0, "prepare_batch": 5.0, "update": 12.0}
+    stages = [row["stages_s"] for row in done.rows if row["kind"] == "step"]
+    assert stages == [of_step, of_step | {"evaluate": 30.0}, {"evaluate": 30.0}]
+    assert sum(found.without_step.values()) == len(TIMED) + 3 * len(TIMED) + 2 * len(LOSS)
 
 
 def test_a_folder_of_series_from_tensorboard_is_one_run(tmp_path: Path) -> None:
@@ -169,7 +226,7 @@ def test_a_folder_of_series_from_tensorboard_is_one_run(tmp_path: Path) -> None:
         rows = "".join(f"{100.0 + 10 * step},{step},{value}\n" for step, value in enumerate(values, start=1))
         (tmp_path / f"run-grpo-tag-{tag}.csv").write_text(head + rows)
     _, found, done = read(tmp_path, TRL)
-    assert [row["wall_s"] for row in done.rows if row["kind"] == "step"] == [0.0, 10.0]
+    assert [row.wall_s for row in done.rows if row.kind == "step"] == [0.0, 10.0]
     assert series(done, "reward/total") == [0.25, 0.5]
     assert series(done, "reward/format") == [0.1, 0.2]
     assert series(done, "response_length") == [90.0, 80.0]
@@ -219,7 +276,7 @@ OLD_VERL = {
 
 def test_names_of_older_versions(tmp_path: Path) -> None:
     _, _, done = read(lines(tmp_path / "trl.jsonl", {"step": 1} | OLD_TRL), TRL)
-    assert {name: stored["mean"] for name, stored in done.rows[0]["metrics"].items()} == {
+    assert {name: stored["mean"] for name, stored in done.rows[0].metrics.items()} == {
         "response_length": 199.0,
         "learning_rate": 1e-06,
         "reward/total": 0.1,
@@ -227,11 +284,11 @@ def test_names_of_older_versions(tmp_path: Path) -> None:
         "clip_fraction": 0.5,
     }
     log, found, done = read(lines(tmp_path / "verl.jsonl", {"step": 1, "data": OLD_VERL}), VERL)
-    assert done.rows[0]["stages_s"] == {"generate": 3.5}
+    assert done.rows[0].stages_s == {"generate": 3.5}
     expected = {"token_entropy": 0.5, "learning_rate": 1e-06, "reward/total": 0.25, "perf/mfu": 0.375}
     assert {name: series(done, name)[0] for name in expected} == expected
     assert series(done, "validation/reward", "evaluation") == [0.75]
-    assert any("after the KL penalty" in sentence for sentence in sentences(log, found, done))
+    assert any("after the KL penalty" in sentence for sentence in sentences(log, found, done, VERL))
 
 
 def test_what_is_missing_is_named_with_where_it_was_looked_for(tmp_path: Path) -> None:
@@ -264,7 +321,9 @@ def test_of_several_validation_sets_none_is_taken_by_itself(
     assert series(done, "validation/reward", "evaluation") == []
     assert done.validations == names
     assert "validation/reward" not in done.missing
-    assert any("2 validation figures" in each and "--validation" in each for each in sentences(log, found, done))
+    assert any(
+        "2 validation figures" in each and "--validation" in each for each in sentences(log, found, done, crosswalk)
+    )
     chosen = read(tmp_path / "log.jsonl", crosswalk, validation=names[1])[2]
     assert series(chosen, "validation/reward", "evaluation") == ([0.25, 0.25] if together else [1.25])
     assert chosen.validations == []
@@ -273,7 +332,7 @@ def test_of_several_validation_sets_none_is_taken_by_itself(
 def test_rows_without_steps_and_rows_of_several_kinds(tmp_path: Path) -> None:
     items = ({"loss": 0.5, "reward": 0.1}, {"loss": 0.25, "reward": 0.2}, {"eval_reward": 0.75}, {"reward": 0.3})
     _, found, done = read(lines(tmp_path / "log.jsonl", *items), TRL)
-    assert [(row["kind"], row["step"]) for row in done.rows] == [
+    assert [(row.kind, row.step) for row in done.rows] == [
         ("step", 0),
         ("step", 1),
         ("evaluation", 2),

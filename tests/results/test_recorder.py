@@ -18,11 +18,13 @@ from harness.loop.replay import ReplayStats, Taken
 from harness.results import (
     BatchRow,
     DiscardedRow,
+    EvaluationRow,
     Manifest,
     Run,
     RunFolder,
     Scrubber,
     ShardRow,
+    StepRow,
     VersionChange,
     WarmUp,
     load_run,
@@ -204,7 +206,7 @@ def test_of_many_optimizer_steps_evenly_spaced_ones_are_kept() -> None:
     many = [{"loss": Metric(float(place))} for place in range(160)]
     kept = optimizer_step_columns(many)["loss"]
     assert len(kept) == 64
-    assert kept[:4] == [0.0, 2.0, 5.0, 7.0]  # i * 160 // 64: 0, 2.5, 5, 7.5
+    assert kept[:4] == (0.0, 2.0, 5.0, 7.0)  # i * 160 // 64: 0, 2.5, 5, 7.5
     assert kept[-1] == 157.0  # 63 * 2.5 = 157.5
 
 
@@ -285,14 +287,14 @@ def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_or
     story: list[tuple[str, object]] = []
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
 
-        def on_row(row: dict[str, Any]) -> None:
+        def on_row(row: StepRow | EvaluationRow) -> None:
             _, *written = [json.loads(line)["kind"] for line in (folder.folder / STEPS).read_text().splitlines()]
-            story.append(("row", (row["kind"], row.get("wall_s"), written)))
+            story.append(("row", (row.kind, getattr(row, "wall_s", None), written)))
 
         recorder = RunRecorder(
             folder,
             tracer,
-            row_listeners=[on_row, lambda row: story.append(("second", row["kind"]))],
+            row_listeners=[on_row, lambda row: story.append(("second", row.kind))],
             step_listeners=[lambda step: story.append(("first", step)), lambda step: story.append(("last", step))],
         )
         recorder.loop_starts(["learner"])

@@ -17,7 +17,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
-from harness.results import Manifest, RunFolder, Scrubber, experiment_name, step_row
+from harness.results import Manifest, RolloutRow, RunFolder, Scrubber, StepRow, experiment_name, store_metrics
 from harness.results.writer import begin_experiment
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -40,9 +40,11 @@ def create(tmp_path: Path, scrubber: Scrubber) -> Iterator[Create]:
         yield start
 
 
-def _step(step: int) -> dict[str, object]:
+def _step(step: int) -> StepRow:
     metrics = {"loss": Metric(0.5, count=64)}
-    return step_row(step=step, version=step + 1, wall_s=1, elapsed_s=1, optimizer_steps=1, lanes={}, metrics=metrics)
+    return StepRow(
+        step=step, version=step + 1, wall_s=1, elapsed_s=1, optimizer_steps=1, lanes={}, metrics=store_metrics(metrics)
+    )
 
 
 def test_a_new_folder_holds_headers_and_no_rows(tmp_path: Path, create: Create) -> None:
@@ -78,9 +80,9 @@ def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path: Path) ->
 def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
     run = create()
     run.append_spans([Span('the "lane"', Stage.UPDATE, 5, 1_000_000_007, 3, -1)])
-    run.append_step(_step(0))
+    run.append(_step(0))
     rollout = ExampleRollout("Say \u2028hi", "hi \ud800", "hi", 1.0, 2, "stop", 4)
-    run.append_rollouts(Purpose.EVALUATE, [rollout])
+    run.append(RolloutRow.of(rollout, Purpose.EVALUATE))
     run.log("step 0 done")
     assert [len((run.folder / name).read_bytes().splitlines()) for name in ("spans.jsonl", "steps.jsonl")] == [1, 1]
     run.flush()
@@ -100,10 +102,6 @@ def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
             "elapsed_s": 1,
             "optimizer_steps": 1,
             "lanes": {},
-            "stages_s": {},
-            "versions": {},
-            "version_changes": [],
-            "lags": {},
             "metrics": {"loss": {"mean": 0.5, "count": 64}},
         }
     ]
@@ -127,7 +125,7 @@ def test_finishing_says_how_it_ended_and_how_long_it_took(create: Create) -> Non
     run = create()
     run.write_manifest(MANIFEST)
     assert json.loads((run.folder / "manifest.json").read_text())["status"] == "running"
-    run.append_step(_step(0))
+    run.append(_step(0))
     run.finish("completed", None, {"final_reward": 0.6})
     manifest = json.loads((run.folder / "manifest.json").read_text())
     assert (manifest["schema"], manifest["schema_version"]) == ("harness.manifest", 1)
@@ -180,7 +178,7 @@ def test_variants_lie_side_by_side(tmp_path: Path, create: Create) -> None:
 
 def test_an_existing_run_is_never_overwritten(create: Create) -> None:
     run = create()
-    run.append_step(_step(0))
+    run.append(_step(0))
     run.flush()
     before = (run.folder / "steps.jsonl").read_bytes()
     with pytest.raises(UserError, match="exists already, and a saved run is never overwritten"):
@@ -225,16 +223,16 @@ def _files_limited_to(size: int) -> Iterator[None]:
 
 def test_a_full_disk_is_an_error_and_leaves_whole_lines(create: Create) -> None:
     run = create()
-    run.append_step(_step(0))
+    run.append(_step(0))
     run.flush()
     whole = (run.folder / "steps.jsonl").read_bytes()
-    run.append_step(_step(1))
+    run.append(_step(1))
     with _files_limited_to(len(whole) + 50), pytest.raises(UserError) as caught:
         run.flush()
     assert caught.value.what == f"cannot write results to '{run.folder}': File too large"
     assert caught.value.where == str(run.folder)
     assert (run.folder / "steps.jsonl").read_bytes() == whole
-    run.append_step(_step(2))
+    run.append(_step(2))
     run.flush()  # there is room again
     steps = [json.loads(line).get("step") for line in (run.folder / "steps.jsonl").read_text().splitlines()]
     assert steps == [None, 0, 2]

@@ -10,14 +10,15 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from harness.core.errors import UserError
 from harness.core.types import Metric
-from harness.results import evaluation_row, step_row, tail_row
+from harness.results import EvaluationRow, StepRow, store_metrics
 from harness.results.importers.logs import ScalarEvent, read_events
+from harness.results.rows import HeaderRow
 from harness.results.trackers import DEFAULT_TRACKERS, Streams, check_trackers, flat_metrics, open_streams
 
 LANES = {"learner": {"update": 0.5}, "generator0": {"generate": 0.25}, "generator1": {"generate": 0.5}}
@@ -26,8 +27,8 @@ METRICS = {
     "ratio/max": Metric(1.5, "max"),
     "response_tokens": Metric(640, "sum"),
 }
-STEP = step_row(step=4, version=5, wall_s=1.25, elapsed_s=6.0, optimizer_steps=2, lanes=LANES, metrics=METRICS)
-EVALUATION = evaluation_row(version=5, step=5, elapsed_s=6.5, metrics={"validation/reward": Metric(0.5, count=256)})
+STEP = StepRow(4, 5, 1.25, 6.0, 2, LANES, metrics=store_metrics(METRICS))
+EVALUATION = EvaluationRow(version=5, step=5, elapsed_s=6.5, metrics={"validation/reward": {"mean": 0.5, "count": 256}})
 FLAT_STEP = {
     "elapsed_s": 6.0,
     "optimizer_steps": 2.0,
@@ -69,7 +70,7 @@ def test_an_evaluation_row_has_no_stages() -> None:
 
 
 def test_steps_outside_of_statistics_are_marked() -> None:
-    row = step_row(
+    row = StepRow(
         step=0,
         version=1,
         wall_s=1.0,
@@ -84,11 +85,6 @@ def test_steps_outside_of_statistics_are_marked() -> None:
     assert (flat["warmup"], flat["profiled"]) == (1.0, 1.0)
 
 
-def test_other_rows_have_no_metrics() -> None:
-    assert flat_metrics(tail_row(wall_s=1.0, elapsed_s=2.0, lanes={})) == {}
-    assert flat_metrics({"kind": "sync", "bytes": 3}) == {}
-
-
 def test_no_flat_name_is_a_path_prefix_of_another() -> None:
     """MLflow's stores keep names as paths, where a name cannot be both a file and a folder."""
     names = set(FLAT_STEP) | set(flat_metrics(EVALUATION))
@@ -98,7 +94,6 @@ def test_no_flat_name_is_a_path_prefix_of_another() -> None:
 def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
     streams = open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
     streams.on_row(STEP)
-    streams.on_row(tail_row(wall_s=1.0, elapsed_s=2.0, lanes={}))
     streams.on_row(EVALUATION)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before they are closed: each row is there at once
     assert [json.loads(line) for line in lines] == [
@@ -115,13 +110,13 @@ def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
 
 def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Path) -> None:
     """It goes on from step 5; step 5 was made before, the evaluation of version 5 was told before the checkpoint."""
-    later = STEP | {"step": 5, "version": 6}
+    later = replace(STEP, step=5, version=6)
     first = open_streams(["tensorboard"], tmp_path, "sync_k")
     for row in (STEP, EVALUATION, later):
         first.on_row(row)
     first.close()
-    header = {"kind": "header", "schema": "harness.steps", "schema_version": 1}
-    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (header, STEP, EVALUATION)))
+    rows = (HeaderRow("harness.steps", 1), STEP, EVALUATION)
+    (tmp_path / "steps.jsonl").write_bytes(b"".join(row.line() for row in rows))
     before = {file: file.read_bytes() for file in (tmp_path / "tensorboard").iterdir()}
     again = open_streams(["tensorboard"], tmp_path, "sync_k", goes_on_from=5)
     again.on_row(later)
@@ -135,8 +130,8 @@ def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Pat
 
 
 def test_non_finite_numbers_are_null_in_json_and_stay_in_tensorboard(tmp_path: Path) -> None:
-    metrics = {"loss": Metric(math.nan), "grad_norm": Metric(math.inf)}
-    row = step_row(step=0, version=1, wall_s=1.0, elapsed_s=1.0, optimizer_steps=1, lanes={}, metrics=metrics)
+    metrics = {"loss": {"mean": math.nan}, "grad_norm": {"mean": math.inf}}
+    row = StepRow(0, 1, 1.0, 1.0, 1, {}, metrics=metrics)
     streams = open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
     streams.on_row(row)
     streams.close()
@@ -178,7 +173,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_note() -> None:
     failing, other = Taking(fails_at=1), Taking()
     streams = Streams({"wandb": failing, "jsonl": other}, notes.append)
     for step in range(4):
-        streams.on_row(STEP | {"step": step})
+        streams.on_row(replace(STEP, step=step))
     assert notes == [
         "tracker wandb failed at step 1 and is left out from here on: ConnectionError: no route to the server"
     ]
@@ -228,33 +223,30 @@ def test_a_stream_that_cannot_be_opened_closes_the_others(tmp_path: Path) -> Non
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_trackers_load_no_heavy_package(tmp_path: Path) -> None:
+def test_a_run_without_a_tracker_does_not_load_its_package(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
+        "from harness.results import EvaluationRow\n"
         "from harness.results.trackers import open_streams\n"
-        "assert 'google.protobuf' not in sys.modules\n"
-        f"streams = open_streams(['jsonl', 'tensorboard'], Path({str(tmp_path)!r}), 'run')\n"
-        "streams.on_row({'kind': 'step', 'step': 0, 'version': 1, 'metrics': {}}); streams.close()\n"
+        f"streams = open_streams(['jsonl'], Path({str(tmp_path)!r}), 'run')\n"
+        "streams.on_row(EvaluationRow(0, 0, 0.0, {})); streams.close()\n"
         "print(sorted({'torch', 'ray', 'numpy', 'tensorboardX', 'wandb', 'mlflow'} & sys.modules.keys()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
-def row_with_text(text: str) -> dict[str, Any]:
-    return {"kind": "evaluation", "step": 0, "version": 0, "metrics": {text: {"mean": 1.0, "count": 1}}}
-
-
 def test_a_name_may_hold_any_text(tmp_path: Path) -> None:
     name = 'reward/"x"\n\u202e\U0001f600'
     streams = open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
-    streams.on_row(row_with_text(name))
+    streams.on_row(EvaluationRow(0, 0, 0.0, {name: {"mean": 1.0, "count": 1}}))
     streams.close()
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)[name] == 1.0
     (file,) = (tmp_path / "tensorboard").iterdir()
     scalars = read_events(file.read_bytes(), "log").scalars
     assert [(scalar.tag, scalar.value) for scalar in scalars if isinstance(scalar, ScalarEvent)] == [
+        ("elapsed_s", 0.0),
         ("policy_version", 0.0),
         (name, 1.0),
     ]

@@ -14,6 +14,8 @@ from harness.compare.judging import Judgement
 from harness.compare.remarks import answer, lag_and_syncs, learning, provenance, time
 
 Kind = Literal["answer", "finding", "caution"]
+MOST_SENTENCES = 6
+"""Of one rule; of more, such as one for each point of a sweep, their number is given."""
 Section = Literal["answer", "time", "learning", "off_policy", "syncs", "machine", "cautions"]
 
 
@@ -83,7 +85,7 @@ RULES = (
 )
 
 
-def remarks(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]:
+def remarks_of(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]:
     """Return everything that an experiment says, in the order of ``RULES``.
 
     Args:
@@ -92,8 +94,11 @@ def remarks(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]
     Raises:
         UserError: spans or counters of a run are damaged.
     """
-    return [
-        Remark(rule.key if place == 1 else f"{rule.key}/{place}", text, rule.kind, rule.section)
-        for rule in RULES
-        for place, text in enumerate(rule.write(experiment, judged), 1)
-    ]
+    every = []
+    for rule in RULES:
+        texts = list(rule.write(experiment, judged))
+        if len(texts) > MOST_SENTENCES + 1:
+            texts[MOST_SENTENCES:] = [f"{len(texts) - MOST_SENTENCES} more like these."]
+        keys = [rule.key, *(f"{rule.key}/{place}" for place in range(2, len(texts) + 1))]
+        every += [Remark(key, text, rule.kind, rule.section) for key, text in zip(keys, texts, strict=False)]
+    return every

@@ -10,17 +10,20 @@ from statistics import fmean
 
 from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
-from harness.compare.judging import Judgement
-from harness.compare.numbers import count, listed, number, over_runs, percent, plural
+from harness.compare.imported import NOT_REPEATED
+from harness.compare.judging import NOT_IN_TURN, Judgement
+from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
-from harness.compare.stats import FEWEST_BLOCKS, Effect, Verdict, t_interval
+from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
 from harness.core.experiment import MOST_BLOCKS
+from harness.results.manifest import VALIDATION_PROMPTS
 
 MOST_ARMS = 4
 """That are set against the baseline in sentences; of more, those that differ most."""
 NOISY = 2.0
 """An interval that reaches a change by this factor says nothing."""
+OPEN = "cannot tell whether"
 
 
 def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -34,17 +37,25 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     yield from (_against(experiment, item) for item in known if item in shown)
     if len(known) > len(shown):
         yield f"{plural(len(known) - len(shown), 'more arm')} in the table."
+    if arms and not known:
+        silent = [arm for arm in experiment.arms if experiment.mean(arm, "step_s") is None]
+        yield f"Cannot tell which arm is faster: no seconds per step are known of {listed(some(silent))}."
     if not arms:
         yield from (_alone(experiment, arm) for arm in [*experiment.arms][:MOST_ARMS])
 
 
 def _against(experiment: Experiment, item: Judgement) -> str:
     """Set an arm against the baseline in one sentence: what decides first, then reward or time beside it."""
-    if endpoint_of_effect(item.primary).is_difference and (rewards := reward_words(experiment, item.base, item.other)):
-        is_told = item.step.verdict in (Verdict.DIFFERENT, Verdict.EQUIVALENT)
-        return "; ".join([rewards, *([effect_in_words(item.step, item.base, item.other)] if is_told else [])]) + "."
-    rewards = reward_words(experiment, item.base, item.other, with_names=False)
-    return "; ".join([_verdict_words(item), *([rewards] if rewards else [])]) + "."
+    if item.primary.verdict is Verdict.NOT_COMPARABLE:
+        return f"{_verdict_words(item)}."
+    endpoint = endpoint_of_effect(item.primary)
+    rewards = reward_words(experiment, item.base, item.other, with_names=endpoint.is_difference)
+    parts = [rewards or _verdict_words(item)] if endpoint.is_difference else [_verdict_words(item), rewards]
+    beside = (effect for effect in item.effects[1:] if effect.name == STEP)
+    decided = (Verdict.DIFFERENT, Verdict.EQUIVALENT)
+    parts += [effect_in_words(step, item.base, item.other) for step in beside if step.verdict in decided]
+    text = "; ".join(filter(None, parts))
+    return f"{text[:1].upper() if text.startswith(OPEN) else text[:1]}{text[1:]}."
 
 
 def _verdict_words(item: Judgement) -> str:
@@ -57,18 +68,29 @@ def _verdict_words(item: Judgement) -> str:
         return effect_in_words(effect, item.base, item.other)
     what = "per step" if endpoint.is_step else f"in {endpoint.words}"
     ends = endpoint.ends(effect)
+    if ends is not None and effect.reason == NOT_REPEATED:
+        over = f"{ends} over their steps; {NOT_REPEATED}"
+        if effect.shows:
+            return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({over})"
+        return f"{OPEN} {item.other} was faster {what} than {item.base}: {change(effect.ratio)} ({over})"
     if ends is None or effect.low is None or effect.high is None:
-        runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} blocks; {effect.reason}"
-        return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs})"
-    text = f"cannot tell whether {item.other} is faster {what} than {item.base}"
+        runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} runs each"
+        why = f"; {effect.reason}" if effect.blocks > 1 and effect.reason not in (None, NOT_IN_TURN) else ""
+        return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs}{why})"
+    text = f"{OPEN} {item.other} is faster {what} than {item.base}"
     if effect.low < 1 / NOISY or effect.high > NOISY:
         return f"{text}: unknown (blocks too noisy)"
+    is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
+    if effect.shows and not is_large:
+        word = "faster" if effect.ratio < 1 else "slower"
+        text = f"cannot tell whether {item.other} is {percent(endpoint.limit)} {word} {what} than {item.base}"
     text += f": {endpoint.change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
     if effect.blocks < FEWEST_BLOCKS:
         return f"{text}; a verdict needs {FEWEST_BLOCKS} blocks"
     if effect.p_adjusted is None or effect.minimum_effect is None:
         return f"{text}; {effect.reason}"
-    return f"{text}; {_blocks_words(effect, effect.minimum_effect)}"
+    chance = ", which may be chance among so many comparisons" if effect.shows and is_large else ""
+    return f"{text}{chance}; {_blocks_words(effect, effect.minimum_effect)}"
 
 
 def _pace(ratio: float) -> str:
@@ -177,11 +199,14 @@ def reward_difference(experiment: Experiment, base: str, other: str) -> Differen
     each other is often read from the same rewards. It is not widened for a machine's slow spells, as seeds have none.
 
     Returns:
-        None where the two did not end with the same seeds, or with fewer than ``FEWEST_SEEDS``.
+        None where the two did not end with the same seeds, or with fewer than ``FEWEST_SEEDS``; and where they were
+        validated on different prompts.
     """
+    members = [member for arm in (base, other) for member in experiment.arms.get(arm, ())]
+    prompts = {known["sha256"] for member in members if (known := member.manifest.inputs.get(VALIDATION_PROMPTS))}
     finals = {item.arm: item.by_seed for item in final_rewards(experiment)}
     before, after = finals.get(base, {}), finals.get(other, {})
-    if before.keys() != after.keys() or len(before) < FEWEST_SEEDS:
+    if before.keys() != after.keys() or len(before) < FEWEST_SEEDS or len(prompts) > 1:
         return None
     pairs = max(1, math.comb(len(finals), 2))
     interval = t_interval([after[seed] - before[seed] for seed in before], 1 - (1 - CONFIDENCE) / pairs)
@@ -222,7 +247,7 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     finals = sorted(final_rewards(experiment), key=lambda item: -item.mean)
     if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({item.mean for item in finals}) == 1):
         return
-    text = f"Final validation reward: {'; '.join(_final(experiment, item) for item in finals)}"
+    text = f"Final validation reward: {'; '.join(some([_final(experiment, item) for item in finals]))}"
     if all(len(item.by_seed) == 1 for item in finals):
         text += " (one seed each)"
     pairs = math.comb(len(finals), 2)
@@ -230,7 +255,7 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
         text += f" (the intervals of differences hold for all {pairs} pairs of arms together)"
     unequal = [item.arm for item in finals[1:] if item.by_seed.keys() != finals[0].by_seed.keys()]
     if unequal:
-        text += f"; {finals[0].arm} and {listed(unequal)} did not end with the same seeds, so their order is open"
+        text += f"; {finals[0].arm} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
     counted = {item.arm for item in finals}
     cut = [(item.arm, member) for item in finals for member in item.cut]
     cut += [(arm, member) for arm, members in experiment.arms.items() if arm not in counted for member in members]
@@ -239,7 +264,7 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
         for arm, member in cut
         if (last := member.figures.get("reward_last")) is not None
     ]
-    yield f"{text}.{f' Not counted, cut before the end: {listed(parts)}.' if parts else ''}"
+    yield f"{text}.{f' Not counted, cut before the end: {listed(some(parts))}.' if parts else ''}"
 
 
 def _final(experiment: Experiment, item: FinalRewards) -> str:
@@ -269,7 +294,7 @@ def target(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     if not experiment.has("target_step"):
         yield f"No run reached validation reward {value:g}."
         return
-    text = f"Validation reward {value:g}: {'; '.join(_reached(experiment, arm) for arm in experiment.arms)}"
+    text = f"Validation reward {value:g}: {'; '.join(some([_reached(experiment, arm) for arm in experiment.arms]))}"
     within = [steps for arm in experiment.arms for steps in experiment.values(arm, "target_within")]
     yield text + (f"; evaluations are up to {plural(round(max(within)), 'step')} apart." if within else ".")
 
@@ -294,9 +319,9 @@ def diverged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[st
                 (stopped if lost.stopped else collapsed).append(name)
                 finite = finite and not any(column.non_finite for column in member.table.metrics.values())
     if stopped:
-        yield f"Diverged: {listed(stopped)}, where a number was not finite and the run had to stop."
+        yield f"Diverged: {listed(some(stopped))}, where a number was not finite and the run had to stop."
     if collapsed:
         yield (
-            f"Diverged: {listed(collapsed)}: from there on every reward was at most a tenth of the run's best "
+            f"Diverged: {listed(some(collapsed))}: from there on every reward was at most a tenth of the run's best "
             f"validation reward{', though all numbers stayed finite' if finite else ''}."
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement
-from harness.compare.numbers import count, listed, number, over_runs, percent, plural
+from harness.compare.numbers import count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.answer import only_sleeps, run_name
 from harness.compare.signal import Cause, Signal
 from harness.results.frames import Numbers
@@ -96,26 +96,35 @@ def length(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
         if ratios and fmean(ratios) >= RISE and gain > 0:
             grown.append(f"{arm} ({fmean(ratios):.1f} times)")
     if grown:
-        yield f"Responses grew longer as the reward rose in {listed(grown)}: part of the gain may be length."
+        yield f"Responses grew longer as the reward rose in {listed(some(grown))}: part of the gain may be length."
 
 
 def stability(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Name metrics that were not finite, gradient norms far above the median, and reward that was lost again."""
+    """Name metrics that were not finite, gradient norms far above the median, and reward that was lost again.
+
+    Of an arm's first run with any of these, and how many there are.
+    """
     for arm, members in experiment.arms.items():
-        for member in members:
-            run, parts = member.figures, list[str]()
-            bad = {name: column.non_finite for name, column in member.table.metrics.items() if column.non_finite}
-            parts += [f"{name} was not finite in {plural(steps, 'step')}" for name, steps in sorted(bad.items())]
-            middle, peak = run.get("grad_norm"), run.get("grad_norm_peak")
-            if middle and peak and peak > PEAK * middle:
-                times, step = f"{count(peak / middle)} times its median", run["grad_norm_peak_step"]
-                parts.append(f"the gradient norm peaked at {number(peak)}, {times}, at step {step}")
-            best, last = run.get("reward_best"), run.get("reward_last")
-            if run["divergence"] is None and best is not None and last is not None and best - last >= FALL:
-                best_at, last_at = run["reward_best_step"], run["reward_last_step"]
-                parts.append(f"the reward fell from {best:.2f} at step {best_at} to {last:.2f} at step {last_at}")
-            if parts:
-                yield f"{run_name(experiment, arm, member)}: {'; '.join(parts)}."
+        unstable = [(member, parts) for member in members if (parts := _upsets(member))]
+        if unstable:
+            member, parts = unstable[0]
+            more = f" ({len(unstable)} of {len(members)} runs have the like)" if len(members) > 1 else ""
+            yield f"{run_name(experiment, arm, member)}: {'; '.join(parts)}{more}."
+
+
+def _upsets(member: Member) -> list[str]:
+    run = member.figures
+    bad = {name: column.non_finite for name, column in member.table.metrics.items() if column.non_finite}
+    parts = [f"{name} was not finite in {plural(steps, 'step')}" for name, steps in sorted(bad.items())]
+    middle, peak = run.get("grad_norm"), run.get("grad_norm_peak")
+    if middle and peak and peak > PEAK * middle:
+        times, step = f"{count(peak / middle)} times its median", run["grad_norm_peak_step"]
+        parts.append(f"the gradient norm peaked at {number(peak)}, {times}, at step {step}")
+    best, last = run.get("reward_best"), run.get("reward_last")
+    if run["divergence"] is None and best is not None and last is not None and best - last >= FALL:
+        best_at, last_at = run["reward_best_step"], run["reward_last_step"]
+        parts.append(f"the reward fell from {best:.2f} at step {best_at} to {last:.2f} at step {last_at}")
+    return parts
 
 
 def importance(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -128,7 +137,7 @@ def importance(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
             apart = f"KL {number(gap)} per token, " if gap is not None else ""
             parts.append(f"{arm} {apart}bounded {100 * bounded:.2g}%, of these left out {100 * masked:.2g}%")
     if parts:
-        yield f"Importance weights of the response tokens, Learner over engine: {'; '.join(parts)}."
+        yield f"Importance weights of the response tokens, Learner over engine: {'; '.join(some(parts))}."
 
 
 # ---- KL to the reference
@@ -185,14 +194,16 @@ def growth(steps: Numbers, values: Numbers) -> tuple[str, float | None] | None:
     if len(values) < FEWEST_POINTS or np.ptp(values) == 0:
         return None
     s = (steps - steps[0]) / (steps[-1] - steps[0])
-    curves = [np.expm1(c * s) / c if c else s for c in CURVATURES]
-    explained = np.array([np.corrcoef(curve, values)[0, 1] ** 2 for curve in curves])
+    curves = np.array([np.expm1(c * s) / c if c else s for c in CURVATURES])
+    curves -= curves.mean(axis=1, keepdims=True)
+    centred = values - values.mean()
+    explained = (curves @ centred) ** 2 / ((curves**2).sum(axis=1) * (centred @ centred))
     line, best = len(CURVATURES) // 2, int(explained.argmax())
     if 1 - explained[best] > 0.9 * (1 - explained[line]):
         best = line
     if explained[best] < 0.5:
         return "shows no clear trend", None
-    if np.corrcoef(s, values)[0, 1] < 0:
+    if curves[line] @ centred < 0:
         return "falls", None
     if best == line:
         return "grows about linearly", None

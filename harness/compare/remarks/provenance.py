@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from harness.compare.attribution import loop_window
 from harness.compare.environment import unlike
-from harness.compare.experiment import Experiment, Member
+from harness.compare.experiment import Experiment
+from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import plural
 from harness.compare.remarks.answer import run_name
@@ -65,7 +66,7 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say how the arms took turns."""
     ways = {member.manifest.interleaving for member in experiment.members}
     points = [member.manifest.point for member in experiment.members]
-    if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment):
+    if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment) or is_of_logs(experiment):
         return
     if ways != {"step"} and any(member.manifest.block is not None for member in experiment.members):
         yield "The arms of a block ran one after the other, in mirrored order from block to block."
@@ -79,7 +80,10 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
 
 def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say where there are no error bars, and what to type for some."""
-    if max(map(len, experiment.arms.values())) == 1 and not sweep_points(experiment):
+    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+    if is_of_logs(experiment):
+        yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
+    elif max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
         command = as_typed(f"python -m harness bench {experiment.scenario} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"
 
@@ -87,11 +91,11 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say what stood in the way of the first run of each arm that has counters, or may have."""
     for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
-        yield from (f"{arm}: {sentence}" for sentence in next(filter(None, map(_contention, members)), []))
-
-
-def _contention(member: Member) -> list[str]:
-    rows = read_counters(member.folder)
-    spans = member.run.spans() if rows else []
-    tail = member.run.tail
-    return contention(rows, loop_window(spans, tail.elapsed_s if tail else None)) if spans else []
+        for member in members:
+            rows = read_counters(member.folder)
+            spans = member.run.spans() if rows else []
+            if spans:
+                tail = member.run.tail
+                window = loop_window(spans, tail.elapsed_s if tail else None)
+                yield from (f"{arm}: {sentence}" for sentence in contention(rows, window))
+                break

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from harness.compare.checkpoints import checkpoint_cost, checkpoint_sentence
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement, judgements, settings_of
-from harness.compare.numbers import change, listed, number, percent
+from harness.compare.numbers import change, listed, number, percent, some
 from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING
 from harness.compare.stats import STEP_THRESHOLD
@@ -36,16 +37,24 @@ CORES = (
 UNATTRIBUTED = "unattributed"
 
 
-def seconds_by_stage(experiment: Experiment, arm: str, kind: str = EXPOSED) -> dict[str, float]:
-    """Return the seconds a step of each stage, as a mean over the arm's runs that have them.
+def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool = False) -> dict[str, float]:
+    """Return the seconds a step of each stage, as a mean over the runs that have any.
 
     Args:
         kind: on the critical path, where they add up to the step with those that are ``UNATTRIBUTED``; or ``TIMING``,
             busy, added over processes.
+        of_step: shares of each run's step in place of seconds.
     """
     names = {stage.value: kind + stage for stage in Stage if not stage.is_wait}
     names |= {UNATTRIBUTED: EXPOSED + NO_STAGE} if kind == EXPOSED else {}
-    return {stage: mean for stage, name in names.items() if (mean := experiment.mean(arm, name))}
+    runs = [member.figures for member in members if member.figures.get("step_s")]
+    runs = [run for run in runs if any(name in run for name in names.values())]
+    seconds = {
+        stage: fmean(run.get(name, 0.0) / (run["step_s"] if of_step else 1.0) for run in runs)
+        for stage, name in names.items()
+        if any(name in run for run in runs)
+    }
+    return {stage: mean for stage, mean in seconds.items() if mean}
 
 
 def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -53,8 +62,8 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
 
     Without spans, the stage that is busy for longest.
     """
-    kind = EXPOSED if any(seconds_by_stage(experiment, arm) for arm in experiment.arms) else TIMING
-    shares = {arm: own for arm in experiment.arms if (own := _shares(experiment, arm, kind))}
+    kind = EXPOSED if any(map(stage_seconds, experiment.arms.values())) else TIMING
+    shares = {arm: stage_seconds(members, kind, of_step=True) for arm, members in experiment.arms.items()}
     largest = {arm: stage for arm, own in shares.items() if (stage := _largest(own)) is not None}
     if not largest:
         return
@@ -63,7 +72,9 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
         added = ", added over processes" if shares[arm][stage] > 1 else ""
         share = f"{percent(shares[arm][stage])}{'' if parts else ' of a step'}{added}"
         parts.setdefault(stage, []).append(f"{arm} ({share})" if len(largest) > 1 else share)
-    where = [f"{stage} in {listed(own)}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()]
+    where = [
+        f"{stage} in {listed(some(own))}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()
+    ]
     if kind == TIMING:
         yield f"Largest stage: {'; '.join(where)}."
         return
@@ -73,28 +84,25 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
     more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
     unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]
-    yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(unknown)}." if unknown else "")
-
-
-def _shares(experiment: Experiment, arm: str, kind: str) -> dict[str, float]:
-    step_s = experiment.mean(arm, "step_s")
-    return {stage: each / step_s for stage, each in seconds_by_stage(experiment, arm, kind).items()} if step_s else {}
+    yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else "")
 
 
 def _largest(shares: dict[str, float]) -> str | None:
     return max((stage for stage in shares if stage != UNATTRIBUTED), key=lambda each: shares[each], default=None)
 
 
-def whatif_command(experiment: Experiment, folder: str) -> str | None:
+def whatif_command(experiment: Experiment, shown: Callable[[Path], str]) -> str | None:
     """Return what to type to see what a tenth off the first arm's bottleneck would bring; None without its spans.
 
     Args:
-        folder: of a run of that arm, as it is shown.
+        shown: how the folder of a run is written.
     """
-    stage = _largest(_shares(experiment, experiment.labels[0], EXPOSED))
-    if stage is None:
-        return None
-    return as_typed(f"python -m harness whatif {shlex.quote(folder)} --scale {stage}={1 - FASTER:g}")
+    for member in experiment.arms[experiment.labels[0]]:
+        stage = _largest(stage_seconds([member]))
+        if stage is not None:
+            folder = shlex.quote(shown(member.folder))
+            return as_typed(f"python -m harness whatif {folder} --scale {stage}={1 - FASTER:g}")
+    return None
 
 
 def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -102,7 +110,7 @@ def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     for item in judged:
         if item.is_noise_floor or item.base not in experiment.arms:
             continue
-        before, after = (seconds_by_stage(experiment, arm) for arm in (item.base, item.other))
+        before, after = (stage_seconds(experiment.arms[arm]) for arm in (item.base, item.other))
         step_s = experiment.mean(item.base, "step_s")
         if not before or not after or not step_s:
             continue
@@ -134,9 +142,9 @@ def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
             work = f"{busiest[0].lane} busy {number(longest_s)} of {number(wall_s)} s"
             bounds.append(f"{wall_s / longest_s:.2f} times as fast in {arm} ({work})")
     if saved:
-        yield f"Overlap saved {'; '.join(saved)}."
+        yield f"Overlap saved {'; '.join(some(saved))}."
     if bounds:
-        yield f"With perfect overlap the loop would be at most {'; '.join(bounds)}."
+        yield f"With perfect overlap the loop would be at most {'; '.join(some(bounds))}."
 
 
 def idle_cores(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:

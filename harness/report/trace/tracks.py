@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from harness.results.counters import (
     sources,
     stretches,
 )
-from harness.results.jsonl import read_file
+from harness.results.jsonl import read_checked
 from harness.results.writer import LOG
 
 STAGE, WAIT, STARTUP, VERSION, DEATH = "stage", "wait", "startup", "version", "death"
@@ -166,10 +167,9 @@ def read_deaths(log: Path) -> list[Death]:
     Raises:
         UserError: the log cannot be read.
     """
-    try:
-        text = read_file(log).decode(errors="replace")
-    except FileNotFoundError:
+    if not os.path.lexists(log):
         return []
+    text = read_checked(log, lambda content: content.decode(errors="replace"))
     found = [match for line in text.split("\n") if (match := _DEATH_LINE.fullmatch(line))]
     return [Death(float(match[1]), match[2], match[3]) for match in found]
 

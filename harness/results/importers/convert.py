@@ -1,25 +1,25 @@
-"""From the records of another trainer's log to rows of ``steps.jsonl``.
+"""From the frame of another trainer's log to rows of ``steps.jsonl``.
 
-``collect`` makes one set of numbers for each step, with a count of everything that is no number; ``Converter`` makes
-rows of them.
+``collect`` finds the step of each record and counts everything that is no number; ``convert`` makes a column of each
+name here and rows of the columns.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from harness.core.errors import UserError
-from harness.core.types import Metric, Metrics
-from harness.results import evaluation_row, step_row, tail_row
-from harness.results.importers.logs import Log
-from harness.results.importers.text_logs import Record
-from harness.results.importers.trainers import DEVICES, GROWTH, STEPS, Crosswalk, Entry, Role, pattern
+from harness.core.types import Metric
+from harness.results import EvaluationRow, StepRow, TailRow, store_metrics
+from harness.results.importers.logs import STEP, TIME, Log
+from harness.results.importers.trainers import DEVICES, GROWTH, REST, STEPS, Crosswalk, Entry, Role, pattern
 from harness.results.rows import MOST_SECONDS
 
 KEPT = "imported/"
@@ -41,19 +41,12 @@ STANDARD = (
 
 
 @dataclass
-class Point:
-    """The numbers that a log has for one step, as the trainer counts it; ``at`` is when, in seconds, if known."""
-
-    step: int
-    values: dict[str, float] = field(default_factory=dict)
-    at: float | None = None
-
-
-@dataclass
 class Points:
-    """All steps of a log, in order.
+    """The numbers of a log.
 
     Attributes:
+        cells: columns ``step`` (as the trainer counts), ``name`` and ``value``; each name once for a step.
+        at: step -> when it was logged, in seconds.
         run_totals: numbers of the whole run.
         not_numbers: how often a name came with something else than a number (texts, histograms, tables).
         non_finite: how often a name came as NaN, infinity or null, which is how JSON writers put these.
@@ -64,7 +57,8 @@ class Points:
         foreign: records with no name that the trainer writes, left out where rows are counted.
     """
 
-    points: list[Point]
+    cells: pd.DataFrame
+    at: pd.Series
     run_totals: dict[str, float] = field(default_factory=dict)
     not_numbers: Counter[str] = field(default_factory=Counter)
     non_finite: Counter[str] = field(default_factory=Counter)
@@ -77,7 +71,7 @@ class Points:
     @property
     def names(self) -> set[str]:
         """Every name that came with a number."""
-        return {name for point in self.points for name in point.values}
+        return set(self.cells["name"])
 
 
 def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
@@ -91,105 +85,94 @@ def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
     Raises:
         UserError: the log has no number of a step.
     """
-    found = Points([])
-    by_step: dict[int, Point] = {}
-    last = -1
-    name_of = _names(log, crosswalk)
-    steps = _steps(log, crosswalk, name_of, found)
-    for record, step in zip(log.records, steps, strict=True):
-        values = _values(record)
-        if step is None:
-            own = {*crosswalk.step_names, *crosswalk.clock_names}
-            found.without_step[next((name for name in values if name not in own), "nothing else")] += 1
-            continue
-        if step < 0:
-            found.foreign += 1
-            continue
-        found.backwards += step < last
-        last = step
-        _add(values, by_step.setdefault(step, Point(step)), found, crosswalk, name_of)
-        _set_clock(by_step[step], record, values, crosswalk)
-    found.points = [by_step[step] for step in sorted(by_step)]
+    raw = log.frame
+    own = [name for name in raw if name in (STEP, TIME, *crosswalk.step_names, *crosswalk.clock_names)]
+    cells = raw.drop(columns=own).stack().dropna().rename_axis(["record", "raw_name"]).rename("raw").reset_index()
+    plain = {
+        name: crosswalk.plain_name(crosswalk.name_of_tag(name) if log.has_tags else name)
+        for name in cells["raw_name"].unique()
+    }
+    numbers = [_number(value) for value in cells["raw"]]
+    cells["name"] = cells["raw_name"].map(plain)
+    cells["is_number"] = np.array([number is not None for number in numbers], bool)
+    cells["value"] = np.array([math.nan if number is None else number for number in numbers], float)
+    cells = cells[~cells["name"].isin([*crosswalk.step_names, *crosswalk.clock_names])]
+    steps, steps_from = _steps(raw, cells, crosswalk)
+    found = Points(cells, pd.Series(dtype=float), steps_from=steps_from, foreign=int((steps == -1).sum()))
+    first_names = cells.groupby("record")["raw_name"].first()
+    found.without_step = Counter(first_names.reindex(steps.index[steps.isna()]).fillna("nothing else"))
+    steps = steps[steps >= 0].astype("int64")
+    found.backwards = int((steps.diff() < 0).sum())
+    clocks = raw.reindex(index=steps.index, columns=[TIME, *crosswalk.clock_names]).map(_finite).bfill(axis=1)
+    found.at = clocks.iloc[:, 0].astype(float).dropna().groupby(steps).last()
+
+    cells = cells[cells["record"].isin(steps.index)]
+    cells = cells.assign(step=cells["record"].map(steps))
+    found.not_numbers = Counter(cells.loc[~cells["is_number"], "name"])
+    cells = cells[cells["is_number"]]
+    found.non_finite = Counter(cells.loc[~np.isfinite(cells["value"]), "name"])
+    of_run = cells["name"].isin(crosswalk.run_totals)
+    found.run_totals = dict(zip(cells.loc[of_run, "name"], cells.loc[of_run, "value"].tolist(), strict=True))
+    cells = cells.loc[~of_run, ["step", "name", "value"]]
+    is_timer = cells["name"].map(crosswalk.is_timer).astype(bool)
+    timers = cells[is_timer].groupby(["step", "name"], as_index=False)["value"].sum()
+    cells = cells[~is_timer]
+    before = cells.groupby(["step", "name"])["value"].shift().where(cells.duplicated(["step", "name"]), cells["value"])
+    other = (before != cells["value"]) & ~(before.isna() & cells["value"].isna())
+    found.replaced = int((other & ~cells["name"].isin(crosswalk.bookkeeping)).sum())
+    found.cells = pd.concat([cells.drop_duplicates(["step", "name"], keep="last"), timers], ignore_index=True)
     if not found.names:
-        raise _nothing_found(log, found, crosswalk, where)
+        what = f"the log has no number of a training step ({len(raw)} records)"
+        if found.foreign:
+            what = f"none of the {found.foreign} records in the log has a step or a name that {crosswalk.title} writes"
+        raise UserError(what, where, "name the log of a run that has made a step, or another trainer")
     return found
 
 
-def _names(log: Log, crosswalk: Crosswalk) -> Callable[[str], str]:
-    """Return what makes the trainer's own name of one in this log."""
-    if log.has_tags:
-        return lambda name: crosswalk.plain_name(crosswalk.name_of_tag(name))
-    return crosswalk.plain_name
-
-
-def _values(record: Record) -> Mapping[str, Any]:
-    """Return the values; verl's file logger keeps them one level down."""
-    inner = record.values.get("data")
-    return inner if isinstance(inner, dict) else record.values
-
-
-def _steps(log: Log, crosswalk: Crosswalk, name_of: Callable[[str], str], found: Points) -> list[int | None]:
-    """Return the step of each record: None where it has none, -1 where rows are counted and it is none.
+def _steps(raw: pd.DataFrame, cells: pd.DataFrame, crosswalk: Crosswalk) -> tuple[pd.Series, str]:
+    """Return the step of each record, and what it is: NaN where it has none, -1 where rows are counted and it is none.
 
     The count of Weights & Biases is used where it never differs from another step of the same record.
     """
-    own, counts = list[int | None](), list[int | None]()
-    for record in log.records:
-        known = [record.step, *(record.values.get(name) for name in crosswalk.step_names if name != OWN_COUNT)]
-        own.append(next((whole for item in known if (whole := _whole(item)) is not None), None))
-        counts.append(_whole(record.values.get(OWN_COUNT)) if OWN_COUNT in crosswalk.step_names else None)
-    both = [(step, count) for step, count in zip(own, counts, strict=True) if step is not None and count is not None]
-    if any(step != count for step, count in both):
-        return own
-    steps = [count if step is None else step for step, count in zip(own, counts, strict=True)]
-    if any(step is not None for step in own):
+    names = [STEP, *(name for name in crosswalk.step_names if name != OWN_COUNT)]
+    own = raw.reindex(columns=names).map(_whole).bfill(axis=1).iloc[:, 0].astype(float)
+    counted = OWN_COUNT in raw and OWN_COUNT in crosswalk.step_names
+    counts = raw[OWN_COUNT].map(_whole).astype(float) if counted else pd.Series(math.nan, raw.index)
+    if (own.notna() & counts.notna() & (own != counts)).any():
+        return _with_timers(own, cells, crosswalk), ""
+    steps = own.fillna(counts)
+    if steps.notna().any():
+        return _with_timers(steps, cells, crosswalk), "" if own.notna().any() else OWN_COUNT
+    numbers = cells[cells["is_number"]]
+    is_known = raw.index.isin(numbers.loc[numbers["name"].map(crosswalk.writes).astype(bool), "record"])
+    is_training = raw.index.isin(numbers.loc[numbers["name"].map(crosswalk.is_training).astype(bool), "record"])
+    row = pd.Series(is_known & is_training, raw.index).cumsum().astype(float)
+    return row.where(is_known, -1.0), "rows"
+
+
+def _with_timers(steps: pd.Series, cells: pd.DataFrame, crosswalk: Crosswalk) -> pd.Series:
+    """Give records of timers alone the step of the training record after them, of which they are part.
+
+    Not where they may be an evaluation's, whose seconds are one figure: those before an evaluation's record, and where
+    that comes between two training records, all up to the next one.
+    """
+    names = cells["name"]
+    is_timer = names.map(crosswalk.is_timer).astype(bool)
+    others = cells[~is_timer]
+    alone = steps.isna() & steps.index.isin(cells.loc[is_timer, "record"]) & ~steps.index.isin(others["record"])
+    if not alone.any():
         return steps
-    if any(step is not None for step in steps):
-        found.steps_from = OWN_COUNT
-        return steps
-    found.steps_from, row = "rows", 0
-    for place, record in enumerate(log.records):
-        names = [name_of(name) for name, raw in _values(record).items() if _number(raw) is not None]
-        if any(map(crosswalk.writes, names)):
-            row += any(map(crosswalk.is_training, names))
-            steps[place] = row
-        else:
-            steps[place] = -1
-    return steps
-
-
-def _whole(value: Any) -> int | None:
-    number = None if value is None else _number(value)
-    if number is None or isinstance(value, bool) or not 0 <= number <= MOST_STEP:
-        return None
-    return int(number) if number == int(number) else None
-
-
-def _add(
-    values: Mapping[str, Any], point: Point, found: Points, crosswalk: Crosswalk, name_of: Callable[[str], str]
-) -> None:
-    for raw_name, raw in values.items():
-        name = name_of(raw_name)
-        if raw_name in crosswalk.step_names or name in crosswalk.step_names or name in crosswalk.clock_names:
-            continue
-        value = _number(raw)
-        if value is None:
-            found.not_numbers[name] += 1
-            continue
-        if not math.isfinite(value):
-            found.non_finite[name] += 1
-        if name in crosswalk.run_totals:
-            found.run_totals[name] = value
-            continue
-        before = point.values.get(name, value)
-        same = before == value or (math.isnan(before) and math.isnan(value))
-        found.replaced += not same and name not in crosswalk.bookkeeping
-        point.values[name] = value
+    is_training = steps.index.isin(others.loc[others["name"].map(crosswalk.is_training).astype(bool), "record"])
+    trained = steps.where(is_training)
+    evaluated = steps.where(steps.index.isin(others["record"]) & ~is_training)
+    between = evaluated.notna() & (evaluated != trained.ffill())
+    row = trained.notna()[::-1].cumsum()[::-1]
+    is_mixed = between.groupby(row).transform("any")
+    before_evaluation = evaluated.notna().where(steps.notna()).bfill().fillna(True).astype(bool)
+    return steps.where(~alone | is_mixed | before_evaluation, trained.bfill())
 
 
 def _number(value: Any) -> float | None:
-    if value is None:
-        return math.nan
     if not isinstance(value, int | float | str):
         return None
     try:
@@ -198,17 +181,15 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _set_clock(point: Point, record: Record, values: Mapping[str, Any], crosswalk: Crosswalk) -> None:
-    times = [record.at, *(values.get(name) for name in crosswalk.clock_names)]
-    known = (number for at in times if (number := _number(at)) is not None and math.isfinite(number))
-    point.at = next(known, point.at)
+def _finite(value: Any) -> float:
+    number = _number(value)
+    return math.nan if number is None or not math.isfinite(number) else number
 
 
-def _nothing_found(log: Log, found: Points, crosswalk: Crosswalk, where: str) -> UserError:
-    what = f"the log has no number of a training step ({len(log.records)} records)"
-    if found.foreign:
-        what = f"none of the {found.foreign} records in the log has a step or a name that {crosswalk.title} writes"
-    return UserError(what, where=where, fix="name the log of a run that has made a step, or another trainer")
+def _whole(value: Any) -> float:
+    number = _finite(value)
+    is_step = 0 <= number <= MOST_STEP and number == int(number) and not isinstance(value, bool)
+    return number if is_step else math.nan
 
 
 @dataclass
@@ -221,13 +202,13 @@ class Converted:
         steps_per_row: training steps that a row stands for, where each row stands for as many.
         bad_seconds: times that were negative or not finite, and were left out.
         seconds_known: whether the log tells how long a step took.
-        filled: names of ours that got a value.
-        missing: those of ``STANDARD`` that got none -> the names of the log that it could have come from.
+        has_stages: whether it tells the seconds of a stage of the training step.
+        missing: those of ``STANDARD`` that got no value -> the names of the log that it could have come from.
         validations: names that could be the validation reward, where they are several and none was chosen.
         cautions: what a reader must know of a value.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[StepRow | EvaluationRow | TailRow] = field(default_factory=list)
     steps: int = 0
     evaluations: int = 0
     last_step: int = 0
@@ -237,184 +218,223 @@ class Converted:
     steps_per_row: int | None = None
     bad_seconds: int = 0
     seconds_known: bool = False
-    filled: set[str] = field(default_factory=set)
+    has_stages: bool = False
     missing: dict[str, list[str]] = field(default_factory=dict)
     validations: list[str] = field(default_factory=list)
     cautions: set[str] = field(default_factory=set)
 
 
-@dataclass
-class _Translation:
-    """What one step's values became."""
+@dataclass(frozen=True)
+class _Column:
+    """One figure here: its values by step, and in which steps it is; ``lane`` of a stage."""
 
-    step_s: float | None = None
-    lanes: dict[str, dict[str, float]] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)
-    validation: Metrics = field(default_factory=dict)
+    role: Role
+    ours: str
+    values: pd.Series
+    there: pd.Series
+    lane: str = ""
+    reduction: Any = "mean"
 
 
-class Converter:
-    """Turns points into rows.
+def convert(
+    points: Points, crosswalk: Crosswalk, where: str, devices: int | None = None, validation: str | None = None
+) -> Converted:
+    """Return the rows: for each step its training row, then its evaluation.
 
     The trainers count the first training step as 1, which is step 0 here; one that starts at 0 is taken as it is.
 
     Args:
+        where: how to name the log in an error.
         devices: on which the run ran; None where it is not known.
         validation: the name in the log that is the validation reward, where several could be.
+
+    Raises:
+        UserError: no name is one that the trainer writes.
     """
+    done = Converted()
+    values = points.cells.pivot(index="step", columns="name", values="value")
+    there = points.cells.assign(value=True).pivot(index="step", columns="name", values="value").notna()
+    of_training = [name for name in values if crosswalk.is_training(name)]
+    is_training = there[of_training].any(axis=1)
+    covers = _steps_per_row(values.index[is_training]).reindex(values.index, fill_value=0)
+    sizes = set(covers[is_training])
+    done.steps_per_row = int(sizes.pop()) if len(sizes) == 1 else None
+    for name in filter(crosswalk.is_timer, values):
+        values[name] /= covers  # of a row; here, as of everything else, of a step
+    entries, done.validations = _choose_validation(crosswalk.entries, validation, points.names)
+    columns, left = _columns(values, there, _additions(values, covers, crosswalk, devices), entries, done)
+    if not done.translated:
+        names = sorted(points.names)
+        what = f"none of the {len(names)} names in the log is one that {crosswalk.title} writes: {', '.join(names[:4])}"
+        fix = "name the trainer that wrote it: verl, trl or open-instruct; a file of TensorBoard's after its tag"
+        raise UserError(what, where, fix)
+    for name in values.columns[left.any()]:  # what did not simply take another name
+        done.kept |= {name} - done.translated
+        role = Role.VALIDATION if name.startswith(crosswalk.validation) else Role.METRIC
+        columns.append(_Column(role, KEPT + name, values[name], left[name]))
+    _fill_rows(columns, covers, points.at.reindex(values.index), crosswalk, where, done)
+    filled = {column.ours for column in columns} | ({"validation/reward"} if done.validations else set())
+    done.missing = {
+        name: [theirs for entry in entries if entry.ours == name for theirs in entry.theirs]
+        for name in STANDARD
+        if name not in filled
+    }
+    return done
 
-    def __init__(self, crosswalk: Crosswalk, devices: int | None = None, validation: str | None = None) -> None:
-        self._crosswalk, self._devices, self._validation = crosswalk, devices, validation
-        self._entries = crosswalk.entries
-        self._previous: dict[str, float] = {}
 
-    def convert(self, points: Points, where: str) -> Converted:
-        """Return the rows: for each step its training row, then its evaluation.
+def _additions(
+    values: pd.DataFrame, covers: pd.Series, crosswalk: Crosswalk, devices: int | None
+) -> dict[str, pd.Series]:
+    """Return the columns that entries may ask for beside those of the log; NaN where a step has none."""
+    steps = covers.where(covers > 0).astype(float)
+    added = {STEPS: steps}
+    if devices is not None:
+        added[DEVICES] = pd.Series(float(devices), values.index)
+    for name in values.columns.intersection(crosswalk.cumulative):
+        counts = values.loc[covers > 0, name]
+        growth = counts.diff()
+        if len(counts) and counts.index[0] == covers[counts.index[0]]:
+            growth.iloc[0] = counts.iloc[0]  # since the run's start
+        added[GROWTH + name] = growth.reindex(values.index).replace([math.inf, -math.inf], math.nan)
+    for name, parts in crosswalk.within.items():
+        if name in values:
+            inside = values[values.columns.intersection(parts)].fillna(0.0).sum(axis=1)
+            added[REST + name] = (values[name] - inside).clip(lower=0.0)
+    return added
 
-        Args:
-            where: how to name the log in an error.
 
-        Raises:
-            UserError: no name is one that the trainer writes.
-        """
-        done = Converted()
-        self._entries, done.validations = _choose_validation(self._crosswalk.entries, self._validation, points.names)
-        training = [point.step for point in points.points if self._is_training(point)]
-        covers = _steps_per_row(training)
-        first = 0 if training and training[0] == 0 else 1
-        sizes = set(covers.values())
-        done.steps_per_row = sizes.pop() if len(sizes) == 1 else None
-        carried: dict[str, dict[str, float]] = {}  # stages of steps that have no training row
-        clock: float | None = None
-        for point in points.points:
-            covered = covers.get(point.step, 0)
-            result = self._translate(point, covered, done)
-            if covered:
-                _merge(result.lanes, carried)
-                carried = {}
-                wall_s = self._wall_s(result, point, clock, covered, done)
-                clock = point.at if point.at is not None else clock
-                done.elapsed_s += wall_s * covered
-                if done.elapsed_s > MOST_SECONDS:
-                    what = f"the log's steps take {done.elapsed_s:g} s by step {point.step}, at most {MOST_SECONDS:g}"
-                    raise UserError(what, where, "name a log whose times are in seconds")
-                self._append_step(point.step - first, wall_s, covered, result, done)
+def _columns(
+    values: pd.DataFrame,
+    there: pd.DataFrame,
+    added: Mapping[str, pd.Series],
+    entries: Sequence[Entry],
+    done: Converted,
+) -> tuple[list[_Column], pd.DataFrame]:
+    """Return what the entries make of the log, and where its names are left that did not simply take another one.
+
+    Of the entries for one figure, the first whose names are all there counts.
+    """
+    columns: list[_Column] = []
+    nowhere = pd.Series(False, values.index)
+    filled: dict[tuple[Role, str], pd.Series] = {}
+    renamed: dict[str, pd.Series] = {}
+    for entry in entries:
+        for theirs, ours in _matches(entry, [*values.columns, *added]):
+            inputs = [values[name] if name in values else added[name] for name in theirs]
+            use = ~filled.get((entry.role, ours), nowhere)
+            for name, column in zip(theirs, inputs, strict=True):
+                use &= there[name] if name in there else column.notna()
+            if entry.compute is None:
+                value = inputs[0]
+                use &= ~renamed.get(theirs[0], nowhere)
             else:
-                _merge(carried, result.lanes)
-            if any(math.isfinite(metric.value) for metric in result.validation.values()):
-                self._append_evaluation(point.step, result, done)
-            elif result.validation:
-                done.cautions.add("an evaluation without a single finite figure is left out")
-        if not done.translated:
-            raise _wrong_trainer(points, self._crosswalk, where)
-        if carried:
-            self._append_tail(carried, done)
-        done.kept -= done.translated
-        done.missing = {
-            name: [theirs for entry in self._entries if entry.ours == name for theirs in entry.theirs]
-            for name in STANDARD
-            if name not in done.filled | ({"validation/reward"} if done.validations else set())
-        }
-        return done
-
-    def _is_training(self, point: Point) -> bool:
-        return any(map(self._crosswalk.is_training, point.values))
-
-    def _append_step(self, step: int, wall_s: float, covered: int, result: _Translation, done: Converted) -> None:
-        done.rows.append(
-            step_row(
-                step=step,
-                version=step + 1,
-                wall_s=wall_s,
-                elapsed_s=done.elapsed_s,
-                optimizer_steps=self._crosswalk.optimizer_steps * covered,
-                lanes=result.lanes,
-                metrics=result.metrics,
-            )
-        )
-        done.steps += 1
-        done.last_step = step + 1
-
-    def _append_tail(self, lanes: dict[str, dict[str, float]], done: Converted) -> None:
-        wall_s = sum(seconds for stages in lanes.values() for seconds in stages.values())
-        done.elapsed_s += wall_s
-        done.rows.append(tail_row(wall_s=wall_s, elapsed_s=done.elapsed_s, lanes=lanes))
-
-    def _append_evaluation(self, step: int, result: _Translation, done: Converted) -> None:
-        done.rows.append(evaluation_row(version=step, step=step, elapsed_s=done.elapsed_s, metrics=result.validation))
-        done.evaluations += 1
-
-    def _wall_s(self, result: _Translation, point: Point, clock: float | None, covered: int, done: Converted) -> float:
-        """Return the seconds of one step, evaluation included; 0 where nothing tells them."""
-        evaluate_s = sum(stages.get("evaluate", 0.0) for stages in result.lanes.values())
-        if result.step_s is not None:
-            done.seconds_known = True
-            return result.step_s + evaluate_s / covered
-        if point.at is None or clock is None or point.at < clock:
-            return 0.0
-        done.seconds_known = True
-        return (point.at - clock) / covered
-
-    def _translate(self, point: Point, covered: int, done: Converted) -> _Translation:
-        values = self._with_additions(point, covered)
-        result = _Translation()
-        renamed: set[str] = set()
-        filled: set[tuple[Role, str]] = set()
-        for entry in self._entries:
-            for theirs, ours in _matches(entry, values):
-                if (entry.role, ours) in filled or (entry.is_renaming and theirs[0] in renamed):
-                    continue
-                try:
-                    value = entry.compute(*(values[name] for name in theirs))
-                except ZeroDivisionError:
-                    continue
-                if not self._store(entry, ours, value, result, done):
-                    continue
-                filled.add((entry.role, ours))
-                done.filled.add(ours)
-                done.cautions |= {entry.caution} - {""}
-                done.translated |= {name for name in theirs if name in point.values}
-                renamed |= set(theirs) if entry.is_renaming else set()
-        self._keep(point, renamed, result, done)
-        return result
-
-    def _with_additions(self, point: Point, covered: int) -> dict[str, float]:
-        """Return the values with those that the entries may ask for besides; see ``entry``."""
-        added = dict(point.values)
-        if self._devices is not None:
-            added[DEVICES] = float(self._devices)
-        if covered:
-            added[STEPS] = float(covered)
-            for name in self._crosswalk.cumulative:
-                value = added.get(name, math.nan)
-                before = self._previous.get(name, 0.0 if point.step == covered else math.nan)
-                if math.isfinite(value) and math.isfinite(before):
-                    added[GROWTH + name] = value - before
-                self._previous[name] = value
-        return added
-
-    def _store(self, entry: Entry, ours: str, value: float, result: _Translation, done: Converted) -> bool:
-        if entry.role in (Role.STEP, Role.STAGE):
-            if not 0.0 <= value <= MOST_SECONDS:
-                done.bad_seconds += 1
-                return False
-            if entry.role is Role.STEP:
-                result.step_s = value
-            else:
-                result.lanes.setdefault(entry.lane, {})[ours] = value
-            return True
-        target = result.validation if entry.role is Role.VALIDATION else result.metrics
-        target[ours] = Metric(value, entry.reduction)
-        return True
-
-    def _keep(self, point: Point, renamed: set[str], result: _Translation, done: Converted) -> None:
-        """Keep under its own name whatever did not simply take another one."""
-        for name, value in point.values.items():
-            if name in renamed:
+                value = entry.compute(*inputs)
+                known = np.logical_and.reduce([np.isfinite(column) for column in inputs])
+                use &= ~(known & ~np.isfinite(value))  # divided by 0
+            if entry.role in (Role.STEP, Role.STAGE):
+                bad = use & ~value.between(0.0, MOST_SECONDS)
+                done.bad_seconds += int(bad.sum())
+                use &= ~bad
+            if not use.any():
                 continue
-            target = result.validation if self._crosswalk.is_validation(name) else result.metrics
-            target[KEPT + name] = Metric(value)
-            done.kept.add(name)
+            columns.append(_Column(entry.role, ours, value, use, entry.lane, entry.reduction))
+            filled[entry.role, ours] = filled.get((entry.role, ours), nowhere) | use
+            done.cautions |= {entry.caution} - {""}
+            done.translated |= {name.removeprefix(REST) for name in theirs} & set(values)
+            if entry.compute is None:
+                renamed[theirs[0]] = renamed.get(theirs[0], nowhere) | use
+    return columns, there & ~pd.DataFrame(renamed, values.index).reindex(columns=there.columns, fill_value=False)
+
+
+def _matches(entry: Entry, names: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
+    """Return (names in the log, name here) for each way in which the entry fits."""
+    if len(entry.theirs) > 1 or "*" not in entry.theirs[0]:
+        return [(entry.theirs, entry.ours)] if set(entry.theirs) <= set(names) else []
+    fitting = [match for name in names if (match := pattern(entry.theirs[0]).fullmatch(name))]
+    return [((match[0],), entry.ours.replace("*", match[1])) for match in fitting]
+
+
+def _fill_rows(
+    columns: Sequence[_Column], covers: pd.Series, at: pd.Series, crosswalk: Crosswalk, where: str, done: Converted
+) -> None:
+    """Make the rows. The stages of a step without a training row (an evaluation's) belong to the next row."""
+    is_row = covers > 0
+    step_s = pd.Series(math.nan, covers.index)
+    stages: dict[tuple[str, str], pd.Series] = {}
+    metrics: dict[int, dict[str, Metric]] = {step: {} for step in covers.index}
+    validation: dict[int, dict[str, Metric]] = {step: {} for step in covers.index}
+    for column in columns:
+        known = column.values[column.there]
+        if column.role is Role.STEP:
+            step_s = step_s.combine_first(known)
+        elif column.role is Role.STAGE:
+            stages[column.lane, column.ours] = stages.get((column.lane, column.ours), step_s * math.nan).fillna(known)
+        else:
+            target = metrics if column.role is Role.METRIC else validation
+            for step, value in known.items():
+                target[step][column.ours] = Metric(float(value), column.reduction)
+    done.has_stages = any(stage != "evaluate" for _, stage in stages)
+    row = is_row.shift(fill_value=False).cumsum()  # number of the row that a step belongs to
+    by_row = pd.DataFrame(stages, covers.index).groupby(row).sum(min_count=1)
+    lanes = [_by_lane(record) for record in by_row.to_dict("records")]
+    evaluate_s = row.map(by_row.loc[:, [name for name in by_row if name[1] == "evaluate"]].sum(axis=1))
+    times = at[is_row]
+    clock_s = (times - times.ffill().shift()).reindex(covers.index)
+    clock_s = clock_s.where(clock_s >= 0) / covers
+    wall_s = (step_s + evaluate_s / covers).fillna(clock_s).where(is_row)
+    done.seconds_known = bool(wall_s.notna().any())
+    wall_s = wall_s.fillna(0.0)
+    elapsed_s = (wall_s * covers).cumsum()
+    if (too_long := elapsed_s[elapsed_s > MOST_SECONDS]).size:
+        what = f"the log's steps take {too_long.iloc[0]:g} s by step {too_long.index[0]}, at most {MOST_SECONDS:g}"
+        raise UserError(what, where, "name a log whose times are in seconds")
+    first = 0 if is_row.any() and is_row.idxmax() == 0 else 1
+    for step, covered, number in zip(covers.index, covers.tolist(), row.tolist(), strict=True):
+        done.elapsed_s = float(elapsed_s[step])
+        if covered:
+            done.last_step = step - first + 1
+            done.rows.append(
+                StepRow(
+                    step=step - first,
+                    version=done.last_step,
+                    wall_s=float(wall_s[step]),
+                    elapsed_s=done.elapsed_s,
+                    optimizer_steps=crosswalk.optimizer_steps * covered,
+                    lanes=lanes[number],
+                    metrics=store_metrics(metrics[step]),
+                )
+            )
+        figures = validation[step]
+        if any(math.isfinite(metric.value) for metric in figures.values()):
+            done.rows.append(EvaluationRow(step, step, done.elapsed_s, store_metrics(figures)))
+        elif figures:
+            done.cautions.add("an evaluation without a single finite figure is left out")
+    if len(lanes) > is_row.sum() and lanes[-1]:
+        tail_s = sum(seconds for by_stage in lanes[-1].values() for seconds in by_stage.values())
+        done.elapsed_s += tail_s
+        done.rows.append(TailRow(tail_s, done.elapsed_s, lanes[-1]))
+    done.steps = sum(isinstance(item, StepRow) for item in done.rows)
+    done.evaluations = sum(isinstance(item, EvaluationRow) for item in done.rows)
+
+
+def _by_lane(stages: Mapping[Any, float]) -> dict[str, dict[str, float]]:
+    lanes: dict[str, dict[str, float]] = {}
+    for (lane, stage), seconds in stages.items():
+        if not math.isnan(seconds):
+            lanes.setdefault(lane, {})[stage] = seconds
+    return lanes
+
+
+def _steps_per_row(training: pd.Index) -> pd.Series:
+    """Return for each training step of the log how many steps its row stands for.
+
+    A trainer that logs at every tenth step writes the means over ten. The first row stands for as many as the second,
+    or for fewer where it comes earlier.
+    """
+    covers = pd.Series(training, training).diff().fillna(1).astype("int64")
+    if len(covers) > 1:
+        covers.iloc[0] = max(1, min(training[0], covers.iloc[1]))
+    return covers
 
 
 def devices_of(points: Points, crosswalk: Crosswalk, said: int | None) -> int | None:
@@ -423,15 +443,15 @@ def devices_of(points: Points, crosswalk: Crosswalk, said: int | None) -> int | 
     Raises:
         UserError: the log's own figures give another number than the one that was said.
     """
-    names = ("perf/total_num_tokens", "perf/throughput", "timing_s/step")
-    found = []
-    for point in points.points:
-        tokens, per_device, seconds = (point.values.get(name, math.nan) for name in names)
-        if crosswalk.trainer == "verl" and per_device * seconds > 0 and math.isfinite(tokens):
-            found.append(tokens / (per_device * seconds))
-    if not found:
+    if crosswalk.trainer != "verl":
         return said
-    devices = round(median(found))
+    figures = points.cells.pivot(index="step", columns="name", values="value")
+    figures = figures.reindex(columns=["perf/total_num_tokens", "perf/throughput", "timing_s/step"])
+    tokens, per_device, seconds = (figures[name] for name in figures)
+    each = (tokens / (per_device * seconds))[np.isfinite(tokens) & (per_device * seconds > 0)]
+    if not len(each):
+        return said
+    devices = round(each.median())
     if said is not None and said != devices:
         raise UserError(
             f"--devices {said} cannot be: the log's tokens, seconds and throughput per device give {devices}",
@@ -441,55 +461,18 @@ def devices_of(points: Points, crosswalk: Crosswalk, said: int | None) -> int | 
     return devices or None
 
 
-def _matches(entry: Entry, values: Mapping[str, float]) -> list[tuple[tuple[str, ...], str]]:
-    """Return (names in the log, name here) for each way in which the entry fits."""
-    if not entry.is_pattern:
-        return [(entry.theirs, entry.ours)] if all(name in values for name in entry.theirs) else []
-    fitting = [match for name in values if (match := pattern(entry.theirs[0]).fullmatch(name))]
-    return [((match[0],), entry.ours.replace("*", match[1])) for match in fitting]
-
-
 def _choose_validation(
     entries: tuple[Entry, ...], name: str | None, names: set[str]
 ) -> tuple[tuple[Entry, ...], list[str]]:
     """Return the entries with one name as the validation reward, and the names that could be where none is chosen."""
     rewards = [entry for entry in entries if entry.ours == "validation/reward"]
+    others = tuple(entry for entry in entries if entry not in rewards)
     if name is None:
         fitting = {entry.theirs[0] for entry in rewards} & names
         fitting = fitting or {each for each in names for entry in rewards if pattern(entry.theirs[0]).fullmatch(each)}
         if len(fitting) > 1:
-            return tuple(entry for entry in entries if entry not in rewards), sorted(fitting)
+            return others, sorted(fitting)
         if not fitting:
             return entries, []
         (name,) = fitting
-    chosen = Entry((name,), "validation/reward", Role.VALIDATION)
-    return (chosen, *(entry for entry in entries if entry not in rewards)), []
-
-
-def _steps_per_row(training: list[int]) -> dict[int, int]:
-    """Return for each training step of the log how many steps its row stands for.
-
-    A trainer that logs at every tenth step writes the means over ten. The first row stands for as many as the second,
-    or for fewer where it comes earlier.
-    """
-    gaps = [later - earlier for earlier, later in pairwise(training)]
-    if not training:
-        return {}
-    first = max(1, min(training[0], gaps[0])) if gaps else 1
-    return dict(zip(training, [first, *gaps], strict=True))
-
-
-def _merge(lanes: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
-    for lane, stages in more.items():
-        mine = lanes.setdefault(lane, {})
-        for stage, seconds in stages.items():
-            mine[stage] = mine.get(stage, 0.0) + seconds
-
-
-def _wrong_trainer(points: Points, crosswalk: Crosswalk, where: str) -> UserError:
-    names = sorted(points.names)
-    return UserError(
-        f"none of the {len(names)} names in the log is one that {crosswalk.title} writes: {', '.join(names[:4])}",
-        where=where,
-        fix="name the trainer that wrote it: verl, trl or open-instruct; a file of TensorBoard's after its tag",
-    )
+    return (Entry((name,), "validation/reward", Role.VALIDATION), *others), []

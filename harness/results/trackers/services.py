@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Log the values with their step; see ``MetricStream``."""
+        """Log the values with their step."""
         self._run.log({"step": step, **values})
 
     def close(self) -> None:
@@ -90,9 +89,10 @@ class MlFlow:
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         store = settings.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
-        with nullcontext() if store else _no_artifact_folder():
-            self._client = client_class(tracking_uri=store or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
-            self._run_id = self._start(settings.get("experiment", PROJECT), run_name)
+        if not store:  # keeps it from writing down the current folder's path as one for artifacts, which there are none
+            os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", "mlflow-artifacts:/")
+        self._client = client_class(tracking_uri=store or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+        self._run_id = self._start(settings.get("experiment", PROJECT), run_name)
         self._metric = entities.Metric
 
     def _start(self, experiment: str, run_name: str) -> str:
@@ -101,7 +101,7 @@ class MlFlow:
         return str(self._client.create_run(number, run_name=run_name).info.run_id)
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Log the values in one call; see ``MetricStream``."""
+        """Log the values in one call."""
         now_ms = int(time.time() * 1000)
         metrics = [self._metric(name, value, now_ms, step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
@@ -109,25 +109,6 @@ class MlFlow:
     def close(self) -> None:
         """Say that the run is finished."""
         self._client.set_terminated(self._run_id)
-
-
-@contextmanager
-def _no_artifact_folder() -> Iterator[None]:
-    """Keep MLflow from writing down the absolute path of a folder for artifacts; nothing is stored as one.
-
-    The variable is MLflow's own way of telling its store what its server was told; without it the path is that of the
-    current folder.
-    """
-    name = "_MLFLOW_SERVER_ARTIFACT_ROOT"
-    before = os.environ.get(name)
-    os.environ[name] = "mlflow-artifacts:/"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _be_quiet() -> None:

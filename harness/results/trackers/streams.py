@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import json
 import math
+import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,18 +16,15 @@ from typing import Any, Protocol
 from harness.core.errors import UserError
 from harness.core.installation import how_to_install
 from harness.core.own_code import OwnKind, import_part, make_part
-from harness.results.rows import read_metric
-from harness.results.trackers.event_file import encode_restart, encode_scalars, encode_start
+from harness.results.jsonl import read_rows
+from harness.results.rows import EvaluationRow, StepRow
 from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
 from harness.results.writer import STEPS, AppendOnly
 
 DEFAULT_TRACKERS = ("jsonl", "tensorboard")
 TRACKERS = (*DEFAULT_TRACKERS, WANDB, MLFLOW)
-_PACKAGES = {WANDB: ("wandb",), MLFLOW: ("mlflow", "sqlalchemy", "alembic")}
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
-STREAMED_KINDS = ("step", "evaluation")
-_PLAIN = {"elapsed_s": "elapsed_s", "optimizer_steps": "optimizer_steps", "version": "policy_version"}
-_FLAGS = ("warmup", "profiled")
+_PACKAGES = {TENSORBOARD: ("tensorboardX",), WANDB: ("wandb",), MLFLOW: ("mlflow", "sqlalchemy", "alembic")}
 
 
 class MetricStream(Protocol):
@@ -74,17 +72,15 @@ class Streams:
         """The trackers that still take rows."""
         return tuple(self._streams)
 
-    def on_row(self, row: dict[str, Any]) -> None:
-        """Pass a step or evaluation row on to every stream; rows of other kinds are ignored."""
+    def on_row(self, row: StepRow | EvaluationRow) -> None:
+        """Pass a row on to every stream."""
         values = flat_metrics(row)
-        if not values:
-            return
         for name, stream in list(self._streams.items()):
             try:
-                stream.log(row["step"], row["kind"], values)
+                stream.log(row.step, row.kind, values)
             except Exception as error:  # whatever a tracker raises: the run goes on without it
                 del self._streams[name]
-                self._note(f"tracker {name} failed at step {row['step']} and is left out from here on: {_brief(error)}")
+                self._note(f"tracker {name} failed at step {row.step} and is left out from here on: {_brief(error)}")
                 with suppress(Exception):  # its failure has been noted
                     stream.close()
 
@@ -98,27 +94,21 @@ class Streams:
                 self._note(f"tracker {name} failed when it was closed: {_brief(error)}")
 
 
-def flat_metrics(row: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a step or evaluation row by flat name; nothing for rows of other kinds.
+def flat_metrics(row: StepRow | EvaluationRow) -> dict[str, float]:
+    """Return the numbers of a row by flat name.
 
     ``timing_s/step`` are the seconds since the previous row, evaluation included, and ``timing_s/<stage>`` those of a
     stage or wait, added over lanes. ``elapsed_s``, ``optimizer_steps`` and ``policy_version`` are the row's; a metric
     keeps its name, with the value of its reduction. ``warmup`` and ``profiled`` are there, as 1, in steps that are no
     part of statistics. NaN and infinities stay.
     """
-    if row.get("kind") not in STREAMED_KINDS:
-        return {}
-    flat = {name: float(row[key]) for key, name in _PLAIN.items() if key in row}
-    if "wall_s" in row:
-        flat["timing_s/step"] = float(row["wall_s"])
-    flat |= {f"timing_s/{stage}": float(seconds) for stage, seconds in row.get("stages_s", {}).items()}
-    flat |= {flag: 1.0 for flag in _FLAGS if row.get(flag)}
-    stored = row["metrics"]
-    for name in stored:
-        metric = read_metric(stored, name)
-        if metric is not None:
-            flat[name] = float(metric.value)
-    return flat
+    flat: dict[str, float] = {"elapsed_s": row.elapsed_s, "policy_version": row.version}
+    if isinstance(row, StepRow):
+        flat |= {"optimizer_steps": row.optimizer_steps, "timing_s/step": row.wall_s}
+        flat |= {f"timing_s/{stage}": seconds for stage, seconds in row.stages_s.items()}
+        flat |= {flag: 1.0 for flag in ("warmup", "profiled") if getattr(row, flag)}
+    metrics = {name: metric.value for name in row.metrics if (metric := row.metric(name)) is not None}
+    return {name: float(value) for name, value in (flat | metrics).items()}
 
 
 class JsonLines:
@@ -131,7 +121,7 @@ class JsonLines:
         self._file = AppendOnly(folder / METRICS, go_on=True)
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Append one line; see ``MetricStream``."""
+        """Append one line."""
         row: dict[str, Any] = {"step": step, "kind": kind}
         row |= {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
@@ -144,37 +134,53 @@ class JsonLines:
 class TensorBoard:
     """An event file in ``tensorboard/``. Its name holds the time and no host; NaN and infinities are drawn as such.
 
+    Events and checksums are tensorboardX's. Its ``SummaryWriter`` names the host in the file's name and writes from a
+    thread, so that a killed run loses its last rows and nobody hears of a full disk.
+
     Args:
-        clock: seconds since 1970.
+        folder: of the run.
         goes_on_from: training steps from which a run goes on, with its rows cut back to there: TensorBoard forgets
             those of its former files from this step on. Evaluations of this very step, which are not made again, are
             written once more. None in a run that begins.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time, goes_on_from: int | None = None) -> None:
-        self._clock = clock
-        start = clock()
+    def __init__(self, folder: Path, goes_on_from: int | None = None) -> None:
+        start = time.time()
+        first = event_record(wall_time=start, file_version="brain.Event:2")
         (folder / TENSORBOARD).mkdir(exist_ok=True)
         path = folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness"
         self._file = AppendOnly(path, go_on=True)  # a run that goes on has one more, unless it does so at once
         try:
-            self._file.write(encode_start(start))
+            self._file.write(first)
         except OSError:
             self._file.close()
             raise
         if goes_on_from is not None:
-            self._file.write(encode_restart(goes_on_from, start))
-            for row in map(json.loads, (folder / STEPS).read_bytes().splitlines()):
-                if row["kind"] == "evaluation" and row["step"] >= goes_on_from:
-                    self.log(row["step"], row["kind"], flat_metrics(row))
+            restart = {"status": 1}  # SessionLog.START: what purge_step of a SummaryWriter writes
+            self._file.write(event_record(wall_time=start, step=goes_on_from, session_log=restart))
+            for row in read_rows(folder / STEPS, EvaluationRow):
+                if row.step >= goes_on_from:
+                    self.log(row.step, row.kind, flat_metrics(row))
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Append one event with all the values; see ``MetricStream``."""
-        self._file.write(encode_scalars(values, step, self._clock()))
+        """Append one event with all the values."""
+        summary = {"value": [{"tag": tag, "simple_value": value} for tag, value in values.items()]}
+        self._file.write(event_record(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def event_record(**fields: Any) -> bytes:
+    """Return a TensorBoard event with these fields as an event file has it, in TensorFlow's TFRecord framing."""
+    from tensorboardX.proto.event_pb2 import Event  # which loads torch, as a run has done by then
+    from tensorboardX.record_writer import masked_crc32c
+
+    data: bytes = Event(**fields).SerializeToString()
+    length: bytes = struct.pack("<Q", len(data))
+    crc_of_length, crc = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+    return length + crc_of_length + data + crc
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -195,7 +201,7 @@ def check_trackers(names: Iterable[str]) -> None:
             raise UserError(
                 f"the tracker {name!r} needs {', '.join(missing)}, which is not installed",
                 where="trackers",
-                fix=f"{how_to_install(name)}, or take {name!r} out of trackers",
+                fix=f"{how_to_install('train' if name == TENSORBOARD else name)}, or take {name!r} out of trackers",
             )
 
 

@@ -15,9 +15,8 @@ from harness.core.trace import Span, Stage
 from harness.report.document import Table
 from harness.report.experiment_charts import Excerpt, shown_steps, timeline_figure
 from harness.report.style import save
-from harness.results import Manifest, RunFolder, experiment_name, in_pipeline_order, step_row, tail_row
+from harness.results import Manifest, RunFolder, StepRow, TailRow, experiment_name, in_pipeline_order
 from harness.results.recorder import LEDGER_COLUMNS
-from harness.results.rows import LaneSeconds
 from harness.results.writer import timestamp, utc_now
 from harness.scenario import Scenario, resolved_yaml
 from harness.simulate.whatif.effects import FASTER, Answer, Gain, Outcome
@@ -216,7 +215,7 @@ def _write(answer: Answer, folder: RunFolder, manifest: Manifest, scenario: Scen
     folder.append_spans(Span(lane, Stage.STARTUP, 0, 0, -1, -1) for lane in lanes)
     folder.append_spans(replayed.spans)
     for row in _rows(replayed):
-        folder.append_step(row)
+        folder.append(row)
     folder.finish("completed", outcome=_outcome(answer, replayed))
 
 
@@ -229,13 +228,13 @@ def _outcome(answer: Answer, replayed: Replayed) -> dict[str, Any]:
     }
 
 
-def _rows(replayed: Replayed) -> Iterator[dict[str, Any]]:
+def _rows(replayed: Replayed) -> Iterator[StepRow | TailRow]:
     """Yield the rows of the training steps, each with the version changes since the last one, and the tail."""
     changes, end_s = list(replayed.changes), 0.0
     for row in replayed.rows:
         mine = [change for change in changes if change.elapsed_s <= row.elapsed_s]
         changes, end_s = changes[len(mine) :], row.elapsed_s
-        yield step_row(
+        yield StepRow(
             step=row.step,
             version=row.version,
             wall_s=row.wall_s,
@@ -244,13 +243,12 @@ def _rows(replayed: Replayed) -> Iterator[dict[str, Any]]:
             lanes=row.lanes,
             metrics={},
             versions=row.versions,
-            version_changes=mine,
+            version_changes=tuple(mine),
             lags=row.lags,
             warmup=row.warmup,
             profiled=row.profiled,
         )
-    rest: LaneSeconds = replayed.tail
-    yield tail_row(wall_s=replayed.loop_s - end_s, elapsed_s=replayed.loop_s, lanes=rest, version_changes=changes)
+    yield TailRow(replayed.loop_s - end_s, replayed.loop_s, replayed.tail, version_changes=tuple(changes))
 
 
 def _manifest(answer: Answer, name: str, experiment: str, arm: str, position: int, now: datetime) -> Manifest:

@@ -1,8 +1,7 @@
-"""TensorBoard event files: bytes against the formats' own test vectors and against tensorboardX, both ways."""
+"""TensorBoard event files: what is written is what tensorboardX writes, and what it writes is read."""
 
 from __future__ import annotations
 
-import math
 import struct
 from pathlib import Path
 
@@ -10,53 +9,20 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.results.importers.logs import ScalarEvent, read_events
-from harness.results.trackers.event_file import crc32c, encode_restart, encode_scalars, encode_start
+from harness.results.trackers.streams import event_record
+from tests.event_files import encode_scalars, encode_start
 
 tensorboardX = pytest.importorskip("tensorboardX")
 
 
-@pytest.mark.parametrize(
-    ("data", "crc"),
-    [
-        (b"123456789", 0xE3069283),  # the check value of CRC-32/ISCSI, https://reveng.sourceforge.io/crc-catalogue/
-        (bytes(32), 0x8A9136AA),  # RFC 3720, appendix B.4
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-        (b"", 0),
-    ],
-)
-def test_crc32c_of_the_standards_own_examples(data: bytes, crc: int) -> None:
-    assert crc32c(data) == crc
-
-
-def test_a_record_is_framed_as_tensorflow_frames_it() -> None:
-    from tensorboardX.record_writer import masked_crc32c
-
-    record = encode_scalars({"loss": 0.5}, step=3, wall_time=7.0)
-    length = len(record) - 8 - 4 - 4  # length, its checksum, the data's checksum
-    data = record[12:-4]
-    assert record[:8] == struct.pack("<Q", length)
-    assert record[8:12] == struct.pack("<I", masked_crc32c(record[:8]))
-    assert record[-4:] == struct.pack("<I", masked_crc32c(data))
-
-
-def test_what_is_written_is_what_the_official_messages_read() -> None:
+def test_a_record_is_the_one_that_tensorboardx_writes(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
 
-    start = Event.FromString(encode_start(7.0)[12:-4])
-    assert (start.wall_time, start.file_version) == (7.0, "brain.Event:2")
-    event = Event.FromString(encode_scalars({"timing_s/update": 0.5, "loss": math.nan}, 3, 7.0)[12:-4])
-    assert (event.step, event.wall_time) == (3, 7.0)
-    assert [value.tag for value in event.summary.value] == ["timing_s/update", "loss"]
-    assert event.summary.value[0].simple_value == 0.5
-    assert math.isnan(event.summary.value[1].simple_value)
-
-
-def test_a_run_that_goes_on_writes_what_purge_step_of_a_summary_writer_writes() -> None:
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-    theirs = Event(step=4, session_log=SessionLog(status=SessionLog.START), wall_time=7.0)
-    assert Event.FromString(encode_restart(4, 7.0)[12:-4]) == theirs
+    writer = RecordWriter(str(tmp_path / "events"))
+    writer.write(Event(step=4, wall_time=7.0, file_version="brain.Event:2").SerializeToString())
+    writer.close()
+    assert event_record(step=4, wall_time=7.0, file_version="brain.Event:2") == (tmp_path / "events").read_bytes()
 
 
 def test_what_tensorboardx_writes_is_read(tmp_path: Path) -> None:

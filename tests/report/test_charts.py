@@ -1,0 +1,337 @@
+"""Charts: the points of the frames are the points of the figures, whatever the names in them are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from harness.core.trace import Stage
+from harness.report import charts
+from harness.report.canvas import ARM_COLOURS, COLOUR_NAMES, EM, PART_LOOKS, TIMELINE, VERDICTS, arm_looks
+from harness.report.charts import Panel
+from harness.report.style import STAGE_COLOURS, save
+from tests.report import reference_frames as reference
+
+NAN = float("nan")
+EVIL = ("<script>alert(1)</script>", "$x$ and $", "_a", "\u202eabc\u0000", "\u6570\ufffe", "n" * 10_000)
+
+
+def _frame(columns: str, *rows: tuple[object, ...]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=columns.split())
+
+
+def _axes(figure: Figure) -> list[Axes]:
+    return [axes for cell in figure.subfigs for axes in cell.axes]
+
+
+def _legend(figure: Figure) -> list[str]:
+    return [text.get_text() for cell in figure.subfigs for legend in cell.legends for text in legend.get_texts()]
+
+
+def _points(axes: Axes, place: int = 0) -> list[tuple[float, float]]:
+    x, y = axes.lines[place].get_data()
+    return [(float(a), float(b)) for a, b in zip(np.asarray(x), np.asarray(y), strict=True)]
+
+
+def _widths(axes: Axes, part: str) -> list[tuple[float, float]]:
+    """Return (start, length) of the bars of a part."""
+    (bars,) = [item for item in axes.containers if item.get_label() == part]
+    return [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in bars.patches]
+
+
+SEEDS = _frame(
+    "arm seed x value panel",
+    *[(arm, seed, x, x / 10 + seed, "A") for arm in ("k1", "k2") for seed in (0, 1) for x in range(4)],
+)
+
+
+def test_a_line_is_the_mean_of_the_seeds_and_its_band_reaches_to_the_lowest_and_highest() -> None:
+    figure = charts.curves(SEEDS, [Panel("A", "reward", levels={"target 0.5": 0.5})])
+    (axes,) = _axes(figure)
+    assert _points(axes) == [(x, pytest.approx(x / 10 + 0.5)) for x in range(4)]
+    band = axes.collections[0].get_paths()[0].vertices
+    for x in range(4):
+        at = sorted({round(float(y), 9) for bx, y in np.asarray(band) if bx == x})
+        assert at == pytest.approx([x / 10, x / 10 + 1])
+    assert _legend(figure) == ["k1 (2 runs)", "k2 (2 runs)", "target 0.5"]
+    assert list(np.asarray(axes.lines[2].get_ydata())) == [0.5, 0.5]
+    assert [text.get_text() for text in figure.subfigs[1].texts] == ["A", "reward"]
+
+
+def test_over_seconds_the_nth_values_are_averaged_with_their_times() -> None:
+    frame = _frame("arm seed x value panel", ("a", 0, 1.0, 0.2, "S"), ("a", 0, 3.0, 0.4, "S"), ("a", 1, 2.0, 0.4, "S"))
+    (axes,) = _axes(charts.curves(frame, [Panel("S", "reward", "seconds", "seconds")]))
+    assert _points(axes) == [(1.5, pytest.approx(0.3)), (3.0, 0.4)]  # the second seed ended early
+
+
+def test_numbers_that_are_none_are_gaps_and_steps_are_whole() -> None:
+    values = [0.0, NAN, math.inf, 3.0]
+    frame = _frame("arm seed x value panel", *[("a", 0, step, value, "A") for step, value in enumerate(values)])
+    figure = charts.curves(frame, [Panel("A", "loss")])
+    (axes,) = _axes(figure)
+    assert [y for _, y in _points(axes)] == [0.0, pytest.approx(NAN, nan_ok=True), pytest.approx(NAN, nan_ok=True), 3.0]
+    figure.draw_without_rendering()
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    single = charts.curves(frame.head(1), [Panel("A", "loss")])
+    single.draw_without_rendering()
+    assert all(float(tick).is_integer() for tick in _axes(single)[0].get_xticks())
+
+
+def test_long_lines_are_thinned_to_means_with_the_ends_kept() -> None:
+    frame = _frame("arm seed x value", *[("a", 0, step, float(step % 5 == 0)) for step in range(1000)])
+    line = charts.mean_line(frame, "steps")
+    assert len(line) == 200
+    assert line.iloc[0].tolist() == [2.0, 0.2, 0.0, 1.0]
+
+
+def test_wide_norms_get_a_log_axis_others_begin_at_zero() -> None:
+    rows = [("a", 0, step, 10.0**step, "wide") for step in range(3)] + [
+        ("a", 0, step, 1.0 + step, "narrow") for step in (0, 1)
+    ]
+    panels = [Panel(name, "L2", scale="wide") for name in ("wide", "narrow")]
+    wide, narrow = _axes(charts.curves(_frame("arm seed x value panel", *rows), panels))
+    assert (wide.get_yscale(), narrow.get_yscale(), narrow.get_ylim()[0]) == ("log", "linear", 0.0)
+    assert wide.get_xlim() == narrow.get_xlim()
+
+
+def test_an_arm_keeps_its_colour_where_another_is_missing_and_a_panel_says_that_nothing_was_logged() -> None:
+    figure = charts.curves(SEEDS[SEEDS["arm"] == "k2"], [Panel("A", "x"), Panel("B", "y")], arms=("k1", "k2"))
+    drawn, empty = _axes(figure)
+    assert to_hex(drawn.lines[0].get_color()) == ARM_COLOURS[1]
+    assert [text.get_text() for text in empty.texts] == ["not logged"]
+
+
+def test_marks_stand_where_they_are_told() -> None:
+    marks = _frame(
+        "arm panel name x y",
+        ("k1", "A", "diverged", 2, 0.0),
+        ("k2", "A", "KL grows faster", 1, NAN),
+        ("", "A", "warm-up", 0.5, NAN),
+    )
+    figure = charts.curves(SEEDS, [Panel("A", "x")], marks=marks)
+    (axes,) = _axes(figure)
+    cross, onset, warmup = axes.lines[2:]
+    assert (_points(axes, 2), cross.get_marker()) == ([(2.0, 0.0)], "X")
+    assert [list(np.asarray(line.get_xdata())) for line in (onset, warmup)] == [[1, 1], [0.5, 0.5]]
+    assert to_hex(onset.get_color()) == ARM_COLOURS[1]
+    assert _legend(figure)[-3:] == ["diverged", "KL grows faster", "warm-up"]
+
+
+BARS = _frame(
+    "arm row part seconds",
+    ("k1", "busy", "update", 0.5), ("k1", "busy", "generate", 0.3), ("k1", "busy", "generate", 0.1),
+    ("k1", "critical path", "no stage", 0.2), ("k1", "critical path", "wait_for_batch", 0.4),
+    ("k1", "critical path", "update", 0.5), ("k2", "busy", "update", 1.0),
+)  # fmt: skip
+ENDS = _frame(
+    "arm row text low high mark", ("k1", "busy", "0.90 s", 0.8, 1.0, NAN), ("k2", "busy", "1.00 s", NAN, NAN, 1.1)
+)
+
+
+def test_bars_stack_work_then_waits_then_the_rest() -> None:
+    figure = charts.bars(BARS, ENDS, x_label="seconds per training step")
+    (axes,) = _axes(figure)
+    assert _widths(axes, "generate") == [(0.0, 0.4)]
+    assert _widths(axes, "update") == [(0.4, 0.5), (0.0, 0.5), (0.0, 1.0)]
+    assert _widths(axes, "wait_for_batch") == [(0.5, 0.4)]
+    assert _widths(axes, "no stage") == [(0.9, 0.2)]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["busy", "critical path", "busy"]
+    assert [text.get_text() for text in axes.texts] == ["0.90 s", "1.00 s"]
+    assert _legend(figure) == ["generate", "update", "waiting", "no stage", "lowest to highest", "wall-clock"]
+    assert [list(np.asarray(line.get_xdata())) for line in axes.lines] == [[0.8, 1.0], [1.1, 1.1]]
+
+
+def _rectangles(axes: Axes, stage: str) -> list[tuple[float, float]]:
+    (patch,) = [item for item in axes.patches if item.get_label() == stage]
+    corners = np.asarray(patch.get_path().vertices).reshape(-1, 5, 2)
+    return [(float(start), float(end)) for start, end in zip(corners[:, 0, 0], corners[:, 1, 0], strict=True)]
+
+
+def test_the_timeline_shows_every_span_and_marks_versions() -> None:
+    spans = _frame(
+        "arm lane stage start_s end_s step",
+        ("sync", "generator", "generate", 0.0, 0.4, 0), ("sync", "learner", "wait_for_batch", 0.0, 0.4, 0),
+        ("sync", "learner", "update", 0.4, 1.0, 0), ("sync", "generator", "weight_load", 0.5, 0.5, 0),
+    )  # fmt: skip
+    changes = _frame(
+        "arm lane at_s version",
+        ("sync", "learner", 0.10, -1),
+        ("sync", "learner", 0.11, 0),
+        ("sync", "learner", 1.0, 1),
+    )
+    windows = _frame("arm seconds text", ("sync", 1.0, "training step 3 in 1.00 s"), ("lag", 2.0, "no spans"))
+    figure = charts.timeline(spans, changes, windows)
+    (axes,) = _axes(figure)
+    assert _rectangles(axes, "update") == [(0.4, 1.0)]
+    assert _rectangles(axes, "wait_for_batch") == [(0.0, 0.4)]
+    assert _rectangles(axes, "weight_load") == [(0.5, 0.5 + 2.0 * charts.NARROWEST)]  # too short to be seen
+    assert list(np.asarray(axes.lines[0].get_xdata())) == [0.10, 0.11, 1.0]
+    assert [text.get_text() for text in axes.texts] == ["training step 3 in 1.00 s", "0", "1"]  # no room for the first
+    assert _legend(figure)[-2:] == ["no stage, no wait", "policy version now held"]
+
+
+def test_a_forest_has_an_interval_a_colour_and_a_number_for_each_row() -> None:
+    frame = _frame(
+        "arm row value low high verdict threshold",
+        ("k2", "step", 0.8, 0.7, 0.9, "faster", 0.03), ("k2", "update", 1.3, 1.2, 9.0, "slower", 0.05),
+        ("k2", "load", NAN, NAN, NAN, "cannot tell", 0.05),
+    )  # fmt: skip
+    figure = charts.forest(frame, x_label="times that of k1")
+    (axes,) = _axes(figure)
+    lines = [line for line in axes.lines[1:] if len(np.asarray(line.get_xdata())) == 2]
+    assert [list(np.asarray(line.get_xdata())) for line in lines[:2]] == [[0.7, 0.9], [1.2, 4.0]]
+    assert [to_hex(line.get_color()) for line in lines] == [VERDICTS[word][0] for word in frame["verdict"]]
+    assert [text.get_text() for text in axes.texts] == ["0.80 [0.70, 0.90]", "1.30 [1.20, 9.00]", "-"]
+    band = axes.patches[0]
+    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((1 / 1.03, 1.03))  # type: ignore[attr-defined]
+    assert axes.get_xscale() == "log"
+    assert 1.0 in axes.get_xticks()
+    assert _legend(figure) == ["faster", "slower", "cannot tell", "too small to matter"]
+
+
+def test_scatter_sizes_and_lags_show_their_points() -> None:
+    pair = _frame(
+        "arm x x_low x_high y y_low y_high", ("a", 1.0, 0.5, 1.5, 2.0, 1.8, 2.4), ("b", 2.0, NAN, NAN, 3.0, NAN, NAN)
+    )
+    (axes,) = _axes(charts.scatter(pair, x_label="seconds (low is good)", y_label="reward"))
+    assert [_points(axes, place) for place in (0, 1, 2)] == [
+        [(0.5, 2.0), (1.5, 2.0)],
+        [(1.0, 1.8), (1.0, 2.4)],
+        [(1.0, 2.0)],
+    ]
+    syncs = _frame(
+        "panel arm megabytes ms low_ms high_ms", ("1", "nixl", 1.0, 2.0, 1.5, 2.5), ("1", "nixl", 10.0, 4.0, 3.0, 9.0)
+    )
+    copies = _frame("panel megabytes ms", ("1", 1.0, 0.1), ("1", 10.0, 1.0))
+    figure = charts.sizes(syncs, copies)
+    (axes,) = _axes(figure)
+    assert _points(axes) == [(1.0, 2.0), (10.0, 4.0)]
+    assert _points(axes, 1) == [(1.0, 0.1), (10.0, 1.0)]
+    reach = axes.collections[0].get_segments()  # type: ignore[attr-defined]
+    assert np.asarray(reach).tolist() == [[[1.0, 1.5], [1.0, 2.5]], [[10.0, 3.0], [10.0, 9.0]]]
+    assert (axes.get_xscale(), axes.get_yscale(), _legend(figure)) == ("log", "log", ["nixl", "plain copy in memory"])
+    figure = charts.lags(_frame("arm lag rollouts", ("a", 0, 1), ("a", 2, 3), ("b", 1, 4)))
+    first, second = _axes(figure)
+    assert [round(bar.get_height(), 9) for bar in first.patches] == [0.25, 0.0, 0.75]  # type: ignore[attr-defined]
+    assert [text.get_text() for text in first.texts] == ["25%", "75%"]
+    assert figure.subfigs[0].texts[0].get_text() == "a: mean 1.5"
+    assert second.get_xlim() == first.get_xlim()
+
+
+def _of_names(names: tuple[str, ...]) -> dict[str, Callable[[], Figure]]:
+    rows = [(name, 0, step, float(step), "A") for name in names for step in (0, 1)]
+    spans = _frame("arm lane stage start_s end_s step", *[(name, name, "generate", 0.0, 1.0, 0) for name in names])
+    windows = _frame("arm seconds text", *[(name, 1.0, name) for name in names])
+    changes = _frame("arm lane at_s version", *[(name, name, 0.5, 1) for name in names])
+    forest = _frame(
+        "arm row value low high verdict threshold", *[(name, name, 1.1, 1.0, 1.2, "same", 0.03) for name in names]
+    )
+    bars = _frame("arm row part seconds", *[(name, name, name, 1.0) for name in names])
+    pair = _frame("arm x x_low x_high y y_low y_high", *[(name, 1.0, NAN, NAN, 2.0, NAN, NAN) for name in names])
+    syncs = _frame("panel arm megabytes ms low_ms high_ms", *[(name, name, 1.0, 2.0, 1.0, 3.0) for name in names])
+    lags = _frame("arm lag rollouts", *[(name, 1, 2) for name in names])
+    ends = _frame("arm row text low high mark", *[(name, name, "1 s", NAN, NAN, NAN) for name in names])
+    title = names[-1]
+    return {
+        "curves": lambda: charts.curves(_frame("arm seed x value panel", *rows), [Panel("A", title)], title=title),
+        "bars": lambda: charts.bars(bars, ends, x_label=title, title=title),
+        "timeline": lambda: charts.timeline(spans, changes, windows, title=title),
+        "forest": lambda: charts.forest(forest, x_label=title, title=title),
+        "scatter": lambda: charts.scatter(pair, x_label=title, y_label=title, title=title),
+        "sizes": lambda: charts.sizes(syncs, syncs[["panel", "megabytes", "ms"]], title=title),
+        "lags": lambda: charts.lags(lags, title=title),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(_of_names(("a",))))
+def test_names_are_neither_formulas_nor_hidden_nor_boxes(kind: str, tmp_path: Path) -> None:
+    """No warning of a missing glyph or a hidden entry, and the same file twice."""
+    draw = _of_names(EVIL)[kind]
+    figure = draw()
+    assert save(figure, tmp_path / "one.png").read_bytes() == save(draw(), tmp_path / "two.png").read_bytes()
+    shown = {text.get_text() for text in _shown_texts(figure)}
+    for name in ("<script>alert(1)</script>", r"\$x\$ and \$", "_a", r"\u202eabc\x00", r"\u6570\ufffe"):
+        assert any(text.lstrip().startswith(name[:12]) for text in shown), name
+    assert not any(text.startswith("_") for text in _legend(figure))
+    assert max(map(len, shown)) <= int(TIMELINE / EM) + 5
+
+
+def _lab(colour: str) -> np.ndarray:
+    """CIELAB of an sRGB colour (IEC 61966-2-1, D65)."""
+    values = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    matrix = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = matrix @ linear / (0.9505, 1.0, 1.089)
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def test_no_arm_has_the_colour_of_a_stage() -> None:
+    for arm in ARM_COLOURS:
+        assert min(np.linalg.norm(_lab(arm) - _lab(stage.lower())) for stage in STAGE_COLOURS.values()) > 18, arm
+        assert min([np.linalg.norm(_lab(arm) - _lab(other)) for other in ARM_COLOURS if other != arm]) > 18, arm
+        assert _lab(arm)[0] < 62  # L* of a contrast of 3 with white
+    assert set(STAGE_COLOURS) == {stage for stage in Stage if not stage.is_wait}
+    assert len({str(look) for look in PART_LOOKS.values()}) == len(PART_LOOKS)
+    looks = arm_looks([f"lr={index}" for index in range(40)])
+    assert len({(look["color"], look["marker"]) for look in looks.values()}) == 40
+    assert len(COLOUR_NAMES) == len(set(COLOUR_NAMES.values()))
+
+
+def test_reference_runs_give_their_points() -> None:
+    results = reference.results("sync_k")
+    arms = list(results.steps["arm"].unique())
+    reward = reference.reward_frame(results)
+    axes = _axes(charts.curves(reward, reference.REWARD, arms=arms, columns=3))
+    evaluated = {table.run.manifest.arm: table.rewards for table in results.tables}
+    for place, arm in enumerate(arms):
+        rows = evaluated[arm]
+        assert _points(axes[0], place) == list(zip(rows.step.tolist(), rows.reward.tolist(), strict=True))
+        assert _points(axes[1], place) == list(zip(rows.elapsed_s.tolist(), rows.reward.tolist(), strict=True))
+    frame, ends = reference.stage_frame(results)
+    (bars,) = _axes(charts.bars(frame, ends, x_label="seconds per training step"))
+    update = [table.steps["timing_s/update"].mean() for table in results.tables]
+    assert [width for _, width in _widths(bars, "update")] == pytest.approx(update)
+
+
+def test_no_text_overlaps_another_or_leaves_its_cell() -> None:
+    results = reference.results("sync_k")
+    training = reference.metric_frame(results, reference.TRAINING)
+    stages, ends = reference.stage_frame(results)
+    for figure in (
+        charts.curves(reference.reward_frame(results), reference.REWARD, columns=3, title="sync_k: reward"),
+        charts.curves(training, reference.TRAINING, title="sync_k: training"),
+        charts.bars(stages, ends, x_label="seconds per training step", title="sync_k: stages"),
+        charts.bars(reference.lane_frame(results), x_label="percent", limit=100, title="sync_k: lanes"),
+        charts.timeline(*reference.timeline_frames(results, range(10, 16)), title="sync_k: timeline"),
+    ):
+        figure.draw_without_rendering()
+        boxes = [
+            (text.get_text(), text.get_window_extent()) for text in _shown_texts(figure) if text.get_text().strip()
+        ]
+        assert len(boxes) > 15
+        for index, (name, box) in enumerate(boxes):
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, name
+            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, name
+            for other, other_box in boxes[index + 1 :]:
+                assert not box.overlaps(other_box), (name, other)
+
+
+def _shown_texts(figure: Figure) -> list[Text]:
+    texts = list(figure.texts)
+    for cell in figure.subfigs:
+        texts += [*cell.texts, *(text for legend in cell.legends for text in legend.get_texts())]
+    for axes in _axes(figure):
+        texts += [*axes.texts, axes.xaxis.label]
+        for axis in (axes.xaxis, axes.yaxis):
+            texts += [tick.label1 for tick in axis._update_ticks()]  # type: ignore[attr-defined]  (those that are drawn)
+    return texts
