@@ -212,7 +212,9 @@ def _print(documents: Sequence[Document], experiments: Sequence[Experiment], ful
     from harness.report.terminal import print_document, print_table
 
     output = Output()
-    for document in documents:
+    for place, document in enumerate(documents):
+        if place:
+            output.print()
         print_document(output, document, full)
     if len(experiments) > len(documents) and not full:
         others = len(experiments) - len(documents)

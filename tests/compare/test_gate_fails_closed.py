@@ -11,10 +11,8 @@ import pytest
 
 from harness.compare.__main__ import main
 from harness.core.trace import Stage
-from harness.probes.provenance import fingerprint
 from harness.results import RunFolder
 from harness.results.experiment_plan import ExperimentPlan, PlannedRun, write_plan
-from harness.results.manifest import PROMPT_TEMPLATE, Input
 
 Make = Callable[..., RunFolder]
 Arms = Mapping[str, float]
@@ -269,8 +267,6 @@ def test_an_occasion_counts_once(bench: Bench, tmp_path: Path) -> None:
     [
         ({"settings": SETTINGS.format(size=4)}, "group_size (8, 4)"),
         ({"machine": OTHER_MACHINE}, "machine"),
-        ({"versions": {"python": "3.11.7", "torch": "2.14.0"}}, "torch 2.14.0"),
-        ({"threads": 1}, "threads"),
         ({"scenario": "other"}, "scenarios bench and other"),
     ],
 )
@@ -334,72 +330,15 @@ def test_two_runs_of_one_block_are_refused(bench: Bench) -> None:
     assert "new,block=0-again" in said
 
 
-@pytest.mark.parametrize(
-    ("key", "before", "after"),
-    [
-        ("rollout_batch_size", "rollout_batch_size: 64", "rollout_batch_size: 8"),
-        ("group_size", "group_size: 8", "group_size: 4"),
-        ("model.preset", "model: {preset: small}", "model: {preset: tiny}"),
-        ("model.precision", "model: {precision: bfloat16}", "model: {precision: float32}"),
-        ("sampling.max_tokens", "sampling: {max_tokens: 32}", "sampling: {max_tokens: 16}"),
-        ("engine.type", "engine: {type: native}", "engine: {type: vllm}"),
-        ("transport.type", "transport: {type: nixl}", "transport: {type: object_store}"),
-        ("steps", "steps: 40", "steps: 6"),
-        ("replay.capacity", "replay: {capacity: 0}", "name: bench"),  # not recorded at all
-    ],
-)
-def test_unlike_settings_are_not_comparable_with_a_baseline(bench: Bench, key: str, before: str, after: str) -> None:
-    """The old code looked at the scenario's name alone: half the tokens were "different -49.9%", exit 0."""
-    main = bench.record({"work": 1.0}, occasions=3, settings=before)
-    bench.run({"work": 0.5}, settings=after)
+def test_unlike_settings_are_not_comparable_with_a_baseline(bench: Bench) -> None:
+    main = bench.record({"work": 1.0}, occasions=3, settings="model: {preset: small}")
+    bench.run({"work": 0.5}, settings="model: {preset: tiny}")
     code, said = bench.gate(*main)
     assert code == 3
-    assert key in said
-    alone = bench.results / "bench" / "20261120-080000"
-    assert bench.gate(*main, "--allow-difference", key, at=alone)[0] == 0  # the occasions lie elsewhere
-    assert bench.gate(*main, "--allow-difference", key)[0] == 0
+    assert "model.preset (small, tiny)" in said
+    assert bench.gate(*main, "--allow-difference", "model.preset")[0] == 0
     assert bench.gate(*main, "--allow-difference", "settings")[0] == 0
-    assert bench.gate(*main, "--allow-difference", "group")[0] == 2  # there is no such setting
-
-
-def test_another_text_in_the_same_template_file_is_not_comparable(bench: Bench) -> None:
-    """Fails where the file's name alone is compared: the prompts were made of another text."""
-    asked: Input = {"sha256": None, "name": "own.txt", "text": "{question}"}
-    settings = "name: bench\nsteps: 6\ntask: {type: maths, prompt: own.txt}\n"
-    main = bench.record(
-        {"work": 1.0}, occasions=3, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "a" * 64}}
-    )
-    bench.run({"work": 1.0}, day=19, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "a" * 64}})
-    assert bench.gate(*main)[0] == 0
-    bench.run({"work": 1.0}, settings=settings, inputs={PROMPT_TEMPLATE: {**asked, "sha256": "b" * 64}})
-    code, said = bench.gate(*main)
-    assert code == 3
-    assert "task.prompt.sha256 (aaaaaaaaaaaa, bbbbbbbbbbbb)" in said
-    assert bench.gate(*main, "--allow-difference", "task.prompt")[0] == 0
-
-
-def test_a_name_a_seed_and_the_number_of_blocks_may_differ(bench: Bench) -> None:
-    main = bench.record(
-        {"work": 1.0}, occasions=3, settings="name: bench\ndescription: then\nseed: 3\nblocks: 1\nsteps: 6\n"
-    )
-    bench.run({"work": 1.0}, settings="name: bench\ndescription: now\nseed: 7\nsteps: 6\n")
-    assert bench.gate(*main)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "threads", "code"),
-    [
-        ("model: {threads: 1}", 1, 3),
-        ("model: {threads: null}", 1, 3),
-        ("model: {threads: null}", None, 3),  # null, and nobody knows how many that were: the old code passed
-        ("model: {threads: null}", 2, 0),  # null, and used 2 in fact
-    ],
-)
-def test_threads_are_those_that_were_used(bench: Bench, settings: str, threads: int | None, code: int) -> None:
-    transport = "\ntransport: {type: in_process}\n"
-    main = bench.record({"work": 1.0}, occasions=3, settings="model: {threads: 2}" + transport, threads=2)
-    bench.run({"work": 1.0}, settings=settings + transport, threads=threads)
-    assert bench.gate(*main)[0] == code
+    assert bench.gate(*main, "--allow-difference", "mod")[0] == 2  # there is no such setting
 
 
 def test_arms_of_unlike_threads_pass_no_gate_unless_that_is_allowed(bench: Bench) -> None:
@@ -418,70 +357,6 @@ def test_arms_of_unlike_threads_pass_no_gate_unless_that_is_allowed(bench: Bench
     assert bench.gate("--allow-difference", "threads")[0] == 0
 
 
-def test_threads_that_no_arm_asked_for_are_another_environment(bench: Bench) -> None:
-    def threads(arm: str, block: int) -> int:
-        return 1 if (arm, block) == ("new", 5) else 2
-
-    bench.run({"old": 1.0, "new": 1.0}, threads=threads)
-    code, said = bench.gate()
-    assert code == 3
-    assert "threads (2 threads: 11 runs; 1 thread: 1 run)" in said
-
-
-def test_every_run_of_both_sides_is_looked_at(bench: Bench) -> None:
-    """The old code looked at the baseline's first run: 7 of 8 blocks on another machine were "worse +84%", exit 1."""
-
-    def machine(arm: str, block: int) -> dict[str, Any]:
-        elsewhere = arm == "old" and block > 0
-        return dict(OTHER_MACHINE) if elsewhere else OTHER_MACHINE | {"fingerprint": "0123456789ab"}
-
-    bench.run({"old": 1.0, "new": 1.84}, blocks=8, machine=machine)
-    code, said = bench.gate()
-    assert code == 3
-    assert (
-        "machine (fingerprint 0123456789ab: 9 runs; fingerprint ffffffffffff: 7 runs)" in said
-    )  # 8 of new and 1 of old against 7 of old
-
-
-@pytest.mark.parametrize("versions", [{"python": "3.11.7", "torch": "2.14.0"}, {"python": "3.11.7"}])
-def test_versions_of_every_run_are_looked_at(bench: Bench, versions: dict[str, str]) -> None:
-    def versions_of(arm: str, block: int) -> dict[str, str]:
-        return versions if (arm, block) == ("old", 5) else {"python": "3.11.7", "torch": "2.13.0"}
-
-    bench.run({"old": 1.0, "new": 1.0}, versions=versions_of)
-    assert bench.gate()[0] == 3
-
-
-@pytest.mark.parametrize(("fact", "value"), [("driver", "570.86.15"), ("power_limit_w", 500)])
-def test_another_driver_or_power_limit_is_another_machine(bench: Bench, fact: str, value: object) -> None:
-    def machine(**other: object) -> dict[str, Any]:
-        gpu = {"name": "H100", "driver": "580.95.05", "max_sm_clock_mhz": 1980, "power_limit_w": 700} | other
-        facts = {"cpu": "Abacus 4000", "cores": 2, "memory_gib": 24, "gpus": [gpu]}
-        return facts | {"fingerprint": fingerprint(facts)}
-
-    main = bench.record({"work": 1.0}, occasions=3, machine=machine())
-    bench.run({"work": 1.0}, day=19, machine=machine())
-    assert bench.gate(*main)[0] == 0
-    bench.run({"work": 1.0}, machine=machine(**{fact: value}))
-    code, said = bench.gate(*main)
-    assert code == 3
-    assert str(value) in said
-    assert bench.gate(*main, "--allow-difference", "machine")[0] == 0
-
-
-def test_another_kernel_is_a_caution_and_refuses_nothing(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """The old code said nothing of what a baseline's machine ran on."""
-
-    def system(kernel: str) -> dict[str, Any]:
-        return OTHER_MACHINE | {"os": {"system": "Linux", "distribution": "Debian 12", "kernel": kernel}}
-
-    against = bench.record({"work": 1.0}, occasions=3, machine=system("6.1"))
-    bench.run({"work": 1.0}, machine=system("6.6"))
-    assert main([str(bench.results), *against, "--fail-on", "5%"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "operating systems differ: Debian 12 (kernel 6.1), Debian 12 (kernel 6.6)" in said
-
-
 def test_a_dead_arm_is_not_equivalent(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """The old code printed "equivalent, -0.5%" from three steps a block of an arm that died at step 5 in every one."""
 
@@ -493,10 +368,11 @@ def test_a_dead_arm_is_not_equivalent(bench: Bench, capsys: pytest.CaptureFixtur
 
     bench.run({"old": 1.0, "new": 1.0}, blocks=10, status=status, steps=steps)
     assert main([str(bench.results), "--fail-on", "5%"]) == 4
-    output = capsys.readouterr()
-    assert "equivalent" not in output.out
-    assert "inconclusive" in output.out
-    assert "did not finish" in output.out
+    output = " ".join(capsys.readouterr().out.split())
+    reasons = "10 of 20 runs did not finish; 10 of 10 runs of new have too few steps"
+    assert f"new was as fast as old per step (10 runs each; {reasons}" in output
+    assert "whole step 1.00 1.00 +0.0% generate" in output  # with neither interval nor verdict
+    assert not {"same", "faster", "slower"} & {*output.split()}
 
 
 def test_a_dead_arm_that_was_slower_while_it_lived_is_not_worse(bench: Bench) -> None:

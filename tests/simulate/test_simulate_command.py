@@ -161,7 +161,7 @@ def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Pat
     pictures = [path.name for path in save_charts(document(found, []), tmp_path / "pictures")]
     assert pictures == ["stages.png", "lanes.png", "timeline.png", "step_time.png", "lag.png", "sync.png"]  # no rewards
     assert (found.title, found.simulated) == ("one_lag (simulated)", "abacus")
-    assert [name for name, _ in run_names(list(runs_of(experiment).values()))] == [
+    assert [name for name, _ in run_names([run.manifest for run in runs_of(experiment).values()])] == [
         "sync (simulated)",
         "lag1 (simulated)",
     ]

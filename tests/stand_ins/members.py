@@ -22,7 +22,7 @@ MACHINE = {"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fi
 
 
 def made_run(
-    arm: str = "a",
+    arm: str | None = "a",
     seed: int = 0,
     steps: int = 4,
     *,
@@ -65,7 +65,7 @@ def made_run(
     }
     about |= {"machine": MACHINE, "threads": 2, "commit": "abcdef1", "interleaving": "step"} | manifest
     run = Run(
-        folder=Path("made", arm, str(seed)),
+        folder=Path("made", arm or "run", str(seed)),
         manifest=Manifest(arm=arm, seed=seed, status=status, **about),
         status=status,
         steps=(),

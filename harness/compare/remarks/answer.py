@@ -21,6 +21,8 @@ from harness.results.manifest import VALIDATION_PROMPTS
 
 MOST_ARMS = 4
 """That are set against the baseline in sentences; of more, those that differ most."""
+ALIKE = 0.0005
+"""A smaller change is written as 0.0%."""
 NOISY = 2.0
 """An interval that reaches a change by this factor says nothing."""
 OPEN = "cannot tell whether"
@@ -94,6 +96,8 @@ def _verdict_words(item: Judgement) -> str:
 
 
 def _pace(ratio: float) -> str:
+    if abs(ratio - 1) < ALIKE:
+        return "as fast as"
     if 0.5 < ratio < NOISY:
         return f"{abs(ratio - 1):.1%} {'faster' if ratio < 1 else 'slower'} than"
     return f"{max(ratio, 1 / ratio):.1f} times as {'fast' if ratio < 1 else 'slow'} as"
