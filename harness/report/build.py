@@ -148,7 +148,7 @@ def examples(experiment: Experiment) -> list[Rollouts]:
     """Return example rollouts of each arm, before and after training, of the first run that has some."""
     shown = []
     for arm, members in experiment.arms.items():
-        pairs = next((pairs for each in members if (pairs := before_and_after(each.run.rollouts(), MOST_PAIRS))), ())
+        pairs = next((pairs for each in members if (pairs := before_and_after(each.kept.rollouts, MOST_PAIRS))), ())
         shown += [Rollouts(arm, tuple(pairs))] if pairs else []
     return shown
 
