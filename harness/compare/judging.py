@@ -221,7 +221,7 @@ def _draft(
         step = Comparison(STEP, apart, threshold, not_comparable=refused, undecided=NOT_IN_TURN)
         return replace(draft, comparisons=[step], cautions=steady)
     alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
-    pairs = _paired(before, after, with_unfinished=alternated)
+    pairs = paired_runs(before, after, with_unfinished=alternated)
     blocks = [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
     warming = warm_up_reasons({base: before, other: after})
     undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
@@ -230,7 +230,7 @@ def _draft(
     ]
     if not endpoint.is_step:
         # a run that diverged has its last reward, and no time
-        judged = _paired(before, after, with_unfinished=True) if endpoint.is_difference else pairs
+        judged = paired_runs(before, after, with_unfinished=True) if endpoint.is_difference else pairs
         values = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
         ratios = [log(theirs / mine) for mine, theirs in values if mine is not None and theirs is not None]
         reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
@@ -276,7 +276,7 @@ def _draft_against(
     return _Draft(name, other, before, after, comparisons, cautions=cautions)
 
 
-def _paired(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
+def paired_runs(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
     """Return the runs of two arms that share a block, in the order in which the blocks ran.
 
     Args:
