@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import main as harness
 from harness.compare.caveats import caveats, unlike
-from harness.compare.comparability import environment_values
+from harness.compare.environment import environment_values
 from harness.compare.experiments import gather
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.probes.provenance import machine_facts
