@@ -233,6 +233,7 @@ class LaggedPlan:
         discarded: of each batch, by dynamic sampling; None without it.
         replay: step to (the buffer's statistics, its groups); None without a buffer.
         rewards: first and last validation reward.
+        metrics: of a training step, by its number, beside what the recorder adds.
     """
 
     scenario: str = "async_lag_sweep"
@@ -250,6 +251,7 @@ class LaggedPlan:
     discarded: tuple[RolloutGroup, ...] | None = None
     replay: Callable[[int], tuple[ReplayStats, int]] | None = None
     rewards: tuple[float, float] = (0.2, 0.6)
+    metrics: Callable[[int], Metrics] = lambda step: {}
 
 
 def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
@@ -317,7 +319,7 @@ def _lagged_facts(plan: LaggedPlan, step: int) -> StepReport:
         item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))}, discarded=plan.discarded
     )
     taken = tuple(Taken(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
-    result, weight_handle = UpdateResult(step + 1, 1, {}), WeightHandle(step + 1, plan.num_bytes, 3)
+    result, weight_handle = UpdateResult(step + 1, 1, plan.metrics(step)), WeightHandle(step + 1, plan.num_bytes, 3)
     return StepReport(step, (scored,), taken, result, weight_handle, replay=plan.replay(step) if plan.replay else None)
 
 

@@ -159,6 +159,12 @@ class Experiment:
         values = self.values(arm, figure)
         return Interval(math.fsum(values) / len(values), min(values), max(values)) if values else None
 
+    def share(self, arm: str, figure: str) -> float:
+        """Return the share of a step of a figure in seconds, as a mean over the runs of an arm; 0 where none has it."""
+        figures = [member.figures for member in self.arms[arm]]
+        shares = [own[figure] / own["step_s"] for own in figures if own.get(figure) is not None and own.get("step_s")]
+        return math.fsum(shares) / len(shares) if shares else 0.0
+
     def has(self, figure: str) -> bool:
         """Whether any run has a figure."""
         return any(each.figures.get(figure) is not None for each in self.members)

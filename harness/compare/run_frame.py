@@ -74,8 +74,9 @@ def figures_of(table: RunTable, times: SpanTimes | None = None) -> dict[str, Any
     figures = _identity(table) | _seconds(table, times) | _rewards(table, diverged is not None)
     figures |= {f"mean/{name}": column.combined for name, column in table.metrics.items()}
     figures |= {key: figures.get(f"mean/{name}") for key, name in OF_METRICS.items()}
-    figures |= _learning(table) | _ledger(table.run.ledger) | _memory(table)
-    return figures | {"divergence": diverged, "signal": signal(table)}
+    figures |= _learning(table) | _ledger(table.run.ledger, bool(figures["replay_capacity"])) | _memory(table)
+    figures |= {"divergence": diverged, "diverged_step": None if diverged is None else diverged.step}
+    return figures | {"signal": signal(table)}
 
 
 def _identity(table: RunTable) -> dict[str, Any]:
@@ -220,7 +221,7 @@ def _learning(table: RunTable) -> dict[str, Any]:
 LEDGER = ("generated", "failed", "discarded", "dropped", "trained", "trained_again", "unused")
 
 
-def _ledger(ledger: LedgerFigures | None) -> dict[str, Any]:
+def _ledger(ledger: LedgerFigures | None, has_buffer: bool) -> dict[str, Any]:
     if ledger is None:
         return {}
     figures: dict[str, Any] = {}
@@ -228,7 +229,7 @@ def _ledger(ledger: LedgerFigures | None) -> dict[str, Any]:
         part = getattr(ledger, name)
         figures |= {f"{name}_rollouts": part.rollouts, f"{name}_tokens": part.tokens}
         figures |= {f"{name}_share": ledger.share(part), f"{name}_length": part.mean_length}
-    if ledger.trained.rollouts:
+    if has_buffer and ledger.trained.rollouts:
         figures["replay_uses"] = 1 + ledger.trained_again.rollouts / ledger.trained.rollouts
     return figures
 
@@ -277,6 +278,7 @@ OUTCOME = (
     Figure("grad_norm", "gradient norm, median", number),
     Figure("grad_norm_p95", "gradient norm, 95th percentile", number),
     Figure("scaled_down", "steps with a gradient scaled down", percent),
+    Figure("diverged_step", "diverged at step", count),
     *_kl_figures(),
     *(Figure(f"idle_{kind}", f"idle, {kind.capitalize()}", percent) for kind in ("generator", "scorer", "learner")),
     Figure("engine_mismatch_max", "engine mismatch, largest log-prob gap", number),

@@ -7,15 +7,12 @@ from pathlib import Path
 
 from harness.compare.environment import origin
 from harness.compare.experiment import Experiment
-from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
-from harness.compare.numbers import change, number, plural
 from harness.compare.remarks import Remark, remarks_of
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
 from harness.compare.run_frame import TIMING
 from harness.compare.sync import SyncPoint
-from harness.core.installation import as_typed
 from harness.core.trace import Stage
 from harness.report import experiment_charts as drawings
 from harness.report import tables
@@ -32,8 +29,9 @@ MOST_CAUTIONS = 2
 """Of the short form."""
 SHORT = ("bottleneck",)
 """Keys of the remarks of the short form."""
-MARKED = "drift"
-"""Key of the caution that the table's mark gives."""
+MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
+"""Keys of the caution that the table's mark gives and of the one that says what to type for error bars, after these
+words."""
 MOST_NAMED_PARTS = 3
 """Of a run's folder: scenario, experiment, run."""
 MOST_PAIRS = 3
@@ -42,72 +40,73 @@ WORTH_SAYING = 0.001
 """Share of a step below which the difference of a stage is not said."""
 
 
-def document(experiment: Experiment, judged: Sequence[Judgement]) -> Document:
-    """Return what an experiment says."""
+def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = False) -> Document:
+    """Return what an experiment says, each sentence once: the other sections hold what the short form leaves.
+
+    Args:
+        brief: the short form, and cautions: no sections that need frames for their charts.
+    """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
-    answer = [item for item in said if item.kind == "answer"]
+    answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
-    short += [*_differences(experiment, judged), *(item for item in said if item.key in SHORT), *_next(experiment)]
-    sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *_cautions(said)))]
-    sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
-    sections += [machine_section(experiment), provenance_section(experiment)]
+    short += [*_differences(experiment, judged, said), *(item for item in said if item.key in SHORT)]
+    following = _next(experiment, said)
+    used = {item.key for item in following if isinstance(item, Remark)}
+    said = [item for item in said if item not in (*answer, *short) and item.key not in used]
+    cautions = [item for item in said if item.kind == "caution"]
+    first = [item for item in cautions if item.key != MARKED][:MOST_CAUTIONS]
+    sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *following, *first))]
+    if not brief:
+        sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+    others = [item for item in cautions if item not in first]
+    sections.append(_section("cautions", "Further cautions", others, folded=True))
+    if not brief:
+        sections += [machine_section(experiment), provenance_section(experiment)]
     description = experiment.members[0].settings.get("description")
     return Document(
         title=f"{experiment.title} / {experiment.name}",
         origin=origin(experiment),
         description=description if isinstance(description, str) else None,
-        answer=tuple(answer[:MOST_ANSWERS]),
+        answer=tuple(answer),
         sections=tuple(section for section in sections if section is not None and section.items),
     )
 
 
-def _of(said: Sequence[Remark], *sections: str) -> list[Remark]:
-    return [item for item in said if item.section in sections and item.kind != "caution"]
+def _of(said: Sequence[Remark], section: str) -> list[Remark]:
+    return [item for item in said if item.section == section and item.kind != "caution"]
 
 
-def _cautions(said: Sequence[Remark]) -> list[Remark]:
-    cautions = [item for item in said if item.kind == "caution" and item.key != MARKED]
-    left = len(cautions) - MOST_CAUTIONS
-    more = (
-        [Remark("more", f"{plural(left, 'more caution')} under Cautions (compare --full).", "caution", "cautions")]
-        if left > 0
-        else []
-    )
-    return [*cautions[:MOST_CAUTIONS], *more]
-
-
-def _differences(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]:
-    """Name the stages in which two arms differ most, in seconds of a step."""
+def _differences(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Remark]:
+    """Name the stages in which two arms differ most, in seconds a step; on the critical path where they overlap."""
     if len(experiment.arms) != 2:
         return []
-    base, other = experiment.arms
+    base, other = tables.arms_from(experiment, judged)
     step = experiment.mean(base, "step_s")
     if not step:
         return []
-    seconds = {
-        stage: (experiment.mean(base, TIMING + stage) or 0.0, experiment.mean(other, TIMING + stage) or 0.0)
-        for stage in Stage
-        if not stage.is_wait
+    if any(experiment.share(arm, "stages_s") > tables.OVERLAP for arm in experiment.arms):
+        return [item for item in said if item.key == "stages"]
+    columns = {stage.value: TIMING + stage for stage in Stage if not stage.is_wait}
+    added = {
+        stage: (experiment.mean(other, column) or 0.0) - (experiment.mean(base, column) or 0.0)
+        for stage, column in columns.items()
     }
-    largest = sorted(seconds, key=lambda stage: -abs(seconds[stage][1] - seconds[stage][0]))[:MOST_DIFFERENCES]
-    parts = [
-        f"{stage.value} {number(before)} -> {number(after)} s{f' ({change(after / before)})' if before else ''}"
-        for stage in largest
-        for before, after in [seconds[stage]]
-        if abs(after - before) >= WORTH_SAYING * step
-    ]
-    return [Remark("differences", f"Largest differences: {', '.join(parts)}.", "finding", "time")] if parts else []
+    largest = sorted(added, key=lambda stage: -abs(added[stage]))[:MOST_DIFFERENCES]
+    parts = [f"{stage} {added[stage]:+.3g} s" for stage in largest if abs(added[stage]) >= WORTH_SAYING * step]
+    text = f"Largest differences of {other} against {base}, per step: {', '.join(parts)}."
+    return [Remark("differences", text, "finding", "time")] if parts else []
 
 
-def _next(experiment: Experiment) -> list[Item]:
-    """Say what to type next: for a verdict where there is none, else what a smaller bottleneck would bring."""
-    if is_of_logs(experiment):
-        return []
-    if len(experiment.arms) > 1 and max(map(len, experiment.arms.values())) < 2:
-        return [Command(as_typed("for error bars: python -m harness bench A B --blocks 10"))]
+def _next(experiment: Experiment, said: Sequence[Remark]) -> list[Item]:
+    """Say what to type next: to see what a smaller bottleneck would bring, and for error bars where there are none."""
     command = whatif_command(experiment, _shown)
-    return [Command(command)] if command else []
+    items: list[Item] = [Command(command)] if command else []
+    for item in said:
+        words, introduced, command = item.text.partition(FOR_SOME)
+        if item.key == REPEAT and introduced:
+            items += [Remark(item.key, f"{words}{FOR_SOME}".strip(), "finding", item.section), Command(command)]
+    return items
 
 
 def _shown(folder: Path) -> str:
@@ -124,7 +123,7 @@ def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequenc
         table = tables.verdict_table(judgement)
         verdicts.append(table if chart is None else Chart(chart.key, chart.title, chart.says, chart.draw, table))
     return [
-        _section("verdicts", "Verdicts", verdicts, _of(said, "verdicts")),
+        _section("verdicts", "Verdicts", _of(said, "answer"), verdicts),
         _section(
             *("time", "Where the time goes"),
             [drawings.stages_chart(experiment), tables.stage_table(experiment), drawings.processes_chart(experiment)],
@@ -147,7 +146,6 @@ def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequenc
         ),
         _section("syncs", "Weight syncs", [drawings.sync_chart(experiment)], _of(said, "syncs"), folded=True),
         _section("rollouts", "Example rollouts", list(examples(experiment)), folded=True),
-        _section("cautions", "Cautions", [item for item in said if item.kind == "caution"], folded=True),
     ]
 
 

@@ -189,7 +189,8 @@ def _show(
         from harness.report.as_json import comparison
 
         print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
-    documents = [] if options.format == "json" and options.plots is None else _documents(detailed, judge)
+    brief = not options.full and options.plots is None
+    documents = [] if options.format == "json" and options.plots is None else _documents(detailed, judge, brief)
     if options.format == "md":
         from harness.report.markdown import markdown
 
@@ -200,10 +201,10 @@ def _show(
         _draw(documents, detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
 
 
-def _documents(experiments: Sequence[Experiment], judge: Judge) -> list[Document]:
+def _documents(experiments: Sequence[Experiment], judge: Judge, brief: bool) -> list[Document]:
     from harness.report.build import document
 
-    return [document(experiment, judge(experiment)) for experiment in experiments]
+    return [document(experiment, judge(experiment), brief) for experiment in experiments]
 
 
 def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:
@@ -211,7 +212,9 @@ def _print(documents: Sequence[Document], experiments: Sequence[Experiment], ful
     from harness.report.terminal import print_document, print_table
 
     output = Output()
-    for document in documents:
+    for place, document in enumerate(documents):
+        if place:
+            output.print()
         print_document(output, document, full)
     if len(experiments) > len(documents) and not full:
         others = len(experiments) - len(documents)

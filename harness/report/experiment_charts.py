@@ -14,8 +14,9 @@ import numpy as np
 from harness.compare.attribution import loop_window
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
-from harness.compare.numbers import number, percent
-from harness.compare.run_frame import EXPOSED, TIMING
+from harness.compare.numbers import listed, number, percent
+from harness.compare.remarks.time import UNATTRIBUTED, stage_seconds
+from harness.compare.run_frame import TIMING
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
@@ -270,24 +271,23 @@ def stages_chart(experiment: Experiment) -> Chart | None:
 
     parts, ends = list[tuple[str, str, str, float]](), list[tuple[Any, ...]]()
     for arm, members in experiment.arms.items():
-        walls = [each.figures["step_s"] for each in members if each.figures.get("step_s")]
-        busy = {stage.value: experiment.mean(arm, TIMING + stage) or 0.0 for stage in Stage if not stage.is_wait}
-        if not walls or not any(seconds for stage, seconds in busy.items() if stage not in ("evaluate", "checkpoint")):
+        busy, critical = stage_seconds(members, TIMING), stage_seconds(members)
+        if not {*busy} - {"evaluate", "checkpoint"}:
             continue
+        is_in_turns = experiment.share(arm, "stages_s") <= 1 + SIDE_BY_SIDE
+        if critical and not is_in_turns:
+            members = tuple(each for each in members if each.times is not None)
+            busy = stage_seconds(members, TIMING)
+        walls = [each.figures["step_s"] for each in members if each.figures.get("step_s")]
         wall, total = fmean(walls), sum(busy.values())
         low, high = (min(walls), max(walls)) if len(walls) > 1 else (np.nan, np.nan)
         written = f"{number(wall)} s{mark(experiment, arm)}"
-        critical = {
-            name: value
-            for name in (*(stage.value for stage in Stage), NO_STAGE)
-            if (value := experiment.mean(arm, EXPOSED + name)) is not None
-        }
-        alone = total <= (1 + SIDE_BY_SIDE) * wall
-        if alone or not critical:
-            shown = busy | {NO_STAGE: max(0.0, wall - total)}
+        if is_in_turns or not critical:
+            shown = busy | {NO_STAGE: round(max(0.0, wall - total), 9)}
             parts += [(arm, "step", name, seconds) for name, seconds in shown.items()]
-            ends.append((arm, "step", written, low, high, np.nan if alone else wall))
+            ends.append((arm, "step", written, low, high, np.nan if is_in_turns else wall))
             continue
+        critical[NO_STAGE] = critical.pop(UNATTRIBUTED, 0.0)
         parts += [(arm, "busy", name, seconds) for name, seconds in busy.items()]
         parts += [(arm, "critical path", name, seconds) for name, seconds in critical.items()]
         ends.append((arm, "busy", f"{number(total)} s", np.nan, np.nan, np.nan))
@@ -344,11 +344,13 @@ def sync_chart(experiment: Experiment) -> Chart | None:
     import pandas as pd
 
     parts, ends = list[tuple[str, str, str, float]](), list[tuple[Any, ...]]()
+    sizes = dict[str, list[str]]()
     for arm, members in experiment.arms.items():
         syncs = arm_syncs(members)
         if not syncs:
             continue
-        row = f"{syncs[0].transport}, {number(syncs[0].num_bytes / 1e6)} MB"
+        row, megabytes = syncs[0].transport, number(syncs[0].num_bytes / 1e6)
+        sizes.setdefault(megabytes, []).append(arm)
         for part in PARTS:
             if len(seconds := pooled(syncs, part)):
                 parts.append((arm, row, f"weight_{part}", 1e3 * float(seconds.mean())))
@@ -367,7 +369,8 @@ def sync_chart(experiment: Experiment) -> Chart | None:
         value="ms",
         title=f"{experiment.title}: what a weight sync is made of",
     )
-    says = "Means over the measured training steps; whiskers: publish to loaded, 10th to 90th percentile."
+    moved = "; ".join(f"{size} MB{'' if len(sizes) == 1 else f' in {listed(own)}'}" for size, own in sizes.items())
+    says = f"Means over the measured training steps of {moved}; whiskers: publish to loaded, 10th to 90th percentile."
     return Chart("sync", "What a weight sync is made of", says, draw, sync_table(experiment))
 
 

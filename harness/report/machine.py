@@ -192,14 +192,14 @@ def _again(manifest: Manifest) -> list[Item]:
 def _runs(experiment: Experiment) -> Table:
     rows = [
         (
-            *(arm, str(member.manifest.seed), NOTHING if member.manifest.block is None else str(member.manifest.block)),
-            *(member.run.status, member.manifest.started_at, _cell(member.manifest.startup_s), str(member.steps)),
-            *(number(member.figures["loop_s"]), member.folder.name),
+            *(member.folder.name, str(member.manifest.seed), member.run.status),
+            *(member.manifest.started_at[:16].replace("T", " "), _cell(member.manifest.startup_s)),
+            *(str(member.steps), number(member.figures["loop_s"])),
         )
-        for arm, member in zip(experiment.labels, experiment.members, strict=True)
+        for member in experiment.members
     ]
-    header = ("arm", "seed", "block", "status", "started", "start-up, s", "steps", "loop, s", "folder")
-    return Table("Runs", header, tuple(rows), words=9)
+    header = ("run", "seed", "status", "started", "start-up", "steps", "loop")
+    return Table("Runs: start in UTC, start-up and loop in seconds", header, tuple(rows), words=4)
 
 
 def _machine(members: Sequence[Member]) -> Table:

@@ -13,7 +13,7 @@ def markdown(document: Document, full: bool = False) -> str:
     """Return what an experiment says: the answer and its first table.
 
     Args:
-        full: every section's sentences and tables.
+        full: every section's sentences and tables, those behind charts too.
     """
     parts = [f"## {escaped(document.title)}", *(escaped(remark.text) for remark in document.answer)]
     for section in document.sections if full else document.sections[:1]:

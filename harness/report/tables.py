@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -16,7 +16,7 @@ from harness.compare.numbers import NOTHING, Format, change, count, number, perc
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
-from harness.compare.steadiness import MARK, mark, step_ratio
+from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, Syncs, syncs_of
 from harness.compare.times import NO_STAGE
 from harness.core.trace import Stage
@@ -24,6 +24,8 @@ from harness.core.types import RankStep
 from harness.report.document import Table
 from harness.results.rows import in_pipeline_order
 
+OVERLAP = 1.005
+"""Sum of the stages over the step from which on processes worked side by side."""
 NEARLY_ALL = 0.8
 """Share of the steps in which a stage ran that counts as every step: in an asynchronous run it may end twice in one
 step's window and not in the next."""
@@ -59,20 +61,33 @@ def _mean(experiment: Experiment, arm: str, figure: str, form: Format) -> str:
 # ---- the short table
 
 
+def arms_from(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
+    """Return the arms, what the others are judged against first."""
+    bases = {item.base for item in judged}
+    return sorted(experiment.arms, key=lambda arm: arm not in bases)
+
+
 def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Table:
     """Return the arms side by side, or of more than ``MOST_BESIDE`` a row for each: a screen of 80 columns."""
-    arms = list(experiment.arms)
+    arms = arms_from(experiment, judged)
     if len(arms) == 1:
         return _one_arm(experiment)
+    steps = {item.other: item.step for item in judged}
     if len(arms) > MOST_BESIDE:
-        return _one_row_each(experiment, judged)
-    beside = {item.other: item for item in judged}
-    pair = beside.get(arms[1]) if len(arms) == 2 else None
-    rows = [_time_row(experiment, arms, "whole step", "step_s", beside, STEP)]
-    rows += [
-        _time_row(experiment, arms, stage.value, TIMING + stage, beside, stage.value)
-        for stage in main_stages(experiment)
-    ]
+        return _one_row_each(experiment, judged, steps)
+    is_pair = len(arms) == 2 and arms[0] not in steps
+    beside = {item.other: {effect.name: effect for effect in item.effects} for item in judged}
+    columns = {"whole step": ("step_s", STEP)}
+    columns |= {stage.value: (TIMING + stage, stage.value) for stage in main_stages(experiment)}
+    rows = []
+    for label, (figure, name) in columns.items():
+        seconds = [_mean(experiment, arm, figure, number) for arm in arms]
+        if figure == "step_s":
+            seconds = [text + mark(experiment, arm) for text, arm in zip(seconds, arms, strict=True)]
+        effects = [beside.get(arm, {}).get(name) for arm in arms]
+        rows.append(
+            (label, *seconds, *_ratio_cells(effects[1])) if is_pair else (label, *map(_changed, seconds, effects))
+        )
     others: tuple[tuple[str, str, Format], ...] = (
         ("tokens per second", "tokens_per_s", number),
         ("validation reward", "reward_last", reward),
@@ -80,38 +95,32 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
     )
     for label, figure, form in others:
         if experiment.has(figure):
-            cells = [_mean(experiment, arm, figure, form) for arm in arms]
-            rows.append((label, *cells, *([""] * 3 if pair is not None else [])))
-    header = ("seconds per step", *arms, *(("change", "95% interval", "") if pair is not None else ()))
-    width = max(len(row) for row in rows)
-    return Table("", header, tuple((*row, *[""] * (width - len(row))) for row in rows), tuple(_stable(experiment)))
+            rows.append(
+                (label, *(_mean(experiment, arm, figure, form) for arm in arms), *([""] * 3 if is_pair else []))
+            )
+    header = ("seconds per step", *arms, *(("change", "95% interval", "") if is_pair else ()))
+    used = [place for place, name in enumerate(header) if place <= len(arms) or any(row[place] for row in rows)]
+    cells = tuple(tuple(row[place] for place in used) for row in rows)
+    return Table(
+        "", tuple(header[place] for place in used), cells, (*_stable(experiment), *_from_elsewhere(arms, judged))
+    )
+
+
+def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> list[str]:
+    """Name the baseline of other folders, which has no column."""
+    return [f"Changes are against {item.base}." for item in judged[:1] if item.base not in arms]
+
+
+def _changed(seconds: str, effect: Effect | None) -> str:
+    """Write seconds with the change against the baseline, where the stage is in both."""
+    if effect is None or effect.ratio is None or effect.of_step or seconds == NOTHING:
+        return seconds
+    return f"{seconds} {change(effect.ratio)}"
 
 
 def _stable(experiment: Experiment) -> list[str]:
     is_marked = any(mark(experiment, arm) for arm in experiment.arms)
     return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
-
-
-def _time_row(
-    experiment: Experiment, arms: Sequence[str], label: str, figure: str, beside: dict[str, Judgement], effect: str
-) -> tuple[str, ...]:
-    """Seconds of each arm; of two arms with ratio, interval and verdict, of more with the change against the first."""
-    seconds = [_mean(experiment, arm, figure, number) for arm in arms]
-    if figure == "step_s":
-        seconds = [text + mark(experiment, arm) for text, arm in zip(seconds, arms, strict=True)]
-    effects = [
-        next((each for each in beside[arm].effects if each.name == effect), None) if arm in beside else None
-        for arm in arms
-    ]
-    if len(arms) == 2:
-        return (label, *seconds, *_ratio_cells(effects[1]))
-    changes = [
-        ""
-        if each is None or each.ratio is None or each.of_step or seconds[place] == NOTHING
-        else f" {change(each.ratio)}"
-        for place, each in enumerate(effects)
-    ]
-    return (label, *(f"{text}{more}" for text, more in zip(seconds, changes, strict=True)))
 
 
 def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
@@ -127,37 +136,35 @@ def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
 def _one_arm(experiment: Experiment) -> Table:
     (arm,) = experiment.arms
     rows = [
-        (stage.value, cell(experiment, arm, TIMING + stage, number), _share(experiment, arm, stage))
+        (stage.value, cell(experiment, arm, TIMING + stage, number), percent(experiment.share(arm, TIMING + stage)))
         for stage in main_stages(experiment)
     ]
     rows.append(("whole step", cell(experiment, arm, "step_s", number) + mark(experiment, arm), percent(1.0)))
     return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), tuple(_stable(experiment)))
 
 
-def _one_row_each(experiment: Experiment, judged: Sequence[Judgement]) -> Table:
+def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Mapping[str, Effect]) -> Table:
     """A row for each arm, the fastest first; of many arms the fastest and the slowest five."""
-    base, beside = experiment.labels[0], {item.other: item.primary for item in judged}
     arms = sorted(experiment.arms, key=lambda arm: experiment.mean(arm, "step_s") or float("inf"))
     left = len(arms) - MOST_ROWS
     shown = arms if left <= 0 else [*arms[: MOST_ROWS // 2], *arms[-(MOST_ROWS // 2) :]]
     rows = []
     for arm in shown:
-        ratio, effect = None if arm == base else step_ratio(experiment, base, arm), beside.get(arm)
-        ends = None if effect is None else endpoint_of_effect(effect).ends(effect)
+        effect = steps.get(arm)
         rows.append(
             (
                 arm,
                 _mean(experiment, arm, "step_s", number) + mark(experiment, arm),
-                "baseline" if arm == base else change(ratio),
-                ends or "",
+                "baseline" if effect is None else NOTHING if effect.ratio is None else change(effect.ratio),
+                "" if effect is None else endpoint_of_effect(effect).ends(effect) or "",
                 _mean(experiment, arm, "reward_last", reward),
                 _mean(experiment, arm, "length_last", number),
             )
         )
-    notes = _stable(experiment)
+    notes = [*_stable(experiment), *_from_elsewhere(list(experiment.arms), judged)]
     if left > 0:
         notes.insert(0, f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms; {left} are left out.")
-    header = ("arm", "s per step", f"against {base}", "95% interval", "reward", "tokens")
+    header = ("arm", "s per step", "change", "95% interval", "reward", "tokens")
     return Table("", header, tuple(rows), tuple(notes))
 
 
@@ -166,22 +173,8 @@ def main_stages(experiment: Experiment) -> list[Stage]:
     return [
         stage
         for stage in Stage
-        if not stage.is_wait and any(share_of(experiment, arm, stage) >= WORTH_A_ROW for arm in experiment.arms)
+        if not stage.is_wait and any(experiment.share(arm, TIMING + stage) >= WORTH_A_ROW for arm in experiment.arms)
     ]
-
-
-def share_of(experiment: Experiment, arm: str, stage: Stage) -> float:
-    """Return a stage's share of a step as a mean over the arm's runs; 0 where it did not run."""
-    shares = [
-        member.figures.get(TIMING + stage, 0.0) / member.figures["step_s"]
-        for member in experiment.arms[arm]
-        if member.figures.get("step_s")
-    ]
-    return fmean(shares) if shares else 0.0
-
-
-def _share(experiment: Experiment, arm: str, stage: Stage) -> str:
-    return percent(share_of(experiment, arm, stage))
 
 
 # ---- time
@@ -193,20 +186,25 @@ def stage_table(experiment: Experiment) -> Table:
     for stage in Stage:
         ran = [(member.figures.get(RAN + stage, 0), member.figures["measured_steps"]) for member in experiment.members]
         if not stage.is_wait and any(steps for steps, _ in ran):
-            cells = [
-                f"{cell(experiment, arm, TIMING + stage, number)} {_share(experiment, arm, stage):>6}" for arm in arms
-            ]
+            cells = (_with_share(experiment, arm, TIMING + stage) for arm in arms)
             rows.append((stage.value + _not_in_every_step(ran), *cells))
-    rows.append(("all stages", *(cell(experiment, arm, "stages_s", number) for arm in arms)))
-    rows.append(("whole step", *(cell(experiment, arm, "step_s", number) + mark(experiment, arm) for arm in arms)))
+    rows.append(("all stages", *(_with_share(experiment, arm, "stages_s") for arm in arms)))
+    rows.append(("whole step", *(_with_share(experiment, arm, "step_s", mark(experiment, arm)) for arm in arms)))
     rows.append(("median of single steps, p10 to p90", *(_single_steps(experiment, arm) for arm in arms)))
     notes = [f"Means over {window_words(experiment.members)}, evaluations included."]
-    if any(member.figures["stages_s"] > 1.005 * (member.figures.get("step_s") or 1e9) for member in experiment.members):
+    if any(experiment.share(arm, "stages_s") > OVERLAP for arm in arms):
         notes.append("Processes ran at the same time, so their stages add up to more than the step.")
     title = "Seconds per training step, and share of it"
     return Table(
         title, ("stage", *arms), tuple(rows), (*notes, *_stable(experiment), *seed_note(experiment)), key="stages"
     )
+
+
+def _with_share(experiment: Experiment, arm: str, figure: str, marked: str = "") -> str:
+    if not experiment.values(arm, figure):
+        return NOTHING
+    seconds, share = cell(experiment, arm, figure, number), percent(experiment.share(arm, figure))
+    return f"{seconds}{marked} {share:>6}"
 
 
 def _not_in_every_step(ran: Iterable[tuple[int, int]]) -> str:
@@ -228,37 +226,29 @@ def critical_path_table(experiment: Experiment) -> Table | None:
     """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
     names = [*(stage.value for stage in Stage if not stage.is_wait), NO_STAGE]
     shown = [name for name in names if experiment.has(EXPOSED + name)]
-    if not shown:
+    arms = [arm for arm in experiment.arms if any(experiment.share(arm, EXPOSED + name) for name in shown)]
+    if not arms:
         return None
-    arms = [arm for arm in experiment.arms if any(experiment.values(arm, EXPOSED + name) for name in shown)]
     rows = [
-        (
-            "unattributed" if name == NO_STAGE else name,
-            *(text for arm in arms for text in _busy_and_critical(experiment, arm, name)),
-        )
+        ("unattributed" if name == NO_STAGE else name, *(_busy_and_critical(experiment, arm, name) for arm in arms))
         for name in shown
     ]
-    header = ("stage", *(f"{arm}, {what}" for arm in arms for what in ("busy", "critical path", "of a step")))
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
     )
-    notes = (note, *spans_note(experiment), *seed_note(experiment))
-    return Table(
-        "Seconds per training step, busy and on the critical path", header, tuple(rows), notes, key="critical_path"
-    )
+    title = "Seconds per training step: busy / on the critical path, and the latter's share"
+    return Table(title, ("stage", *arms), tuple(rows), (note, *spans_note(experiment)), key="critical_path")
 
 
-def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> tuple[str, str, str]:
-    kept = [member for member in experiment.arms[arm] if member.times is not None]
-    busy = [member.figures[TIMING + name] for member in kept if TIMING + name in member.figures]
-    shares = [
-        member.figures.get(EXPOSED + name, 0.0) / member.figures["step_s"]
-        for member in kept
-        if member.figures.get("step_s")
-    ]
-    critical = cell(experiment, arm, EXPOSED + name, number)
-    return number(fmean(busy)) if busy else NOTHING, critical, percent(fmean(shares)) if shares else NOTHING
+def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> str:
+    """Write both as means over the runs that kept their spans, so that they can be compared."""
+    known = [each.figures for each in experiment.arms[arm] if each.times is not None and each.figures.get("step_s")]
+    busy, critical = (fmean(own.get(kind + name, 0.0) for own in known) for kind in (TIMING, EXPOSED))
+    share = fmean(own.get(EXPOSED + name, 0.0) / own["step_s"] for own in known)
+    if not busy and not critical:
+        return NOTHING
+    return f"{number(busy) if busy else NOTHING} / {number(critical)} {percent(share):>6}"
 
 
 def process_table(experiment: Experiment) -> Table:
@@ -352,7 +342,7 @@ def spans_note(experiment: Experiment) -> tuple[str, ...]:
     if not 0 < known < runs:
         return ()
     which = "that kept their spans" if runs <= MOST_WITH_SPANS else "whose spans were read; --all reads them all"
-    return (f"Of the {known} of {runs} runs {which}.",)
+    return (f"Over {known} of {runs} runs, those {which}.",)
 
 
 # ---- learning
@@ -361,7 +351,7 @@ def spans_note(experiment: Experiment) -> tuple[str, ...]:
 def outcome_table(experiment: Experiment) -> Table:
     """Return reward, length, cost and health of each arm, one column each; rows that no run has are left out."""
     arms = list(experiment.arms)
-    status = ("status", *(_statuses(experiment.arms[arm]) for arm in arms))
+    status = ("status", *(_statuses([*map(_status, experiment.arms[arm])]) for arm in arms))
     notes = [*seed_note(experiment), *spans_note(experiment)]
     prompts = [
         each.figures["prompts"]
@@ -421,19 +411,18 @@ def replay_table(experiment: Experiment) -> Table | None:
     return Table("Replay buffer", ("", *arms), rows, seed_note(experiment), key="replay")
 
 
-def status_of(member: Member) -> str:
+def _status(member: Member) -> str:
     """Return how a run ended: ``completed``, ``interrupted at step 23 of 60``."""
-    if member.is_completed and member.figures["divergence"] is None:
+    if member.is_completed:
         return member.run.status
     planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
-    if member.figures["divergence"] is not None and not member.is_completed:  # which for an experiment is no failure
+    if member.figures["divergence"] is not None:  # which for an experiment is no failure
         return f"diverged at step {member.figures['divergence'].step}{planned}"
-    return member.run.status if member.is_completed else f"{member.run.status} at step {member.steps}{planned}"
+    return f"{member.run.status} at step {member.steps}{planned}"
 
 
-def _statuses(members: Sequence[Member]) -> str:
+def _statuses(every: Sequence[str]) -> str:
     """Return what all runs share, or how many there are of each: ``3 completed, 1 failed``."""
-    every = [status_of(member) for member in members]
     each = list(dict.fromkeys(every))
     return each[0] if len(each) == 1 else ", ".join(f"{every.count(status)} {status}" for status in each)
 
@@ -468,7 +457,7 @@ def sync_table(experiment: Experiment) -> Table | None:
         "mean from publish to loaded, without verification.",
     )
     shown = tuple(each for each in rows if any(text != NOTHING for text in each[1:]))
-    return Table("Weight syncs", ("", *arms), shown, notes, key="syncs")
+    return Table("What a weight sync moved and took", ("", *arms), shown, notes, key="syncs")
 
 
 def arm_syncs(members: Sequence[Member]) -> list[Syncs]:
@@ -557,7 +546,7 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
         rows.append(
             (
                 *(experiment.title, experiment.name, *letters[place : place + 1], str(len(experiment.members))),
-                *((_statuses(experiment.members),) if is_odd else ()),
+                *((_statuses([member.run.status for member in experiment.members]),) if is_odd else ()),
                 _over_runs(experiment, "steps", count),
                 _over_runs(experiment, "step_s", number) + marks,
                 _over_runs(experiment, "reward_last", reward),

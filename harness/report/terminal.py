@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.compare.numbers import plural
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain, plain_ends
 from harness.report.document import Chart, Command, Document, Item, Rollouts, Section, Table
@@ -33,7 +34,6 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
     Args:
         full: all sections; of charts the tables.
     """
-    console.print()
     console.print(Text(plain(document.title), style="bold underline"))
     for remark in document.answer:
         console.print(Text(plain(remark.text), style="bold"))
@@ -41,6 +41,10 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
         console.print(Text(plain(document.origin), style="dim"))
     for section in document.sections if full else document.sections[:1]:
         _print_section(console, section, full)
+    others = [item for section in document.sections[1:] for item in section.items]
+    left = sum(isinstance(item, Remark) and item.kind == "caution" for item in others)
+    if left and not full:
+        print_list(console, "", [f"{plural(left, 'more caution')}: --full."], style="dim")
 
 
 def _print_section(console: Console, section: Section, full: bool) -> None:

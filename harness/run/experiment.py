@@ -70,6 +70,7 @@ def show_results(folder: Path, amount: Amount = "brief") -> None:
             answer = " ".join(remark.text for remark in each.answer) or "nothing was measured."
             print(plain(f"{each.title}: {answer} report: {shown_path(page)}"))
             continue
+        output.print()
         print_document(output, each, full=amount == "everything")
         output.print(plain(f"report: {shown_path(page)}"), markup=False, soft_wrap=True)
         tables = as_typed(f"python -m harness compare {shown_path(folder)} --full")

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.compare import gather
+from harness.compare.experiment import gather
 from harness.compare.ranks import find_straggler
-from harness.compare.tables import lane_table, rank_table
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RankStep
-from harness.report.html.page import make_report
+from harness.report.build import document
+from harness.report.page import page
+from harness.report.tables import process_table, rank_steps, rank_table
 from harness.report.trace.export import write_trace
 from harness.results import RunFolder, in_pipeline_order, lane_kind, part_of
 from harness.results.counters import split_source
@@ -46,15 +47,17 @@ def test_a_run_that_went_on_with_other_numbers_of_ranks_can_be_read(make_run: Ca
     as_ranks(folder, 12, 4, 7)
     (experiment,), damaged = gather([folder.parent])
     assert damaged == []
-    (run,) = experiment.runs
-    ranks = [row[1:3] for row in rank_table(experiment).rows]
-    assert ranks == [(str(rank), "500") for rank in range(12)]
-    lanes = [row[1] for row in lane_table(experiment).rows]
+    (run,) = experiment.members
+    table = rank_table(experiment)
+    assert table is not None
+    assert [row[1:3] for row in table.rows] == [(str(rank), "500") for rank in range(12)]
+    lanes = [row[1] for row in process_table(experiment).rows]
     assert lanes == ["generator", "scorer", "learner", *(f"learner/{rank}" for rank in range(12))]
-    assert find_straggler(run.rank_steps) is None
-    assert run.parts["learner"].stages_ns[Stage.UPDATE] == pytest.approx(0.5e9 * run.measured_steps)
+    assert find_straggler(rank_steps(experiment.members)) is None
+    assert run.times is not None
+    assert run.times.parts["learner"].stages_ns[Stage.UPDATE] == 500_000_000 * run.figures["measured_steps"]
     assert write_trace(folder).path.stat().st_size > 0
-    make_report([folder.parent], folder / "report.html")
+    assert "learner/11" in page([document(experiment, [])])
 
 
 def test_lanes_come_in_the_order_of_their_numbers() -> None:

@@ -1,4 +1,4 @@
-"""Weight syncs of an experiment, and the points, costs and sentences of a transport sweep."""
+"""Weight syncs of an experiment, and the points and costs of a transport sweep."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from harness.compare import Experiment, gather
-from harness.compare.endpoints import WEIGHT_SYNC_SECONDS
-from harness.compare.sync import SyncCost, fastest_by_size, percentile, sync_costs, sync_points
-from harness.compare.sync_tables import sweep_tables, sync_findings, sync_sentences, sync_table
+from harness.compare.experiment import Experiment, gather
+from harness.compare.remarks.lag_and_syncs import sweep_points, syncs
+from harness.compare.sync import SyncCost, fastest_by_size, sync_costs, sync_points
+from harness.compare.syncs import sync_seconds
+from harness.report.tables import sync_table
+from harness.report.transports import sweep_tables
 from harness.results import RunFolder
 from harness.results.rows import SyncRow
 from harness.results.writer import STEPS
+from tests.messages import facts
 
 Make = Callable[..., RunFolder]
 
@@ -42,7 +45,7 @@ def transports(make_lagged_run: Make, tmp_path: Path) -> Experiment:
 def test_the_table_shows_each_part_without_the_first_step(transports: Experiment) -> None:
     table = sync_table(transports)
     assert table is not None
-    assert table.header == ("weight sync", "a_default", "b_arrays", "nixl")
+    assert table.header == ("", "a_default", "b_arrays", "nixl")
     # verify: 2 ms at the Learner and 2 ms at the Generator; GB/s: 20 MB in 80, 40 and 20 ms
     assert table.rows == (
         ("transport", "object_store", "object_store_numpy", "nixl"),
@@ -61,7 +64,6 @@ def test_the_table_shows_each_part_without_the_first_step(transports: Experiment
 def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it(
     make_lagged_run: Make, tmp_path: Path
 ) -> None:
-    """Failed before: tables and sentence gave medians, and steps of the warm-up counted."""
     make_lagged_run(arm="object_store", steps=6, settings=_transport("object_store"), sync_ms=(10.0, 20.0, 10.0, 2.0))
     made = make_lagged_run(arm="nixl", steps=6, settings=_transport("nixl"), sync_ms=(5.0, 10.0, 5.0, 2.0))
     path = made.folder / STEPS
@@ -77,28 +79,14 @@ def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it
     assert table.rows[3] == ("publish, ms", "20.0 [5.00, 5.00, 47.0]", "10.0 [10.0, 10.0, 10.0]")
     assert table.rows[6][1] == "35.0 [20.0, 20.0, 62.0]"
     assert ("GB/s", "0.571", "0.500") in table.rows  # 20 MB in 35 ms, and in 40 ms
-    (sentence,) = sync_findings(experiment)
-    assert "in 0.88 times" in sentence  # 35 ms against 40 ms
-    assert "(35.0 ms against 40.0 ms, means)" in sentence
-    (nixl,) = (run for run in experiment.runs if run.sync is not None and run.sync.transport == "nixl")
-    assert WEIGHT_SYNC_SECONDS.value(nixl) == pytest.approx(0.035)
-
-
-def test_transports_are_set_against_the_object_store_that_is_named(transports: Experiment) -> None:
-    assert sync_findings(transports) == [
-        "b_arrays (object_store_numpy): 20.0 MB from publish to loaded in 0.50 times the time of a_default "
-        "(object_store), Ray's object store given torch tensors, its default (40.0 ms against 80.0 ms, means).",
-        "nixl: 20.0 MB from publish to loaded in 0.25 times the time of a_default (object_store), Ray's object store "
-        "given torch tensors, its default (20.0 ms against 80.0 ms, means).",
-        "nixl: 20.0 MB from publish to loaded in 0.50 times the time of b_arrays (object_store_numpy), Ray's object "
-        "store given numpy arrays (20.0 ms against 40.0 ms, means).",
-    ]
+    assert [facts(text) for text in syncs(experiment, [])] == ["20.0 0.88 35.0 40.0"]
+    assert sync_seconds(experiment.arms["nixl"][0]) == pytest.approx(0.035)
 
 
 def test_unlike_sizes_are_not_compared(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(arm="object_store", settings=_transport("object_store"))
     make_lagged_run(arm="nixl", num_bytes=40_000_000)
-    assert sync_findings(_experiment(tmp_path)) == []
+    assert list(syncs(_experiment(tmp_path), [])) == []
 
 
 def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
@@ -119,24 +107,15 @@ def test_weights_that_stay_in_the_process_have_no_table(make_lagged_run: Make, t
 def test_runs_of_before_syncs_were_recorded_have_no_table(make_run: Make, tmp_path: Path) -> None:
     make_run()
     assert sync_table(_experiment(tmp_path)) is None
-    assert sync_findings(_experiment(tmp_path)) == []
+    assert list(syncs(_experiment(tmp_path), [])) == []
 
 
-def test_a_variant_without_syncs_has_empty_cells(make_lagged_run: Make, tmp_path: Path) -> None:
+def test_an_arm_without_syncs_is_left_out(make_lagged_run: Make, tmp_path: Path) -> None:
     make_lagged_run(arm="nixl")
     make_lagged_run(arm="one_step", steps=1)  # its only step is the first one
     table = sync_table(_experiment(tmp_path))
     assert table is not None
-    assert table.rows[0] == ("transport", "nixl", "-")
-
-
-@pytest.mark.parametrize(
-    ("percent", "expected"),
-    [(0, 1.0), (10, 1.4), (50, 3.0), (90, 4.6), (100, 5.0)],  # places 0, 0.4, 2, 3.6 and 4 of 1, 2, 3, 4, 5
-)
-def test_percentiles_are_interpolated(percent: float, expected: float) -> None:
-    assert percentile([5.0, 1.0, 4.0, 2.0, 3.0], percent) == pytest.approx(expected)
-    assert percentile([7.0], percent) == 7.0
+    assert (table.header, table.rows[0]) == (("", "nixl"), ("transport", "nixl"))
 
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte
@@ -206,9 +185,9 @@ def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
     for item in timed:
         run.append(item)
     run.finish("completed", None, {})
-    times = sweep_tables(_experiment(tmp_path))[0]
+    times = sweep_tables(sweep_points(_experiment(tmp_path)))[0]
     assert [cell.endswith("!") for cell in times.rows[0][1:]] == [False, False, True]
-    assert [note.startswith("!: unstable") for note in times.notes] == [False, True]
+    assert [note.startswith("! ") for note in times.notes] == [False, True]
 
 
 def test_no_fitted_cost_is_negative_and_what_was_not_varied_is_left_out() -> None:
@@ -227,26 +206,3 @@ def test_the_winner_changes_where_the_fitted_lines_cross() -> None:
     assert [name for _, name in found] == ["nixl", "gloo"]
     assert found[0][0] == 1e6
     assert 5.05e6 <= found[1][0] <= 5.05e6 * 1e2 ** (1 / 200)
-
-
-def test_sentences_name_the_fastest_its_share_and_the_crossover() -> None:
-    points = sync_points(rows())
-    said = sync_sentences(points, sync_costs(points))
-    # 100 MB in one tensor: gloo 84.03 ms, plain copy 20 ms: 24%; nixl 122.01 ms: 16%
-    assert said == [
-        "At 100 MB gloo is the fastest: 84.0 ms from publish to the receiver's own tensors, 24% of the bandwidth of a "
-        "plain copy in memory (nixl 16%).",
-        "By the fitted costs the fastest is nixl for the smallest weights, from 5.13 MB on gloo.",
-    ]
-
-
-def test_a_sentence_against_the_object_store_says_which_form() -> None:
-    COSTS["object_store"] = (0.01, 0.0, 3e-9)
-    try:
-        points = sync_points([row(name, 100, 1, 1) for name in ("gloo", "object_store")])
-    finally:
-        del COSTS["object_store"]
-    # 84.03 ms against 310 ms
-    assert sync_sentences(points, [])[1] == (
-        "Times at 100 MB relative to Ray's object store given torch tensors, Ray's default (object_store): gloo 0.27."
-    )

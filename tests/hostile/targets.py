@@ -22,6 +22,7 @@ from harness.report.trace.tracks import run_tracks
 from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
+from harness.results.frames import table_of
 from harness.results.import_command import import_logs
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
@@ -211,7 +212,7 @@ def read_everything(folder: Path) -> None:
     _ = run.settings, run.ledger, run.replaced, run.version_changes
     run.rollouts(), run.groups(), run.discarded(), read_counters(folder)
     run_figures(run)
-    list(run_tracks(run))
+    run_tracks(table_of(run))
 
 
 def copy_of_sound_run(folder: Path) -> Path:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as harness
-from harness.compare.caveats import caveats, unlike
-from harness.compare.environment import environment_values
-from harness.compare.experiments import gather
+from harness.compare.environment import environment_values, unlike
+from harness.compare.experiment import gather
+from harness.compare.remarks import remarks_of
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.probes.provenance import machine_facts
-from harness.report.html.page import make_report
-from harness.report.pictures import make_pictures
+from harness.report.build import document
+from harness.report.files import save_charts
 from harness.report.trace.export import run_names, write_trace
 from harness.results import Run, RunFolder, find_runs, load_run
 from harness.simulate.experiment import without_rewards
@@ -151,16 +151,16 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
 
 
 def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Path) -> None:
-    make_report([experiment], tmp_path / "report.html")
+    assert harness(["report", str(experiment), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "<h1>one_lag (simulated)</h1>" in page
     assert "SIMULATED by the machine profile abacus" in page
     assert "python -m harness simulate one_lag --machine abacus" in page
-    pictures = [path.name for path in make_pictures(experiment, tmp_path / "pictures")]
-    assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
     (found,), _ = gather([experiment])
+    pictures = [path.name for path in save_charts(document(found, []), tmp_path / "pictures")]
+    assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
     assert (found.title, found.simulated) == ("one_lag (simulated)", "abacus")
-    assert [name for name, _ in run_names(list(runs_of(experiment).values()))] == [
+    assert [name for name, _ in run_names([run.manifest for run in runs_of(experiment).values()])] == [
         "sync (simulated)",
         "lag1 (simulated)",
     ]
@@ -173,10 +173,10 @@ def test_simulated_runs_beside_real_ones_are_told_apart(
 ) -> None:
     made = make_run(scenario="one_lag", arm="sync").folder.parent
     real, simulated = gather([made])[0][0], gather([experiment])[0][0]
-    assert any("were simulated and the others are real" in text for text in unlike([*real.runs, *simulated.runs]))
-    of_both = [environment_values(item.runs[0].manifest)["simulation"] for item in (real, simulated)]
+    assert any("were simulated and the others are real" in text for text in unlike([*real.members, *simulated.members]))
+    of_both = [environment_values(item.members[0].manifest)["simulation"] for item in (real, simulated)]
     assert of_both == ["took place", "abacus"]
-    assert not any("are simulated" in sentence for sentence in caveats(real))
+    assert not any("are simulated" in remark.text for remark in remarks_of(real, []))
     assert harness(["compare", str(experiment), str(made)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "simulated by the profile abacus" in text
@@ -252,7 +252,7 @@ def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: p
     assert "paper, not measured (simulated)" in text
     assert "NOT MEASURED: paper is made from data sheets" in text
     (folder,) = (tmp_path / "one_lag").iterdir()
-    said = caveats(gather([folder])[0][0])
+    said = [remark.text for remark in remarks_of(gather([folder])[0][0], [])]
     assert any(sentence.startswith("EXTRAPOLATING: generate") for sentence in said)
     assert any("was not measured" in sentence for sentence in said)
 

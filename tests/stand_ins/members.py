@@ -22,12 +22,12 @@ MACHINE = {"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fi
 
 
 def made_run(
-    arm: str = "a",
+    arm: str | None = "a",
     seed: int = 0,
     steps: int = 4,
     *,
     wall_s: float | Sequence[float] = 1.0,
-    stages_s: Mapping[str, float] | None = None,
+    stages_s: Mapping[str, float | Sequence[float]] | None = None,
     metrics: Mapping[str, Sequence[float] | Column] | None = None,
     evaluations: Mapping[int, tuple[float, float]] | None = None,
     prompts: int = 256,
@@ -43,7 +43,7 @@ def made_run(
 
     Args:
         wall_s: of each step, or of all.
-        stages_s: seconds of each stage in every step.
+        stages_s: seconds of each stage in every step, or step by step.
         metrics: values of the training steps, each of count 1 and a mean; or the columns.
         evaluations: step to (validation reward, response length).
         figures: that stand in place of those of the rows.
@@ -53,7 +53,7 @@ def made_run(
     places, zeros = np.arange(steps, dtype=np.float64), np.zeros(steps)
     columns = {"step": places, "version": places + 1, "wall_s": walls, "elapsed_s": np.cumsum(walls)}
     columns |= {"optimizer_steps": zeros + 1, "is_warmup": zeros, "is_profiled": zeros}
-    columns |= {f"timing_s/{stage}": zeros + seconds for stage, seconds in (stages_s or {}).items()}
+    columns |= {f"timing_s/{stage}": zeros + np.asarray(seconds) for stage, seconds in (stages_s or {}).items()}
     at = [*(evaluations or {})]
     elapsed = np.concatenate([[0.0], columns["elapsed_s"]])[at] if at else np.empty(0)
     evaluated = {"version": np.array(at, dtype=np.float64), "step": np.array(at, dtype=np.float64)}
@@ -65,7 +65,7 @@ def made_run(
     }
     about |= {"machine": MACHINE, "threads": 2, "commit": "abcdef1", "interleaving": "step"} | manifest
     run = Run(
-        folder=Path("made", arm, str(seed)),
+        folder=Path("made", arm or "run", str(seed)),
         manifest=Manifest(arm=arm, seed=seed, status=status, **about),
         status=status,
         steps=(),

@@ -15,6 +15,7 @@ from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.steadiness import steadiness_notes
 from harness.core.installation import as_typed
+from harness.core.named_files import VERSUS
 from harness.results.counters import read_counters
 
 MOST_ARMS = 6
@@ -84,7 +85,7 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
     if is_of_logs(experiment):
         yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
     elif max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
-        command = as_typed(f"python -m harness bench {experiment.scenario} --blocks 10")
+        command = as_typed(f"python -m harness bench {experiment.scenario.replace(VERSUS, ' ')} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"
 
 

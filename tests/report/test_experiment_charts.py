@@ -1,0 +1,472 @@
+"""Charts of an experiment: which are drawn, what is on them, and that they are the same each time."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from harness.compare.__main__ import main
+from harness.compare.experiment import Experiment, gather
+from harness.compare.judging import Judgement, judgements
+from harness.compare.stats import STEP, Effect, Verdict
+from harness.core.errors import UserError
+from harness.core.trace import Stage
+from harness.core.types import Metric, Metrics
+from harness.loop import Count, RolloutCounts
+from harness.loop.replay import ReplayStats
+from harness.report import experiment_charts as drawings
+from harness.report.build import charts_of, document
+from harness.report.document import Chart
+from harness.report.files import save_charts
+from harness.report.style import label, picture_style
+from harness.results import RunFolder
+from tests.stand_ins.members import lanes, made_experiment, made_run
+
+Make = Callable[..., RunFolder]
+EVALUATIONS = {0: (0.2, 12.0), 2: (0.4, 15.0), 4: (0.6, 18.0)}
+
+
+def _metrics(step: int) -> Metrics:
+    kl = {
+        f"kl/{pair}_{form}": Metric(0.01 * step, count=9)
+        for pair in ("reference", "previous")
+        for form in ("k3", "k1_sum")
+    }
+    return kl | {"grad_norm": Metric(1.0 + step), "clip_fraction": Metric(0.1 * step, count=9)}
+
+
+@pytest.fixture
+def experiment(make_run: Make, tmp_path: Path) -> Experiment:
+    """Arms k1 and k4 in two seeds each, with everything measured."""
+    for arm, seed in product(("k1", "k4"), (0, 1)):
+        evaluations = {step: (reward + 0.1 * seed, length) for step, (reward, length) in EVALUATIONS.items()}
+        make_run(arm=arm, point={"seed": seed}, seed=seed, gap_s=0.5, evaluations=evaluations, metrics=_metrics)
+    return _read(tmp_path / "results")
+
+
+def _read(folder: Path) -> Experiment:
+    (experiment,), damaged = gather([folder])
+    assert damaged == []
+    return experiment
+
+
+def _charts(experiment: Experiment) -> dict[str, Chart]:
+    return {chart.key: chart for chart in charts_of(document(experiment, judgements(experiment)))}
+
+
+def _axes(chart: Chart | None) -> list[Axes]:
+    assert chart is not None
+    return [axes for cell in chart.figure.subfigs for axes in cell.axes]
+
+
+def _legend(chart: Chart) -> list[str]:
+    return [text.get_text() for cell in chart.figure.subfigs for box in cell.legends for text in box.get_texts()]
+
+
+def _titles(chart: Chart) -> list[str]:
+    return [cell.texts[0].get_text() for cell in chart.figure.subfigs if cell.texts]
+
+
+def _ys(axes: Axes, place: int = 0) -> list[float]:
+    return [float(y) for y in np.asarray(axes.lines[place].get_ydata())]
+
+
+def _xs(axes: Axes, place: int = 0) -> list[float]:
+    return [float(x) for x in np.asarray(axes.lines[place].get_xdata())]
+
+
+def _bars(axes: Axes) -> dict[str, list[tuple[float, float]]]:
+    """Return (start, length) of the bars of each part."""
+    return {
+        str(bars.get_label()): [(round(bar.get_x(), 6), round(bar.get_width(), 6)) for bar in bars.patches]
+        for bars in axes.containers
+    }
+
+
+def _boxes(axes: Axes, stage: str) -> list[list[float]]:
+    """Return (start, end) of what the timeline shows of a stage."""
+    (patch,) = [item for item in axes.patches if item.get_label() == stage]
+    corners = np.asarray(patch.get_path().vertices).reshape(-1, 5, 2)
+    return np.round(corners[:, :2, 0], 6).tolist()  # type: ignore[no-any-return]
+
+
+# ---- which there are
+
+
+def test_an_experiment_of_two_arms_with_lag_replay_and_kl(make_lagged_run: Make, tmp_path: Path) -> None:
+    counts = RolloutCounts(Count(48, 480), dropped=Count(8, 96), trained=Count(24, 240), trained_again=Count(8, 80))
+    for seed in (0, 1):
+        make_lagged_run(arm="lag1", seed=seed, metrics=_metrics)
+        replay = {"replay": lambda step: (ReplayStats(2 * step), 4), "ledger": counts}
+        settings = "replay: {capacity: 4, sampling: uniform}\n"
+        make_lagged_run(arm="replay", seed=seed, metrics=_metrics, lag=(1, 3), settings=settings, **replay)
+    charts = _charts(_read(tmp_path / "results"))
+    assert list(charts) == [
+        "forest_replay", "stages", "lanes", "timeline", "step_time", "reward", "learning", "training", "kl",
+        "stability", "lag", "waste", "sync",
+    ]  # fmt: skip
+    assert _bars(_axes(charts["waste"])[0]) == {
+        "trained on": [(0.0, 100.0), (0.0, 50.0)], "never used": [(50.0, 30.0)], "dropped as too old": [(80.0, 20.0)],
+    }  # fmt: skip
+    assert _titles(charts["kl"]) == [
+        f"KL to the {policy} policy, {name}" for policy in ("reference", "previous") for name in ("k3", "k1_sum")
+    ] + ["Reward over the same steps"]
+    assert _ys(_axes(charts["kl"])[0]) == pytest.approx([0.01 * step for step in range(8)])
+
+
+def test_what_was_not_measured_is_not_drawn(make_run: Make, make_lagged_run: Make) -> None:
+    folder = make_run(metrics=lambda step: {}).folder
+    (folder / "spans.jsonl").unlink()
+    assert list(_charts(_read(folder))) == ["stages", "step_time"]
+    assert _charts(_read(make_run(scenario="empty", steps=0, status="failed").folder)) == {}
+    in_turns = make_lagged_run(max_lag=0, lag=(0, 0), settings="transport: {type: in_process}\n").folder
+    assert not {"lag", "sync", "waste", "kl"} & {*_charts(_read(in_turns))}
+
+
+def test_pictures_are_the_same_each_time_and_printed(
+    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["forest_k4", "stages", "lanes", "timeline", "step_time", "reward", "learning", "kl", "stability"]
+    for out in ("one", "two"):
+        assert main([str(tmp_path / "results"), "--plots", str(tmp_path / out), "--format", "json"]) == 0
+        output = capsys.readouterr()
+        assert output.err.splitlines() == [f"picture: {tmp_path / out}/{name}.png" for name in names]
+        assert json.loads(output.out)["schema"] == "harness.comparison"
+    for name in names:
+        data = (tmp_path / "one" / f"{name}.png").read_bytes()
+        assert data.startswith(b"\x89PNG\r\n")
+        assert data == (tmp_path / "two" / f"{name}.png").read_bytes()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write pictures to"):
+        save_charts(document(experiment, []), tmp_path / "file")
+
+
+def test_several_experiments_get_a_folder_each(make_run: Make, tmp_path: Path) -> None:
+    for scenario in ("one", "two"):
+        (make_run(scenario=scenario).folder / "spans.jsonl").unlink()
+    assert main([str(tmp_path / "results"), "--all", "--plots", str(tmp_path / "plots")]) == 0
+    assert [str(path.relative_to(tmp_path / "plots")) for path in sorted((tmp_path / "plots").rglob("*.png"))] == [
+        f"{scenario}/20261120-111500/{name}.png"
+        for scenario in ("one", "two")
+        for name in ("stages", "step_time", "training")
+    ]
+
+
+@pytest.mark.slow
+def test_pictures_need_neither_a_display_nor_a_home(experiment: Experiment, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file where a folder is expected")
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "harness.compare", str(experiment.folder), "--plots", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(tmp_path.glob("*.png"))) == 9
+
+
+def test_the_users_settings_are_left_alone(experiment: Experiment) -> None:
+    with mpl.rc_context({"font.size": 33.0}):
+        with picture_style():
+            assert mpl.rcParams["font.size"] == 11
+        assert _charts(experiment)["reward"].figure is not None
+        assert mpl.rcParams["font.size"] == 33.0
+
+
+def test_names_of_users_are_drawn_as_they_stand() -> None:
+    """What the font lacks is written out: a box for each of two names would make them one."""
+    assert label("caf\u00e9 \u6570\U0001f642") == "caf\u00e9 \\u6570\\U0001f642"
+    assert label("a^2_b%<i>&amp;") == "a^2_b%<i>&amp;"
+    assert [label(text) for text in ("a$b$", "_hidden", "x\ny", "k" * 80)] == [
+        r"a\$b\$", " _hidden", r"x\ny", "k" * 57 + "...",
+    ]  # fmt: skip
+
+
+# ---- time
+
+
+def test_stages_are_mean_seconds_of_a_step(experiment: Experiment) -> None:
+    """Generate 0.3, score 0.1, update 0.5, load 0.1, an evaluation of 1 s in the last two of four steps, 0.5 s of no
+    stage."""
+    chart = _charts(experiment)["stages"]
+    (axes,) = _axes(chart)
+    assert _bars(axes) == {
+        "generate": [(0.0, 0.3)] * 2, "score": [(0.3, 0.1)] * 2, "update": [(0.4, 0.5)] * 2,
+        "weight_load": [(0.9, 0.1)] * 2, "evaluate": [(1.0, 0.5)] * 2, "no stage": [(1.5, 0.5)] * 2,
+    }  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["2.00 s", "2.00 s"]
+    assert _legend(chart) == ["generate", "score", "update", "weight_load", "evaluate", "no stage"]
+    assert axes.get_xlabel() == "seconds per training step"
+    assert chart.table is not None
+    assert dict(row[:2] for row in chart.table.rows)["unattributed"].split() == ["-", "/", "0.500", "25.0%"]
+
+
+def test_processes_are_shares_of_the_window_with_waits_and_the_rest(experiment: Experiment) -> None:
+    (axes,) = _axes(_charts(experiment)["lanes"])
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["generator", "scorer", "learner"] * 2
+    bars = _bars(axes)
+    # of 2 s: update 0.5, waiting 1, in no stage 0.5
+    assert bars["update"][0] == (0.0, 25.0)
+    assert bars["wait_for_batch"][0] == (25.0, 50.0)
+    assert bars["no stage"][2] == (75.0, 25.0)
+    assert [text.get_text() for text in axes.texts][2] == "25.0% busy"
+
+
+def test_bars_are_means_over_all_runs_where_one_alone_kept_its_spans(make_run: Make, tmp_path: Path) -> None:
+    """Steps of 1 s and 2.5 s, of which the update is 0.5 and 2 s; the run of the slow ones has no spans any more."""
+    make_run(arm="k1", block=0)
+    slow = [("generator", Stage.GENERATE, 0.3), ("scorer", Stage.SCORE, 0.1), ("learner", Stage.UPDATE, 2.0)]
+    run = make_run(arm="k1", block=1, stages=[*slow, ("generator", Stage.WEIGHT_LOAD, 0.1)])
+    (run.folder / "spans.jsonl").unlink()
+    experiment = _read(tmp_path / "results")
+    chart = _charts(experiment)["stages"]
+    assert _bars(_axes(chart)[0])["update"] == [(0.4, 1.25)]
+    assert chart.table is not None  # spent and on the critical path are of the same run
+    assert dict(chart.table.rows)["update"].split() == ["0.500", "/", "0.500", "50.0%"]
+    assert "Over 1 of 2 runs, those that kept their spans." in chart.table.notes
+
+
+def test_busy_and_critical_seconds_where_processes_overlap() -> None:
+    """Two runs of which one has spans: both bars are of that one."""
+    times = lanes(1.0, 1.4, 1.0, 0.4, {"update": 4 * 0.9, "no stage": 4 * 0.1}, generator=0.5, learner=0.9)
+    with_spans = made_run(stages_s={"generate": 0.5, "update": 0.9}, times=times)
+    without = made_run(seed=1, wall_s=2.0, stages_s={"generate": 1.0, "update": 1.8})
+    figures = {f"timing_s/{stage}": seconds for stage, seconds in (("generate", 0.5), ("update", 0.9))}
+    with_spans.figures.update(figures, stages_s=1.4)
+    (axes,) = _axes(drawings.stages_chart(made_experiment(with_spans, without)))
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["busy", "critical path"]
+    assert _bars(axes) == {
+        "generate": [(0.0, 0.5)], "update": [(0.5, 0.9), (0.0, 0.9)], "no stage": [(0.9, 0.1)],
+    }  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["1.40 s", "1.00 s"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "evaluated", "shown"),
+    [
+        (40, (), (10, 15)),  # starts after a quarter
+        (40, (9, 19, 29, 39), (10, 15)),
+        (40, (12, 22, 32), (13, 18)),  # the first window without an evaluation
+        (40, range(0, 40, 5), (10, 15)),  # there is none: the first one
+        (20, (5, 8), (9, 14)),
+        (4, (), (1, 3)),
+        (1, (), (0, 0)),
+    ],
+)
+def test_the_steps_of_a_timeline_follow_a_rule(steps: int, evaluated: Sequence[int], shown: tuple[int, int]) -> None:
+    assert drawings.shown_steps([float(step in evaluated) for step in range(steps)]) == shown
+
+
+def test_the_timeline_has_a_row_for_each_lane_on_a_common_scale(lagged: Path) -> None:
+    """Steps 3 to 8 of 12, each of 1 s: the update from 0.2 to 0.9 s, weights loaded after 32 and after 52 ms."""
+    chart = _charts(_read(lagged))["timeline"]
+    (axes,) = _axes(chart)
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["generator", "scorer", "learner"] * 2
+    assert _boxes(axes, "update") == [[round(step + 0.2, 6), round(step + 0.9, 6)] for step in range(6)] * 2
+    texts = [text.get_text() for text in axes.texts]
+    assert [text for text in texts if not text.isdigit()] == ["training steps 3 to 8 in 6.00 s"] * 2
+    versions = [int(text) for text in texts if text.isdigit()]
+    assert versions == [*range(3, 9), *range(4, 10)] * 2  # the Generator's, the Learner's
+    places = [x for line in axes.lines for x in np.asarray(line.get_xdata()).tolist()]
+    assert sorted(places)[:2] == pytest.approx([0.032, 0.052])
+    assert _legend(chart)[-3:] == ["waiting", "no stage, no wait", "policy version now held"]
+
+
+def test_a_new_part_without_weights_and_runs_without_versions(make_lagged_run: Make, make_run: Make) -> None:
+    folder = make_lagged_run(steps=6).folder
+    steps = folder / "steps.jsonl"
+    old = '[2.032,"generator",2]'
+    assert old in steps.read_text()
+    steps.write_text(steps.read_text().replace(old, f'[1.5,"generator",-1],{old}'))
+    (axes,) = _axes(drawings.timeline_chart(_read(folder)))
+    # steps 1 to 5; the part died half a second into the first of them
+    assert [text.get_text() for text in axes.texts][1:4] == ["1", "none", "2"]
+    plain = drawings.timeline_chart(_read(make_run().folder))
+    assert plain is not None
+    assert not any(text.get_text().isdigit() for text in _axes(plain)[0].texts)
+
+
+def test_a_sync_is_the_means_of_its_parts(lagged: Path) -> None:
+    """Publish 10, transfer 20, load 10 and 4 ms of verifying (2 at each end); then 10, 30, 20 and 4: 20 MB each."""
+    chart = _charts(_read(lagged))["sync"]
+    (axes,) = _axes(chart)
+    assert {part: [length for _, length in bars] for part, bars in _bars(axes).items()} == {
+        "weight_publish": [10.0, 10.0], "weight_transfer": [20.0, 30.0], "weight_load": [10.0, 20.0],
+        "weight_verify": [4.0, 4.0],
+    }  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["40.0 ms, 0.500 GB/s", "60.0 ms, 0.333 GB/s"]
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert names == ["nixl", "object_store"]
+    assert "of 20.0 MB;" in chart.says
+
+
+def test_lag_is_a_histogram_of_trained_rollouts(lagged: Path) -> None:
+    """12 steps of 2 + 2 rollouts: lag 1 in all but the first; lag 3, or as much as there can be: 0, 1, 2, 3, 3, ..."""
+    chart = _charts(_read(lagged))["lag"]
+    first, second = _axes(chart)
+    assert [round(bar.get_height(), 6) for bar in first.patches] == [round(4 / 48, 6), round(44 / 48, 6)]  # type: ignore[attr-defined]
+    assert [round(48 * bar.get_height()) for bar in second.patches] == [4, 24, 2, 18]  # type: ignore[attr-defined]
+    assert _titles(chart) == ["lag1: mean 0.92", "lag3: mean 1.7"]  # 44 / 48; (24 + 4 + 54) / 48
+
+
+# ---- learning
+
+
+def test_reward_is_drawn_over_steps_and_over_seconds(experiment: Experiment) -> None:
+    chart = _charts(experiment)["reward"]
+    over_steps, over_seconds, length, _ = _axes(chart)
+    assert _xs(over_steps) == [0, 2, 4]
+    assert _ys(over_steps) == pytest.approx([0.25, 0.45, 0.65])  # mean of the seeds 0.1 apart
+    assert len(over_steps.collections) == 2  # a band for each arm
+    assert _xs(over_seconds) == [1.0, 5.0, 9.0]  # 1, + 2 * 1.5 + 1, + 2 * 1.5 + 1
+    assert _ys(length) == [12.0, 15.0, 18.0]
+    assert _legend(chart) == ["k1 (2 runs)", "k4 (2 runs)", "target 0.5"]
+
+
+def test_the_exact_kl_stands_beside_k3_where_it_is_known(make_run: Make) -> None:
+    figures = {"kl/reference_k3": 0.1, "kl/reference_k1_sum": 0.2, "kl/reference_exact": 0.12}
+    folder = make_run(metrics=lambda step: {name: Metric(value * step, count=9) for name, value in figures.items()})
+    chart = _charts(_read(folder.folder))["kl"]
+    assert _titles(chart) == [f"KL to the reference policy, {name}" for name in ("k3", "exact", "k1_sum")]
+    assert _ys(_axes(chart)[1]) == pytest.approx([0.0, 0.12, 0.24, 0.36])
+
+
+def _training_metrics(step: int) -> Metrics:
+    rewards = {"reward/total": Metric(0.1 * step, count=64), "zero_variance_fraction": Metric(0.25, count=8)}
+    return rewards | {"loss": Metric(0.01 * step), "response_length": Metric(12.0, count=64)}
+
+
+def test_training_curves_show_reward_loss_signal_and_length(make_run: Make) -> None:
+    reward, loss, signal, length = _axes(_charts(_read(make_run(metrics=_training_metrics).folder))["training"])
+    assert _ys(reward) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert _ys(loss) == pytest.approx([0.0, 0.01, 0.02, 0.03])
+    assert (_ys(signal), _ys(length)) == ([0.25] * 4, [12.0] * 4)
+
+
+def test_loss_and_reward_are_drawn_over_optimizer_steps(make_run: Make) -> None:
+    """Two optimizer steps of a training step: four training steps end at optimizer step 8."""
+    folder = make_run(
+        evaluations=EVALUATIONS,
+        metrics=_training_metrics,
+        optimizer_steps=2,
+        optimizer_step_metrics=lambda step: [{"loss": Metric(float(step))}, {"loss": Metric(step + 0.5)}],
+    ).folder
+    trained, reward, loss = _axes(_charts(_read(folder))["optimizer_steps"])
+    assert _xs(trained) == [0.0, 2.0, 4.0, 6.0]
+    assert _ys(trained) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert (_xs(reward), _ys(reward)) == ([0.0, 4.0, 8.0], [0.2, 0.4, 0.6])
+    assert _xs(loss) == [float(step) for step in range(8)]
+    assert _ys(loss) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+
+
+def test_stability_has_gradient_norm_and_clip_fraction(experiment: Experiment) -> None:
+    norm, clip = _axes(_charts(experiment)["stability"])
+    assert (_ys(norm), norm.get_ylim()[0]) == ([1.0, 2.0, 3.0, 4.0], 0.0)
+    assert _ys(clip) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+
+
+def test_numbers_that_are_none_are_gaps(make_run: Make) -> None:
+    values = {0: 0.0, 1: math.nan, 2: 1e9 + 2, 3: 1e9 + 3}
+    metrics = {"metrics": lambda step: {"reward/total": Metric(values[step]), "loss": Metric(math.inf)}}
+    chart = _charts(_read(make_run(**metrics).folder))["training"]
+    (axes,) = _axes(chart)  # a loss that never was a number has no panel
+    assert [None if math.isnan(value) else value for value in _ys(axes)] == [0.0, None, 1e9 + 2, 1e9 + 3]
+    chart.figure.draw_without_rendering()
+    assert axes.yaxis.get_offset_text().get_text() == ""
+
+
+REWARDS, DELTAS, LOSSES, SEEDS = ("positions", "inclusion"), ("rewards", "centered", "max"), ("naive", "clip"), (0, 1)
+
+
+def test_each_panel_of_a_grid_holds_the_lines_of_its_point(make_run: Make, tmp_path: Path) -> None:
+    """Rewards of 100, 10, 1 and 0.1 times the places on the axes: every run ends at one of its own."""
+
+    def reward_of(reward: str, delta: str, loss: str, seed: float) -> float:
+        return 100 * REWARDS.index(reward) + 10 * DELTAS.index(delta) + LOSSES.index(loss) + 0.1 * seed
+
+    for number, (reward, delta, loss, seed) in enumerate(product(REWARDS, DELTAS, LOSSES, SEEDS)):
+        point = {"task.reward": reward, "advantage.delta": delta, "loss.type": loss, "seed": seed}
+        evaluations = {0: (0.0, 3.0), 2: (reward_of(reward, delta, loss, seed), 3.0)}
+        make_run(point=point, seed=seed, position=number, steps=2, evaluations=evaluations)
+    chart = _charts(_read(tmp_path / "results"))["grid"]
+    points = list(product(REWARDS, DELTAS))
+    assert _titles(chart) == [f"reward: {reward}, delta: {delta}" for reward, delta in points]
+    for axes, (reward, delta) in zip(_axes(chart), points, strict=True):
+        ends = [(_xs(axes, place)[-1], round(_ys(axes, place)[-1], 6)) for place in range(2)]
+        assert ends == [(2, round(reward_of(reward, delta, loss, 0.5), 6)) for loss in LOSSES]
+    assert _legend(chart) == ["type: naive (2 runs)", "type: clip (2 runs)"]
+
+
+def test_one_axis_or_arms_or_no_evaluation_make_no_grid() -> None:
+    def of(*points: dict[str, Any], arm: Any = None, evaluations: Any = EVALUATIONS) -> Chart | None:
+        runs = [made_run(arm, point=point, evaluations=evaluations) for point in points]
+        return drawings.grid_chart(made_experiment(*runs))
+
+    assert of({"loss.type": "naive", "seed": 0}) is None
+    assert of({"x": 1, "y": 2}, arm="a") is None
+    assert of({"x": 1, "y": 2}, evaluations=None) is None
+    assert of(*({"x": x, "y": 1} for x in range(61))) is None
+    assert of({"x": 1, "y": 2}) is not None
+
+
+def test_seconds_and_rewards_of_three_arms_are_points_with_intervals() -> None:
+    """Student's 97.5% quantile of 2 degrees of freedom is 4.3027: 4.3027 x 0.1 / sqrt(3) = 0.2484."""
+
+    def run(arm: str, seconds: float, reward: float, seed: int) -> Any:
+        return made_run(arm, seed, wall_s=seconds, evaluations={0: (0.1, 9.0), 4: (reward + 0.1 * (seed - 1), 9.0)})
+
+    arms = {"a": (1.0, 0.2), "b": (1.5, 0.5), "c": (2.0, 0.7)}
+    runs = [run(arm, *arms[arm], seed) for arm in "ab" for seed in range(3)]
+    assert drawings.scatter_chart(made_experiment(*runs)) is None  # two arms
+    chart = drawings.scatter_chart(made_experiment(*runs, run("c", *arms["c"], 1)))
+    assert chart is not None
+    (axes,) = _axes(chart)
+    # of each arm the interval of the seconds, that of the rewards and the point
+    points = [(np.asarray(line.get_xdata())[0], np.asarray(line.get_ydata())[0]) for line in axes.lines[2::3]]
+    assert points == [pytest.approx(arms[arm]) for arm in "abc"]
+    upright = [_ys(axes, place) for place in range(1, 9, 3)]
+    assert upright[0] == pytest.approx([0.2 - 0.2484, 0.2 + 0.2484], abs=1e-4)
+    assert np.isnan(upright[2]).all()  # a single run has no interval
+    assert _legend(chart) == ["a", "b", "c"]
+
+
+def test_a_forest_has_each_effect_and_the_noise_floor_and_none_is_drawn_of_one_block() -> None:
+    def effect(name: str, ratio: float, ends: tuple[float, float] | None, verdict: Verdict, blocks: int = 6) -> Effect:
+        low, high = ends or (None, None)
+        return Effect(name, blocks, ratio, low, high, 0.03, 0.06, 0.034, 0.03 if name == STEP else 0.05, verdict)
+
+    effects = (
+        effect(STEP, 1.25, (1.2, 1.3), Verdict.DIFFERENT),
+        effect("generate", 1.0, (0.99, 1.01), Verdict.EQUIVALENT),
+        effect("update", 0.8, (0.7, 0.9), Verdict.DIFFERENT),
+        effect("weight_load", 1.1, (0.8, 1.4), Verdict.INCONCLUSIVE),
+    )
+    floor = effect(STEP, 1.01, (0.98, 1.04), Verdict.INCONCLUSIVE)
+    chart = drawings.forest_chart(Judgement("k1", "<k2>", effects, noise_floor=floor))
+    assert chart is not None
+    (axes,) = _axes(chart)
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert names == ["whole step", "generate", "update", "weight_load", "k1 against itself"]
+    assert [text.get_text() for text in axes.texts] == [
+        "1.25 [1.20, 1.30]", "1.00 [0.99, 1.01]", "0.80 [0.70, 0.90]", "1.10 [0.80, 1.40]", "1.01 [0.98, 1.04]",
+    ]  # fmt: skip
+    assert _legend(chart) == ["faster", "slower", "same", "cannot tell", "too small to matter"]
+    assert (chart.title, chart.says.count("<k2>")) == ("<k2> against k1", 1)
+    single = Judgement("k1", "k2", (effect(STEP, 1.2, None, Verdict.INCONCLUSIVE, 1),))
+    assert drawings.forest_chart(single) is None
