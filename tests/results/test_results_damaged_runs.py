@@ -172,10 +172,10 @@ def test_a_damaged_run_is_left_out_by_name(
         warnings = [line for line in said.err.splitlines() if line.startswith("warning: ")]
         named = [str(experiment / "damaged") in line for line in warnings]
         assert named == ([True] if file in READ_BY[command] else []), (command, warnings)
-        told = {"compare": "again", "report": "report: ", "trace": "1 run," if named else "2 runs,"}
+        told = {"compare": "s per step", "report": "report: ", "trace": "1 run," if named else "2 runs,"}
         assert told[command] in said.out
     text = page.read_text()
-    assert "again" in text
+    assert "s per step" in text
     assert str(tmp_path) not in text
     if file in (COUNTERS, ROLLOUTS):  # no figure rests on them
         assert main(["compare", str(experiment), "--full"]) == 0
