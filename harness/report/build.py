@@ -20,8 +20,6 @@ from harness.report.machine import machine_section, provenance_section
 from harness.report.transports import sweep_tables
 from harness.results import RolloutRow
 
-MOST_ANSWERS = 3
-"""Arms that the answer speaks of."""
 MOST_CAUTIONS = 2
 """Of the short form."""
 SHORT = ("bottleneck", "stages")
@@ -43,7 +41,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
-    answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
+    answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
     beside = SHORT if len(experiment.arms) == 2 else SHORT[:1]
     short += sorted((item for item in said if item.key in beside), key=lambda item: -SHORT.index(item.key))
@@ -150,7 +148,7 @@ def examples(experiment: Experiment) -> list[Rollouts]:
     """Return example rollouts of each arm, before and after training, of the first run that has some."""
     shown = []
     for arm, members in experiment.arms.items():
-        pairs = next((pairs for each in members if (pairs := before_and_after(each.run.rollouts(), MOST_PAIRS))), ())
+        pairs = next((pairs for each in members if (pairs := before_and_after(each.kept.rollouts, MOST_PAIRS))), ())
         shown += [Rollouts(arm, tuple(pairs))] if pairs else []
     return shown
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.endpoint import ENDPOINTS, endpoint_of_effect
 from harness.compare.environment import groups, legend, letters_of
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
@@ -497,6 +497,11 @@ def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def effect_label(effect: Effect) -> str:
+    """Return what an effect is of, in words."""
+    return ENDPOINTS[effect.name].words if effect.name in ENDPOINTS else effect.label
+
+
 def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
     p, endpoint = effect.p_adjusted, endpoint_of_effect(effect)
     ratio = NOTHING if effect.ratio is None else f"{effect.ratio:.3f}"
@@ -504,7 +509,7 @@ def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
     if endpoint.is_difference and effect.ratio is not None:
         ratio, ends = endpoint.change(effect.ratio), endpoint.ends(effect) or NOTHING
     return (
-        effect.label if effect.blocks == blocks else f"{effect.label} ({effect.blocks} blocks)",
+        effect_label(effect) + ("" if effect.blocks == blocks else f" ({effect.blocks} blocks)"),
         ratio,
         ends,
         NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
