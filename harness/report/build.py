@@ -44,7 +44,8 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
     beside = SHORT if len(experiment.arms) == 2 else SHORT[:1]
-    short += sorted((item for item in said if item.key in beside), key=lambda item: -SHORT.index(item.key))
+    sentences = [item for key in reversed(beside) for item in said if item.key == key]
+    short += sentences
     following = _next(experiment, said)
     used = {item.key for item in following if isinstance(item, Remark)}
     said = [item for item in said if item not in (*answer, *short) and item.key not in used]
