@@ -13,6 +13,7 @@ from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
 from harness.compare.run_frame import TIMING
 from harness.compare.sync import SyncPoint
+from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.report import experiment_charts as drawings
 from harness.report import tables
@@ -171,12 +172,20 @@ def tables_of(document: Document) -> list[Table]:
     return [*(item for item in items if isinstance(item, Table)), *of_charts]
 
 
-def examples(experiment: Experiment) -> list[Rollouts]:
+def examples(experiment: Experiment) -> list[Rollouts | Remark]:
     """Return example rollouts of each arm, before and after training, of the first run that has some."""
-    shown = []
+    shown = list[Rollouts | Remark]()
     for arm, members in experiment.arms.items():
-        pairs = next((pairs for each in members if (pairs := before_and_after(each.run.rollouts(), MOST_PAIRS))), ())
-        shown += [Rollouts(arm, tuple(pairs))] if pairs else []
+        for member in members:
+            try:
+                pairs = before_and_after(member.run.rollouts(), MOST_PAIRS)
+            except UserError as error:
+                what = error.what.replace(f"{member.folder}/", "")
+                shown.append(Remark("damaged_rollouts", f"{member.folder.name}: {what}", "caution", "cautions"))
+                continue
+            if pairs:
+                shown.append(Rollouts(arm, tuple(pairs)))
+                break
     return shown
 
 

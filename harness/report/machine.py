@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -20,6 +21,7 @@ from harness.compare.resources import (
     process_figures,
     sampling_cpu_s,
 )
+from harness.core.errors import UserError
 from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
 from harness.core.trace import Span
@@ -51,7 +53,9 @@ def counted_runs(experiment: Experiment) -> list[Counted]:
     counted = []
     for arm, members in experiment.arms.items():
         for member in members:
-            rows = read_counters(member.folder)
+            rows = list[CounterRow]()
+            with suppress(UserError):  # a remark names a damaged file
+                rows = read_counters(member.folder)
             spans = member.run.spans() if rows else []
             if rows and spans:
                 tail = member.run.tail

@@ -14,6 +14,7 @@ from harness.compare.remarks.answer import run_name
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.steadiness import steadiness_notes
+from harness.core.errors import UserError
 from harness.core.installation import as_typed
 from harness.core.named_files import VERSUS
 from harness.results.counters import read_counters
@@ -90,10 +91,14 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 
 
 def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say what stood in the way of the first run of each arm that has counters, or may have."""
+    """Say what stood in the way of the first run of each arm that has counters, or may have; and which are damaged."""
     for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
         for member in members:
-            rows = read_counters(member.folder)
+            try:
+                rows = read_counters(member.folder)
+            except UserError as error:
+                yield f"{member.folder.name}: {error.what.replace(f'{member.folder}/', '')}"
+                continue
             spans = member.run.spans() if rows else []
             if spans:
                 tail = member.run.tail
