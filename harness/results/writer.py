@@ -193,11 +193,6 @@ class RunFolder:
         opened.manifest = manifest
         return opened
 
-    @property
-    def policy_folder(self) -> Path:
-        """Where the trained policy goes; not made yet."""
-        return self.folder / POLICY
-
     def write_scenario(self, yaml_text: str) -> None:
         """Save the resolved scenario; absolute paths are shortened."""
         self._replace(SCENARIO, self._scrubber.paths(yaml_text))
