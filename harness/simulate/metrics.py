@@ -17,9 +17,9 @@ from harness.compare.step_columns import measured_rows, step_window, tokens_per_
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
-from harness.results import LedgerFigures, Run, StepRow, lane_kind
+from harness.results import Run, StepRow, lane_kind
 from harness.results.occupancy import Occupancy, part_spans
-from harness.results.rows import LaneSeconds
+from harness.results.rows import LaneSeconds, LedgerFigures
 from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
