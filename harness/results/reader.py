@@ -329,8 +329,8 @@ def _parse_yaml(text: str) -> dict[str, Any]:
     try:
         for event in yaml.parse(text, loader):  # loading is slow, or fails, with what is refused here
             levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            is_alias, is_scalar = isinstance(event, yaml.AliasEvent), isinstance(event, yaml.ScalarEvent)
-            is_long = is_scalar and event.implicit[0] and _LONG_NUMBER.fullmatch(event.value)
+            is_alias = isinstance(event, yaml.AliasEvent)
+            is_long = isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _LONG_NUMBER.fullmatch(event.value)
             if is_alias or is_long or levels > MOST_LEVELS:
                 what = "an alias" if is_alias else "a very long number" if is_long else "nesting"
                 raise ValueError(f"it has {what}, which the harness never writes")
