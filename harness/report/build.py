@@ -39,7 +39,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     """Return what an experiment says, each sentence once: the other sections hold what the short form leaves.
 
     Args:
-        brief: the short form, and cautions: no sections that need frames for their charts.
+        brief: the short form and the cautions alone.
     """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
