@@ -23,8 +23,8 @@ MOST_ANSWERS = 3
 """Arms that the answer speaks of."""
 MOST_CAUTIONS = 2
 """Of the short form."""
-SHORT = ("bottleneck", "stages")
-"""Keys of the remarks of the short form, the second of two arms."""
+SHORT = ("stages", "bottleneck")
+"""Keys of the remarks of the short form, the first where there are two arms."""
 MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
 """Keys of the caution that the table's mark gives and of the one that says what to type for error bars, after these
 words."""
@@ -45,8 +45,9 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     swept = sweep_tables(points) if points else []
     answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
     short: list[Item] = [swept[0] if points else tables.comparison_table(experiment, judged)]
-    beside = SHORT if len(experiment.arms) == 2 else SHORT[:1]
-    short += sorted((item for item in said if item.key in beside), key=lambda item: -SHORT.index(item.key))
+    by_key = {item.key: item for item in said}
+    keys = SHORT if len(experiment.arms) == 2 else SHORT[1:]
+    short += [by_key[key] for key in keys if key in by_key]
     following = _next(experiment, said)
     used = {item.key for item in following if isinstance(item, Remark)}
     said = [item for item in said if item not in (*answer, *short) and item.key not in used]

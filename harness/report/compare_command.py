@@ -180,26 +180,23 @@ def _show(
     result: GateResult | None,
 ) -> None:
     """Print the comparison in the form that was asked for, and draw its charts where that was."""
+    from harness.report.build import document
+
     if options.format == "json":
         from harness.report.as_json import comparison
 
         print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
     brief = not options.full and options.plots is None
-    documents = [] if options.format == "json" and options.plots is None else _documents(detailed, judge, brief)
+    shown = [] if options.format == "json" and options.plots is None else detailed
+    documents = [document(experiment, judge(experiment), brief) for experiment in shown]
     if options.format == "md":
         from harness.report.markdown import markdown
 
-        print("\n".join(markdown(document, options.full) for document in documents), end="")
+        print("\n".join(markdown(each, options.full) for each in documents), end="")
     elif options.format == "text":
         _print(documents, experiments, options.full)
     if options.plots is not None:
         _draw(documents, detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
-
-
-def _documents(experiments: Sequence[Experiment], judge: Judge, brief: bool) -> list[Document]:
-    from harness.report.build import document
-
-    return [document(experiment, judge(experiment), brief) for experiment in experiments]
 
 
 def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:
