@@ -19,8 +19,6 @@ from harness.report.machine import machine_section, provenance_section
 from harness.report.transports import sweep_tables
 from harness.results import RolloutRow
 
-MOST_ANSWERS = 3
-"""Arms that the answer speaks of."""
 MOST_CAUTIONS = 2
 """Of the short form."""
 SHORT = ("stages", "bottleneck")
@@ -43,7 +41,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
     swept = sweep_tables(points) if points else []
-    answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
+    answer = [item for item in said if item.kind == "answer"]
     short: list[Item] = [swept[0] if points else tables.comparison_table(experiment, judged)]
     by_key = {item.key: item for item in said}
     keys = SHORT if len(experiment.arms) == 2 else SHORT[1:]
@@ -141,7 +139,7 @@ def examples(experiment: Experiment) -> list[Rollouts]:
     """Return example rollouts of each arm, before and after training, of the first run that has some."""
     shown = []
     for arm, members in experiment.arms.items():
-        pairs = next((pairs for each in members if (pairs := before_and_after(each.run.rollouts(), MOST_PAIRS))), ())
+        pairs = next((pairs for each in members if (pairs := before_and_after(each.kept.rollouts, MOST_PAIRS))), ())
         shown += [Rollouts(arm, tuple(pairs))] if pairs else []
     return shown
 

@@ -16,7 +16,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.own_folder import OwnFolder
 from harness.core.terminal_text import plain
 from harness.core.trace import Stage
@@ -70,7 +70,7 @@ _ROLLOUTS: dict[str, Look] = {
 PART_LOOKS: dict[str, Look] = {
     **{stage.value: {"facecolor": colour} for stage, colour in STAGE_COLOURS.items()},
     WAITING: {"facecolor": "#eceef0", "hatch": "////"},
-    NO_STAGE: {"facecolor": SURFACE, "edgecolor": MUTED, "linewidth": 0.8},
+    UNATTRIBUTED: {"facecolor": SURFACE, "edgecolor": MUTED, "linewidth": 0.8},
     **_ROLLOUTS,
     "failed": {"facecolor": INK},
 }

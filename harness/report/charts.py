@@ -238,7 +238,7 @@ WHISKER: Look = {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}
 @styled
 def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str, value: str = "seconds",
          title: str = "", limit: float | None = None) -> Figure:  # fmt: skip
-    """Draw stacked bars: one for each row of each arm, work first, then waits, then time in no stage.
+    """Draw stacked bars: one for each row of each arm, work first, then waits, then unattributed time.
 
     Args:
         frame: ``arm, row, part`` and the value; parts that occur twice in a row are added.
@@ -288,7 +288,7 @@ def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: pd.DataFrame, 
         changes: ``arm, lane, at_s, version`` of each change of the policy version; -1 is none.
         windows: ``arm, seconds, text``: length of the excerpt, and what it is.
     """
-    keys = [*part_keys(_unique(spans, "stage")), Key("no stage, no wait", part_look("no stage"))]
+    keys = [*part_keys(_unique(spans, "stage")), Key("unattributed", part_look("unattributed"))]
     if len(changes):
         keys.append(Key("policy version now held", {"color": INK, "marker": "v", "linestyle": "", "markersize": 5}))
     rows = _row_axes(spans, "lane", {}, "seconds since the first of these steps began", title=title, keys=keys,

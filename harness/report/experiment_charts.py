@@ -14,22 +14,30 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from harness.compare.attribution import loop_window
+from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
-from harness.compare.numbers import listed, number, percent
+from harness.compare.numbers import listed, number, percent, plural
 from harness.compare.remarks.lag_and_syncs import arm_syncs
-from harness.compare.remarks.time import UNATTRIBUTED, stage_seconds
+from harness.compare.remarks.time import stage_seconds
 from harness.compare.run_frame import TIMING
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
 from harness.compare.syncs import PARTS, pooled
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart, Table
-from harness.report.tables import critical_path_table, lane_accounts, process_table, sync_table, window_words
+from harness.report.tables import (
+    critical_path_table,
+    effect_label,
+    lane_accounts,
+    process_table,
+    sync_table,
+    window_words,
+)
 from harness.results.frames import Numbers, RunTable, over_optimizer_steps
 from harness.results.rows import VersionChange, in_pipeline_order
 
@@ -186,8 +194,8 @@ def _curve_frame(lines: Sequence[tuple[str, int, str, Numbers, Numbers]]) -> pd.
 
 
 def grid_chart(experiment: Experiment) -> Chart | None:
-    """A panel of validation rewards for each point of all axes of a sweep but the last, which are the lines; None where
-    there are not two axes beside the seed, nothing was evaluated, or there are too many panels to read."""
+    """A panel of validation rewards for each combination of the axes of a sweep but the last, whose values are the
+    lines; None where there are not two axes beside the seed, nothing was evaluated, or there are too many panels."""
     keys = dict.fromkeys(key for each in experiment.members for key in each.manifest.point if key != "seed")
     if len(keys) < 2 or any(each.manifest.arm for each in experiment.members):
         return None
@@ -202,9 +210,9 @@ def grid_chart(experiment: Experiment) -> Chart | None:
         return None
     panels = [Panel(name, REWARD, y_of=names[0] if place else None) for place, name in enumerate(names)]
     arms = list(dict.fromkeys(arm for arm, *_ in lines))
-    title = "Validation reward at each point"
+    title = "Validation reward for each combination of values"
     return Chart(
-        *("grid", title, "A panel for each point; one line for each value."),
+        *("grid", title, "A panel for each combination; a line for each value of the last axis."),
         lambda: charts.curves(_curve_frame(lines), panels, arms=arms, title=f"{experiment.title}: {title}", columns=3),
     )
 
@@ -267,9 +275,8 @@ def stages_chart(experiment: Experiment) -> Chart | None:
         step = (f"{number(wall)} s{mark(experiment, arm)}", min(known), max(known))
         if is_in_turns or not critical:
             rest = round(max(0.0, wall - total), 9)
-            bars.append(Bar(arm, "step", busy | {NO_STAGE: rest}, *step, NOWHERE if is_in_turns else wall))
+            bars.append(Bar(arm, "step", busy | {UNATTRIBUTED: rest}, *step, NOWHERE if is_in_turns else wall))
             continue
-        critical[NO_STAGE] = critical.pop(UNATTRIBUTED, 0.0)
         bars.append(Bar(arm, "busy", busy, f"{number(total)} s"))
         bars.append(Bar(arm, "critical path", critical, *step))
     says = f"Means over {window_words(experiment.members)}, evaluations included."
@@ -285,7 +292,7 @@ def processes_chart(experiment: Experiment) -> Chart | None:
     for arm, lane, accounts in lane_accounts(experiment):
         stages = [stage for stage in Stage if any(stage in each.stages_ns for each in accounts)]
         shares = {s.value: 100 * fmean(each.share(each.stages_ns.get(s, 0)) for each in accounts) for s in stages}
-        shares[NO_STAGE] = 100 * fmean(each.share(each.unattributed_ns) for each in accounts)
+        shares[UNATTRIBUTED] = 100 * fmean(each.share(each.unattributed_ns) for each in accounts)
         bars.append(Bar(arm, lane, shares, f"{percent(fmean(each.share(each.busy_ns) for each in accounts))} busy"))
     window = window_words(experiment.members)
     says = f"How the time of each process divides into stages, waiting and neither, over {window}."
@@ -357,19 +364,18 @@ def waste_chart(experiment: Experiment) -> Chart | None:
 
 
 def forest_chart(judgement: Judgement, table: Table | None = None) -> Chart | None:
-    """Ratios of one arm over the baseline's, with their intervals, and the table behind; None below two blocks."""
-    if judgement.primary.blocks < 2 or judgement.primary.ratio is None:
-        return None
-    named = [(effect.label, effect) for effect in judgement.effects]
+    """Ratios of the times of one arm over the baseline's, with their intervals, and the table behind; None below two
+    blocks."""
+    named = [(effect_label(effect), effect) for effect in judgement.effects]
     if judgement.noise_floor is not None:
         named.append((f"{judgement.base} against itself", judgement.noise_floor))
-    words = {"better": "faster", "worse": "slower"}
     rows = [
-        (judgement.other, row, effect.ratio, effect.low, effect.high, words.get(way, way), effect.threshold)
+        (judgement.other, row, effect.ratio, effect.low, effect.high, direction(effect), effect.threshold)
         for row, effect in named
-        for way in [direction(effect)]
-        if effect.ratio is not None
+        if effect.ratio is not None and not endpoint_of_effect(effect).is_difference
     ]
+    if judgement.primary.blocks < 2 or not rows:
+        return None
     title = f"{judgement.other} against {judgement.base}"
     says = f"Times of {judgement.other} over those of {judgement.base}; shaded: too small to matter."
 
@@ -488,16 +494,17 @@ def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart:
     def draw() -> Figure:
         rows = [
             (
-                *(f"{point.receivers} receivers, {point.tensors} tensors", point.transport, point.megabytes),
+                f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}",
+                *(point.transport, point.megabytes),
                 *(1e3 * seconds for seconds in (point.median_s, point.low_s, point.high_s, point.copy_s)),
             )
             for point in sorted(points, key=lambda point: (point.receivers, point.tensors, point.num_bytes))
         ]
         frame = _frame(rows, "panel arm megabytes ms low_ms high_ms copy_ms")
         copies = frame.groupby(["panel", "megabytes"], as_index=False)["copy_ms"].median()
-        heading = f"{experiment.title}: a weight sync, from publish to the receiver's own tensors"
+        heading = f"{experiment.title}: a weight sync by size"
         transports = list(dict.fromkeys(point.transport for point in points))
         return charts.sizes(frame, copies.rename(columns={"copy_ms": "ms"}), arms=transports, title=heading)
 
-    says = "Medians; bars from the 10th to the 90th percentile of the repeats."
+    says = "From publish to the receivers' own tensors: medians; bars from the 10th to the 90th percentile."
     return Chart("sweep", "A weight sync by size", says, draw)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.endpoint import ENDPOINTS, endpoint_of_effect
 from harness.compare.environment import groups, legend, letters_of
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
@@ -21,7 +21,7 @@ from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, Syncs, pooled
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Stage
 from harness.report.document import Table
 from harness.results.occupancy import LaneAccount
@@ -226,15 +226,12 @@ def _single_steps(experiment: Experiment, arm: str) -> str:
 
 def critical_path_table(experiment: Experiment) -> Table | None:
     """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
-    names = [*(stage.value for stage in Stage if not stage.is_wait), NO_STAGE]
+    names = [*(stage.value for stage in Stage if not stage.is_wait), UNATTRIBUTED]
     shown = [name for name in names if experiment.has(EXPOSED + name)]
     arms = [arm for arm in experiment.arms if any(experiment.share(arm, EXPOSED + name) for name in shown)]
     if not arms:
         return None
-    rows = [
-        ("unattributed" if name == NO_STAGE else name, *(_busy_and_critical(experiment, arm, name) for arm in arms))
-        for name in shown
-    ]
+    rows = [(name, *(_busy_and_critical(experiment, arm, name) for arm in arms)) for name in shown]
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
@@ -500,6 +497,11 @@ def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def effect_label(effect: Effect) -> str:
+    """Return what an effect is of, in words."""
+    return ENDPOINTS[effect.name].words if effect.name in ENDPOINTS else effect.label
+
+
 def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
     p, endpoint = effect.p_adjusted, endpoint_of_effect(effect)
     ratio = NOTHING if effect.ratio is None else f"{effect.ratio:.3f}"
@@ -507,7 +509,7 @@ def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
     if endpoint.is_difference and effect.ratio is not None:
         ratio, ends = endpoint.change(effect.ratio), endpoint.ends(effect) or NOTHING
     return (
-        effect.label if effect.blocks == blocks else f"{effect.label} ({effect.blocks} blocks)",
+        effect_label(effect) + ("" if effect.blocks == blocks else f" ({effect.blocks} blocks)"),
         ratio,
         ends,
         NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",

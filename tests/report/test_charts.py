@@ -129,7 +129,7 @@ def test_crosses_stand_where_they_are_told() -> None:
 BARS = _frame(
     "arm row part seconds",
     ("k1", "busy", "update", 0.5), ("k1", "busy", "generate", 0.3), ("k1", "busy", "generate", 0.1),
-    ("k1", "critical path", "no stage", 0.2), ("k1", "critical path", "wait_for_batch", 0.4),
+    ("k1", "critical path", "unattributed", 0.2), ("k1", "critical path", "wait_for_batch", 0.4),
     ("k1", "critical path", "update", 0.5), ("k2", "busy", "update", 1.0),
 )  # fmt: skip
 ENDS = _frame(
@@ -143,10 +143,10 @@ def test_bars_stack_work_then_waits_then_the_rest() -> None:
     assert _widths(axes, "generate") == [(0.0, 0.4)]
     assert _widths(axes, "update") == [(0.4, 0.5), (0.0, 0.5), (0.0, 1.0)]
     assert _widths(axes, "wait_for_batch") == [(0.5, 0.4)]
-    assert _widths(axes, "no stage") == [(0.9, 0.2)]
+    assert _widths(axes, "unattributed") == [(0.9, 0.2)]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["busy", "critical path", "busy"]
     assert [text.get_text() for text in axes.texts] == ["0.90 s", "1.00 s"]
-    assert _legend(figure) == ["generate", "update", "waiting", "no stage", "lowest to highest", "wall-clock"]
+    assert _legend(figure) == ["generate", "update", "waiting", "unattributed", "lowest to highest", "wall-clock"]
     assert [list(np.asarray(line.get_xdata())) for line in axes.lines] == [[0.8, 1.0], [1.1, 1.1]]
 
 
@@ -176,7 +176,7 @@ def test_the_timeline_shows_every_span_and_marks_versions() -> None:
     assert _rectangles(axes, "weight_load") == [(0.5, 0.5 + 2.0 * charts.NARROWEST)]  # too short to be seen
     assert list(np.asarray(axes.lines[0].get_xdata())) == [0.10, 0.11, 1.0]
     assert [text.get_text() for text in axes.texts] == ["training step 3 in 1.00 s", "0", "1"]  # no room for the first
-    assert _legend(figure)[-2:] == ["no stage, no wait", "policy version now held"]
+    assert _legend(figure)[-2:] == ["unattributed", "policy version now held"]
 
 
 def test_a_forest_has_an_interval_a_colour_and_a_number_for_each_row() -> None:

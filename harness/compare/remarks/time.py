@@ -17,7 +17,7 @@ from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING
 from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.steadiness import steadiness_notes, uneven_sentence
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
 from harness.core.types import RankStep
@@ -35,7 +35,6 @@ CORES = (
     *(f"placement.{part}.{what}" for part in ("generator", "scorer", "learner") for what in ("cpus", "threads")),
 )
 """Settings that say how many cores an arm has."""
-UNATTRIBUTED = "unattributed"
 
 
 def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool = False) -> dict[str, float]:
@@ -47,7 +46,7 @@ def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool 
         of_step: shares of each run's step in place of seconds.
     """
     names = {stage.value: kind + stage for stage in Stage if not stage.is_wait}
-    names |= {UNATTRIBUTED: EXPOSED + NO_STAGE} if kind == EXPOSED else {}
+    names |= {UNATTRIBUTED: kind + UNATTRIBUTED} if kind == EXPOSED else {}
     runs = [member.figures for member in members if member.figures.get("step_s")]
     runs = [run for run in runs if any(name in run for name in names.values())]
     seconds = {
