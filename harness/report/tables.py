@@ -108,9 +108,9 @@ def _without_empty(table: Table) -> Table:
     return replace(table, header=header, rows=tuple(rows), words=sum(place < table.words for place in used))
 
 
-def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> list[str]:
+def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> tuple[str, ...]:
     """Name the baseline of other folders, which has no column."""
-    return [f"Changes are against {item.base}." for item in judged[:1] if item.base not in arms]
+    return tuple(f"Changes are against {item.base}." for item in judged[:1] if item.base not in arms)
 
 
 def _changed(seconds: str, effect: Effect | None) -> str:
@@ -120,9 +120,9 @@ def _changed(seconds: str, effect: Effect | None) -> str:
     return f"{seconds} {change(effect.ratio)}"
 
 
-def _stable(experiment: Experiment) -> list[str]:
+def _stable(experiment: Experiment) -> tuple[str, ...]:
     is_marked = any(mark(experiment, arm) for arm in experiment.arms)
-    return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
+    return (f"{MARK} The step time of some runs was still drifting after warm-up.",) if is_marked else ()
 
 
 def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
@@ -142,7 +142,7 @@ def _one_arm(experiment: Experiment) -> Table:
         for stage in main_stages(experiment)
     ]
     rows.append(("whole step", cell(experiment, arm, "step_s", number) + mark(experiment, arm), percent(1.0)))
-    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), tuple(_stable(experiment)))
+    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), _stable(experiment))
 
 
 def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Mapping[str, Effect]) -> Table:
