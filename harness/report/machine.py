@@ -27,7 +27,7 @@ from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart, Command, Item, Section, Table
 from harness.results import Manifest
-from harness.results.counters import CounterRow, explain, read_counters, sources, stretches
+from harness.results.counters import CounterRow, explain, sources, stretches
 from harness.results.reader import flat_settings
 
 MOST_ARMS = 6
@@ -41,7 +41,7 @@ class Counted:
     """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
 
     arm: str
-    rows: list[CounterRow]
+    rows: Sequence[CounterRow]
     spans: list[Span]
     window: Interval
 
@@ -51,7 +51,7 @@ def counted_runs(experiment: Experiment) -> list[Counted]:
     counted = []
     for arm, members in experiment.arms.items():
         for member in members:
-            rows = read_counters(member.folder)
+            rows = member.kept.counters
             spans = member.run.spans() if rows else []
             if rows and spans:
                 tail = member.run.tail
@@ -88,7 +88,7 @@ def _processes(counted: Sequence[Counted]) -> Table:
         rows.append((item.arm, "the sampler itself", own, *(NOTHING,) * 3))
     header = ("arm", "process", "CPU, s", "cores, mean", "peak memory, GiB", "peak threads")
     notes = ("From samples taken during the loop; what happened between two samples is not seen.",)
-    return Table("Processes", header, tuple(rows), notes, 2)
+    return Table("What processes used", header, tuple(rows), notes, 2)
 
 
 def _cell(value: float | None) -> str:

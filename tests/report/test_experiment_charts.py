@@ -28,9 +28,9 @@ from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.report import experiment_charts as drawings
 from harness.report.build import charts_of, document
+from harness.report.canvas import label, picture_style
 from harness.report.document import Chart
 from harness.report.files import save_charts
-from harness.report.style import label, picture_style
 from harness.results import RunFolder
 from tests.stand_ins.members import lanes, made_experiment, made_run
 
@@ -184,7 +184,7 @@ def test_pictures_need_neither_a_display_nor_a_home(experiment: Experiment, tmp_
 def test_the_users_settings_are_left_alone(experiment: Experiment) -> None:
     with mpl.rc_context({"font.size": 33.0}):
         with picture_style():
-            assert mpl.rcParams["font.size"] == 11
+            assert mpl.rcParams["font.size"] == 10
         assert _charts(experiment)["reward"].figure is not None
         assert mpl.rcParams["font.size"] == 33.0
 

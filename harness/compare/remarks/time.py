@@ -20,6 +20,7 @@ from harness.compare.steadiness import steadiness_notes, uneven_sentence
 from harness.compare.times import UNATTRIBUTED
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
+from harness.core.types import RankStep
 from harness.results.occupancy import part_spans
 from harness.results.reader import flat_settings
 
@@ -105,11 +106,14 @@ def whatif_command(experiment: Experiment, shown: Callable[[Path], str]) -> str 
 
 
 def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say which stages on the critical path make the difference between an arm and the baseline."""
+    """Say which stages make the difference between an arm and the baseline: those on the critical path, or without
+    spans those that are busy."""
     for item in judged:
         if item.is_noise_floor or item.base not in experiment.arms:
             continue
-        before, after = (stage_seconds(experiment.arms[arm]) for arm in (item.base, item.other))
+        arms = [experiment.arms[arm] for arm in (item.base, item.other)]
+        kind = EXPOSED if all(map(stage_seconds, arms)) else TIMING
+        before, after = (stage_seconds(members, kind) for members in arms)
         step_s = experiment.mean(item.base, "step_s")
         if not before or not after or not step_s:
             continue
@@ -117,7 +121,8 @@ def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
         most = sorted(added, key=lambda stage: -abs(added[stage]))[:MOST_STAGES]
         parts = [f"{stage} {added[stage]:+.3g} s" for stage in most if abs(added[stage]) >= WORTH_A_WORD * step_s]
         if parts:
-            yield f"On the critical path of {item.other} against {item.base}, per step: {', '.join(parts)}."
+            what = "On the critical path" if kind == EXPOSED else "Largest differences"
+            yield f"{what} of {item.other} against {item.base}, per step: {', '.join(parts)}."
 
 
 def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -183,13 +188,19 @@ def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
 def stragglers(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which of the Learner's ranks the others wait for, and why."""
     for arm, members in experiment.arms.items():
-        straggler = find_straggler([ranks for member in members for ranks in _measured_ranks(member)])
+        straggler = find_straggler(measured_ranks(members))
         if straggler is not None:
             yield f"{arm}: {straggler.sentence}."
 
 
-def _measured_ranks(member: Member) -> Iterator[Sequence[Any]]:
-    yield from (ranks for ranks, measured in zip(member.table.ranks, member.table.is_measured, strict=True) if measured)
+def measured_ranks(members: Sequence[Member]) -> list[tuple[RankStep, ...]]:
+    """Return what each rank did in each measured step of the runs; empty where the Learner is one process."""
+    return [
+        of_ranks
+        for member in members
+        for of_ranks, is_measured in zip(member.table.ranks, member.table.is_measured, strict=True)
+        if of_ranks and is_measured
+    ]
 
 
 def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
