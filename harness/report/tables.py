@@ -515,8 +515,8 @@ def verdict_table(judgement: Judgement) -> Table:
 
 
 def effect_label(effect: Effect) -> str:
-    """Return what an effect is of, in words."""
-    return ENDPOINTS[effect.name].words if effect.name in ENDPOINTS else effect.label
+    """Return what an effect is of, in words, for a column of times."""
+    return ENDPOINTS[effect.name].words.removeprefix("seconds of a ") if effect.name in ENDPOINTS else effect.label
 
 
 def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
