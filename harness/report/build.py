@@ -77,7 +77,7 @@ def _of(said: Sequence[Remark], section: str) -> list[Remark]:
 
 def _differences(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Remark]:
     """Name the stages in which two arms differ most, in seconds a step; on the critical path where they overlap."""
-    if len(experiment.arms) != 2:
+    if len(experiment.arms) != 2 or (judged and not {item.base for item in judged} & {*experiment.arms}):
         return []
     base, other = tables.arms_from(experiment, judged)
     step = experiment.mean(base, "step_s")

@@ -106,7 +106,7 @@ def _curves(
     )
     if any(len(members) > 1 for members in experiment.arms.values()):
         says += " A line is the mean of the runs, its band runs from the lowest to the highest of them."
-    return Chart(key, title, says, draw)
+    return Chart(key, title[:1].upper() + title[1:], says, draw)
 
 
 def _levels(experiment: Experiment) -> dict[str, float]:
@@ -148,7 +148,8 @@ def learning_chart(experiment: Experiment) -> Chart | None:
     ]
     marks = pd.DataFrame(diverged, columns=["arm", "panel", "name", "x", "y"]) if diverged else None
     points = {reward: _evaluated("step", "reward"), norm: _metric("grad_norm")}
-    return _curves(experiment, "learning", "what each learned", "Crosses: a run diverged.", points, marks=marks)
+    says = "Reward and gradient norm side by side." + (" Crosses: a run diverged." if diverged else "")
+    return _curves(experiment, "learning", "what each learned", says, points, marks=marks)
 
 
 def training_chart(experiment: Experiment) -> Chart | None:
@@ -264,7 +265,7 @@ def grid_chart(experiment: Experiment) -> Chart | None:
     panels = [Panel(name, "validation reward", y_of=names[0] if place else None) for place, name in enumerate(names)]
     title = f"{experiment.title}: validation reward"
     draw = partial(charts.curves, frame, panels, arms=list(dict.fromkeys(frame["arm"])), title=title, columns=3)
-    return Chart("grid", "validation reward at each point", "A panel for each point; one line for each value.", draw)
+    return Chart("grid", "Validation reward at each point", "A panel for each point; one line for each value.", draw)
 
 
 def _named(keys: Sequence[str], member: Member) -> str:

@@ -107,8 +107,9 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
 
 
 def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> list[str]:
-    """Name the baseline of other folders, which has no column."""
-    return [f"Changes are against {item.base}." for item in judged[:1] if item.base not in arms]
+    """Say what changes are against where that has no column."""
+    is_elsewhere = bool(judged) and not {item.base for item in judged} & {*arms}
+    return ["Changes are against the same arm in the folders of --against."] if is_elsewhere else []
 
 
 def _changed(seconds: str, effect: Effect | None) -> str:
@@ -233,6 +234,7 @@ def critical_path_table(experiment: Experiment) -> Table | None:
         ("unattributed" if name == NO_STAGE else name, *(_busy_and_critical(experiment, arm, name) for arm in arms))
         for name in shown
     ]
+    rows = [row for row in rows if any(text != NOTHING for text in row[1:])]
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
