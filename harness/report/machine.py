@@ -27,7 +27,7 @@ from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart, Command, Item, Section, Table
 from harness.results import Manifest
-from harness.results.counters import CounterRow, explain, read_counters, sources, stretches
+from harness.results.counters import CounterRow, explain, sources, stretches
 from harness.results.reader import flat_settings
 
 MOST_ARMS = 6
@@ -41,7 +41,7 @@ class Counted:
     """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
 
     arm: str
-    rows: list[CounterRow]
+    rows: Sequence[CounterRow]
     spans: list[Span]
     window: Interval
 
@@ -51,7 +51,7 @@ def counted_runs(experiment: Experiment) -> list[Counted]:
     counted = []
     for arm, members in experiment.arms.items():
         for member in members:
-            rows = read_counters(member.folder)
+            rows = member.kept.counters
             spans = member.run.spans() if rows else []
             if rows and spans:
                 tail = member.run.tail
@@ -161,7 +161,7 @@ def _energy(counted: Sequence[Counted]) -> Table | None:
                 joules = part.reason or "" if part.joules is None else number(part.joules)
                 rows.append((item.arm, source, stage.value, joules, number(part.seconds)))
             rows.append((item.arm, source, "stages that cannot be told apart", number(account.untold_j), ""))
-            rows.append((item.arm, source, "no stage under way", number(account.rest_j), ""))
+            rows.append((item.arm, source, "unattributed", number(account.rest_j), ""))
     header = ("arm", "GPU", "stage", "energy, J", "seconds")
     return Table("Energy by stage", header, tuple(rows), words=3) if rows else None
 

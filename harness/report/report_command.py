@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         experiments, newest, damaged = gather_newest(options.paths)
         shown = [newest]
     documents = [document(experiment, judgements(experiment)) for experiment in shown]
-    told = [f"{item.folder.name}: {item.error.what}" for item in damaged]
+    told = [f"{item.folder.name}: {item.error.what.replace(f'{item.folder}/', '')}" for item in damaged]
     write_page(options.output, documents, told, experiments)
     for item in damaged:
         warning = f"warning: left out {str(item.folder)!r}: {item.error.what}"

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from harness.compare.comparability import environment_values, why_not_comparable
-from harness.compare.environment import DIFFERENCES, environment, group_letter, groups, legend, letters_of, unlike
+from harness.compare.comparability import why_not_comparable
+from harness.compare.environment import (
+    DIFFERENCES,
+    environment_values,
+    group_letter,
+    groups,
+    legend,
+    letters_of,
+    unlike,
+)
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import judgements
 from harness.compare.stats import Verdict
@@ -31,25 +39,6 @@ BASE = Manifest(
     threads=2,
     commit="abcdef1",
 )
-
-
-def test_the_environment_of_a_run_in_words() -> None:
-    assert environment(BASE).label == (
-        "Abacus 3000, 2 cores, 24 GiB (machine 0123456789ab), 2 threads, python 3.11.7, torch 2.13.0"
-    )
-    large = environment(replace(BASE, machine=LARGE, threads=1))
-    assert large.label == (
-        "Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), 1 thread, "
-        "python 3.11.7, torch 2.13.0"
-    )
-    limits = {"driver": "580.95.05", "max_sm_clock_mhz": 1980, "max_memory_clock_mhz": None, "power_limit_w": 700}
-    gpus = [{"name": "H100", **limits}, {"name": "H100", **limits, "power_limit_w": 500}]
-    assert environment(replace(BASE, machine=LARGE | {"gpus": gpus})).facts == (
-        "Abacus 9000, 1 core, 96 GiB, 2 x H100, driver 580.95.05, power limit 500 and 700 W, SM clock up to 1980 MHz"
-    )
-    simulated = environment(replace(BASE, machine=LARGE, simulated="h100-sxm"))
-    assert simulated.facts == "Abacus 9000, 1 core, 96 GiB, 1 x H100"
-    assert environment(replace(BASE, machine={}, versions={}, threads=None)).label == "unknown CPU (machine unknown)"
 
 
 @pytest.mark.parametrize(

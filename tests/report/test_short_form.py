@@ -83,7 +83,7 @@ def test_two_arms_have_an_interval_whichever_is_the_baseline() -> None:
     assert rows["whole step"] == ("0.556*", "0.533*", "-4.2%", "-7.7% to -0.7%", "cannot tell")
     assert rows["weight_publish"] == ("0.024", "0.003", "-86.3%", "-88.9% to -83.2%", "faster")
     text = _words(_printed(experiment, "object_store"))
-    assert "Largest differences of nixl against object_store, per step: weight_publish -0.021 s" in text
+    assert "On the critical path of nixl against object_store, per step: weight_publish -0.0248 s" in text
 
 
 def test_one_arm_has_shares_and_its_ranges() -> None:
