@@ -142,8 +142,8 @@ def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) 
     if not in_turns(base) or all(in_turns(item.other) for item in judged):
         return judged
     faster = tuple(
-        f"{item.other} is synchronous too, and faster than {item.base} ({change(item.step.ratio)}): what lag brings "
-        f"against it shows --baseline {item.other}"
+        f"{item.other} is synchronous too, and faster than {item.base} ({change(item.step.ratio)}): compare lag "
+        f"with it by --baseline {item.other}"
         for item in judged
         if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and (item.step.ratio or 1.0) < 1
     )

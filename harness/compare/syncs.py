@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,12 @@ def syncs_of(table: RunTable) -> Syncs | None:
         whole_s=whole_s[~np.isnan(whole_s)],
         polling_pause_us=pause_us if isinstance(pause_us, int) else None,
     )
+
+
+def pooled(syncs: Sequence[Syncs], part: str | None = None) -> Numbers:
+    """Return the seconds of one part, or else from publishing to loaded, over all steps of all runs."""
+    parts = [each.whole_s if part is None else each.seconds.get(part, np.empty(0)) for each in syncs]
+    return np.concatenate(parts) if parts else np.empty(0)
 
 
 def sync_seconds(member: Member) -> float | None:

@@ -12,7 +12,7 @@ from harness.results.frames import Numbers, RunTable
 from harness.results.occupancy import STAGES, LaneAccount, Occupancy, part_spans
 from harness.results.rows import part_of
 
-NO_STAGE = "no stage"
+UNATTRIBUTED = "unattributed"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SpanTimes:
         lanes: where the time of each lane went.
         parts: the same of each part, where a Learner of several ranks is one.
         by_step_s: seconds of each stage and wait in every step, added over parts; shape [steps] each.
-        exposed: nanoseconds that the loop waited for, by stage and of ``no stage``; None without a Learner's span.
+        exposed: nanoseconds that the loop waited for, by stage and of ``unattributed``; None without a Learner's span.
         worked_s, busy_s, together_s: seconds that parts worked, added up; with one at work; with two or more.
         blocked: how the lag bound held Generators back; None at lag 0 and under ``drop``.
     """
@@ -58,7 +58,7 @@ def span_times(table: RunTable) -> SpanTimes | None:
     exposure, overlap = parts.exposed() if windows else None, parts.overlap()
     exposed = None
     if exposure is not None:
-        exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {NO_STAGE: exposure.nobody_ns}
+        exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {UNATTRIBUTED: exposure.nobody_ns}
     by_step = dict(zip(STAGES, by_part.by_window().T, strict=True)) if windows else {}
     return SpanTimes(
         lanes=lanes.accounts(),

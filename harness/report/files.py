@@ -10,9 +10,9 @@ from harness.compare.remarks import Remark
 from harness.core.atomic_files import check_replaceable, whole_file
 from harness.core.errors import UserError
 from harness.report.build import charts_of
+from harness.report.canvas import save
 from harness.report.document import Document, Item, Section
 from harness.report.page import page
-from harness.report.style import save
 from harness.report.tables import overview_table
 
 _TITLE = b"<title>Report: "

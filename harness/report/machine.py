@@ -161,7 +161,7 @@ def _energy(counted: Sequence[Counted]) -> Table | None:
                 joules = part.reason or "" if part.joules is None else number(part.joules)
                 rows.append((item.arm, source, stage.value, joules, number(part.seconds)))
             rows.append((item.arm, source, "stages that cannot be told apart", number(account.untold_j), ""))
-            rows.append((item.arm, source, "no stage under way", number(account.rest_j), ""))
+            rows.append((item.arm, source, "unattributed", number(account.rest_j), ""))
     header = ("arm", "GPU", "stage", "energy, J", "seconds")
     return Table("Energy by stage", header, tuple(rows), words=3) if rows else None
 

@@ -21,6 +21,7 @@ def markdown(document: Document, full: bool = False) -> str:
         parts += [markdown_table(item) for item in tables if isinstance(item, Table)]
         sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark)]
         parts += ["\n".join(sentences)] if sentences else []
+        parts += map(escaped, section.notes)
     return "\n\n".join([*parts, escaped(document.origin)]) + "\n"
 
 
@@ -28,9 +29,8 @@ def markdown_table(table: Table) -> str:
     """Return a table as Markdown, its notes below it."""
     lines = [f"**{escaped(table.title)}**", ""] if table.title else []
     lines.append(_row(table.header))
-    lines.append(
-        "|" + "|".join(" --- " if place < table.words else " ---: " for place in range(len(table.header))) + "|"
-    )
+    rules = (" --- " if place < table.words else " ---: " for place in range(len(table.header)))
+    lines.append(f"|{'|'.join(rules)}|")
     lines += [_row(row) for row in table.rows]
     return "\n".join([*lines, *(f"\n{escaped(note)}" for note in table.notes)])
 

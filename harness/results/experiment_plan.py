@@ -6,7 +6,6 @@ those that were imported or simulated.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.file_locks import holding
 from harness.results.jsonl import read_json
 from harness.results.rows import Whole
 
@@ -103,12 +103,8 @@ def held(file: Path) -> Iterator[None]:
     Raises:
         UserError: another command is at work there.
     """
-    with file.open("rb") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with holding(file) as is_mine:
+        if not is_mine:
             what = "another command is at work in this experiment"
-            raise UserError(what, str(file.parent), "wait until it has ended, or stop it") from None
-        except OSError:  # a file system without locks
-            pass
+            raise UserError(what, str(file.parent), "wait until it has ended, or stop it")
         yield

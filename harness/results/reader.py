@@ -7,7 +7,6 @@ copy.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from harness.core.errors import UserError
+from harness.core.file_locks import lock
 from harness.core.regular_files import open_regular
 from harness.core.trace import Span
 from harness.results.jsonl import RESTORE, read_checked, read_rows
@@ -284,12 +284,9 @@ def is_running(folder: Path) -> bool:
     """Whether a live process writes into a run's folder: it holds the writer's lock."""
     try:
         with open_regular(folder / STEPS) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
+            return not lock(file, shared=True)
+    except OSError:
         return False
-    return False
 
 
 def read_settings(path: Path) -> dict[str, Any]:

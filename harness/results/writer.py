@@ -7,7 +7,6 @@ from one that was killed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ import msgspec
 
 from harness.core.atomic_files import overwrite, whole_file
 from harness.core.errors import UserError
+from harness.core.file_locks import lock
 from harness.core.terminal_text import plain
 from harness.core.trace import Span
 from harness.results.anonymous import Scrubber, safe_name
@@ -117,7 +117,7 @@ class RunFolder:
         self._to_echo: list[str] = []
         self._files: dict[str, AppendOnly] = {}
         try:
-            self._file(STEPS).lock()
+            lock(self._file(STEPS).file, wait=True)
             for name in (SPANS, ROLLOUTS, LOG):
                 self._file(name)
             self.flush()
@@ -324,18 +324,14 @@ class AppendOnly:
         go_on: it may be there already.
 
     Attributes:
+        file: itself, open.
         size: bytes of it.
     """
 
     def __init__(self, path: Path, go_on: bool = False) -> None:
-        self._file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
+        self.file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
         self._pending: list[bytes] = []
-        self.size = self._file.seek(0, os.SEEK_END)
-
-    def lock(self) -> None:
-        """Show that this process lives."""
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.size = self.file.seek(0, os.SEEK_END)
 
     def append(self, lines: bytes) -> None:
         """Keep lines for the next ``flush``."""
@@ -356,17 +352,17 @@ class AppendOnly:
         rest = memoryview(piece)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[self.file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(self.size)
-                self._file.seek(self.size)
+                self.file.truncate(self.size)
+                self.file.seek(self.size)
             raise
         self.size += len(piece)
 
     def close(self) -> None:
         """Close it; closing twice does no harm."""
-        self._file.close()
+        self.file.close()
 
 
 def timestamp(now: datetime) -> str:

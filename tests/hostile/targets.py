@@ -23,7 +23,7 @@ from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
 from harness.results.frames import table_of
-from harness.results.import_command import import_logs
+from harness.results.import_command import read_arm, write_experiment
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
@@ -319,7 +319,7 @@ def import_log(path: Path) -> None:
     refused: UserError | None = None
     for trainer in CROSSWALKS:
         try:
-            folder, _ = import_logs(trainer, {None: path}, path.parent / trainer)
+            folder = write_experiment([read_arm(path, trainer)], path.parent / trainer, trainer)
         except UserError as error:
             refused = error
             continue

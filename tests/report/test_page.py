@@ -65,7 +65,7 @@ def _curves(name: str = "k1") -> Chart:
 
 
 def _bars(name: str = "k1") -> Chart:
-    rows = [(name, "busy", part, 1.0) for part in ("generate", "weight_verify", "wait_for_batch", "no stage", name)]
+    rows = [(name, "busy", part, 1.0) for part in ("generate", "weight_verify", "wait_for_batch", "unattributed", name)]
     frame = pd.DataFrame(rows, columns=["arm", "row", "part", "seconds"])
     table = Table(name, ("stage", name), (("generate", "1.0"), (name, " 2.0")), ("3.1 s in all",))
     return Chart("stages", "Seconds.", "By stage.", lambda: charts.bars(frame, x_label=name), table)

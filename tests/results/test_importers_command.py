@@ -26,7 +26,6 @@ from harness.results.importers.trainers import (
     VERL_ASYNCHRONOUS,
     Crosswalk,
     Entry,
-    Role,
 )
 from tests.event_files import encode_scalars, encode_start
 
@@ -95,7 +94,7 @@ def test_several_logs_are_the_arms_of_one_experiment(tmp_path: Path, capsys: pyt
     (fingerprint,) = {each.machine["fingerprint"] for each in runs.values()}
     assert fingerprint.startswith("unknown-")
     (whole,), _ = gather([out])
-    assert [variant.name for variant in whole.variants] == ["split", "lr=1"]
+    assert list(whole.arms) == ["split", "lr=1"]
 
 
 def test_runs_of_one_machine_are_those_of_one_name(tmp_path: Path) -> None:
@@ -159,17 +158,14 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     assert main(["import", "trl", str(REAL_TRL_LOG), "-o", str(out)]) == 0
     experiments, damaged = gather([out])
     assert damaged == []
-    by_name = {experiment.scenario: experiment.runs[0] for experiment in experiments}
+    by_name = {experiment.scenario: experiment.members[0] for experiment in experiments}
     verl, trl = by_name["verl"], by_name["trl"]
-    assert verl.step_s == 5.0  # the last two of four steps: 4 s, and 4 s with an evaluation of 2 s
-    assert verl.loop_s == 18.0  # 4 x 4 s and an evaluation of 2 s
-    assert verl.stages[Stage.GENERATE].mean_s == 3.0
-    assert verl.last is not None
-    assert verl.last.reward == 0.75
+    assert verl.figures["step_s"] == 5.0  # the last two of four steps: 4 s, and 4 s with an evaluation of 2 s
+    assert verl.figures["loop_s"] == 18.0  # 4 x 4 s and an evaluation of 2 s
+    assert verl.figures["timing_s/generate"] == 3.0
+    assert verl.figures["reward_last"] == 0.75
     assert trl.steps == 6
-    assert trl.kl is not None
-    assert trl.kl.startswith("KL of the policy to the reference (k3, per token) ends at ")
-    assert trl.at_end("kl/reference_k3") == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
+    assert trl.table.metrics["kl/reference_k3"].last == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
     assert verl.manifest.machine["fingerprint"] != trl.manifest.machine["fingerprint"]
 
 
@@ -287,12 +283,6 @@ def test_importing_loads_no_heavy_package(tmp_path: Path) -> None:
 
 
 DOCUMENTED = (VERL, VERL_ASYNCHRONOUS, TRL, OPEN_INSTRUCT)
-WHERE_TO = {
-    Role.STEP: "`wall_s`",
-    Role.STAGE: "stage `{}`",
-    Role.METRIC: "`{}`",
-    Role.VALIDATION: "`{}` (evaluation)",
-}
 
 
 def shown(name: str) -> str:
@@ -306,6 +296,10 @@ def is_renaming(entry: Entry) -> bool:
     return entry.compute is None and not entry.theirs[0].startswith(REST)
 
 
+def where_to(entry: Entry) -> str:
+    return ("stage " if entry.lane else "") + f"`{entry.ours}`" + (" (evaluation)" if entry.is_validation else "")
+
+
 @pytest.mark.parametrize("crosswalk", DOCUMENTED, ids=lambda crosswalk: crosswalk.title)
 def test_the_tables_of_the_documentation_are_the_crosswalks(crosswalk: Crosswalk) -> None:
     """That of verl's asynchronous runs has the lines that differ; what is computed is kept under its own name too."""
@@ -314,8 +308,7 @@ def test_the_tables_of_the_documentation_are_the_crosswalks(crosswalk: Crosswalk
     lines = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     entries = [entry for entry in crosswalk.entries if crosswalk is VERL or entry not in VERL.entries]
     assert [(line[0], line[1], "kept as `imported/...` too" in line[2]) for line in lines] == [
-        (", ".join(map(shown, entry.theirs)), WHERE_TO[entry.role].format(entry.ours), not is_renaming(entry))
-        for entry in entries
+        (", ".join(map(shown, entry.theirs)), where_to(entry), not is_renaming(entry)) for entry in entries
     ]
 
 
@@ -323,8 +316,7 @@ def test_the_tables_of_the_documentation_are_the_crosswalks(crosswalk: Crosswalk
 def test_a_crosswalk_leads_to_what_there_is(crosswalk: Crosswalk) -> None:
     stages = {stage.value for stage in Stage}
     for entry in crosswalk.entries:
-        assert (entry.role is Role.STAGE) == (entry.ours in stages) == bool(entry.lane)
-        assert (entry.role is Role.VALIDATION) == entry.ours.startswith("validation/")
+        assert (entry.ours in stages) == bool(entry.lane)
         for name in entry.theirs:
             plain = name.removeprefix(GROWTH).removeprefix(REST)
             assert name == plain or plain in (*crosswalk.cumulative, *crosswalk.within)

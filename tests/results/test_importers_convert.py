@@ -49,7 +49,7 @@ def convert(crosswalk: Crosswalk, found: Points, **options: Any) -> Converted:
     return converting.convert(found, crosswalk, "log", **options)
 
 
-def metrics(row: dict[str, Any]) -> dict[str, float]:
+def metrics(row: Any) -> dict[str, float]:
     """The values of a row's metrics, whatever their reduction; they all count once."""
     assert all(stored["count"] == 1 for stored in row.metrics.values())
     return {name: next(iter(stored.values())) for name, stored in row.metrics.items()}
@@ -119,7 +119,6 @@ def test_an_evaluation_of_verl_is_outside_of_its_step() -> None:
     assert step_with_evaluation.stages_s["evaluate"] == 30.0
     assert (evaluation.version, evaluation.elapsed_s) == (2, 110.0)
     assert metrics(evaluation)["validation/reward"] == 0.5
-    assert (done.steps, done.evaluations, done.last_step, done.elapsed_s) == (2, 2, 2, 110.0)
 
 
 def test_of_several_validation_rewards_none_is_taken_unless_named() -> None:
@@ -338,7 +337,7 @@ def test_without_seconds_and_clock_they_are_unknown() -> None:
 def test_impossible_seconds_are_left_out_and_counted(bad: float) -> None:
     done = convert(VERL, points((1, VERL_STEP), (2, VERL_STEP | {"timing_s/gen": bad})))
     assert "generate" not in done.rows[1].stages_s
-    assert done.bad_seconds == 1
+    assert "1 times were negative or not finite, and count as unknown" in done.notes
     kept = metrics(done.rows[1])["imported/timing_s/gen"]
     assert kept == bad or (math.isnan(kept) and math.isnan(bad))
 
@@ -352,7 +351,7 @@ def test_an_evaluation_without_a_finite_figure_is_none() -> None:
     log = points((1, {"scores": 0.5, "eval/scores": math.nan}), (2, {"scores": 0.5, "eval/scores": 0.25}))
     done = convert(OPEN_INSTRUCT, log)
     assert [row.version for row in done.rows if row.kind == "evaluation"] == [2]
-    assert done.cautions == {"an evaluation without a single finite figure is left out"}
+    assert "1 evaluations without a single finite figure are left out" in done.notes
 
 
 def test_no_tokens_are_no_division_by_zero() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from harness.cli import main
 from harness.core.errors import UserError
-from harness.results import load_run
 from harness.results.jsonl import Free, decode_json, read_checked
 from harness.results.reader import parse_settings
 
@@ -173,30 +172,14 @@ def test_a_damaged_run_is_left_out_by_name(
         warnings = [line for line in said.err.splitlines() if line.startswith("warning: ")]
         named = [str(experiment / "damaged") in line for line in warnings]
         assert named == ([True] if file in READ_BY[command] else []), (command, warnings)
-        assert {"compare": "s per step", "report": "report: ", "trace": "1 run," if named else "2 runs,"}[
-            command
-        ] in said.out
+        told = {"compare": "s per step", "report": "report: ", "trace": "1 run," if named else "2 runs,"}
+        assert told[command] in said.out
     text = page.read_text()
     assert "s per step" in text
     assert str(tmp_path) not in text
     if file in (COUNTERS, ROLLOUTS):  # no figure rests on them
         assert main(["compare", str(experiment), "--full"]) == 0
         assert all(file in each for each in (text, capsys.readouterr().out))
-
-
-def test_a_damaged_ledger_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
-    shutil.copytree(SOUND, tmp_path / "run")
-    change("outcome", "ledger", "trained", to='{"rollouts": "x", "tokens": 1}')(tmp_path / "run" / MANIFEST)
-    with pytest.raises(UserError, match=r"outcome\.ledger"):
-        _ = load_run(tmp_path / "run").ledger
-
-
-@pytest.mark.parametrize("row", [DEEP, f'{{"kind":"batch","step":{BIG},"groups":[]}}'])
-def test_damaged_groups_are_named_with_their_line(tmp_path: Path, row: str) -> None:
-    shutil.copytree(SOUND, tmp_path / "run")
-    add(row)(tmp_path / "run" / "groups.jsonl")
-    with pytest.raises(UserError, match=r"groups\.jsonl' is damaged at line 2"):
-        load_run(tmp_path / "run").groups()
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

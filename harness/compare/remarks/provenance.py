@@ -81,7 +81,7 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     elif ways != {"step"}:
         yield "The runs ran one after the other, so drift of the machine shows as a difference between them."
     elif any(point != points[0] for point in points):
-        yield "The arms took turns step by step; the points of the sweep ran one after the other."
+        yield "The arms took turns step by step; the values of the sweep ran one after the other."
     else:
         yield "The arms took turns step by step, so a slow phase of the machine affects all of them."
 
