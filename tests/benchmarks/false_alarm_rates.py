@@ -24,10 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.compare import Experiment, gather
-from harness.compare.block_values import paired_runs
+from harness.compare.experiment import Experiment, Member, gather
+from harness.compare.judging import is_same
 from harness.compare.stats import Estimate, of_blocks
-from harness.compare.verdicts import is_same
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
@@ -104,19 +103,22 @@ def _steps_in(path: Path) -> list[dict[str, list[float]]]:
 
 
 def _like_arms(experiment: Experiment) -> Recording:
-    base, other, *more = experiment.variants if len(experiment.variants) > 1 else experiment.variants * 2
-    if base is other or more or not is_same(base, other):
+    arms = [*experiment.arms.values()]
+    if len(arms) != 2 or not is_same(*arms):
         raise UserError(
             "these are not two arms with the same settings",
             where=str(experiment.folder),
             fix="give it an experiment of a scenario against itself",
         )
-    blocks = []
-    for runs in paired_runs(base, other, with_unfinished=False):
-        series = [run.series.measured() for run in runs if run.series is not None]
-        mine, theirs = (dict(zip(item.steps, item.wall_s, strict=True)) for item in series)
-        blocks.append((mine, theirs))
-    return _recording(experiment.scenario, blocks, base.runs[0].manifest.interleaving == "step")
+    by_block = [{run.manifest.block: _seconds(run) for run in runs if run.is_completed} for runs in arms]
+    blocks = [(mine, by_block[1][block]) for block, mine in by_block[0].items() if block in by_block[1]]
+    return _recording(experiment.scenario, blocks, arms[0][0].manifest.interleaving == "step")
+
+
+def _seconds(run: Member) -> dict[int, float]:
+    """Return the seconds of each measured step by its number."""
+    steps, wall_s = (values[run.table.is_measured].tolist() for values in (run.table.steps["step"], run.table.wall_s))
+    return dict(zip(map(int, steps), wall_s, strict=True))
 
 
 def _recording(name: str, blocks: Sequence[tuple[dict[int, float], dict[int, float]]], alternated: bool) -> Recording:

@@ -17,11 +17,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from harness.compare import gather
-from harness.compare.block_values import paired_runs, paired_seconds
+from harness.compare.experiment import gather
+from harness.compare.judging import Judgement, block_seconds, judgements
 from harness.compare.stats import Effect, Verdict, wilson_interval
-from harness.compare.verdicts import Judgement, judgements
-from harness.core.trace import Stage
 from harness.run.experiment import run_scenario
 from harness.scenario import Scenario, load_scenario
 from harness.scenario.load import check_data
@@ -83,15 +81,14 @@ def run_experiment(seed: int, stage: str, delay_s: float, blocks: int) -> Outcom
         run_scenario(scenario_with(seed, stage, delay_s, blocks), Path(folder), quiet=True, show=lambda path: None)
         (experiment,), _ = gather([Path(folder)])
         (found,) = judgements(experiment)
-        base, delayed = experiment.variants
-        pairs = paired_seconds(paired_runs(base, delayed, with_unfinished=True), alternated=True)
-        plain_s = [before.stages[Stage(stage)] for before, _ in pairs]
+        blocks = [block_seconds(*pair, alternated=True) for pair in zip(*experiment.arms.values(), strict=True)]
+        plain_s = [block[0][stage] for block in blocks if block is not None]
     return outcome_of(found, seed, stage, delay_s, median(plain_s))
 
 
 def outcome_of(found: Judgement, seed: int, stage: str, delay_s: float, plain_s: float) -> Outcome:
     """Set an experiment's effects beside what was injected."""
-    return Outcome(seed, stage, delay_s, 1 + delay_s / plain_s, found.step, found.stages)
+    return Outcome(seed, stage, delay_s, 1 + delay_s / plain_s, found.primary, found.effects[1:])
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.report.canvas import Look, arm_looks, label, picture_style, save
-from harness.report.text import markdown_table
+from harness.report.document import Table
+from harness.report.markdown import markdown_table
 from tests.holdout.summary import (
     BASELINES,
     SMALL,
@@ -175,7 +175,7 @@ def stage_table(document: Document) -> Table:
         notes.append(f"Always below: {', '.join(never)}.")
     rows = tuple((arm.arm, arm.tier, *(_stage_cell(arm, stage) for stage in large)) for arm in document.arms)
     title = "Stages: by how much each is off"
-    return Table(title, ("arm", "tier", *large), rows, tuple(notes), words=2, divisible=True)
+    return Table(title, ("arm", "tier", *large), rows, tuple(notes), words=2)
 
 
 def _stage_cell(arm: ArmScore, stage: str) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.compare.figures import run_figures
+from harness.compare.experiment import member_of
 from harness.core import checkpoints
 from harness.core.errors import UserError
 from harness.evaluate.record import read_evaluation
@@ -211,7 +211,7 @@ def read_everything(folder: Path) -> None:
     run = load_run(folder)
     _ = run.settings, run.ledger, run.replaced, run.version_changes
     run.rollouts(), run.groups(), run.discarded(), read_counters(folder)
-    run_figures(run)
+    member_of(table_of(run))
     run_tracks(table_of(run))
 
 
