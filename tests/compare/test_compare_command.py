@@ -333,7 +333,7 @@ def test_comparing_loads_nothing_heavy(results: Path) -> None:
         "import sys\n"
         "from harness.compare.__main__ import main\n"
         "code = main(sys.argv[1:])\n"
-        "heavy = {'torch', 'ray', 'transformers', 'seaborn', 'matplotlib', 'pydantic', 'jinja2'}\n"
+        "heavy = {'torch', 'ray', 'transformers', 'pandas', 'seaborn', 'matplotlib', 'pydantic', 'jinja2'}\n"
         "print('loaded', sorted(heavy & set(sys.modules)), code)\n"
     )
     done = subprocess.run(
