@@ -102,10 +102,8 @@ class CheckpointCost:
         """Return after how many training steps a checkpoint loses least, of those that are written before the next."""
         steps = best_interval_s(self.cost_s, between_failures_s) / self.step_s
         least = max(1, math.ceil(self.pending_s / self.step_s))
-        return min(
-            (max(least, math.floor(steps)), max(least, math.ceil(steps))),
-            key=lambda every: self.lost_share(every, between_failures_s),
-        )
+        nearest = (max(least, round_to(steps)) for round_to in (math.floor, math.ceil))
+        return min(nearest, key=lambda every: self.lost_share(every, between_failures_s))
 
 
 def has_kept_steps(run: Run) -> bool:
@@ -197,7 +195,8 @@ def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures:
         text += f", counts {number(cost.pending_s)} s later"
     if cost.slowed_s:
         text += f", and makes training beside it {number(cost.slowed_s)} s longer"
-    text += f": {_share(share)} of the time with one every {_steps(cost.every)}."
+    every = "training step" if cost.every == 1 else f"{cost.every} training steps"
+    text += f": {_share(share)} of the time with one every {every}."
     if hours_between_failures is None:
         return f"{text} Set checkpoint.hours_between_failures to see which interval loses least."
     return f"{text} {interval_advice(cost, hours_between_failures)}"
@@ -218,7 +217,3 @@ def interval_advice(cost: CheckpointCost, hours_between_failures: float) -> str:
 
 def _share(value: float) -> str:
     return f"{number(100 * value)}%"
-
-
-def _steps(count: int) -> str:
-    return "training step" if count == 1 else f"{count} training steps"

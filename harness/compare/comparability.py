@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from harness.compare.environment import (
     DIFFERENCES,
     NOT_INSTALLED,
-    UNKNOWN,
-    environment,
+    environment_values,
+    machine_facts,
     on_gpu,
     recorded_by_all,
 )
@@ -75,7 +75,7 @@ def _shown_values(name: str, manifests: Sequence[Manifest]) -> list[str]:
     if name == "versions":
         return _what_is_unlike([value.split(", ") for value in values])
     if name == "machine":
-        facts = [environment(manifest).facts.split(", ") for manifest in manifests]
+        facts = [machine_facts(manifest) for manifest in manifests]
         return _what_is_unlike([[*own, f"fingerprint {value}"] for own, value in zip(facts, values, strict=True)])
     return values
 
@@ -84,22 +84,6 @@ def _what_is_unlike(facts: Sequence[Sequence[str]]) -> list[str]:
     """Return of each run the facts that not all runs share."""
     alike = set(facts[0]).intersection(*facts)
     return [", ".join(fact for fact in own if fact not in alike) or NOT_INSTALLED for own in facts]
-
-
-def environment_values(manifest: Manifest) -> dict[str, str]:
-    """Return what a run has of each of ``DIFFERENCES``; equal texts are alike.
-
-    The GPU's driver, limits of power and clocks are part of the machine. A thread count that was not recorded is
-    unlike one that was.
-    """
-    versions = sorted(f"{name} {version}" for name, version in manifest.versions.items() if version)
-    return {
-        "machine": str(manifest.machine.get("fingerprint") or UNKNOWN),
-        "versions": ", ".join(versions),
-        "threads": UNKNOWN if manifest.threads is None else plural(manifest.threads, "thread"),
-        "commit": manifest.commit or UNKNOWN,
-        "simulation": manifest.simulated or "took place",
-    }
 
 
 def threads_are_set(before: Sequence[Member], after: Sequence[Member]) -> bool:
@@ -132,7 +116,7 @@ def unlike_settings(before: Sequence[Member], after: Sequence[Member], allowed: 
     keys = dict.fromkeys(key for table in tables for key in table)
     unlike = []
     for key in keys:
-        values = dict.fromkeys(_shown(table, key) for table in tables)
+        values = dict.fromkeys(str(table.get(key, _NOT_SAVED)) for table in tables)
         if len(values) > 1 and not is_allowed(key, allowed):
             unlike.append(f"{key} ({', '.join(values)})")
     if not unlike:
@@ -169,10 +153,6 @@ def compared_settings(runs: Sequence[Member]) -> list[dict[str, Any]]:
     return tables
 
 
-def _shown(table: Mapping[str, Any], key: str) -> str:
-    return str(table[key]) if key in table else _NOT_SAVED
-
-
 def duplicates(runs: Sequence[Member]) -> list[str]:
     """Name runs of one arm that claim the same block and seed: which of them counts cannot be told."""
     places: dict[tuple[str, int | None, int], list[Member]] = {}
@@ -202,6 +182,5 @@ def as_far_as_they_got(effect: Effect, before: Sequence[Member], after: Sequence
     of = len(before) + len(after)
     reason = f"{len(unfinished)} of {of} runs did not finish"
     more = f"; {effect.reason}" if effect.reason and effect.verdict is Verdict.INCONCLUSIVE else ""
-    left = replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more)
-    left = replace(left, p=None, p_adjusted=None)
+    left = replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more, p=None, p_adjusted=None)
     return replace(left, low=None, high=None, minimum_effect=None) if dead else left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from string import ascii_uppercase
 
 from harness.compare.experiment import Experiment, Member
@@ -14,6 +14,7 @@ from harness.results.manifest import COMPUTE_NOTHING, VALIDATION_PROMPTS
 from harness.results.reader import flat_settings
 
 DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
+GROUPED_BY = ("simulation", "machine", "versions", "threads")
 UNKNOWN, NOT_INSTALLED = "unknown", "none"
 _LIMITS = {
     "driver": "driver {}",
@@ -26,97 +27,82 @@ _LIMITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
-    """What a run's seconds depend on beside its scenario. Equal ones belong together; it can be a dict's key.
-
-    Attributes:
-        machine: fingerprint of the kind of machine.
-        versions: (package, version) in order of the names.
-        threads: None in runs of before it was written.
-        facts: processor, cores, memory, GPUs and their driver and limits in words; they follow from the machine.
-        simulated: name of the machine profile by which the runs were simulated; None where they took place.
-    """
-
-    machine: str
-    versions: tuple[tuple[str, str], ...]
-    threads: int | None
-    facts: str
-    simulated: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Everything in one line for people."""
-        profile = [] if self.simulated is None else [self.profile_in_words]
-        threads = [] if self.threads is None else [self.threads_in_words]
-        return ", ".join([*profile, self.machine_in_words, *threads, *(" ".join(pair) for pair in self.versions)])
-
-    @property
-    def profile_in_words(self) -> str:
-        """The machine profile of simulated runs."""
-        return "not simulated" if self.simulated is None else f"simulated by the profile {self.simulated}"
-
-    @property
-    def machine_in_words(self) -> str:
-        """Facts and fingerprint of the machine."""
-        return f"{self.facts} (machine {self.machine})"
-
-    @property
-    def threads_in_words(self) -> str:
-        """The thread count."""
-        return "unknown thread count" if self.threads is None else plural(self.threads, "thread")
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
-    """The runs of one environment.
+    """The runs that share machine, versions, threads and whether they were simulated.
 
     Attributes:
         letter: its short name in tables: A, B and so on in the order of the experiments.
+        values: what they share, in the order of ``GROUPED_BY``.
         runs: how many runs belong to it.
         differs: what sets it apart from the other groups, in words; empty for a single group.
         on_gpu: whether all of them compute on a GPU.
     """
 
     letter: str
-    environment: Environment
+    values: tuple[str, ...]
     runs: int
     differs: str
     on_gpu: bool = False
 
 
-def environment(manifest: Manifest) -> Environment:
-    """Return the environment of a run."""
-    machine = manifest.machine
+def environment_values(manifest: Manifest) -> dict[str, str]:
+    """Return what a run has of each of ``DIFFERENCES``; equal texts are alike.
+
+    The GPU's driver, limits of power and clocks are part of the machine. A thread count that was not recorded is
+    unlike one that was.
+    """
+    versions = sorted(f"{name} {version}" for name, version in manifest.versions.items() if version)
+    return {
+        "machine": str(manifest.machine.get("fingerprint") or UNKNOWN),
+        "versions": ", ".join(versions),
+        "threads": UNKNOWN if manifest.threads is None else plural(manifest.threads, "thread"),
+        "commit": manifest.commit or UNKNOWN,
+        "simulation": manifest.simulated or "took place",
+    }
+
+
+def machine_facts(manifest: Manifest, with_limits: bool = True) -> list[str]:
+    """Name processor, cores, memory and GPUs of a run's machine.
+
+    Args:
+        with_limits: also driver, power and clocks of GPUs, where the run took place; older runs know no driver.
+    """
+    machine, gpus = manifest.machine, manifest.machine.get("gpus")
     facts = [str(machine.get("cpu") or "unknown CPU")]
-    if machine.get("cores"):
-        facts.append(plural(machine["cores"], "core"))
-    if machine.get("memory_gib"):
-        facts.append(f"{machine['memory_gib']} GiB")
-    return Environment(
-        machine=str(machine.get("fingerprint") or UNKNOWN),
-        versions=tuple(sorted((name, str(version)) for name, version in manifest.versions.items() if version)),
-        threads=manifest.threads,
-        facts=", ".join([*facts, *_gpu_words(machine.get("gpus"), recorded=manifest.simulated is None)]),
-        simulated=manifest.simulated,
-    )
+    facts += [plural(machine["cores"], "core")] if machine.get("cores") else []
+    facts += [f"{machine['memory_gib']} GiB"] if machine.get("memory_gib") else []
+    known = [gpu if isinstance(gpu, dict) else {"name": gpu} for gpu in gpus] if isinstance(gpus, list) else []
+    if known:
+        facts.append(f"{len(known)} x {' and '.join(sorted({str(gpu.get('name')) for gpu in known}))}")
+    for key, form in _LIMITS.items() if known and with_limits and manifest.simulated is None else ():
+        values = {str(gpu.get(key) or UNKNOWN) for gpu in known}
+        if values != {UNKNOWN} or key == "driver":
+            facts.append(form.format(" and ".join(sorted(values))))
+    return facts
 
 
 def groups(experiments: Iterable[Experiment]) -> list[Group]:
     """Return the groups of the experiments' runs, in the order in which the experiments show them."""
-    members: dict[Environment, list[Member]] = {}
+    members: dict[tuple[str, ...], list[Member]] = {}
     for experiment in experiments:
         for member in experiment.members:
-            members.setdefault(environment(member.manifest), []).append(member)
+            members.setdefault(_values(member), []).append(member)
+    firsts = [runs[0].manifest for runs in members.values()]
     return [
-        Group(group_letter(index), item, len(runs), _what_differs(item, list(members)), all(map(on_gpu, runs)))
-        for index, (item, runs) in enumerate(members.items())
+        Group(group_letter(index), values, len(runs), _what_differs(firsts[index], firsts), all(map(on_gpu, runs)))
+        for index, (values, runs) in enumerate(members.items())
     ]
+
+
+def _values(member: Member) -> tuple[str, ...]:
+    values = environment_values(member.manifest)
+    return tuple(values[name] for name in GROUPED_BY)
 
 
 def letters_of(experiment: Experiment, every: Sequence[Group]) -> str:
     """Return the letters of the groups that an experiment's runs belong to, such as ``A`` or ``A+B``."""
-    present = {environment(member.manifest) for member in experiment.members}
-    return "+".join(group.letter for group in every if group.environment in present)
+    present = set(map(_values, experiment.members))
+    return "+".join(group.letter for group in every if group.values in present)
 
 
 def legend(every: Sequence[Group]) -> tuple[str, ...]:
@@ -124,10 +110,9 @@ def legend(every: Sequence[Group]) -> tuple[str, ...]:
     if len(every) < 2:
         return ()
     sentences = [f"{group.letter} ({plural(group.runs, 'run')}): {group.differs}." for group in every]
-    alike: dict[tuple[bool, Environment], list[str]] = {}
+    alike: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for group in every:
-        known = replace(group.environment, threads=None) if group.on_gpu else group.environment
-        alike.setdefault((group.on_gpu, known), []).append(group.letter)
+        alike.setdefault((group.on_gpu, group.values[: -1 if group.on_gpu else None]), []).append(group.letter)
     if len(alike) > 1:
         sentences.append("Compare seconds within one of these groups only.")
     same = [listed(letters) for letters in alike.values() if len(letters) > 1]
@@ -147,57 +132,32 @@ def group_letter(index: int) -> str:
     return letters
 
 
-def _what_differs(item: Environment, every: Sequence[Environment]) -> str:
-    """Name the machine, threads and package versions of a group where not all groups share them."""
-    words = []
-    if len({other.simulated for other in every}) > 1:
-        words.append(item.profile_in_words)
-    if len({other.machine for other in every}) > 1:
-        words.append(item.machine_in_words)
-    if len({other.threads for other in every}) > 1:
-        words.append(item.threads_in_words)
-    mine, versions = dict(item.versions), [dict(other.versions) for other in every]
-    for name in sorted({name for known in versions for name in known}):
-        if len({known.get(name) for known in versions}) > 1:
-            words.append(f"{name} {mine[name]}" if name in mine else f"no {name}")
+def _what_differs(own: Manifest, every: Sequence[Manifest]) -> str:
+    """Say what a group has of that which not all groups share."""
+    known, words = [environment_values(each) for each in every], []
+    apart = {name for name in GROUPED_BY if len({values[name] for values in known}) > 1}
+    if "simulation" in apart:
+        words.append("not simulated" if own.simulated is None else f"simulated by the profile {own.simulated}")
+    if "machine" in apart:
+        words.append(f"{', '.join(machine_facts(own))} (machine {environment_values(own)['machine']})")
+    if "threads" in apart:
+        words.append("unknown thread count" if own.threads is None else plural(own.threads, "thread"))
+    for name in sorted({name for each in every for name in each.versions}):
+        if len({each.versions.get(name) or None for each in every}) > 1:
+            words.append(f"{name} {own.versions[name]}" if own.versions.get(name) else f"no {name}")
     return ", ".join(words)
-
-
-def _gpu_words(gpus: object, recorded: bool) -> list[str]:
-    """Name GPUs and, where those of a machine were ``recorded``, driver and limits; older runs know no driver."""
-    known = _gpus(gpus)
-    if not known:
-        return []
-    words = [f"{len(known)} x {' and '.join(sorted({str(gpu.get('name')) for gpu in known}))}"]
-    for key, form in _LIMITS.items() if recorded else ():
-        values = {str(gpu.get(key) or UNKNOWN) for gpu in known}
-        if values != {UNKNOWN} or key == "driver":
-            words.append(form.format(" and ".join(sorted(values))))
-    return words
-
-
-def _gpus(gpus: object) -> list[dict[str, object]]:
-    """Return what is known of each GPU; older runs know names only."""
-    return [gpu if isinstance(gpu, dict) else {"name": gpu} for gpu in gpus] if isinstance(gpus, list) else []
 
 
 def origin(experiment: Experiment) -> str:
     """Describe machine, versions and code of the first run in one line."""
     manifest = experiment.members[0].manifest
-    machine = manifest.machine
     if experiment.members[0].figures["is_imported"]:
-        return str(machine.get("missing", {}).get("cpu") or "imported from another trainer's log")
+        return str(manifest.machine.get("missing", {}).get("cpu") or "imported from another trainer's log")
     parts = [f"SIMULATED by the machine profile {experiment.simulated}"] if experiment.simulated else []
-    parts.append(str(machine.get("cpu") or "unknown CPU"))
-    if machine.get("cores"):
-        parts.append(plural(int(machine["cores"]), "core"))
+    parts += machine_facts(manifest, with_limits=False)
+    parts += [] if manifest.machine.get("gpus") else ["no GPU seen"]
     if manifest.threads and len({member.manifest.threads for member in experiment.members}) == 1:
         parts.append(plural(manifest.threads, "thread"))
-    if machine.get("memory_gib"):
-        parts.append(f"{machine['memory_gib']} GiB")
-    gpus = _gpus(machine.get("gpus"))
-    names = dict.fromkeys(str(gpu.get("name")) for gpu in gpus)
-    parts.append(f"{len(gpus)} x {', '.join(names)}" if gpus else "no GPU seen")
     parts += [f"{name} {manifest.versions[name]}" for name in ("torch", "python") if manifest.versions.get(name)]
     if manifest.commit:
         parts.append(f"commit {manifest.commit[:7]}" + (" with uncommitted changes" if manifest.dirty else ""))
@@ -234,17 +194,17 @@ def unlike(members: Sequence[Member]) -> list[str]:
             f"{plural(simulated, 'run')} of {len(members)} were simulated and the others are real: a difference "
             "between the two may be an error of the simulation."
         )
-    machines = _distinct(str(manifest.machine.get("fingerprint", UNKNOWN)) for manifest in manifests)
+    machines = dict.fromkeys(str(manifest.machine.get("fingerprint", UNKNOWN)) for manifest in manifests)
     if len(machines) > 1:
         kinds = f"{len(machines)} kinds of machine ({', '.join(machines)})"
         sentences.append(f"The runs come from {kinds}: seconds cannot be compared.")
     systems = [_system(manifest.machine.get("os")) for manifest in manifests if manifest.simulated is None]
-    known = _distinct(name for name in systems if name != UNKNOWN)
+    known = dict.fromkeys(name for name in systems if name != UNKNOWN)
     sentences += _differ("operating systems", known)
     if known and UNKNOWN in systems:
         unknown = plural(systems.count(UNKNOWN), "run")
         sentences.append(f"The operating system of {unknown} is unknown; of the others it is {', '.join(known)}.")
-    for name in _distinct(name for manifest in manifests for name in manifest.versions):
+    for name in dict.fromkeys(name for manifest in manifests for name in manifest.versions):
         versions = [str(manifest.versions.get(name) or NOT_INSTALLED) for manifest in manifests]
         sentences += _differ(f"versions of {name}", versions)
     threads = _differ("thread counts", (str(item.threads) for item in manifests if item.threads is not None))
@@ -280,7 +240,7 @@ def _input_in_words(manifest: Manifest, name: str) -> str:
 
 
 def _differ(what: str, values: Iterable[str]) -> list[str]:
-    distinct = _distinct(values)
+    distinct = dict.fromkeys(values)
     return [f"The {what} differ: {', '.join(distinct)}."] if len(distinct) > 1 else []
 
 
@@ -289,8 +249,3 @@ def _system(os: object) -> str:
     if not isinstance(os, dict):
         return UNKNOWN
     return f"{os.get('distribution') or os.get('system')} (kernel {os.get('kernel')})"
-
-
-def _distinct(items: Iterable[str]) -> list[str]:
-    """Return the distinct values in the order of their first appearance."""
-    return list(dict.fromkeys(items))

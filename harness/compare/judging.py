@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import log, log1p
 from statistics import fmean
 
@@ -37,7 +38,6 @@ from harness.compare.stats import (
 from harness.compare.steadiness import steadiness_notes, warm_up_reasons
 from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.core.trace import Stage
-from harness.results.frames import Numbers
 from harness.results.rows import SPEED_PROBE
 
 Members = Sequence[Member]
@@ -119,18 +119,17 @@ def judgements(
         for other in experiment.arms
         if other != base
     ]
-    arms = iter(_judged([draft for draft in drafts if not draft.is_noise_floor]))
-    judged = [_judged([draft])[0] if draft.is_noise_floor else next(arms) for draft in drafts]
+    arms = iter(_judged([draft for draft in drafts if not draft.judgement.is_noise_floor]))
+    judged = [_judged([draft])[0] if draft.judgement.is_noise_floor else next(arms) for draft in drafts]
     if is_of_logs(experiment):
-        judged = [_over_steps(item, experiment) for item in judged]
+        runs = {arm: members[0] for arm, members in experiment.arms.items()}
+        judged = [
+            replace(item, effects=tuple(over_steps(effect, runs[base], runs[item.other]) for effect in item.effects))
+            for item in judged
+        ]
     floor = next((item.primary for item in judged if item.is_noise_floor), None)
     judged = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in judged]
     return _told_of_faster(judged, experiment, base)
-
-
-def _over_steps(item: Judgement, experiment: Experiment) -> Judgement:
-    (base,), (other,) = experiment.arms[item.base], experiment.arms[item.other]
-    return replace(item, effects=tuple(over_steps(effect, base, other) for effect in item.effects))
 
 
 def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) -> list[Judgement]:
@@ -163,17 +162,12 @@ def judge_against(
 
 @dataclass(frozen=True)
 class _Draft:
-    """What is to be judged of two arms, ``before`` and ``after`` being their runs; see ``Judgement``."""
+    """A judgement without its effects, the runs of both arms, and what is to be judged of them."""
 
-    base: str
-    other: str
+    judgement: Judgement
     before: Members
     after: Members
     comparisons: Sequence[Comparison]
-    alternated: bool | None = None
-    cautions: tuple[str, ...] = ()
-    no_gate: str | None = None
-    is_noise_floor: bool = False
 
 
 def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
@@ -182,19 +176,10 @@ def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
     deciding, rest = judge(primary, [item for draft in drafts for item in draft.comparisons[1:]])
     judged, left = list[Judgement](), iter(rest)
     for draft, first in zip(drafts, deciding, strict=True):
-        effects = [first, *(next(left) for _ in draft.comparisons[1:])]
-        judged.append(
-            Judgement(
-                draft.base,
-                draft.other,
-                tuple(as_far_as_they_got(effect, draft.before, draft.after) for effect in effects),
-                draft.alternated,
-                cautions=draft.cautions,
-                no_gate=draft.no_gate,
-                is_noise_floor=draft.is_noise_floor,
-                unfinished=sum(not member.is_completed for member in (*draft.before, *draft.after)),
-            )
-        )
+        effects = [first, *islice(left, len(draft.comparisons) - 1)]
+        effects = [as_far_as_they_got(effect, draft.before, draft.after) for effect in effects]
+        unfinished = sum(not member.is_completed for member in (*draft.before, *draft.after))
+        judged.append(replace(draft.judgement, effects=tuple(effects), unfinished=unfinished))
     return judged
 
 
@@ -210,18 +195,16 @@ def _draft(
     """Prepare two arms of one experiment."""
     before, after = experiment.arms[base], experiment.arms[other]
     refused = tuple(why_not_comparable(before, after, allowed, one_command=True))
-    draft = _Draft(
-        *(base, other, before, after, ()),
-        no_gate=unlike_threads(before, after, allowed),
-        is_noise_floor=is_same(before, after),
+    judgement = Judgement(
+        *(base, other, ()), no_gate=unlike_threads(before, after, allowed), is_noise_floor=is_same(before, after)
     )
     steady, of_one_point = tuple(steadiness_notes(experiment, [base, other])), _point(before) == _point(after)
     if before[0].manifest.block is None and not of_one_point:  # points of a sweep, one after the other
         apart = of_occasions(*([values] if values else [] for values in (_log_seconds(before), _log_seconds(after))))
         step = Comparison(STEP, apart, threshold, not_comparable=refused, undecided=NOT_IN_TURN)
-        return replace(draft, comparisons=[step], cautions=steady)
+        return _Draft(replace(judgement, cautions=steady), before, after, [step])
     alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
-    pairs = _paired(before, after, with_unfinished=alternated)
+    pairs = paired_runs(before, after, with_unfinished=alternated)
     blocks = [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
     warming = warm_up_reasons({base: before, other: after})
     undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
@@ -230,7 +213,7 @@ def _draft(
     ]
     if not endpoint.is_step:
         # a run that diverged has its last reward, and no time
-        judged = _paired(before, after, with_unfinished=True) if endpoint.is_difference else pairs
+        judged = paired_runs(before, after, with_unfinished=True) if endpoint.is_difference else pairs
         values = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
         ratios = [log(theirs / mine) for mine, theirs in values if mine is not None and theirs is not None]
         reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
@@ -238,7 +221,7 @@ def _draft(
         comparisons.insert(0, replace(deciding, undecided="; ".join(reasons) or None))
     unstable = [] if drift is None or drift.sentence is None else [drift.sentence]
     cautions = (*unstable, *steady, *_unequal_work(experiment, base, other))
-    return replace(draft, comparisons=comparisons, alternated=alternated, cautions=cautions)
+    return _Draft(replace(judgement, alternated=alternated, cautions=cautions), before, after, comparisons)
 
 
 def _unmeasured(blocks: int, of: int) -> list[str]:
@@ -252,10 +235,8 @@ def _draft_against(
     """Prepare an arm and the occasions of a baseline."""
     measured, after = baseline.runs_for(other), experiment.arms[other]
     before = [member for members in measured for member in members]
-    reasons = []
     scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in baseline.occasions), experiment.scenario]))
-    if len(scenarios) > 1:
-        reasons.append(f"they are runs of the scenarios {listed(scenarios)}")
+    reasons = [f"they are runs of the scenarios {listed(scenarios)}"] if len(scenarios) > 1 else []
     refused = (*reasons, *why_not_comparable(before, after, allowed, one_command=False))
     known = [seconds for members in measured if (seconds := _log_seconds(members))]
     new = [seconds for seconds in [_log_seconds(after)] if seconds]
@@ -273,10 +254,10 @@ def _draft_against(
     name = f"{baseline.arms_for(other)[-1]} of {newest.scenario}/{newest.name}"
     name += f" and {earlier} earlier" if earlier else ""
     cautions = (*baseline.cautions(), *unlike([*before, *after]), *steadiness_notes(experiment, [other]))
-    return _Draft(name, other, before, after, comparisons, cautions=cautions)
+    return _Draft(Judgement(name, other, (), cautions=cautions), before, after, comparisons)
 
 
-def _paired(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
+def paired_runs(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
     """Return the runs of two arms that share a block, in the order in which the blocks ran.
 
     Args:
@@ -308,30 +289,19 @@ def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seco
         alternated: whether the arms took turns by step: then only the steps that both have count, so that the two means
             share the machine's slow moments.
     """
-    kept = [_timed(member) for member in (before, after)]
+    mine, theirs = (member.table.is_measured & (member.table.wall_s > 0) for member in (before, after))
     if alternated:
-        steps = [member.table.steps["step"] for member in (before, after)]
-        kept = [
-            own & np.isin(mine, theirs[other])
-            for own, mine, other, theirs in zip(kept, steps, kept[::-1], steps[::-1], strict=True)
-        ]
-    if not all(own.any() for own in kept):
-        return None
-    return _means(before, kept[0]), _means(after, kept[1])
-
-
-def _timed(member: Member) -> np.ndarray:
-    return member.table.is_measured & (member.table.wall_s > 0)
+        steps, others = before.table.steps["step"], after.table.steps["step"]
+        mine, theirs = mine & np.isin(steps, others[theirs]), theirs & np.isin(others, steps[mine])
+    return (_means(before, mine), _means(after, theirs)) if mine.any() and theirs.any() else None
 
 
 def _means(member: Member, kept: np.ndarray) -> Seconds:
-    count = int(kept.sum())
-
-    def mean(seconds: Numbers) -> float:
-        return float(sum(seconds[kept].tolist())) / count
-
-    stages = {stage.value: mean(seconds) for stage, seconds in member.stages_s.items() if not stage.is_wait}
-    return {STEP: mean(member.table.wall_s)} | {stage: seconds for stage, seconds in stages.items() if seconds > 0}
+    columns = {STEP: member.table.wall_s} | {
+        stage.value: seconds for stage, seconds in member.stages_s.items() if not stage.is_wait
+    }
+    means = {name: float(sum(seconds[kept].tolist())) / int(kept.sum()) for name, seconds in columns.items()}
+    return {name: mean for name, mean in means.items() if mean > 0}
 
 
 def _step_and_stages(blocks: Sequence[tuple[Seconds, Seconds]], threshold: float) -> list[Comparison]:
@@ -349,15 +319,12 @@ def _step_and_stages(blocks: Sequence[tuple[Seconds, Seconds]], threshold: float
             comparisons.append(Comparison(name, ratios, limit))
         elif any(mine or theirs for mine, theirs in seconds):
             added = [
-                _added(theirs - mine, before[STEP]) for (mine, theirs), (before, _) in zip(seconds, blocks, strict=True)
+                (theirs - mine) / before[STEP] for (mine, theirs), (before, _) in zip(seconds, blocks, strict=True)
             ]
-            comparisons.append(Comparison(name, of_blocks(added), threshold, True))
+            # less than 0 is the opposite of what as many more seconds would give
+            logs = [log1p(share) if share >= 0 else -log1p(-share) for share in added]
+            comparisons.append(Comparison(name, of_blocks(logs), threshold, True))
     return comparisons
-
-
-def _added(seconds: float, step: float) -> float:
-    """Return log((step + seconds) / step), and for less than 0 the opposite of what as many more would give."""
-    return log1p(seconds / step) if seconds >= 0 else -log1p(-seconds / step)
 
 
 def _log_seconds(members: Members) -> list[float]:
@@ -376,18 +343,17 @@ def _log_values(members: Members, endpoint: Endpoint) -> list[float]:
 def _unequal_work(experiment: Experiment, base: str, other: str) -> list[str]:
     """Say where an arm may be faster because it generated less, or slower because it generated more."""
 
-    def tokens_per_step(arm: str) -> float | None:
-        totals = [
+    mine, theirs = (
+        [
             tokens / len(member.table)
             for member in experiment.arms[arm]
             if (tokens := member.figures.get("mean/response_tokens")) is not None and len(member.table)
         ]
-        return fmean(totals) if totals else None
-
-    mine, theirs = tokens_per_step(other), tokens_per_step(base)
-    if mine is None or not theirs or abs(mine / theirs - 1) < UNEQUAL_WORK:
+        for arm in (other, base)
+    )
+    if not mine or not theirs or not fmean(theirs) or abs(fmean(mine) / fmean(theirs) - 1) < UNEQUAL_WORK:
         return []
-    tokens = f"{other} generated {change(mine / theirs)} tokens per step against {base}"
+    tokens = f"{other} generated {change(fmean(mine) / fmean(theirs))} tokens per step against {base}"
     return [f"{tokens}, so they did not do equal work; sampling.pinned_lengths makes them"]
 
 

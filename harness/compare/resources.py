@@ -1,31 +1,22 @@
 """What a run used, and what stood in its way: figures from its counters, and sentences on contention.
 
-A window is (start, end) in nanoseconds of the run's clock, such as ``loop_window`` returns. What
-the counters do not tell is None, never 0, and ``missing`` says why.
+A window is (start, end) in nanoseconds of the run's clock, such as ``loop_window`` returns. What the counters do not
+tell is None, never 0.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from statistics import median
+from statistics import fmean, median
 
 from harness.compare.numbers import number, percent
 from harness.core.intervals import Interval, clip
 from harness.core.trace import Span, Stage
-from harness.results.counters import (
-    DRIVER,
-    HOST,
-    SAMPLER,
-    CounterRow,
-    Sample,
-    reasons,
-    sources,
-    split_source,
-    stretches,
-)
+from harness.results.counters import HOST, SAMPLER, CounterRow, Sample, reasons, sources, split_source, stretches
 
 
 class InterpolatedCounter:
@@ -65,15 +56,19 @@ class InterpolatedCounter:
 
     def mean(self, window: Interval) -> float | None:
         """Return the mean over the window's stretches; a single sample in it is its own mean; None without any."""
-        covered_ns = self.covered_ns(window)
-        if covered_ns:
+        if covered_ns := self.covered_ns(window):
             return self.area(window) / covered_ns
         inside = self.inside(window)
-        return sum(inside) / len(inside) if inside else None
+        return fmean(inside) if inside else None
 
     def peak(self, window: Interval) -> float | None:
         """Return the largest sample in the window; None without any."""
         return max(self.inside(window), default=None)
+
+    def share_above_zero(self, window: Interval) -> float | None:
+        """Return the share of the samples in the window that are above 0; None without any."""
+        inside = self.inside(window)
+        return sum(value > 0 for value in inside) / len(inside) if inside else None
 
     def inside(self, window: Interval) -> list[float]:
         """Return the samples in the window, both ends included."""
@@ -116,48 +111,25 @@ class ProcessFigures:
     cores: float | None
     peak_rss_bytes: float | None
     peak_threads: float | None
-    missing: Mapping[str, str]
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        """Its lanes; none for the driver, which has every lane that no other process has."""
-        name = split_source(self.source)[1]
-        return () if name == DRIVER else tuple(name.split("+"))
 
 
 def process_figures(rows: Sequence[CounterRow], window: Interval) -> list[ProcessFigures]:
     """Return the figures of each process of the run, the sampler not among them."""
-    named = [(source, split_source(source)[1]) for source in sources(rows)]
-    processes = [
-        source for source, name in named if not (name in (HOST, SAMPLER) or name.startswith("gpu") or ":" in name)
-    ]
-    return [_process(rows, source, window) for source in processes]
+    figures = []
+    for source in sources(rows):
+        name = split_source(source)[1]
+        if name in (HOST, SAMPLER) or name.startswith("gpu") or ":" in name:
+            continue
+        cpu, memory, threads = (interpolated(rows, source, counter) for counter in ("cpu_s", "rss_bytes", "threads"))
+        cpu_s = cpu.growth(window)
+        cores = None if cpu_s is None else cpu_s * 1e9 / cpu.covered_ns(window)
+        figures.append(ProcessFigures(source, cpu_s, cores, memory.peak(window), threads.peak(window)))
+    return figures
 
 
 def sampling_cpu_s(rows: Sequence[CounterRow], window: Interval) -> float | None:
     """Return the CPU seconds of the sampler on the run's own machine; None where nothing was sampled."""
     return interpolated(rows, SAMPLER, "cpu_s").growth(window)
-
-
-def _process(rows: Sequence[CounterRow], source: str, window: Interval) -> ProcessFigures:
-    cpu = interpolated(rows, source, "cpu_s")
-    cpu_s = cpu.growth(window)
-    figures = {
-        "cpu_s": cpu_s,
-        "cores": None if cpu_s is None else cpu_s * 1e9 / cpu.covered_ns(window),
-        "peak_rss_bytes": interpolated(rows, source, "rss_bytes").peak(window),
-        "peak_threads": interpolated(rows, source, "threads").peak(window),
-    }
-    counters = {"cpu_s": "cpu_s", "cores": "cpu_s", "peak_rss_bytes": "rss_bytes", "peak_threads": "threads"}
-    return ProcessFigures(source, **figures, missing=_missing(rows, source, figures, counters))
-
-
-def _missing(
-    rows: Sequence[CounterRow], source: str, figures: Mapping[str, float | None], counters: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the reason of each figure that is None: that of the counter it is made from."""
-    known = reasons(rows, source)
-    return {name: known.get(counters[name], NOT_SAMPLED) for name, value in figures.items() if value is None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +139,6 @@ class GpuFigures:
     Attributes:
         mean_utilisation: share of the time in which any kernel was resident, in [0, 1].
         energy_j: by the board's energy counter.
-        integrated_j: its power over the same time, added up: a check of the counter.
         throttled_share: of the time in which something held its clock down.
     """
 
@@ -176,47 +147,22 @@ class GpuFigures:
     peak_memory_bytes: float | None
     mean_power_w: float | None
     energy_j: float | None
-    integrated_j: float | None
     throttled_share: float | None
-    missing: Mapping[str, str]
-
-
-_GPU_FIGURES = {
-    "mean_utilisation": "utilisation",
-    "peak_memory_bytes": "memory_used_bytes",
-    "mean_power_w": "power_w",
-    "energy_j": "energy_j",
-    "integrated_j": "power_w",
-    "throttled_share": "throttled",
-}
 
 
 def gpu_figures(rows: Sequence[CounterRow], window: Interval) -> tuple[list[GpuFigures], str | None]:
     """Return the figures of each GPU; none, and why, where there is no GPU to be read."""
-    named = [(source, split_source(source)[1]) for source in sources(rows)]
-    gpus = [source for source, name in named if name.startswith("gpu") and name != "gpu"]
-    if gpus:
-        return [_gpu(rows, source, window) for source in gpus], None
-    return [], reasons(rows, "gpu").get("gpu", NOT_SAMPLED)
-
-
-def _gpu(rows: Sequence[CounterRow], source: str, window: Interval) -> GpuFigures:
-    power, energy = interpolated(rows, source, "power_w"), interpolated(rows, source, "energy_j")
-    figures = {
-        "mean_utilisation": interpolated(rows, source, "utilisation").mean(window),
-        "peak_memory_bytes": interpolated(rows, source, "memory_used_bytes").peak(window),
-        "mean_power_w": power.mean(window),
-        "energy_j": energy.growth(window),
-        "integrated_j": power.area(window) / 1e9 if power.covered_ns(window) else None,
-        "throttled_share": _share_above_zero(interpolated(rows, source, "throttled"), window),
-    }
-    return GpuFigures(source, **figures, missing=_missing(rows, source, figures, _GPU_FIGURES))
-
-
-def _share_above_zero(counter: InterpolatedCounter, window: Interval) -> float | None:
-    """Return the share of the samples in the window that are above 0; None without any."""
-    inside = counter.inside(window)
-    return sum(value > 0 for value in inside) / len(inside) if inside else None
+    figures = []
+    for source in sources(rows):
+        name = split_source(source)[1]
+        if name.startswith("gpu") and name != "gpu":
+            used, memory, power, energy, throttled = (
+                interpolated(rows, source, counter)
+                for counter in ("utilisation", "memory_used_bytes", "power_w", "energy_j", "throttled")
+            )
+            means = used.mean(window), memory.peak(window), power.mean(window)
+            figures.append(GpuFigures(source, *means, energy.growth(window), throttled.share_above_zero(window)))
+    return figures, None if figures else reasons(rows, "gpu").get("gpu", NOT_SAMPLED)
 
 
 def contention(rows: Sequence[CounterRow], window: Interval) -> list[str]:
@@ -269,28 +215,26 @@ def _taken_cores(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
 
 
 def _throttling(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
-    seconds = interpolated(rows, HOST, "throttled_s").growth(window)
-    if seconds:
+    if seconds := interpolated(rows, HOST, "throttled_s").growth(window):
         yield f"The CPU limit of the cgroup held it back for {number(seconds)} s, added over cores."
 
 
 def _on_gpus(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
     for gpu in gpu_figures(rows, window)[0]:
-        others = interpolated(rows, gpu.source, "other_processes").peak(window)
-        if others:
+        if others := interpolated(rows, gpu.source, "other_processes").peak(window):
             memory = interpolated(rows, gpu.source, "other_memory_bytes").peak(window)
             held = f", which held up to {number(memory / _GIB)} GiB" if memory is not None else ""
             yield f"{gpu.source} was shared with other processes, up to {others:.0f} at a time{held}."
         if gpu.throttled_share:
-            names = ", ".join(_throttle_reasons(rows, gpu.source, window))
-            yield f"The clock of {gpu.source} was held down in {percent(gpu.throttled_share)} of the samples: {names}."
-
-
-def _throttle_reasons(rows: Sequence[CounterRow], source: str, window: Interval) -> list[str]:
-    names = {name for row in rows if row.source == source for name in row.values if name.startswith("throttle/")}
-    shares = {name: _share_above_zero(interpolated(rows, source, name), window) or 0.0 for name in names}
-    order = sorted((name for name in names if shares[name]), key=lambda name: (-shares[name], name))
-    return [f"{name.removeprefix('throttle/')} {percent(shares[name])}" for name in order]
+            names = sorted({name for row in rows if row.source == gpu.source for name in row.values})
+            shares = {
+                name.removeprefix("throttle/"): interpolated(rows, gpu.source, name).share_above_zero(window) or 0.0
+                for name in names
+                if name.startswith("throttle/")
+            }
+            longest = [f"{name} {percent(shares[name])}" for name in sorted(shares, key=lambda name: -shares[name])]
+            why = ", ".join(longest[: sum(map(bool, shares.values()))])
+            yield f"The clock of {gpu.source} was held down in {percent(gpu.throttled_share)} of the samples: {why}."
 
 
 TOLD_ALONE_S = 1.0
@@ -304,14 +248,10 @@ class StageEnergy:
     Attributes:
         joules: None where ``reason`` says why it cannot be told.
         seconds: in which the stage was under way on at least one lane.
-        occurrences: spans of it.
-        over_steps: told as a sum over short occurrences, whose ends fall between samples.
     """
 
     joules: float | None
     seconds: float
-    occurrences: int
-    over_steps: bool
     reason: str | None
 
 
@@ -332,11 +272,7 @@ class EnergyAccount:
 
 
 def energy_account(
-    rows: Sequence[CounterRow],
-    spans: Iterable[Span],
-    source: str,
-    window: Interval,
-    lanes: Collection[str] | None = None,
+    rows: Sequence[CounterRow], spans: Iterable[Span], source: str, window: Interval
 ) -> tuple[EnergyAccount | None, str | None]:
     """Return the account of one GPU, or None and the reason.
 
@@ -344,36 +280,28 @@ def energy_account(
 
     Args:
         source: such as ``gpu0``.
-        window: (start, end) in nanoseconds of the run's clock.
-        lanes: those that work on this GPU; all of them by default.
     """
     counter = interpolated(rows, source, "energy_j")
     total_j = counter.growth(window)
     if total_j is None:
         known = {**reasons(rows, "gpu"), **reasons(rows, source)}
         return None, known.get("energy_j") or known.get("gpu") or NOT_SAMPLED
-    work = [
-        span
-        for span in spans
-        if not (span.stage.is_wait or span.stage is Stage.STARTUP) and (lanes is None or span.lane in lanes)
-    ]
-    shares = dict[Stage, float]()  # joules
-    lengths, covered = dict[Stage, float](), dict[Stage, float]()  # nanoseconds under way, and those that are sampled
+    work = [span for span in spans if not (span.stage.is_wait or span.stage is Stage.STARTUP)]
+    shares = defaultdict[Stage, float](float)  # joules
+    lengths, covered = defaultdict[Stage, float](float), defaultdict[Stage, float](float)  # ns under way, and sampled
     for start_ns, end_ns, stages in _pieces(work, window):
         piece = start_ns, end_ns
         joules, covered_ns = counter.growth(piece) or 0.0, counter.covered_ns(piece)
         for stage in stages:
-            shares[stage] = shares.get(stage, 0.0) + joules / len(stages)
-            lengths[stage] = lengths.get(stage, 0.0) + end_ns - start_ns
-            covered[stage] = covered.get(stage, 0.0) + covered_ns
+            shares[stage] += joules / len(stages)
+            lengths[stage] += end_ns - start_ns
+            covered[stage] += covered_ns
     account = {}
     for stage, joules in shares.items():
-        spans_ns = [clip([(span.start_ns, span.end_ns)], window) for span in work if span.stage is stage]
-        each = [end - start for pieces in spans_ns for start, end in pieces]
-        seconds, each_s = lengths[stage] / 1e9, sum(each) / len(each) / 1e9
+        each = clip([(span.start_ns, span.end_ns) for span in work if span.stage is stage], window)
+        seconds, each_s = lengths[stage] / 1e9, fmean(end - start for start, end in each) / 1e9
         reason = _why_untold(seconds, each_s, covered[stage] / 1e9, counter.period_ns / 1e9)
-        over_steps = reason is None and each_s < TOLD_ALONE_S
-        account[stage] = StageEnergy(None if reason else joules, seconds, len(each), over_steps, reason)
+        account[stage] = StageEnergy(None if reason else joules, seconds, reason)
     untold_j = sum(shares[stage] for stage, part in account.items() if part.joules is None)
     told_j = sum(part.joules for part in account.values() if part.joules is not None)
     return EnergyAccount(source, total_j, account, untold_j, max(0.0, total_j - told_j - untold_j)), None

@@ -87,29 +87,22 @@ def sync_points(rows: Sequence[SyncRow]) -> list[SyncPoint]:
         if row.repeat > 0:
             groups.setdefault((row.transport, row.num_bytes, row.tensors, row.receivers), []).append(row)
     points = [_point(group) for group in groups.values()]
-    slowest = {point.transport: 0.0 for point in points}
-    for point in points:
-        slowest[point.transport] = max(slowest[point.transport], point.median_s)
+    slowest = {point.transport: point.median_s for point in sorted(points, key=lambda point: point.median_s)}
     return sorted(points, key=lambda point: (slowest[point.transport], point.receivers, point.tensors, point.num_bytes))
 
 
 def _point(group: Sequence[SyncRow]) -> SyncPoint:
-    first, totals = group[0], [row.total_s for row in group]
+    first = group[0]
+    low, lower, middle, upper, high = np.percentile([row.total_s for row in group], (10, 25, 50, 75, 90)).tolist()
+    medians = {
+        name: statistics.median(getattr(row, name) for row in group)
+        for name in ("publish_s", "transfer_s", "load_s", "verify_s")
+    }
     return SyncPoint(
-        transport=first.transport,
-        num_bytes=first.num_bytes,
-        tensors=first.tensors,
-        receivers=first.receivers,
-        repeats=len(group),
-        median_s=statistics.median(totals),
-        low_s=float(np.percentile(totals, 10)),
-        high_s=float(np.percentile(totals, 90)),
-        middle_s=float(np.percentile(totals, 75) - np.percentile(totals, 25)),
+        *(first.transport, first.num_bytes, first.tensors, first.receivers, len(group)),
+        *(middle, low, high, upper - lower),
         copy_s=statistics.median(row.plain_copy_s for row in group),
-        publish_s=statistics.median(row.publish_s for row in group),
-        transfer_s=statistics.median(row.transfer_s for row in group),
-        load_s=statistics.median(row.load_s for row in group),
-        verify_s=statistics.median(row.verify_s for row in group),
+        **medians,
     )
 
 
@@ -141,7 +134,7 @@ def _fit(transport: str, receivers: int, points: Sequence[SyncPoint]) -> SyncCos
                 best, best_error = np.zeros(3), error
                 best[list(chosen)] = solved
     worst = float(abs(weighted @ best - 1).max())
-    fixed_s, per_tensor_s, per_byte_s = (float(value) for value in best)
+    fixed_s, per_tensor_s, per_byte_s = best.tolist()
     return SyncCost(transport, receivers, fixed_s, per_tensor_s, per_byte_s, worst)
 
 

@@ -86,6 +86,6 @@ def step_windows(table: RunTable, loop_start_ns: int) -> list[tuple[int, int]]:
 
 def _blocked(table: RunTable, spans: list[Span]) -> BlockedTime | None:
     max_lag = table.run.setting("max_lag")
-    if not max_lag or table.run.setting("lag_control") == "drop":
+    if not isinstance(max_lag, int) or max_lag < 1 or table.run.setting("lag_control") == "drop":
         return None
-    return blocked_time(spans, int(max_lag), len(table))
+    return blocked_time(spans, max_lag, len(table))

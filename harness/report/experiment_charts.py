@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from harness.compare.attribution import loop_window
+from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import listed, number, percent, plural
@@ -29,7 +30,14 @@ from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart, Table
-from harness.report.tables import critical_path_table, lane_accounts, process_table, sync_table, window_words
+from harness.report.tables import (
+    critical_path_table,
+    effect_label,
+    lane_accounts,
+    process_table,
+    sync_table,
+    window_words,
+)
 from harness.results.frames import Numbers, RunTable, over_optimizer_steps
 from harness.results.rows import VersionChange, in_pipeline_order
 
@@ -356,19 +364,18 @@ def waste_chart(experiment: Experiment) -> Chart | None:
 
 
 def forest_chart(judgement: Judgement, table: Table | None = None) -> Chart | None:
-    """Ratios of one arm over the baseline's, with their intervals, and the table behind; None below two blocks."""
-    if judgement.primary.blocks < 2 or judgement.primary.ratio is None:
-        return None
-    named = [(effect.label, effect) for effect in judgement.effects]
+    """Ratios of the times of one arm over the baseline's, with their intervals, and the table behind; None below two
+    blocks."""
+    named = [(effect_label(effect), effect) for effect in judgement.effects]
     if judgement.noise_floor is not None:
         named.append((f"{judgement.base} against itself", judgement.noise_floor))
-    words = {"better": "faster", "worse": "slower"}
     rows = [
-        (judgement.other, row, effect.ratio, effect.low, effect.high, words.get(way, way), effect.threshold)
+        (judgement.other, row, effect.ratio, effect.low, effect.high, direction(effect), effect.threshold)
         for row, effect in named
-        for way in [direction(effect)]
-        if effect.ratio is not None
+        if effect.ratio is not None and not endpoint_of_effect(effect).is_difference
     ]
+    if judgement.primary.blocks < 2 or not rows:
+        return None
     title = f"{judgement.other} against {judgement.base}"
     says = f"Times of {judgement.other} over those of {judgement.base}; shaded: too small to matter."
 
@@ -481,10 +488,8 @@ def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
     )
 
 
-def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart | None:
-    """Milliseconds of a weight sync against size, of a transport sweep; None where nothing was swept."""
-    if not points:
-        return None
+def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart:
+    """Milliseconds of a weight sync against size, of the points of a transport sweep."""
 
     def draw() -> Figure:
         rows = [

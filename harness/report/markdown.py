@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain
-from harness.report.document import Chart, Document, Table
+from harness.report.document import Chart, Command, Document, Table
 
 
 def markdown(document: Document, full: bool = False) -> str:
@@ -19,7 +19,7 @@ def markdown(document: Document, full: bool = False) -> str:
     for section in document.sections if full else document.sections[:1]:
         tables = [item.table if isinstance(item, Chart) else item for item in section.items]
         parts += [markdown_table(item) for item in tables if isinstance(item, Table)]
-        sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark)]
+        sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark | Command)]
         parts += ["\n".join(sentences)] if sentences else []
         parts += map(escaped, section.notes)
     return "\n\n".join([*parts, escaped(document.origin)]) + "\n"

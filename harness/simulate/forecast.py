@@ -39,7 +39,7 @@ from harness.simulate.cost_model import CostModel, Draw, model_name
 from harness.simulate.features import Workload
 from harness.simulate.lengths import PairedLengths, length_source
 from harness.simulate.machine import MachineProfile, Origin
-from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row
+from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row, table_of_rows
 from harness.simulate.parts import ProfileCosts
 from harness.simulate.simulated_run import simulate_run
 from harness.simulate.timeline import CallPlan
@@ -147,7 +147,7 @@ def predicted(
     rows = watch.rows(run.spans, run.seconds)
     if paired:
         rows = [row for row in rows if not row.stages_s.get(Stage.EVALUATE.value)] or rows
-    measures = metrics_of(rows, run.spans, run.ledger, evicted)
+    measures = metrics_of(table_of_rows(rows), run.spans, run.ledger, evicted)
     return measures, tuple(run.extrapolating)
 
 
@@ -251,7 +251,7 @@ class StepWatch(SilentObserver):
         """Return a row for each step, as a recorder would have made it; a span belongs to the step in which it ends.
 
         Args:
-            loop_s: where the loop ended; then the last row has an evaluation that ended after it too (``with_tail``).
+            loop_s: where the loop ended; then the last row has an evaluation that ended after it too.
         """
         spans, times = sorted(spans, key=attrgetter("end_ns")), [seconds for seconds, _ in self._steps]
         last_ns = round(times[-1] * 1e9) if times else 0

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.compare.experiment import Experiment, Member, gather
-from harness.compare.judging import is_same
+from harness.compare import Experiment, Member, gather
+from harness.compare.judging import is_same, paired_runs
 from harness.compare.stats import Estimate, of_blocks
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
@@ -103,22 +103,22 @@ def _steps_in(path: Path) -> list[dict[str, list[float]]]:
 
 
 def _like_arms(experiment: Experiment) -> Recording:
-    arms = [*experiment.arms.values()]
+    arms = list(experiment.arms.values())
     if len(arms) != 2 or not is_same(*arms):
         raise UserError(
             "these are not two arms with the same settings",
             where=str(experiment.folder),
             fix="give it an experiment of a scenario against itself",
         )
-    by_block = [{run.manifest.block: _seconds(run) for run in runs if run.is_completed} for runs in arms]
-    blocks = [(mine, by_block[1][block]) for block, mine in by_block[0].items() if block in by_block[1]]
+    pairs = paired_runs(arms[0], arms[1], with_unfinished=False)
+    blocks = [(_measured_seconds(mine), _measured_seconds(theirs)) for mine, theirs in pairs]
     return _recording(experiment.scenario, blocks, arms[0][0].manifest.interleaving == "step")
 
 
-def _seconds(run: Member) -> dict[int, float]:
-    """Return the seconds of each measured step by its number."""
-    steps, wall_s = (values[run.table.is_measured].tolist() for values in (run.table.steps["step"], run.table.wall_s))
-    return dict(zip(map(int, steps), wall_s, strict=True))
+def _measured_seconds(member: Member) -> dict[int, float]:
+    table = member.table
+    steps = table.steps["step"][table.is_measured].astype(int).tolist()
+    return dict(zip(steps, table.wall_s[table.is_measured].tolist(), strict=True))
 
 
 def _recording(name: str, blocks: Sequence[tuple[dict[int, float], dict[int, float]]], alternated: bool) -> Recording:

@@ -88,12 +88,17 @@ def by_variant(folder: Path) -> dict[str, list[Run]]:
     return variants
 
 
+def rewards(run: Run) -> list[float]:
+    """The validation rewards of a run's evaluations, in order."""
+    return table_of(run).rewards.reward.tolist()
+
+
 def print_rewards(variants: dict[str, list[Run]]) -> None:
     """Untrained and final validation reward over the seeds, with the share of the maximum."""
     print("| variant | seeds | untrained | final, 95% interval | of the maximum | seeds above untrained |")
     print("|---|---|---|---|---|---|")
     for label, runs in variants.items():
-        first, last = ([table_of(run).rewards.reward[end] for run in runs] for end in (0, -1))
+        first, last = ([rewards(run)[end] for run in runs] for end in (0, -1))
         highest = 3.0 if runs[0].setting("task.reward") == "positions" else 5.0
         interval = t_interval(last)
         ends = "" if interval is None else f" ({interval.low:.2f} to {interval.high:.2f})"
@@ -205,7 +210,7 @@ def print_kl(run: Run, rollouts: int = 30) -> None:
 
 def print_differences(variants: dict[str, list[Run]]) -> None:
     """Paired differences of the final reward over seeds, between deltas and between losses."""
-    final = {label: [table_of(run).rewards.reward[-1] for run in runs] for label, runs in variants.items()}
+    final = {label: [rewards(run)[-1] for run in runs] for label, runs in variants.items()}
     print("\nFinal reward, paired by seed, with 95% intervals:")
     for reward in SORTING_REWARDS:
         for (delta, other), loss in product(DELTA_PAIRS, LOSSES):

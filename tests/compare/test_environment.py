@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from harness.compare.comparability import environment_values, unlike_environments, why_not_comparable
+from harness.compare.comparability import unlike_environments, why_not_comparable
 from harness.compare.environment import (
     DIFFERENCES,
-    environment,
+    environment_values,
     group_letter,
     groups,
     legend,
     letters_of,
+    machine_facts,
     on_gpu,
     origin,
     unlike,
@@ -23,6 +24,7 @@ from harness.compare.environment import (
 from harness.compare.experiment import Member
 from harness.compare.judging import judgements
 from harness.compare.stats import Verdict
+from harness.report.tables import overview_table
 from harness.results import Manifest
 from tests.stand_ins.members import made_experiment, made_run
 
@@ -39,23 +41,17 @@ BASE = Manifest(
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 
 
-def test_the_environment_of_a_run_in_words() -> None:
-    assert environment(BASE).label == (
-        "Abacus 3000, 2 cores, 24 GiB (machine 0123456789ab), 2 threads, python 3.11.7, torch 2.13.0"
-    )
-    large = environment(replace(BASE, machine=LARGE, threads=1))
-    assert large.label == (
-        "Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), 1 thread, "
-        "python 3.11.7, torch 2.13.0"
-    )
+def test_the_machine_of_a_run_in_words() -> None:
+    assert machine_facts(BASE) == ["Abacus 3000", "2 cores", "24 GiB"]
+    large = replace(BASE, machine=LARGE)
+    assert machine_facts(large) == ["Abacus 9000", "1 core", "96 GiB", "1 x H100", "driver unknown"]
     limits = {"driver": "580.95.05", "max_sm_clock_mhz": 1980, "max_memory_clock_mhz": None, "power_limit_w": 700}
     gpus = [{"name": "H100", **limits}, {"name": "H100", **limits, "power_limit_w": 500}]
-    assert environment(replace(BASE, machine=LARGE | {"gpus": gpus})).facts == (
-        "Abacus 9000, 1 core, 96 GiB, 2 x H100, driver 580.95.05, power limit 500 and 700 W, SM clock up to 1980 MHz"
-    )
-    simulated = environment(replace(BASE, machine=LARGE, simulated="h100-sxm"))
-    assert simulated.facts == "Abacus 9000, 1 core, 96 GiB, 1 x H100"
-    assert environment(replace(BASE, machine={}, versions={}, threads=None)).label == "unknown CPU (machine unknown)"
+    assert machine_facts(replace(BASE, machine=LARGE | {"gpus": gpus}))[3:] == [
+        "2 x H100", "driver 580.95.05", "power limit 500 and 700 W", "SM clock up to 1980 MHz",
+    ]  # fmt: skip
+    assert machine_facts(replace(large, simulated="h100-sxm"))[3:] == ["1 x H100"]
+    assert machine_facts(replace(BASE, machine={})) == ["unknown CPU"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +92,10 @@ def test_groups_have_a_legend_of_what_differs() -> None:
         "B (2 runs): Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), ray 2.60.0.",
         "Compare seconds within one of these groups only.",
     )
+    table = overview_table([early, late])
+    assert table.header[:4] == ("scenario", "experiment", "in", "runs")
+    assert [row[2:4] for row in table.rows] == [("A", "1"), ("A+B", "3")]
+    assert (table.notes, table.words) == (legend(every), 3)
 
 
 IN_PROCESS: dict[str, Any] = {
@@ -173,7 +173,7 @@ def test_letters_go_on_after_z() -> None:
 def test_the_origin_in_one_line() -> None:
     both = made_experiment(made_run("a", versions=VERSIONS), made_run("b", versions=VERSIONS))
     assert origin(both) == (
-        "Abacus 3000, 2 cores, 2 threads, 24 GiB, no GPU seen, torch 2.13.0, python 3.11.7, commit abcdef1"
+        "Abacus 3000, 2 cores, 24 GiB, no GPU seen, 2 threads, torch 2.13.0, python 3.11.7, commit abcdef1"
     )
     unlike_threads = made_experiment(made_run("a", dirty=True, machine=LARGE), made_run("b", threads=4))
     assert origin(unlike_threads) == "Abacus 9000, 1 core, 96 GiB, 1 x H100, commit abcdef1 with uncommitted changes"

@@ -211,8 +211,9 @@ def read_everything(folder: Path) -> None:
     run = load_run(folder)
     _ = run.settings, run.ledger, run.replaced, run.version_changes
     run.rollouts(), run.groups(), run.discarded(), read_counters(folder)
-    member_of(table_of(run))
-    run_tracks(table_of(run))
+    table = table_of(run)
+    member_of(table)
+    run_tracks(table)
 
 
 def copy_of_sound_run(folder: Path) -> Path:

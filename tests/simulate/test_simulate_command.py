@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as harness
-from harness.compare.comparability import environment_values
-from harness.compare.environment import unlike
+from harness.compare.environment import environment_values, unlike
 from harness.compare.experiment import gather
 from harness.compare.remarks import remarks_of
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem

@@ -6,20 +6,21 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from harness.compare.step_columns import with_tail
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.results import StepRow, VersionChange, lane_kind
+from harness.results.frames import RunTable
 from harness.results.occupancy import Occupancy
 from harness.results.rows import LaneSeconds, TailRow
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import on_one_thread, writer_lane
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention
-from harness.simulate.metrics import simulated_row
+from harness.simulate.metrics import simulated_row, table_of_rows
 from harness.simulate.parts import Sampled, SimulatedGenerator, SimulatedLearner, SimulatedScorer
 from harness.simulate.timeline import CallPlan, CallTimeline, OwnDevice, SharedCores, StagePlan
 from harness.simulate.whatif.recording import RecordedCall, Recording, Rollouts, Work
@@ -117,14 +118,14 @@ class Replayed:
     changes: tuple[VersionChange, ...] = ()
     tail: LaneSeconds = field(default_factory=dict)
 
-    @property
-    def loop_rows(self) -> list[StepRow]:
-        """The rows that figures are taken of: the last one with a last evaluation after it (``with_tail``)."""
+    @cached_property
+    def table(self) -> RunTable:
+        """What figures are taken of: the last step with a last evaluation after it."""
         end_s = self.rows[-1].elapsed_s if self.rows else 0.0
         totals: Counter[str] = Counter()
         for stages in self.tail.values():
             totals.update(stages)
-        return with_tail(self.rows, TailRow(max(0.0, self.loop_s - end_s), self.loop_s, self.tail, dict(totals)))
+        return table_of_rows(self.rows, TailRow(max(0.0, self.loop_s - end_s), self.loop_s, self.tail, dict(totals)))
 
 
 def replay(
