@@ -11,19 +11,18 @@ from harness.compare.judging import Judgement
 from harness.compare.remarks import Remark, remarks_of
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
-from harness.compare.sync import SyncPoint
 from harness.report import experiment_charts as drawings
 from harness.report import tables
 from harness.report.console import shown_path
-from harness.report.document import Chart, Command, Document, Item, Rollouts, Section, Table
+from harness.report.document import Chart, Command, Document, Item, Rollouts, Section
 from harness.report.machine import machine_section, provenance_section
 from harness.report.transports import sweep_tables
 from harness.results import RolloutRow
 
 MOST_CAUTIONS = 2
 """Of the short form."""
-SHORT = ("bottleneck", "stages")
-"""Keys of the remarks of the short form, the second of two arms."""
+SHORT = ("stages", "bottleneck")
+"""Keys of the remarks of the short form, the first where there are two arms."""
 MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
 """Keys of the caution that the table's mark gives and of the one that says what to type for error bars, after these
 words."""
@@ -37,22 +36,27 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     """Return what an experiment says, each sentence once: the other sections hold what the short form leaves.
 
     Args:
-        brief: the short form, and cautions: no sections that need frames for their charts.
+        brief: the short form and the cautions alone.
     """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
+    swept = sweep_tables(points) if points else []
     answer = [item for item in said if item.kind == "answer"]
-    short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
-    beside = SHORT if len(experiment.arms) == 2 else SHORT[:1]
-    short += sorted((item for item in said if item.key in beside), key=lambda item: -SHORT.index(item.key))
+    short: list[Item] = [swept[0] if points else tables.comparison_table(experiment, judged)]
+    by_key = {item.key: item for item in said}
+    keys = SHORT if len(experiment.arms) == 2 else SHORT[1:]
+    short += [by_key[key] for key in keys if key in by_key]
     following = _next(experiment, said)
     used = {item.key for item in following if isinstance(item, Remark)}
     said = [item for item in said if item not in (*answer, *short) and item.key not in used]
     cautions = [item for item in said if item.kind == "caution"]
     first = [item for item in cautions if item.key != MARKED][:MOST_CAUTIONS]
     sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *following, *first))]
-    if not brief:
-        sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+    if points and not brief:
+        chart = drawings.sizes_chart(experiment, points)
+        sections.append(_section("transports", "Transports", [chart, *swept[1:]], _of(said, "syncs")))
+    elif not brief:
+        sections += _sections(experiment, judged, said)
     others = [item for item in cautions if item not in first]
     sections.append(_section("cautions", "Further cautions", others, folded=True))
     if not brief:
@@ -126,22 +130,9 @@ def _section(key: str, title: str, *parts: Sequence[Item | None], folded: bool =
     return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded)
 
 
-def _transports(experiment: Experiment, points: Sequence[SyncPoint], said: Sequence[Remark]) -> list[Section | None]:
-    others = sweep_tables(points)[1:]
-    chart = drawings.sizes_chart(experiment, points)
-    return [_section("transports", "Transports", [chart], others, _of(said, "syncs"))]
-
-
 def charts_of(document: Document) -> list[Chart]:
     """Return the charts of a document, in order."""
     return [item for section in document.sections for item in section.items if isinstance(item, Chart)]
-
-
-def tables_of(document: Document) -> list[Table]:
-    """Return the tables of a document, in order; those behind charts too."""
-    items = [item for section in document.sections for item in section.items]
-    of_charts = [item.table for item in items if isinstance(item, Chart) and item.table is not None]
-    return [*(item for item in items if isinstance(item, Table)), *of_charts]
 
 
 def examples(experiment: Experiment) -> list[Rollouts]:

@@ -488,10 +488,8 @@ def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
     )
 
 
-def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart | None:
-    """Milliseconds of a weight sync against size, of a transport sweep; None where nothing was swept."""
-    if not points:
-        return None
+def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart:
+    """Milliseconds of a weight sync against size, of the points of a transport sweep."""
 
     def draw() -> Figure:
         rows = [

@@ -108,9 +108,10 @@ def _without_empty(table: Table) -> Table:
     return replace(table, header=header, rows=tuple(rows), words=sum(place < table.words for place in used))
 
 
-def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> list[str]:
-    """Name the baseline of other folders, which has no column."""
-    return [f"Changes are against {item.base}." for item in judged[:1] if item.base not in arms]
+def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> tuple[str, ...]:
+    """Say what changes are against where that has no column."""
+    is_elsewhere = judged and not {item.base for item in judged} & {*arms}
+    return ("Changes are against the same arm in the folders of --against.",) if is_elsewhere else ()
 
 
 def _changed(seconds: str, effect: Effect | None) -> str:
@@ -120,9 +121,9 @@ def _changed(seconds: str, effect: Effect | None) -> str:
     return f"{seconds} {change(effect.ratio)}"
 
 
-def _stable(experiment: Experiment) -> list[str]:
+def _stable(experiment: Experiment) -> tuple[str, ...]:
     is_marked = any(mark(experiment, arm) for arm in experiment.arms)
-    return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
+    return (f"{MARK} The step time of some runs was still drifting after warm-up.",) if is_marked else ()
 
 
 def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
@@ -142,7 +143,7 @@ def _one_arm(experiment: Experiment) -> Table:
         for stage in main_stages(experiment)
     ]
     rows.append(("whole step", cell(experiment, arm, "step_s", number) + mark(experiment, arm), percent(1.0)))
-    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), tuple(_stable(experiment)))
+    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), _stable(experiment))
 
 
 def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Mapping[str, Effect]) -> Table:
@@ -232,6 +233,7 @@ def critical_path_table(experiment: Experiment) -> Table | None:
     if not arms:
         return None
     rows = [(name, *(_busy_and_critical(experiment, arm, name) for arm in arms)) for name in shown]
+    rows = [row for row in rows if any(text != NOTHING for text in row[1:])]
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
@@ -498,8 +500,8 @@ def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:
 
 
 def effect_label(effect: Effect) -> str:
-    """Return what an effect is of, in words."""
-    return ENDPOINTS[effect.name].words if effect.name in ENDPOINTS else effect.label
+    """Return what an effect is of, in words, for a column of times."""
+    return ENDPOINTS[effect.name].words.removeprefix("seconds of a ") if effect.name in ENDPOINTS else effect.label
 
 
 def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:

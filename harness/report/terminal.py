@@ -119,16 +119,14 @@ def _broken(name: str, width: int) -> str:
 
 def _parts(widths: Sequence[int], words: int, width: int) -> list[list[int]]:
     """Split the columns of numbers so that each part fits; as many in each as there is room for."""
-    always = list(range(words))
-    parts, room = [list(always)], width - sum(widths[:words])
-    left = room
+    parts, left = list[list[int]](), 0
     for column in range(words, len(widths)):
-        if widths[column] > left and len(parts[-1]) > words:
-            parts.append(list(always))
-            left = room
+        if not parts or widths[column] > left:
+            parts.append(list(range(words)))
+            left = width - sum(widths[:words])
         parts[-1].append(column)
         left -= widths[column]
-    return parts
+    return parts or [list(range(words))]
 
 
 def print_list(console: Console, heading: str, sentences: Sequence[str], style: str = "") -> None:
