@@ -41,7 +41,7 @@ EXAMPLES = (
     "  python -m harness.compare results/reference/sync_k --baseline k2\n"
     "  python -m harness run noise --out baseline    # one occasion of a baseline: five on several days\n"
     "  python -m harness.compare results/ --against baseline/noise/* --fail-on 15%\n"
-    "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive"
+    "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 cannot tell"
 )
 
 

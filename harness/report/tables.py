@@ -109,8 +109,9 @@ def _without_empty(table: Table) -> Table:
 
 
 def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> tuple[str, ...]:
-    """Name the baseline of other folders, which has no column."""
-    return tuple(f"Changes are against {item.base}." for item in judged[:1] if item.base not in arms)
+    """Say what changes are against where that has no column."""
+    is_elsewhere = judged and not {item.base for item in judged} & {*arms}
+    return ("Changes are against the same arm in the folders of --against.",) if is_elsewhere else ()
 
 
 def _changed(seconds: str, effect: Effect | None) -> str:
@@ -232,6 +233,7 @@ def critical_path_table(experiment: Experiment) -> Table | None:
     if not arms:
         return None
     rows = [(name, *(_busy_and_critical(experiment, arm, name) for arm in arms)) for name in shown]
+    rows = [row for row in rows if any(text != NOTHING for text in row[1:])]
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
@@ -498,8 +500,8 @@ def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:
 
 
 def effect_label(effect: Effect) -> str:
-    """Return what an effect is of, in words."""
-    return ENDPOINTS[effect.name].words if effect.name in ENDPOINTS else effect.label
+    """Return what an effect is of, in words, for a column of times."""
+    return ENDPOINTS[effect.name].words.removeprefix("seconds of a ") if effect.name in ENDPOINTS else effect.label
 
 
 def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from harness.core.errors import UserError
 from harness.core.file_locks import holding
 from harness.results.jsonl import read_json
 from harness.results.rows import Whole
+from harness.results.writer import cannot_write
 
 EXPERIMENT = "experiment.json"
 SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
@@ -68,14 +69,12 @@ def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    path = experiment / EXPERIMENT
     data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | asdict(plan)
     try:
-        with whole_file(path) as stream:
+        with whole_file(experiment / EXPERIMENT) as stream:
             stream.write((json.dumps(data, indent=1) + "\n").encode())
     except OSError as error:
-        what = f"cannot write {str(path)!r}: {error.strerror or error}"
-        raise UserError(what, str(path), "free some space there, or choose a folder with --out DIR") from error
+        raise cannot_write(experiment, error) from error
 
 
 def read_plan(experiment: Path) -> ExperimentPlan | None:

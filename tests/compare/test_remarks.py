@@ -459,6 +459,9 @@ def test_the_shapes_of_growth() -> None:
     # a fifth of 40 points is 8: steepest from 32 to 39, the middle of which is 36; and from 0 to 7
     assert growth(steps, shapes["grows exponentially"]) == ("grows exponentially", 36.0)
     assert growth(steps, shapes["levels off"]) == ("levels off", 4.0)
+    # 400,000 points are the means of 240 equal parts: the middle of the last 48 of them, 216 parts of 1667 from 0
+    many = np.arange(400_000.0)
+    assert growth(many, np.exp(1e-5 * many)) == ("grows exponentially", pytest.approx(216.5 * 400_000 / 240, rel=1e-3))
     assert growth(steps[:7], steps[:7]) is None
     assert growth(steps, np.ones(40)) is None
 

@@ -32,8 +32,8 @@ def test_the_page_shows_the_measured_rates() -> None:
     ten = {row[0]: _rate(row[3]) for row in ROWS["power"]}
     assert (
         f"{ten['launches, sd 3%']:.0%} with a spread of 3% between blocks, "
-        f"{ten['AR(1) 0.3 from step to step']:.0%} and {ten['AR(1) 0.8 from step to step']:.0%} where steps "
-        f"correlate by 0.3 and 0.8, "
+        f"{ten['AR(1) 0.3 from step to step']:.0%} and {ten['AR(1) 0.8 from step to step']:.0%} "
+        "where steps correlate by 0.3 and 0.8, "
         f"{ten['the same, turns by step']:.0%} where the arms take turns by step, "
         f"{ten['bursts of 6 steps, up to 4 times']:.0%} in bursts of load"
     ) in page

@@ -16,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.compare.__main__ import main
 from harness.compare.experiment import Experiment, gather
@@ -29,7 +30,7 @@ from harness.loop.replay import ReplayStats
 from harness.report import experiment_charts as drawings
 from harness.report.build import charts_of, document
 from harness.report.canvas import label, picture_style
-from harness.report.document import Chart
+from harness.report.document import Chart, Document, Section
 from harness.report.files import save_charts
 from harness.results import RunFolder
 from tests.stand_ins.members import lanes, made_experiment, made_run
@@ -151,6 +152,12 @@ def test_pictures_are_the_same_each_time_and_printed(
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write pictures to"):
         save_charts(document(experiment, []), tmp_path / "file")
+
+
+def test_an_arm_cannot_name_a_picture_elsewhere(tmp_path: Path) -> None:
+    chart = Chart("forest_../../x", "", "", Figure)
+    paths = save_charts(Document("", "", None, (), (Section("verdicts", "", (chart,)),)), tmp_path / "plots" / "own")
+    assert paths == [tmp_path / "plots" / "own" / "forest_..-..-x.png"]
 
 
 def test_several_experiments_get_a_folder_each(make_run: Make, tmp_path: Path) -> None:

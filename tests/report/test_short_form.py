@@ -12,8 +12,9 @@ from rich.console import Console
 
 from harness.cli import main
 from harness.compare.experiment import Experiment, gather
-from harness.compare.judging import judgements
+from harness.compare.judging import Judgement, judgements
 from harness.compare.remarks import Remark
+from harness.compare.stats import STEP, Effect, Verdict
 from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import ExampleRollout
 from harness.report.build import before_and_after, document
@@ -82,7 +83,7 @@ def test_two_arms_have_an_interval_whichever_is_the_baseline() -> None:
     assert rows["whole step"] == ("0.556*", "0.533*", "-4.2%", "-7.7% to -0.7%", "cannot tell")
     assert rows["weight_publish"] == ("0.024", "0.003", "-86.3%", "-88.9% to -83.2%", "faster")
     text = _words(_printed(experiment, "object_store"))
-    assert "Largest differences of nixl against object_store, per step: weight_publish -0.021 s" in text
+    assert "On the critical path of nixl against object_store, per step: weight_publish -0.0248 s" in text
 
 
 def test_one_arm_has_shares_and_its_ranges() -> None:
@@ -102,6 +103,21 @@ def test_many_arms_are_rows_and_the_fastest_and_slowest_five_are_shown() -> None
     five = made_experiment(*runs[:5])
     table = comparison_table(five, judgements(five))
     assert [row[2] for row in table.rows] == ["baseline", "+10.0%", "+20.0%", "+30.0%", "+40.0%"]
+
+
+def test_changes_against_other_folders_say_so() -> None:
+    """Of k1 +20%; what is judged is each arm against its own baseline, so the two are not set against each other."""
+    experiment = made_experiment(made_run("k1", wall_s=1.2), made_run("k2", stages_s={"update": 0.5}))
+    effect = Effect(STEP, 6, 1.2, 1.1, 1.3, 0.01, 0.01, 0.05, 0.03, Verdict.DIFFERENT)
+    judged = [Judgement(f"{arm} of noise/1 and 4 earlier", arm, (effect,)) for arm in ("k1", "k2")]
+    table = comparison_table(experiment, judged)
+    assert (table.header, table.rows[0]) == (
+        ("seconds per step", "k1", "k2"),
+        ("whole step", "1.20 +20.0%", "1.00 +20.0%"),
+    )
+    assert table.notes == ("Changes are against the same arm in the folders of --against.",)
+    items = document(experiment, judged, brief=True).sections[0].items
+    assert not any(isinstance(item, Remark) and item.key == "differences" for item in items)
 
 
 def test_what_the_short_form_leaves_is_in_the_full_one() -> None:

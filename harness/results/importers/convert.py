@@ -93,6 +93,7 @@ def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
     foreign, first_names = int((steps == -1).sum()), cells.groupby("record")["raw_name"].first()
     without_step = first_names.reindex(steps.index[steps.isna()]).fillna("nothing else")
     steps = steps[steps >= 0].astype("int64")
+    backwards = int((steps.diff() < 0).sum())
     clocks = raw.reindex(index=steps.index, columns=[TIME, *crosswalk.clock_names]).map(_finite).bfill(axis=1)
     at = clocks.iloc[:, 0].astype(float).dropna().groupby(steps).last()
 
@@ -122,8 +123,7 @@ def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
         "left out: " + _counted(without_step, "record", "without a step"): len(without_step),
         f"left out: {foreign} records with no name that the trainer writes": foreign,
         f"{replaced} numbers were logged again and otherwise for the same step; the later ones count": replaced,
-        f"the log goes back to an earlier step {(backwards := int((steps.diff() < 0).sum()))} times, as that of a "
-        "resumed run does": backwards,
+        f"the log goes back to an earlier step {backwards} times, as that of a resumed run does": backwards,
     }
     return Points(cells, at, run_totals, [text for text, holds in notes.items() if holds])
 
