@@ -134,7 +134,8 @@ def _fit(transport: str, receivers: int, points: Sequence[SyncPoint]) -> SyncCos
                 best, best_error = np.zeros(3), error
                 best[list(chosen)] = solved
     worst = float(abs(weighted @ best - 1).max())
-    return SyncCost(transport, receivers, *best.tolist(), worst)
+    fixed_s, per_tensor_s, per_byte_s = best.tolist()
+    return SyncCost(transport, receivers, fixed_s, per_tensor_s, per_byte_s, worst)
 
 
 def fastest_by_size(
