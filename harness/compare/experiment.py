@@ -260,7 +260,7 @@ def _newest_experiment(folders: Iterable[Path]) -> tuple[Path | None, list[Path]
     for folder in folders:
         with suppress(UserError):  # reading the run in full will say so
             manifest = read_manifest(folder)
-            starts.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
+            starts.setdefault(experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
     if not starts:
         return None, []
     newest = max(starts, key=lambda home: (min(starts[home])[0], str(home)))
@@ -276,7 +276,7 @@ def _experiments(
         if isinstance(item, DamagedRun):
             damaged.append(item)
         else:
-            runs.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
+            runs.setdefault(experiment_folder(folder, item.manifest), []).append(item)
     if not runs:
         first = damaged[0]
         what = f"none of the {len(damaged)} runs can be read; the first, {str(first.folder)!r}: {first.error.what}"
@@ -285,7 +285,8 @@ def _experiments(
     return sorted(experiments, key=lambda item: (item.started_at, str(item.folder))), damaged
 
 
-def _experiment_folder(folder: Path, manifest: Manifest) -> Path:
+def experiment_folder(folder: Path, manifest: Manifest) -> Path:
+    """Return the folder of the experiment that a run is of: its own where it is alone."""
     is_one_of_several = manifest.arm is not None or manifest.block is not None or bool(manifest.point)
     return folder.parent if is_one_of_several else folder
 

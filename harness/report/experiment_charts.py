@@ -20,13 +20,13 @@ from harness.compare.run_frame import TIMING
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
-from harness.compare.syncs import PARTS
+from harness.compare.syncs import PARTS, arm_syncs
 from harness.compare.times import NO_STAGE
 from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart
-from harness.report.tables import arm_syncs, critical_path_table, pooled, process_table, sync_table, window_words
+from harness.report.tables import critical_path_table, pooled, process_table, sync_table, window_words
 from harness.results.frames import RunTable, over_optimizer_steps
 from harness.results.rows import VersionChange, in_pipeline_order
 

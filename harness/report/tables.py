@@ -17,7 +17,7 @@ from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY,
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
-from harness.compare.syncs import PARTS, Syncs, syncs_of
+from harness.compare.syncs import PARTS, Syncs, arm_syncs
 from harness.compare.times import NO_STAGE
 from harness.core.trace import Stage
 from harness.core.types import RankStep
@@ -458,11 +458,6 @@ def sync_table(experiment: Experiment) -> Table | None:
     )
     shown = tuple(each for each in rows if any(text != NOTHING for text in each[1:]))
     return Table("What a weight sync moved and took", ("", *arms), shown, notes, key="syncs")
-
-
-def arm_syncs(members: Sequence[Member]) -> list[Syncs]:
-    """Return the syncs of an arm's runs, where weights left the process."""
-    return [syncs for each in members if (syncs := syncs_of(each.table)) is not None and syncs.leaves_the_process]
 
 
 def pooled(syncs: Sequence[Syncs], part: str) -> np.ndarray:

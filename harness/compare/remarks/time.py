@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from itertools import permutations
+from itertools import chain, compress, permutations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -184,13 +184,10 @@ def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
 def stragglers(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which of the Learner's ranks the others wait for, and why."""
     for arm, members in experiment.arms.items():
-        straggler = find_straggler([ranks for member in members for ranks in _measured_ranks(member)])
+        steps = [list(compress(member.table.ranks, member.table.is_measured)) for member in members]
+        straggler = find_straggler(list(chain.from_iterable(steps)))
         if straggler is not None:
             yield f"{arm}: {straggler.sentence}."
-
-
-def _measured_ranks(member: Member) -> Iterator[Sequence[Any]]:
-    yield from (ranks for ranks, measured in zip(member.table.ranks, member.table.is_measured, strict=True) if measured)
 
 
 def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
