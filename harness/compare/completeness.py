@@ -11,12 +11,11 @@ from datetime import datetime
 from pathlib import Path
 
 from harness.compare.experiment import Experiment, experiment_folder
-from harness.compare.numbers import plural
+from harness.compare.numbers import listed, plural, some
 from harness.core.errors import UserError
 from harness.results import DamagedRun, read_manifest
 from harness.results.experiment_plan import EXPERIMENT, read_plan
 
-MOST_NAMED = 5
 MISSING = "is missing"
 _EXPERIMENT_NAME = re.compile(r"(\d{8}-\d{6})(-\d+)?")
 _BLOCK, _SEED = re.compile(r",?block=(\d+)$"), re.compile(r",?seed=\d+$")
@@ -114,10 +113,9 @@ def _unlike_the_others(experiment: Experiment, known: Sequence[Gap]) -> list[Gap
 
 
 def gap_sentence(missing: Sequence[Gap]) -> str:
-    """Name the runs that are damaged or missing, ``MOST_NAMED`` at most, and why."""
-    named = [f"{gap.folder.name} ({gap.problem})" for gap in missing[:MOST_NAMED]]
-    more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-    return f"{plural(len(missing), 'run')} cannot be read: {', '.join(named)}{more}"
+    """Name the runs that are damaged or missing, and why."""
+    named = some([f"{gap.folder.name} ({gap.problem})" for gap in missing])
+    return f"{plural(len(missing), 'run')} cannot be read: {listed(named)}"
 
 
 def experiment_home(folder: Path) -> Path:

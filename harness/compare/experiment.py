@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -170,11 +171,10 @@ class Experiment:
         return any(each.figures.get(figure) is not None for each in self.members)
 
 
-def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tuple[list[Experiment], list[DamagedRun]]:
+def gather(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], list[DamagedRun]]:
     """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
 
     Args:
-        brief: read what an overview needs only: neither metrics of training steps nor spans.
         processes: how many may read side by side, where there are enough runs for it to pay. The caller's main module
             must be safe to import, as of any program that starts processes.
 
@@ -182,7 +182,7 @@ def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tu
         UserError: a path does not exist or holds no run, or every run is damaged.
     """
     folders = _run_folders(paths)
-    return _experiments(folders, read_members(folders, [not brief] * len(folders), processes=processes))
+    return _experiments(folders, read_members(folders, [True] * len(folders), processes=processes))
 
 
 def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], Experiment, list[DamagedRun]]:
@@ -198,11 +198,9 @@ def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Exper
     """
     folders = _run_folders(paths)
     newest, own = _newest_experiment(folders)
-    every = math.ceil(len(own) / MOST_WITH_SPANS) or 1
-    in_full, with_spans = {*own}, {*own[::every]}
-    read = read_members(
-        folders, [folder in in_full for folder in folders], [folder in with_spans for folder in folders], processes
-    )
+    in_full, with_spans = {*own}, {*own[:: math.ceil(len(own) / MOST_WITH_SPANS) or 1]}
+    wanted = ([folder in chosen for folder in folders] for chosen in (in_full, with_spans))
+    read = read_members(folders, *wanted, processes)
     experiments, damaged = _experiments(folders, read)
     for experiment in reversed(experiments):
         if experiment.folder == newest:
@@ -312,17 +310,15 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         label + (SIMULATED if manifest.simulated else "")
         for label, manifest in zip(arm_labels(points, manifests[0].scenario), manifests, strict=True)
     ]
-    positions, starts = dict[str, float](), dict[str, str]()
+    firsts: dict[str, tuple[Any, ...]] = {}
     for label, manifest in zip(labels, manifests, strict=True):
         position = math.inf if manifest.position is None else manifest.position
-        positions[label] = min(positions.get(label, position), position)
-        starts[label] = min(starts.get(label, manifest.started_at), manifest.started_at)
-    names = {label: natural_order(label) for label in positions}
+        known = firsts.get(label, (position, manifest.started_at))
+        firsts[label] = min(known[0], position), min(known[1], manifest.started_at), natural_order(label)
 
     def place(index: int) -> tuple[Any, ...]:
-        label, manifest = labels[index], manifests[index]
-        block = -1 if manifest.block is None else manifest.block
-        return positions[label], starts[label], names[label], manifest.seed, block
+        manifest = manifests[index]
+        return *firsts[labels[index]], manifest.seed, -1 if manifest.block is None else manifest.block
 
     return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
 
@@ -333,15 +329,14 @@ def arm_labels(points: Sequence[tuple[str | None, Mapping[str, Any]]], otherwise
     Args:
         otherwise: the name where there is neither an arm nor a swept key.
     """
-    keys = {key for _, point in points for key in point if key != "seed"}
-    last_parts = [key.rpartition(".")[2] for key in keys]
-    short = {key: last if last_parts.count(last) == 1 else key for key in keys for last in [key.rpartition(".")[2]]}
-    labels = []
-    for arm, point in points:
-        parts = [arm] if arm else []
-        parts += [f"{short[key]}={value}" for key, value in point.items() if key != "seed"]
-        labels.append(", ".join(parts) or otherwise)
-    return labels
+    last_parts = {key: key.rpartition(".")[2] for _, point in points for key in point if key != "seed"}
+    often = Counter(last_parts.values())
+    short = {key: last if often[last] == 1 else key for key, last in last_parts.items()}
+    parts = [
+        [*([arm] if arm else []), *(f"{short[key]}={value}" for key, value in point.items() if key in short)]
+        for arm, point in points
+    ]
+    return [", ".join(each) or otherwise for each in parts]
 
 
 def is_called(name: str, asked: str) -> bool:

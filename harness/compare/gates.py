@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.compare.completeness import MOST_NAMED, Gaps, gap_sentence
+from harness.compare.completeness import Gaps, gap_sentence
 from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import Experiment, is_called
 from harness.compare.judging import Judgement, direction, judge_against, judgements
-from harness.compare.numbers import listed
+from harness.compare.numbers import listed, some
 from harness.compare.occasions import Baseline
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, Verdict, side_of_limit
 from harness.core.errors import UserError
@@ -95,7 +95,7 @@ def refusals_of(newer: Sequence[Path], found: Gaps) -> list[Refusal]:
     """
     refusals = []
     if newer:
-        names = listed([repr(str(folder)) for folder in newer[:MOST_NAMED]])
+        names = listed(some([repr(str(folder)) for folder in newer]))
         why = f"{names} began later and cannot be read: an older experiment does not stand for it"
         refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: {why}"))
     if found.lost:

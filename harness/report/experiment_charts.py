@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.compare.attribution import loop_window
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import listed, number, percent
@@ -21,7 +20,7 @@ from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
 from harness.compare.syncs import PARTS, arm_syncs
-from harness.compare.times import NO_STAGE
+from harness.compare.times import NO_STAGE, loop_window
 from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from harness.compare.attribution import loop_window
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
@@ -20,6 +19,7 @@ from harness.compare.resources import (
     process_figures,
     sampling_cpu_s,
 )
+from harness.compare.times import loop_window
 from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
 from harness.core.trace import Span
