@@ -152,8 +152,8 @@ class Experiment:
 
     def mean(self, arm: str, figure: str) -> float | None:
         """Return a figure's mean over the runs of an arm that have it; None where none has."""
-        values = self.values(arm, figure)
-        return math.fsum(values) / len(values) if values else None
+        interval = self.range(arm, figure)
+        return None if interval is None else interval.value
 
     def range(self, arm: str, figure: str) -> Interval | None:
         """Return a figure's mean, lowest and highest value over the runs of an arm; None where no run has it."""
@@ -198,10 +198,9 @@ def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Exper
     """
     folders = _run_folders(paths)
     newest, own = _newest_experiment(folders)
-    in_full, with_spans = {*own}, {*own[:: math.ceil(len(own) / MOST_WITH_SPANS) or 1]}
-    wanted = ([folder in chosen for folder in folders] for chosen in (in_full, with_spans))
-    read = read_members(folders, *wanted, processes)
-    experiments, damaged = _experiments(folders, read)
+    spans_of = {*own[:: math.ceil(len(own) / MOST_WITH_SPANS) or 1]}
+    in_full, with_spans = ([folder in chosen for folder in folders] for chosen in ({*own}, spans_of))
+    experiments, damaged = _experiments(folders, read_members(folders, in_full, with_spans, processes))
     for experiment in reversed(experiments):
         if experiment.folder == newest:
             return experiments, experiment, damaged
