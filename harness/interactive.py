@@ -99,7 +99,7 @@ class Comparison(Shown):
             console.print(Text(plain(line), style="yellow"))
 
     def in_full(self) -> FullComparison:
-        """Return the same with all tables and sentences, as ``harness compare`` prints them."""
+        """Return the same with all tables and sentences, as ``harness compare --full`` prints them."""
         return FullComparison(self)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.results.trackers.streams import event_record
+from harness.results.trackers import event_record
 
 
 def encode_start(wall_time: float) -> bytes:

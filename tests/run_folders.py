@@ -26,7 +26,7 @@ from harness.core.types import (
 )
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
-from harness.report.style import picture_style
+from harness.report.canvas import picture_style
 from harness.results import (
     EvaluationRow,
     Manifest,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.compare.run_frame import figures_of, stages_of
 from harness.compare.stats.intervals import Interval
@@ -19,7 +19,16 @@ from harness.compare.times import SpanTimes, span_times
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.core.trace import Stage
-from harness.results import DamagedRun, Manifest, Run, find_run_folders, natural_order, read_manifest
+from harness.results import (
+    DamagedRun,
+    Manifest,
+    RolloutRow,
+    Run,
+    find_run_folders,
+    natural_order,
+    read_manifest,
+)
+from harness.results.counters import CounterRow, read_counters
 from harness.results.frames import Numbers, Results, RunTable, read_table
 
 if TYPE_CHECKING:
@@ -34,6 +43,14 @@ SIMULATED = " (simulated)"
 FEWEST_SEEDS = 3
 """From so many on there is an interval over seeds."""
 _AT_A_TIME = 8
+
+
+class Kept(NamedTuple):
+    """What a run kept that no figure rests on: of a damaged file nothing, and what is wrong with it."""
+
+    counters: Sequence[CounterRow]
+    rollouts: Sequence[RolloutRow]
+    problems: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,20 @@ class Member:
     def steps(self) -> int:
         """Training steps made."""
         return len(self.table)
+
+    @cached_property
+    def kept(self) -> Kept:
+        """Its counters and example rollouts."""
+        problems = list[str]()
+
+        def rows(read: Callable[[], Any]) -> Any:
+            try:
+                return read()
+            except UserError as error:
+                problems.append(error.what.replace(f"{self.folder}/", ""))  # a page names nobody's home
+                return ()
+
+        return Kept(rows(partial(read_counters, self.folder)), rows(self.run.rollouts), problems)
 
     @cached_property
     def stages_s(self) -> dict[Stage, Numbers]:

@@ -102,7 +102,7 @@ def refusals_of(newer: Sequence[Path], found: Gaps) -> list[Refusal]:
         arms = listed(list(found.lost))
         refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: no run of {arms} can be read"))
     if found.runs:
-        refusals.append(Refusal(INCONCLUSIVE, f"inconclusive: {gap_sentence(found.runs)}"))
+        refusals.append(Refusal(INCONCLUSIVE, f"cannot tell: {gap_sentence(found.runs)}"))
     return refusals
 
 
@@ -111,8 +111,8 @@ def gate(judgements: Sequence[Judgement], limit: float, refusals: Sequence[Refus
 
     An arm is worse if its whole 95% interval, corrected for the number of arms, lies above 1 + limit, and passes if it
     lies below. It is not comparable where the verdict says so, or where the baseline differs from itself (A/A).
-    Anything else is inconclusive: too few blocks, or runs that did not finish. The gravest of all arms and refusals
-    counts: worse, not comparable, inconclusive, fine.
+    Anything else cannot be told: too few blocks, or runs that did not finish. The gravest of all arms and refusals
+    counts: worse, not comparable, cannot tell, fine.
 
     Args:
         judgements: made with ``limit`` as their threshold.
@@ -162,15 +162,15 @@ def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
         return NOT_COMPARABLE, f"{against}: not comparable: {reason}."
     decided = effect.p_adjusted is not None and effect.blocks >= FEWEST_BLOCKS
     if effect.low is None or effect.high is None or not decided:
-        return INCONCLUSIVE, f"{against}: inconclusive: {effect.reason}."
+        return INCONCLUSIVE, f"{against}: cannot tell: {effect.reason}."
     bound, side = endpoint.change(1 + limit), side_of_limit(effect, limit, arms)
     if side == "above":
         return WORSE, f"{against}: worse: {interval}; the limit is {bound}."
     if judgement.unfinished:
-        return INCONCLUSIVE, f"{against}: inconclusive: {judgement.unfinished} runs did not finish ({interval})."
+        return INCONCLUSIVE, f"{against}: cannot tell: {judgement.unfinished} runs did not finish ({interval})."
     if side == "below":
         return FINE, f"{against}: fine: {interval}; the limit is {bound}."
-    return INCONCLUSIVE, f"{against}: inconclusive: {interval} reaches the limit of {bound}."
+    return INCONCLUSIVE, f"{against}: cannot tell: {interval} reaches the limit of {bound}."
 
 
 def _interval(effect: Effect) -> str:

@@ -141,8 +141,8 @@ def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) 
     if not in_turns(base) or all(in_turns(item.other) for item in judged):
         return judged
     faster = tuple(
-        f"{item.other} is synchronous too, and faster than {item.base} ({change(item.step.ratio)}): what lag brings "
-        f"against it shows --baseline {item.other}"
+        f"{item.other} is synchronous too, and faster than {item.base} ({change(item.step.ratio)}): compare lag "
+        f"with it by --baseline {item.other}"
         for item in judged
         if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and (item.step.ratio or 1.0) < 1
     )
@@ -204,7 +204,7 @@ def _draft(
         step = Comparison(STEP, apart, threshold, not_comparable=refused, undecided=NOT_IN_TURN)
         return _Draft(replace(judgement, cautions=steady), before, after, [step])
     alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
-    pairs = _paired(before, after, with_unfinished=alternated)
+    pairs = paired_runs(before, after, with_unfinished=alternated)
     blocks = [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
     warming = warm_up_reasons({base: before, other: after})
     undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
@@ -213,7 +213,7 @@ def _draft(
     ]
     if not endpoint.is_step:
         # a run that diverged has its last reward, and no time
-        judged = _paired(before, after, with_unfinished=True) if endpoint.is_difference else pairs
+        judged = paired_runs(before, after, with_unfinished=True) if endpoint.is_difference else pairs
         values = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
         ratios = [log(theirs / mine) for mine, theirs in values if mine is not None and theirs is not None]
         reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
@@ -257,7 +257,7 @@ def _draft_against(
     return _Draft(Judgement(name, other, (), cautions=cautions), before, after, comparisons)
 
 
-def _paired(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
+def paired_runs(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
     """Return the runs of two arms that share a block, in the order in which the blocks ran.
 
     Args:

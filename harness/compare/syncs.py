@@ -72,6 +72,12 @@ def arm_syncs(members: Sequence[Member]) -> list[Syncs]:
     return [each for each in every if each is not None and each.transport != NO_TRANSPORT]
 
 
+def pooled(syncs: Sequence[Syncs], part: str | None = None) -> Numbers:
+    """Return the seconds of one part, or else from publishing to loaded, over all steps of all runs."""
+    parts = [each.whole_s if part is None else each.seconds.get(part, np.empty(0)) for each in syncs]
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
 def sync_seconds(member: Member) -> float | None:
     """Return the mean seconds of a sync from publishing to loaded; None where none was measured."""
     syncs = syncs_of(member.table)

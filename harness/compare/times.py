@@ -13,7 +13,7 @@ from harness.results.frames import Numbers, RunTable
 from harness.results.occupancy import STAGES, LaneAccount, Occupancy, part_spans
 from harness.results.rows import lane_kind, part_of
 
-NO_STAGE = "no stage"
+UNATTRIBUTED = "unattributed"
 
 
 def loop_window(spans: Sequence[Span], loop_s: float | None) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class SpanTimes:
         lanes: where the time of each lane went.
         parts: the same of each part, where a Learner of several ranks is one.
         by_step_s: seconds of each stage and wait in every step, added over parts; shape [steps] each.
-        exposed: nanoseconds that the loop waited for, by stage and of ``no stage``; None without a Learner's span.
+        exposed: nanoseconds that the loop waited for, by stage and of ``unattributed``; None without a Learner's span.
         worked_s, busy_s, together_s: seconds that parts worked, added up; with one at work; with two or more.
         blocked: how the lag bound held Generators back; None at lag 0 and under ``drop``.
     """
@@ -92,7 +92,8 @@ def span_times(table: RunTable) -> SpanTimes | None:
     spans = table.run.spans()
     if not spans:
         return None
-    max_lag, drops = table.run.setting("max_lag"), table.run.setting("lag_control") == "drop"
+    max_lag = table.run.setting("max_lag")
+    is_held_back = isinstance(max_lag, int) and max_lag > 0 and table.run.setting("lag_control") != "drop"
     has_ranks = any(span.lane != part_of(span.lane) for span in spans)
     tail = table.run.tail
     loop = loop_window(spans, tail.elapsed_s if tail else None)
@@ -104,7 +105,7 @@ def span_times(table: RunTable) -> SpanTimes | None:
     exposure, overlap = parts.exposed() if windows else None, parts.overlap()
     exposed = None
     if exposure is not None:
-        exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {NO_STAGE: exposure.nobody_ns}
+        exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {UNATTRIBUTED: exposure.nobody_ns}
     by_step = dict(zip(STAGES, by_part.by_window().T, strict=True)) if windows else {}
     return SpanTimes(
         lanes=lanes.accounts(),
@@ -114,7 +115,7 @@ def span_times(table: RunTable) -> SpanTimes | None:
         worked_s=overlap.worked_s,
         busy_s=overlap.busy_s,
         together_s=overlap.together_s,
-        blocked=blocked_time(spans, int(max_lag), len(table)) if max_lag and not drops else None,
+        blocked=blocked_time(spans, max_lag, len(table)) if is_held_back else None,
     )
 
 

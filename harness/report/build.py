@@ -11,24 +11,18 @@ from harness.compare.judging import Judgement
 from harness.compare.remarks import Remark, remarks_of
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.remarks.time import whatif_command
-from harness.compare.run_frame import TIMING
-from harness.compare.sync import SyncPoint
-from harness.core.trace import Stage
 from harness.report import experiment_charts as drawings
 from harness.report import tables
 from harness.report.console import shown_path
-from harness.report.document import Chart, Command, Document, Item, Rollouts, Section, Table
+from harness.report.document import Chart, Command, Document, Item, Rollouts, Section
 from harness.report.machine import machine_section, provenance_section
 from harness.report.transports import sweep_tables
 from harness.results import RolloutRow
 
-MOST_ANSWERS = 3
-"""Arms that the answer speaks of."""
-MOST_DIFFERENCES = 3
 MOST_CAUTIONS = 2
 """Of the short form."""
-SHORT = ("bottleneck",)
-"""Keys of the remarks of the short form."""
+SHORT = ("stages", "bottleneck")
+"""Keys of the remarks of the short form, the first where there are two arms."""
 MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
 """Keys of the caution that the table's mark gives and of the one that says what to type for error bars, after these
 words."""
@@ -36,29 +30,33 @@ MOST_NAMED_PARTS = 3
 """Of a run's folder: scenario, experiment, run."""
 MOST_PAIRS = 3
 """Example rollouts of one arm."""
-WORTH_SAYING = 0.001
-"""Share of a step below which the difference of a stage is not said."""
 
 
 def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = False) -> Document:
     """Return what an experiment says, each sentence once: the other sections hold what the short form leaves.
 
     Args:
-        brief: the short form, and cautions: no sections that need frames for their charts.
+        brief: the short form and the cautions alone.
     """
     said = remarks_of(experiment, judged)
     points = sweep_points(experiment)
-    answer = [item for item in said if item.kind == "answer"][:MOST_ANSWERS]
-    short: list[Item] = [sweep_tables(points)[0]] if points else [tables.comparison_table(experiment, judged)]
-    short += [*_differences(experiment, judged, said), *(item for item in said if item.key in SHORT)]
+    swept = sweep_tables(points) if points else []
+    answer = [item for item in said if item.kind == "answer"]
+    short: list[Item] = [swept[0] if points else tables.comparison_table(experiment, judged)]
+    by_key = {item.key: item for item in said}
+    keys = SHORT if len(experiment.arms) == 2 else SHORT[1:]
+    short += [by_key[key] for key in keys if key in by_key]
     following = _next(experiment, said)
     used = {item.key for item in following if isinstance(item, Remark)}
     said = [item for item in said if item not in (*answer, *short) and item.key not in used]
     cautions = [item for item in said if item.kind == "caution"]
     first = [item for item in cautions if item.key != MARKED][:MOST_CAUTIONS]
     sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *following, *first))]
-    if not brief:
-        sections += _transports(experiment, points, said) if points else _sections(experiment, judged, said)
+    if points and not brief:
+        chart = drawings.sizes_chart(experiment, points)
+        sections.append(_section("transports", "Transports", [chart, *swept[1:]], _of(said, "syncs")))
+    elif not brief:
+        sections += _sections(experiment, judged, said)
     others = [item for item in cautions if item not in first]
     sections.append(_section("cautions", "Further cautions", others, folded=True))
     if not brief:
@@ -75,27 +73,6 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
 
 def _of(said: Sequence[Remark], section: str) -> list[Remark]:
     return [item for item in said if item.section == section and item.kind != "caution"]
-
-
-def _differences(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Remark]:
-    """Name the stages in which two arms differ most, in seconds a step; on the critical path where they overlap."""
-    if len(experiment.arms) != 2:
-        return []
-    base, other = tables.arms_from(experiment, judged)
-    step = experiment.mean(base, "step_s")
-    if not step:
-        return []
-    if any(experiment.share(arm, "stages_s") > tables.OVERLAP for arm in experiment.arms):
-        return [item for item in said if item.key == "stages"]
-    columns = {stage.value: TIMING + stage for stage in Stage if not stage.is_wait}
-    added = {
-        stage: (experiment.mean(other, column) or 0.0) - (experiment.mean(base, column) or 0.0)
-        for stage, column in columns.items()
-    }
-    largest = sorted(added, key=lambda stage: -abs(added[stage]))[:MOST_DIFFERENCES]
-    parts = [f"{stage} {added[stage]:+.3g} s" for stage in largest if abs(added[stage]) >= WORTH_SAYING * step]
-    text = f"Largest differences of {other} against {base}, per step: {', '.join(parts)}."
-    return [Remark("differences", text, "finding", "time")] if parts else []
 
 
 def _next(experiment: Experiment, said: Sequence[Remark]) -> list[Item]:
@@ -116,25 +93,25 @@ def _shown(folder: Path) -> str:
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Section | None]:
-    known = [item for item in judged if item.primary.blocks > 1]
-    verdicts: list[Item] = []
-    for judgement in known:
-        chart = drawings.forest_chart(judgement)
-        table = tables.verdict_table(judgement)
-        verdicts.append(table if chart is None else Chart(chart.key, chart.title, chart.says, chart.draw, table))
+    curves = drawings.curve_charts(experiment)
+    verdicts = [(item, tables.verdict_table(item)) for item in judged if item.primary.blocks > 1]
     return [
-        _section("verdicts", "Verdicts", _of(said, "answer"), verdicts),
+        Section(
+            *("verdicts", "Verdicts"),
+            (*_of(said, "answer"), *(drawings.forest_chart(item, table) or table for item, table in verdicts)),
+            notes=tables.verdict_notes([item for item, _ in verdicts]),
+        ),
         _section(
             *("time", "Where the time goes"),
             [drawings.stages_chart(experiment), tables.stage_table(experiment), drawings.processes_chart(experiment)],
-            [tables.rank_table(experiment), drawings.timeline_chart(experiment), drawings.step_time_chart(experiment)],
+            [tables.rank_table(experiment), drawings.timeline_chart(experiment), curves.get("step_time")],
             _of(said, "time"),
         ),
         _section(
             *("learning", "What was learned"),
-            [drawings.reward_chart(experiment), tables.outcome_table(experiment), drawings.learning_chart(experiment)],
-            [drawings.training_chart(experiment), drawings.kl_chart(experiment), drawings.stability_chart(experiment)],
-            [drawings.optimizer_chart(experiment), drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
+            [curves.get("reward"), tables.outcome_table(experiment)],
+            [curves.get(key) for key in ("learning", "training", "kl", "stability", "optimizer_steps")],
+            [drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
             _of(said, "learning"),
         ),
         _section(
@@ -153,29 +130,16 @@ def _section(key: str, title: str, *parts: Sequence[Item | None], folded: bool =
     return Section(key, title, tuple(item for part in parts for item in part if item is not None), folded)
 
 
-def _transports(experiment: Experiment, points: Sequence[SyncPoint], said: Sequence[Remark]) -> list[Section | None]:
-    others = sweep_tables(points)[1:]
-    chart = drawings.sizes_chart(experiment, points)
-    return [_section("transports", "Transports", [chart], others, _of(said, "syncs"))]
-
-
 def charts_of(document: Document) -> list[Chart]:
     """Return the charts of a document, in order."""
     return [item for section in document.sections for item in section.items if isinstance(item, Chart)]
-
-
-def tables_of(document: Document) -> list[Table]:
-    """Return the tables of a document, in order; those behind charts too."""
-    items = [item for section in document.sections for item in section.items]
-    of_charts = [item.table for item in items if isinstance(item, Chart) and item.table is not None]
-    return [*(item for item in items if isinstance(item, Table)), *of_charts]
 
 
 def examples(experiment: Experiment) -> list[Rollouts]:
     """Return example rollouts of each arm, before and after training, of the first run that has some."""
     shown = []
     for arm, members in experiment.arms.items():
-        pairs = next((pairs for each in members if (pairs := before_and_after(each.run.rollouts(), MOST_PAIRS))), ())
+        pairs = next((pairs for each in members if (pairs := before_and_after(each.kept.rollouts, MOST_PAIRS))), ())
         shown += [Rollouts(arm, tuple(pairs))] if pairs else []
     return shown
 

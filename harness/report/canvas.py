@@ -1,4 +1,4 @@
-"""What all charts share: colours of arms and verdicts, cells of a fixed size, legends.
+"""What all pictures share: colours of stages, arms and verdicts, one style, cells of a fixed size, legends.
 
 A figure is a column of cells, or several columns: a title (which the page does not take over), a legend, and panels.
 Each cell is a ``SubFigure`` whose size in inches is known beforehand, so nothing is laid out by measuring text (which
@@ -7,12 +7,19 @@ takes longer than drawing), and the page can show the cells one below the other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+import atexit
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+from harness.compare.times import UNATTRIBUTED
+from harness.core.own_folder import OwnFolder
+from harness.core.terminal_text import plain
 from harness.core.trace import Stage
-from harness.report.style import MARKERS, STAGE_COLOURS, label, picture_style
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -20,9 +27,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 INK, MUTED, GRID, SURFACE, SHADE, HATCH = "#1c2126", "#565f69", "#e4e7ea", "#ffffff", "#dfe9f2", "#8a93a0"
+# Rollouts blue, the Learner's work orange to red, weights green: the stages of one actor stay together. The base is the
+# palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart.
+STAGE_COLOURS: dict[Stage, str] = {
+    Stage.GENERATE: "#0072B2",
+    Stage.SCORE: "#56B4E9",
+    Stage.PREPARE_BATCH: "#F8D58B",
+    Stage.OLD_LOGPROBS: "#F0E442",
+    Stage.REFERENCE_LOGPROBS: "#E69F00",
+    Stage.UPDATE: "#D55E00",
+    Stage.WEIGHT_PUBLISH: "#00523B",
+    Stage.WEIGHT_TRANSFER: "#009E73",
+    Stage.WEIGHT_VERIFY: "#D8F0C0",
+    Stage.WEIGHT_LOAD: "#7FD1B9",
+    Stage.EVALUATE: "#CC79A7",
+    Stage.CHECKPOINT: "#4D4D4D",
+    Stage.CHECKPOINT_WRITE: "#8A7F70",
+    Stage.SAVE_POLICY: "#8C6D31",
+    Stage.OFFLOAD: "#6B4C9A",
+    Stage.ONLOAD: "#B39CD0",
+    Stage.STARTUP: "#999999",
+}
 # At least 18 apart in CIELAB from every stage, and 3.2 in contrast with white; told apart with red-green blindness too,
 # the later ones with the help of their markers.
 ARM_COLOURS = ("#1c2126", "#0082fa", "#a08c00", "#9b0a5a", "#6e9678", "#000064", "#463c00", "#007896")
+MARKERS = "osD^vPX*<>"
 VERDICTS = {
     "faster": ("#1d6b3f", "o"),
     "slower": ("#a3301b", "s"),
@@ -30,60 +59,123 @@ VERDICTS = {
     "cannot tell": ("#565f69", "^"),
 }
 """Colour and marker of what a comparison says."""
-WAITING, NO_STAGE = "waiting", "no stage"
+WAITING = "waiting"
 Look = dict[str, Any]
-PART_LOOKS: dict[str, Look] = {
-    **{stage.value: {"facecolor": colour} for stage, colour in STAGE_COLOURS.items()},
-    WAITING: {"facecolor": "#eceef0", "hatch": "////"},
-    NO_STAGE: {"facecolor": SURFACE, "edgecolor": MUTED, "linewidth": 0.8},
+_ROLLOUTS: dict[str, Look] = {
     "trained on": {"facecolor": "#3b6ea5"},
     "never used": {"facecolor": "#c9ced4"},
     "discarded, all rewards equal": {"facecolor": "#b9a44c", "hatch": "...."},
     "dropped as too old": {"facecolor": "#7a3e65", "hatch": "\\\\\\\\"},
+}
+PART_LOOKS: dict[str, Look] = {
+    **{stage.value: {"facecolor": colour} for stage, colour in STAGE_COLOURS.items()},
+    WAITING: {"facecolor": "#eceef0", "hatch": "////"},
+    UNATTRIBUTED: {"facecolor": SURFACE, "edgecolor": MUTED, "linewidth": 0.8},
+    **_ROLLOUTS,
     "failed": {"facecolor": INK},
 }
 """Parts of a bar: stages, what a lane does without one, and what becomes of rollouts."""
 PART_LOOKS[Stage.WEIGHT_VERIFY.value] |= {"hatch": "xxxx"}
-
 COLOUR_NAMES = {
     **{colour: f"arm-{index}" for index, colour in enumerate(ARM_COLOURS)},
     **{colour.lower(): stage.value for stage, colour in STAGE_COLOURS.items()},
     **{colour: verdict.replace(" ", "-") for verdict, (colour, _) in VERDICTS.items()},
-    **{str(PART_LOOKS[part]["facecolor"]): f"rollouts-{part.split(',')[0].replace(' ', '-')}" for part in (
-        "trained on", "never used", "discarded, all rewards equal", "dropped as too old")},
+    **{look["facecolor"]: f"rollouts-{part.split(',')[0].replace(' ', '-')}" for part, look in _ROLLOUTS.items()},
     INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", SHADE: "shade",
     "#eceef0": "waiting", HATCH: "hatch",
 }  # fmt: skip
 """The variable of the page's style sheet behind each colour."""
 
-WIDE, PANEL, TIMELINE = 5.2, 4.6, 9.0
-"""Inches. At 390 CSS pixels a cell is about 350 wide: text of 10 points is then 9.3 pixels high or more; what is as
-wide as a timeline scrolls."""
+PANEL, HEIGHT, WIDE, TIMELINE = 4.6, 2.75, 5.2, 9.0
+"""Inches: width and height of a panel, and wider cells. At 390 CSS pixels a cell is about 350 wide: text of 10 points
+is then 9.3 pixels high or more; what is as wide as a timeline scrolls."""
 EM = 6.1 / 72  # inches of a character of 10 points, rather too wide
+FONT = "DejaVu Sans"
 SETTINGS: dict[Any, Any] = {
+    "figure.dpi": 150, "savefig.dpi": 150, "font.family": FONT,
     "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "xtick.labelsize": 10, "ytick.labelsize": 10,
-    "legend.fontsize": 10, "svg.fonttype": "none", "path.simplify": False, "lines.linewidth": 1.8, "patch.linewidth": 0,
+    "legend.fontsize": 10, "lines.linewidth": 1.8, "patch.linewidth": 0, "hatch.linewidth": 0.7, "hatch.color": HATCH,
     "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": MUTED,
     "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "grid.color": GRID,
-    "hatch.linewidth": 0.7, "hatch.color": HATCH, "axes.facecolor": "none", "axes.axisbelow": True, "axes.grid": True,
-    "xtick.major.pad": 3, "ytick.major.pad": 3,
+    "axes.facecolor": "none", "axes.axisbelow": True, "axes.grid": True, "xtick.major.pad": 3, "ytick.major.pad": 3,
+    "axes.formatter.useoffset": False,  # else ticks are differences from a number at the axis' end
+    "axes.formatter.limits": (-6, 10),
+    "path.simplify": False, "svg.fonttype": "none", "svg.hashsalt": "harness",
 }  # fmt: skip
+
+
+@contextmanager
+def picture_style() -> Iterator[None]:
+    """Draw with the project's settings, whatever the user's matplotlib settings are; they return afterwards."""
+    _give_matplotlib_a_folder()
+    import matplotlib as mpl
+    import seaborn as sns
+
+    logger = logging.getLogger("matplotlib.font_manager")  # its notes on a cache are nobody's business
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with mpl.rc_context():
+            mpl.rcdefaults()
+            mpl.rcParams.update({**sns.axes_style("whitegrid"), **SETTINGS})
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _give_matplotlib_a_folder() -> None:
+    """Where the user's configuration folder cannot be written, give matplotlib one for this process."""
+    if "MPLCONFIGDIR" in os.environ:
+        return
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()) / "matplotlib"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        return
+    own = OwnFolder()
+    atexit.register(own.close)
+    os.environ["MPLCONFIGDIR"] = str(own.path)
+
 
 P = ParamSpec("P")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Have a function draw in the project's style, whatever the user's matplotlib settings are."""
+    """Have a function draw in the project's style."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with picture_style():
-            import matplotlib as mpl
-
-            mpl.rcParams.update(SETTINGS)
             return draw(*args, **kwargs)
 
     return drawn
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a PNG without a date or a version in it, so that the same data give the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", metadata={"Software": None})
+    return path
+
+
+def label(text: str, limit: int = 60) -> str:
+    """Return text for a picture: on one line, never read as a formula or as a hidden legend entry.
+
+    Letters that the font lacks are written out (``\\u6570``).
+    """
+    shown = "".join(map(_drawable, plain(text, limit=limit))).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+@cache
+def _drawable(character: str) -> str:
+    """Return a character, or its escape where the font of the pictures lacks it."""
+    if character.isascii():
+        return character
+    from matplotlib.font_manager import findfont, get_font
+
+    known = get_font(findfont(FONT)).get_char_index(ord(character))
+    return character if known else character.encode("unicode_escape").decode("ascii")
 
 
 def arm_looks(arms: Sequence[str]) -> dict[str, Look]:
@@ -127,27 +219,25 @@ def part_keys(parts: Sequence[str]) -> list[Key]:
 
 
 TITLE_INCHES, LINE_INCHES = 0.3, 0.21
+Size = tuple[float, float]
 
 
-def cells(sizes: Sequence[float], *, width: float, title: str, keys: Sequence[Key], columns: int = 1
+def cells(count: int, size: Size, *, title: str, keys: Sequence[Key], columns: int = 1
           ) -> tuple[Figure, list[SubFigure]]:  # fmt: skip
     """Return a figure and its empty cells, row by row.
 
     Args:
-        sizes: heights of the cells in inches; cells of a row get the height of the highest.
-        width: of a cell, in inches.
+        size: of a cell: width and height in inches.
         title: above all cells, in files only.
         keys: the legend; empty for none.
     """
     from matplotlib.figure import Figure
 
-    columns = max(1, min(columns, len(sizes)))
-    starts = range(0, len(sizes), columns)
-    heights = [max(sizes[start : start + columns]) for start in starts]
+    columns, (width, height) = max(1, min(columns, count)), size
     longest = max((len(key.name) for key in keys), default=0)
     in_row = max(1, min(len(keys), int(width / (EM * longest + 0.62))))
     head = [TITLE_INCHES if title else 0.04, 0.12 + LINE_INCHES * -(-len(keys) // in_row) if keys else 0.02]
-    ratios = [*head, *heights]
+    ratios = [*head, *[height] * -(-count // columns)]
     figure = Figure(figsize=(width * columns, sum(ratios)))
     grid = figure.add_gridspec(len(ratios), columns, height_ratios=ratios, wspace=0, hspace=0)
     if title:
@@ -158,13 +248,10 @@ def cells(sizes: Sequence[float], *, width: float, title: str, keys: Sequence[Ke
             handles=[key.artist() for key in keys], labels=[key.name for key in keys], ncols=in_row,
             loc="upper left", frameon=False, borderaxespad=0.3, handlelength=1.6, columnspacing=1.4, handletextpad=0.5,
         )  # fmt: skip
-    return figure, [
-        figure.add_subfigure(grid[2 + place // columns, place % columns]) for place in range(len(sizes))
-    ]  # fmt: skip
+    return figure, [figure.add_subfigure(grid[2 + place // columns, place % columns]) for place in range(count)]
 
 
-def place_axes(cell: SubFigure, size: tuple[float, float], left: float, right: float, top: float, bottom: float
-               ) -> Axes:  # fmt: skip
+def place_axes(cell: SubFigure, size: Size, left: float, right: float, top: float, bottom: float) -> Axes:
     """Return axes within margins, all in inches."""
     width, height = size
     return cell.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.report.canvas import (
     EM,
+    HEIGHT,
     INK,
     MUTED,
     PANEL,
@@ -24,15 +25,16 @@ from harness.report.canvas import (
     WIDE,
     Key,
     Look,
+    Size,
     arm_looks,
     cells,
+    label,
     part_keys,
     part_look,
     part_order,
     place_axes,
     styled,
 )
-from harness.report.style import label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 MOST_POINTS = 240  # of one line; longer ones are averaged over as many neighbours as that takes
 MOST_MARKERS = 12  # on one line
 LOG_ABOVE = 20.0  # highest over lowest value
-HEIGHT = 2.75  # of a panel, inches
+CROSS: Look = {"marker": "X", "linestyle": "", "markersize": 9, "markeredgecolor": SURFACE}
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,7 @@ def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] 
 
     Args:
         frame: ``arm, seed, x, value, panel``, one row a point.
-        marks: ``arm, panel, name, x, y``: a cross, or where y is NaN an upright dashed line, in the colour of the arm;
-            dotted where the arm is none of ``arms``.
+        marks: ``arm, panel, name, x, y`` of crosses in the colours of their arms.
     """
     names = list(arms) or _unique(frame, "arm")
     looks = arm_looks(names)
@@ -89,26 +90,24 @@ def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] 
     ]
     levels = {name: None for panel in panels for name in panel.levels}
     keys += [Key(label(name), {"color": MUTED, "linestyle": ":"}) for name in levels]
-    if marks is not None:
-        crosses = dict(zip(marks["name"], marks["y"].notna(), strict=True))
-        keys += [Key(label(name), _mark_look(MUTED, cross)) for name, cross in crosses.items()]
-    figure, parts = cells([HEIGHT] * len(panels), width=PANEL, title=title, keys=keys, columns=columns)
+    keys += [Key(label(name), CROSS | {"color": MUTED}) for name in (() if marks is None else _unique(marks, "name"))]
+    figure, parts = cells(len(panels), (PANEL, HEIGHT), title=title, keys=keys, columns=columns)
     drawn: dict[str, Axes] = {}
     for panel, cell in zip(panels, parts, strict=True):
         rows = {name: lines[panel.title, name] for name in names if (panel.title, name) in lines}
         axes = drawn[panel.title] = _panel_axes(cell, panel.title, panel.y_label, panel.x_label)
         values = [value for own in rows.values() for value in own["value"] if isfinite(value)]
-        if not values:
-            axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", color=MUTED)
-            axes.set(xticks=[], yticks=[])
-            continue
         for name, own in rows.items():
             _draw_line(axes, mean_line(own, panel.over), looks[name])
         for level in panel.levels.values():
             axes.axhline(level, color=MUTED, linestyle=":", linewidth=1.2, zorder=1)
-        if marks is not None:
-            _draw_marks(axes, marks[(marks["panel"] == panel.title) & marks["x"].notna()], looks)
-        _set_scale(axes, panel, min(values), max(values))
+        for mark in () if marks is None else marks[marks["panel"] == panel.title].itertuples():
+            axes.plot([mark.x], [mark.y], **CROSS, color=looks[mark.arm]["color"], clip_on=False, zorder=5)
+        low, high = min(values), max(values)
+        if panel.scale == "wide" and low > 0 and high / low > LOG_ABOVE:
+            axes.set_yscale("log")
+        elif panel.scale != "free":
+            axes.set_ylim(min(0.0, low * 1.06), max(0.0, high * 1.06) or 1.0)
     _share(panels, drawn)
     for panel in panels:
         _set_ticks(drawn[panel.title], whole_x=panel.over == "steps")
@@ -136,12 +135,13 @@ def _unique(frame: pd.DataFrame, column: str) -> list[str]:
     return list(dict.fromkeys(map(str, frame[column])))
 
 
-def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str) -> Axes:
+def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str, size: Size = (PANEL, HEIGHT)) -> Axes:
     """Return axes with a title and the y label above them, as wide as tick labels of six characters leave room for."""
-    axes = place_axes(cell, (PANEL, HEIGHT), 0.62, 0.22, 0.5, 0.52)
-    at: Look = {"x": 0.08 / PANEL, "va": "top"}
-    cell.text(y=1 - 0.06 / HEIGHT, s=label(title, int(PANEL / EM)), weight="bold", **at)
-    cell.text(y=1 - 0.26 / HEIGHT, s=label(y_label, int(PANEL / EM)), color=MUTED, size=9.5, **at)
+    width, height = size
+    axes = place_axes(cell, size, 0.62, 0.22, 0.5, 0.52)
+    at: Look = {"x": 0.08 / width, "va": "top"}
+    cell.text(y=1 - 0.06 / height, s=label(title, int(width / EM)), weight="bold", **at)
+    cell.text(y=1 - 0.26 / height, s=label(y_label, int(width / EM)), color=MUTED, size=9.5, **at)
     axes.set_xlabel(label(x_label))
     return axes
 
@@ -153,51 +153,27 @@ def _draw_line(axes: Axes, line: pd.DataFrame, look: Look) -> None:
     axes.plot(line["x"], line["mean"], **look, markersize=4.5, markevery=every, clip_on=False)
 
 
-def _mark_look(color: str, cross: bool) -> Look:
-    if cross:
-        return {"color": color, "marker": "X", "linestyle": "", "markersize": 9, "markeredgecolor": SURFACE}
-    return {"color": color, "linestyle": "--", "linewidth": 1.2}
-
-
-def _draw_marks(axes: Axes, marks: pd.DataFrame, looks: dict[str, Look]) -> None:
-    for mark in marks.itertuples():
-        look = _mark_look(looks.get(mark.arm, {"color": MUTED})["color"], mark.y == mark.y)
-        if mark.y == mark.y:
-            axes.plot([mark.x], [mark.y], **look, clip_on=False, zorder=5)
-        else:
-            axes.axvline(mark.x, **look | ({} if mark.arm in looks else {"linestyle": ":"}), zorder=1)
-
-
-def _set_scale(axes: Axes, panel: Panel, low: float, high: float) -> None:
-    if panel.scale == "wide" and low > 0 and high / low > LOG_ABOVE:
-        axes.set_yscale("log")
-    elif panel.scale != "free":
-        axes.set_ylim(min(0.0, low * 1.06), max(0.0, high * 1.06) or 1.0)
-
-
 def _share(panels: Sequence[Panel], drawn: dict[str, Axes]) -> None:
     """Give panels of the same x label the same ends, and those that share it the same y axis."""
-    full = [panel for panel in panels if drawn[panel.title].lines]
-    for x_label in {panel.x_label for panel in full}:
-        group = [drawn[panel.title] for panel in full if panel.x_label == x_label]
+    for x_label in {panel.x_label for panel in panels}:
+        group = [drawn[panel.title] for panel in panels if panel.x_label == x_label]
         low = min(axes.dataLim.x0 for axes in group)
         high = max(axes.dataLim.x1 for axes in group)
         room = 0.02 * (high - low) or 1.0
         for axes in group:
             axes.set_xlim(low - room, high + room)
-    for panel in full:
-        if panel.y_of is not None and drawn[panel.y_of].lines:
-            ends = [*drawn[panel.y_of].get_ylim(), *drawn[panel.title].get_ylim()]
-            for title in (panel.y_of, panel.title):
-                drawn[title].set_ylim(min(ends), max(ends))
+    for panel in panels:
+        if panel.y_of in drawn:
+            both = drawn[panel.y_of], drawn[panel.title]
+            ends = [end for axes in both for end in axes.get_ylim()]
+            for axes in both:
+                axes.set_ylim(min(ends), max(ends))
 
 
 def _set_ticks(axes: Axes, whole_x: bool = False) -> None:
     """Have few ticks with few digits, and make room for them on the left."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    if not axes.lines:
-        return
     for axis, bins in ((axes.xaxis, 6), (axes.yaxis, 5)):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
@@ -207,8 +183,8 @@ def _set_ticks(axes: Axes, whole_x: bool = False) -> None:
         else:
             axis.set_major_locator(MaxNLocator(bins, integer=whole_x and axis is axes.xaxis, steps=[1, 2, 2.5, 5, 10]))
     longest = max(map(len, axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))), default=0)
-    box, size = axes.get_position(), EM * longest + 0.1
-    left = max(0.5, size) / PANEL
+    box, width = axes.get_position(), axes.get_window_extent().width / axes.figure.dpi
+    left = max(0.5, EM * longest + 0.1) * box.width / width
     axes.set_position((left, box.y0, box.x1 - left, box.height))
 
 
@@ -219,53 +195,50 @@ LONGEST_ROW = 20  # characters of a row's name
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where rows stand under the headings of their arms: y of each (arm, row), of each heading, and the lowest."""
+    """A cell with a row for each (arm, row), under the headings of the arms, and where each of both stands."""
 
+    figure: Figure
+    axes: Axes
     places: dict[tuple[str, str], float]
     heads: dict[str, float]
-    end: float
 
 
-def _rows(pairs: Sequence[tuple[str, str]]) -> _Rows:
+def _row_axes(frame: pd.DataFrame, row: str, texts: dict[tuple[str, str], str], x_label: str, *, title: str,
+              keys: Sequence[Key], width: float = WIDE, row_inches: float = ROW_INCHES) -> _Rows:  # fmt: skip
+    """Return axes with the names of the rows, a column of the frame, on the left, and texts on the right."""
     places, heads, y = dict[tuple[str, str], float](), dict[str, float](), -0.5
-    for arm, row in dict.fromkeys(sorted(pairs, key=lambda pair: [arm for arm, _ in pairs].index(pair[0]))):
-        if arm not in heads:
+    for pair in dict.fromkeys(zip(frame["arm"].astype(str), frame[row].astype(str), strict=True)):
+        if pair[0] not in heads:
             y += GAP if heads else 0.0
-            heads[arm] = y + HEAD / 2
+            heads[pair[0]] = y + HEAD / 2
             y += HEAD
-        places[arm, row] = y + ROW / 2
+        places[pair] = y + ROW / 2
         y += ROW
-    return _Rows(places, heads, y)
-
-
-def _row_axes(rows: _Rows, ends: Sequence[str], x_label: str, *, title: str, keys: Sequence[Key], width: float = WIDE,
-              row_inches: float = ROW_INCHES) -> tuple[Figure, Axes]:  # fmt: skip
-    """Return axes with room for the names of the rows on the left and for ``ends`` on the right."""
-    names = [label(row, LONGEST_ROW) for _, row in rows.places]
-    margins = [EM * max(map(len, texts), default=0) + 0.14 for texts in (names, ends)]
-    height = row_inches * (rows.end + 0.5) + 0.52
-    figure, (cell,) = cells([height], width=width, title=title, keys=keys)
-    axes = place_axes(cell, (width, height), margins[0] + 0.04, max(0.2, margins[1]), 0.02, 0.5)
-    axes.set_ylim(rows.end, -0.5)
-    axes.set_yticks(list(rows.places.values()), names)
+    names = [label(row, LONGEST_ROW) for _, row in places]
+    left, right = (EM * max(map(len, shown), default=0) + 0.14 for shown in (names, texts.values()))
+    height = row_inches * (y + 0.5) + 0.52
+    figure, (cell,) = cells(1, (width, height), title=title, keys=keys)
+    axes = place_axes(cell, (width, height), left + 0.04, max(0.2, right), 0.02, 0.5)
+    axes.set_ylim(y, -0.5)
+    axes.set_yticks(list(places.values()), names)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(label(x_label, 80))
-    for arm, y in rows.heads.items():
-        cell.text(0.06 / width, 1 - (0.02 + row_inches * (y + 0.5)) / height, label(arm, int(width / EM)), va="center",
-                  weight="bold")  # fmt: skip
-    return figure, axes
-
-
-def _write_ends(axes: Axes, rows: _Rows, texts: dict[tuple[str, str], str]) -> None:
+    for arm, head in heads.items():
+        cell.text(0.06 / width, 1 - (0.02 + row_inches * (head + 0.5)) / height, label(arm, int(width / EM)),
+                  va="center", weight="bold")  # fmt: skip
     for pair, text in texts.items():
-        axes.annotate(label(text), (1.0, rows.places[pair]), (7, 0), ("axes fraction", "data"), "offset points",
+        axes.annotate(label(text), (1.0, places[pair]), (7, 0), ("axes fraction", "data"), "offset points",
                       va="center", annotation_clip=False)  # fmt: skip
+    return _Rows(figure, axes, places, heads)
+
+
+WHISKER: Look = {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}
 
 
 @styled
 def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str, value: str = "seconds",
          title: str = "", limit: float | None = None) -> Figure:  # fmt: skip
-    """Draw stacked bars: one for each row of each arm, work first, then waits, then time in no stage.
+    """Draw stacked bars: one for each row of each arm, work first, then waits, then unattributed time.
 
     Args:
         frame: ``arm, row, part`` and the value; parts that occur twice in a row are added.
@@ -273,41 +246,35 @@ def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str,
         value: name of the column with lengths.
         limit: end of the axis, such as 100 for percent.
     """
-    pairs = list(zip(frame["arm"].astype(str), frame["row"].astype(str), strict=True))
-    rows = _rows(pairs)
     parts = [part for part in _unique(frame, "part") if frame.loc[frame["part"] == part, value].gt(0).any()]
-    keys = part_keys(parts)
-    texts = {} if ends is None else {(row.arm, row.row): row.text for row in ends.itertuples()}
-    if ends is not None and (ends["low"] < ends["high"]).any():
-        keys.append(Key("lowest to highest", {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}))
-    if ends is not None and ends["mark"].notna().any():
+    keys, tips = part_keys(parts), [] if ends is None else list(ends.itertuples())
+    if any(tip.low < tip.high for tip in tips):
+        keys.append(Key("lowest to highest", WHISKER))
+    if any(tip.mark == tip.mark for tip in tips):
         keys.append(Key("wall-clock", {"color": INK, "linewidth": 2.4}))
-    figure, axes = _row_axes(rows, list(texts.values()), x_label, title=title, keys=keys)
+    texts = {(tip.arm, tip.row): tip.text for tip in tips}
+    rows = _row_axes(frame, "row", texts, x_label, title=title, keys=keys)
     lengths = frame.groupby(["arm", "row", "part"], sort=False)[value].sum().to_dict()
     reached = dict.fromkeys(rows.places, 0.0)
     for part in sorted(parts, key=part_order):
-        pieces = [((arm, row), length) for (arm, row, name), length in lengths.items() if name == part and length > 0]
-        axes.barh([rows.places[pair] for pair, _ in pieces], [length for _, length in pieces], 0.72,
-                  [reached[pair] for pair, _ in pieces], **part_look(part), label=label(part),
-                  clip_on=False)  # fmt: skip
-        for pair, length in pieces:
+        pieces = {(arm, row): length for (arm, row, name), length in lengths.items() if name == part and length > 0}
+        rows.axes.barh([rows.places[pair] for pair in pieces], list(pieces.values()), 0.72,
+                       [reached[pair] for pair in pieces], **part_look(part), label=label(part),
+                       clip_on=False)  # fmt: skip
+        for pair, length in pieces.items():
             reached[pair] += length
-    _write_ends(axes, rows, texts)
-    for end in () if ends is None else ends.itertuples():
-        y = rows.places[end.arm, end.row]
-        if end.low < end.high:
-            axes.plot([end.low, end.high], [y, y], color=INK, linewidth=1.3, marker="|", markersize=7, clip_on=False)
-        if end.mark == end.mark:
-            axes.plot([end.mark, end.mark], [y - 0.45, y + 0.45], color=INK, linewidth=2.4, clip_on=False)
-    axes.set_xlim(0, limit or axes.dataLim.x1 * 1.02 or 1.0)
-    return figure
+    for tip in tips:
+        y = rows.places[tip.arm, tip.row]
+        if tip.low < tip.high:
+            rows.axes.plot([tip.low, tip.high], [y, y], **WHISKER, clip_on=False)
+        if tip.mark == tip.mark:
+            rows.axes.plot([tip.mark, tip.mark], [y - 0.45, y + 0.45], color=INK, linewidth=2.4, clip_on=False)
+    rows.axes.set_xlim(0, limit or rows.axes.dataLim.x1 * 1.02 or 1.0)
+    return rows.figure
 
 
 NARROWEST = 0.0012  # of the axis: work that is shorter is drawn as long as this, so that it can be seen
-HALF_LANE, LANE_DOWN = (
-    0.27,
-    0.14,
-)  # of a row: half of a lane's height, and how far below the middle it is, for the versions
+HALF_LANE, LANE_DOWN = 0.27, 0.14  # of a row: half of a lane's height, and how far it is below the middle
 SHARE_OF_A_NUMBER = 0.04  # of the axis: a version that the next one follows faster is not written out
 
 
@@ -321,35 +288,27 @@ def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: pd.DataFrame, 
         changes: ``arm, lane, at_s, version`` of each change of the policy version; -1 is none.
         windows: ``arm, seconds, text``: length of the excerpt, and what it is.
     """
-    pairs = list(zip(spans["arm"].astype(str), spans["lane"].astype(str), strict=True))
-    rows = _rows(list(dict.fromkeys(pairs)))
-    keys = [*part_keys(_unique(spans, "stage")), Key("no stage, no wait", part_look("no stage"))]
+    keys = [*part_keys(_unique(spans, "stage")), Key("unattributed", part_look("unattributed"))]
     if len(changes):
         keys.append(Key("policy version now held", {"color": INK, "marker": "v", "linestyle": "", "markersize": 5}))
-    figure, axes = _row_axes(rows, [], "seconds since the first of these steps began", title=title, keys=keys,
-                             width=TIMELINE, row_inches=LANE_INCHES)  # fmt: skip
+    rows = _row_axes(spans, "lane", {}, "seconds since the first of these steps began", title=title, keys=keys,
+                     width=TIMELINE, row_inches=LANE_INCHES)  # fmt: skip
+    axes = rows.axes
     axes.set_yticks([y + LANE_DOWN for y in rows.places.values()], [text.get_text() for text in axes.get_yticklabels()])
     longest = float(windows["seconds"].max())
     for arm, seconds, text in windows[["arm", "seconds", "text"]].itertuples(index=False):
         lanes = [y for pair, y in rows.places.items() if pair[0] == arm]
         if not lanes:
             continue
-        axes.barh(
-            [y + LANE_DOWN for y in lanes],
-            seconds,
-            2 * HALF_LANE,
-            facecolor=SURFACE,
-            edgecolor=MUTED,
-            linewidth=0.6,
-            zorder=0.9,
-        )
+        middles = [y + LANE_DOWN for y in lanes]
+        axes.barh(middles, seconds, 2 * HALF_LANE, facecolor=SURFACE, edgecolor=MUTED, linewidth=0.6, zorder=0.9)
         axes.annotate(label(text), (1.0, rows.heads[arm]), (0, 0), ("axes fraction", "data"), "offset points",
                       ha="right", va="center", color=MUTED, annotation_clip=False)  # fmt: skip
     for stage, own in spans.groupby("stage", sort=False):
         _draw_spans(axes, own, str(stage), rows, NARROWEST * longest)
     _mark_versions(axes, changes, rows, longest)
     axes.set_xlim(0, longest * 1.005)
-    return figure
+    return rows.figure
 
 
 def _draw_spans(axes: Axes, spans: pd.DataFrame, stage: str, rows: _Rows, narrowest: float) -> None:
@@ -394,18 +353,16 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
 
     Args:
         frame: ``arm, row, value, low, high, verdict, threshold``: verdict is a key of ``VERDICTS``, threshold a share
-            such as 0.03, low and high NaN where there is no interval. ``text`` stands beside the row; without that
-            column it is the ratio with its interval.
+            such as 0.03, low and high NaN where there is no interval.
     """
     import numpy as np
 
-    rows = _rows(list(zip(frame["arm"].astype(str), frame["row"].astype(str), strict=True)))
-    texts = {(str(row.arm), str(row.row)): row.text if "text" in frame else _ratio_text(row)
-             for row in frame.itertuples()}  # fmt: skip
+    texts = {(str(row.arm), str(row.row)): _ratio_text(row) for row in frame.itertuples()}
     verdicts = [word for word in VERDICTS if (frame["verdict"] == word).any()]
     keys = [Key(word, dict(zip(("color", "marker"), VERDICTS[word], strict=True))) for word in verdicts]
     keys.append(Key("too small to matter", {"facecolor": SHADE}))
-    figure, axes = _row_axes(rows, list(texts.values()), x_label, title=title, keys=keys)
+    rows = _row_axes(frame, "row", texts, x_label, title=title, keys=keys)
+    axes = rows.axes
     ends = frame[["value", "low", "high"]].to_numpy(float).ravel()
     ends = np.abs(np.log(ends[np.isfinite(ends) & (ends > 0)]))
     reach = max([NARROWEST_RATIO, *np.exp(ends), *(1 + 1.5 * frame["threshold"])])
@@ -419,7 +376,6 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
         value, low, high = np.clip([row.value, row.low, row.high], 1 / reach, reach)
         axes.plot([low, high], [y, y], color=color, linewidth=1.8, solid_capstyle="butt", clip_on=False)
         axes.plot([value], [y], color=color, marker=marker, markersize=6, clip_on=False)
-    _write_ends(axes, rows, texts)
     axes.set_xscale("log")
     axes.set_xlim(1 / reach, reach)
     ticks = [1.0]
@@ -428,14 +384,8 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
         if 1 / reach <= tick <= reach and apart >= TICKS_APART:
             ticks.append(tick)
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)], minor=False)
-    axes.xaxis.set_minor_locator(_no_ticks())
-    return figure
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
+    axes.minorticks_off()
+    return rows.figure
 
 
 def _ratio_text(row: Any) -> str:
@@ -454,7 +404,7 @@ def scatter(frame: pd.DataFrame, *, x_label: str, y_label: str, arms: Sequence[s
     """
     looks = arm_looks(list(arms) or _unique(frame, "arm"))
     keys = [Key(label(name), looks[name] | {"linestyle": ""}) for name in _unique(frame, "arm")]
-    figure, (cell,) = cells([HEIGHT], width=PANEL, title=title, keys=keys)
+    figure, (cell,) = cells(1, (PANEL, HEIGHT), title=title, keys=keys)
     axes = _panel_axes(cell, "", "", x_label)
     cell.texts[1].set_text(label(y_label))
     for row in frame.itertuples():
@@ -479,24 +429,82 @@ def sizes(frame: pd.DataFrame, copies: pd.DataFrame, *, arms: Sequence[str] = ()
     looks = arm_looks(names)
     plain: Look = {"color": MUTED, "linestyle": "--", "linewidth": 1.4}
     keys = [*(Key(label(name), looks[name]) for name in names), Key("plain copy in memory", plain)]
-    figure, parts = cells([HEIGHT] * len(panels), width=PANEL, title=title, keys=keys, columns=2)
+    figure, parts = cells(len(panels), (PANEL, HEIGHT), title=title, keys=keys, columns=2)
     lines = dict(iter(frame.groupby(["panel", "arm"], sort=False)))
-    drawn: list[Axes] = []
+    first: Axes | None = None
     for panel, cell in zip(panels, parts, strict=True):
-        drawn.append(_panel_axes(cell, panel, "milliseconds", "size of the weights, MB"))
+        axes = _panel_axes(cell, panel, "milliseconds", "size of the weights, MB")
         for name in names:
             if (panel, name) in lines:
                 own = lines[panel, name].sort_values("megabytes")
                 reach = (own["ms"] - own["low_ms"], own["high_ms"] - own["ms"])
-                drawn[-1].errorbar(own["megabytes"], own["ms"], reach, **looks[name], markersize=4.5, elinewidth=1.2)
+                axes.errorbar(own["megabytes"], own["ms"], reach, **looks[name], markersize=4.5, elinewidth=1.2)
         plainly = copies[copies["panel"] == panel].sort_values("megabytes")
-        drawn[-1].plot(plainly["megabytes"], plainly["ms"], **plain)
-        drawn[-1].set(xscale="log", yscale="log")
-    limits = [(*axes.get_xlim(), *axes.get_ylim()) for axes in drawn]
-    for axes in drawn:
-        axes.set_xlim(min(limit[0] for limit in limits), max(limit[1] for limit in limits))
-        axes.set_ylim(min(limit[2] for limit in limits), max(limit[3] for limit in limits))
-        _set_ticks(axes)
+        axes.plot(plainly["megabytes"], plainly["ms"], **plain)
+        axes.set(xscale="log", yscale="log")
+        if first is not None:
+            axes.sharex(first)
+            axes.sharey(first)
+        first = first or axes
+    for cell in parts:
+        _set_ticks(cell.axes[0])
+    return figure
+
+
+LOG_FROM = 16  # ratio of the largest to the smallest number of a choice from which on it is drawn in powers of 2
+CHOICES = (TIMELINE, 4.4)
+
+
+@styled
+def choices(frame: pd.DataFrame, takes: pd.DataFrame, *, names: Sequence[str] = (), x_label: str, y_label: str,
+            heading: str = "", title: str = "") -> Figure:  # fmt: skip
+    """Draw what each choice brings, with its interval: a line for each arm over numbers, points over names.
+
+    Args:
+        frame: ``arm, x, value, low, high, is_extrapolated``; of names, x is the place among ``names``.
+        takes: ``arm, x, value, text``: the choice that is marked.
+        heading: stands above the axes.
+    """
+    import numpy as np
+
+    arms = _unique(frame, "arm")
+    looks = arm_looks(arms)
+    keys = [Key(label(arm), looks[arm]) for arm in arms if arm]
+    keys.append(Key("90% interval", {"facecolor": SHADE}))
+    hollow: Look = {"markerfacecolor": "white", "linestyle": ""}
+    if frame["is_extrapolated"].any():
+        keys.append(Key("EXTRAPOLATING", {"color": MUTED, "marker": "o"} | hollow))
+    figure, (cell,) = cells(1, CHOICES, title=title, keys=keys)
+    axes = _panel_axes(cell, heading, y_label, x_label, CHOICES)
+    for place, (arm, own) in enumerate(frame.sort_values("x", kind="stable").groupby("arm", sort=False)):
+        look, x = looks[str(arm)], own["x"]
+        if names:
+            x = x + (place - (len(arms) - 1) / 2) * 0.12
+            reach = (own["value"] - own["low"], own["high"] - own["value"])
+            axes.errorbar(x, own["value"], reach, color=look["color"], linestyle="", capsize=3)
+        else:
+            axes.plot(x, own["value"], color=look["color"])
+            axes.fill_between(x, own["low"], own["high"], color=look["color"], alpha=0.13, linewidth=0)
+        for outside, more in ((False, {"linestyle": ""}), (True, hollow)):
+            shown = own["is_extrapolated"] == outside
+            axes.plot(x[shown], own["value"][shown], **look | more, markersize=5)
+    for take in takes.itertuples():
+        color = looks[str(take.arm)]["color"]
+        if not names:
+            axes.axvline(take.x, color=color, linewidth=1.0, linestyle=":")
+        axes.annotate(label(take.text), (take.x, take.value), (8, -16), textcoords="offset points", color=color,
+                      weight="bold", bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7})  # fmt: skip
+    axes.set_ylim(bottom=0)
+    low, high = frame["x"].min(), frame["x"].max()
+    _set_ticks(axes, whole_x=bool((frame["x"] % 1 == 0).all()))
+    if names:
+        axes.set_xticks(range(len(names)), list(map(label, names)))
+        axes.set_xlim(-0.6, len(names) - 0.4)
+    elif low > 0 and high / low >= LOG_FROM:
+        axes.set_xscale("log", base=2)
+        ticks = 2.0 ** np.arange(np.ceil(np.log2(low)), np.log2(high) + 1e-9)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
     return figure
 
 
@@ -515,10 +523,11 @@ def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> F
 
     names = _unique(frame, "arm")
     looks = arm_looks(list(arms) or names)
-    figure, parts = cells([LAG_INCHES] * len(names), width=PANEL, title=title, keys=[], columns=2)
+    size = (PANEL, LAG_INCHES)
+    figure, parts = cells(len(names), size, title=title, keys=[], columns=2)
     highest = int(frame["lag"].max())
     for (name, own), cell in zip(frame.groupby("arm", sort=False), parts, strict=True):
-        axes = place_axes(cell, (PANEL, LAG_INCHES), 0.6, 0.15, 0.32, 0.5)
+        axes = place_axes(cell, size, 0.6, 0.15, 0.32, 0.5)
         mean = (own["lag"] * own["rollouts"]).sum() / own["rollouts"].sum()
         heading = f"{label(name, int(PANEL / EM) - 12)}: mean {mean:.2g}"
         cell.text(0.08 / PANEL, 1 - 0.06 / LAG_INCHES, heading, weight="bold", va="top")

@@ -28,12 +28,12 @@ from harness.core.errors import UserError
 from harness.core.removed import removed
 from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain, silence_output
-from harness.report.console import Output
+from harness.report.console import Output, warn_of_left_out
 from harness.report.document import Document
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
 from harness.results.manifest import MADE_OF
-from harness.results.reader import flat_settings, references_left_out
+from harness.results.reader import flat_settings
 
 DESCRIPTION = "Compare runs from their folders."
 EXAMPLES = (
@@ -41,7 +41,7 @@ EXAMPLES = (
     "  python -m harness.compare results/reference/sync_k --baseline k2\n"
     "  python -m harness run noise --out baseline    # one occasion of a baseline: five on several days\n"
     "  python -m harness.compare results/ --against baseline/noise/* --fail-on 15%\n"
-    "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive"
+    "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 cannot tell"
 )
 
 
@@ -90,7 +90,6 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: a wrong argument, or nothing that can be compared.
     """
-    errors = Console(stderr=True)
     for path in options.paths:
         if path.suffix == ".json" and path.is_file():
             raise removed(".json", str(path), str(path))
@@ -105,11 +104,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         experiments, newest, damaged = gather_newest(options.paths, processes=usable_cores())
         detailed = [newest]
-    for item in damaged:
-        message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
-        errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
-    for line in references_left_out(options.paths):
-        errors.print(Text(plain(line)), soft_wrap=True)
+    warn_of_left_out(damaged, options.paths)
     if options.against is None:
         against = None
         _check_arm(options.baseline, detailed, damaged, every_one=len(options.paths) > 1)
@@ -125,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
     for sentence in result.sentences if result else ():
-        errors.print(Text(plain(sentence)), soft_wrap=True)
+        Console(stderr=True).print(Text(plain(sentence)), soft_wrap=True)
     return result.code if result else FINE
 
 
@@ -185,26 +180,23 @@ def _show(
     result: GateResult | None,
 ) -> None:
     """Print the comparison in the form that was asked for, and draw its charts where that was."""
+    from harness.report.build import document
+
     if options.format == "json":
         from harness.report.as_json import comparison
 
         print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
     brief = not options.full and options.plots is None
-    documents = [] if options.format == "json" and options.plots is None else _documents(detailed, judge, brief)
+    shown = [] if options.format == "json" and options.plots is None else detailed
+    documents = [document(experiment, judge(experiment), brief) for experiment in shown]
     if options.format == "md":
         from harness.report.markdown import markdown
 
-        print("\n".join(markdown(document, options.full) for document in documents), end="")
+        print("\n".join(markdown(each, options.full) for each in documents), end="")
     elif options.format == "text":
         _print(documents, experiments, options.full)
     if options.plots is not None:
         _draw(documents, detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
-
-
-def _documents(experiments: Sequence[Experiment], judge: Judge, brief: bool) -> list[Document]:
-    from harness.report.build import document
-
-    return [document(experiment, judge(experiment), brief) for experiment in experiments]
 
 
 def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:
@@ -217,10 +209,8 @@ def _print(documents: Sequence[Document], experiments: Sequence[Experiment], ful
             output.print()
         print_document(output, document, full)
     if len(experiments) > len(documents) and not full:
-        others = len(experiments) - len(documents)
-        output.print(
-            Text(f"{plural(others, 'older experiment')}: listed with --full, shown with --all."), soft_wrap=True
-        )
+        others = plural(len(experiments) - len(documents), "older experiment")
+        output.print(Text(f"{others}: listed with --full, shown with --all."), soft_wrap=True)
     elif len(experiments) > 1:
         print_table(output, overview_table(experiments))
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.text import Text
+
+from harness.core.terminal_text import plain
+from harness.results.reader import DamagedRun, references_left_out
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -38,6 +43,16 @@ class _WithoutSpacesAtEnds:
 
     def write(self, text: str) -> int:
         return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+
+def warn_of_left_out(damaged: Sequence[DamagedRun], paths: Sequence[Path]) -> None:
+    """Say on standard error which runs could not be read, and which reference runs were not asked for."""
+    errors = Console(stderr=True)
+    for item in damaged:
+        message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
+        errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
+    for line in references_left_out(paths):
+        errors.print(Text(plain(line)), soft_wrap=True)
 
 
 def shown_path(path: Path) -> str:

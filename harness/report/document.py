@@ -68,12 +68,13 @@ Item = Remark | Table | Chart | Command | Rollouts
 
 @dataclass(frozen=True)
 class Section:
-    """Items under a heading; on the page, a folded section is opened by the reader."""
+    """Items under a heading, and notes below them; on the page, a folded section is opened by the reader."""
 
     key: str
     title: str
     items: tuple[Item, ...]
     folded: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

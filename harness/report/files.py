@@ -10,10 +10,11 @@ from harness.compare.remarks import Remark
 from harness.core.atomic_files import check_replaceable, whole_file
 from harness.core.errors import UserError
 from harness.report.build import charts_of
+from harness.report.canvas import save
 from harness.report.document import Document, Item, Section
 from harness.report.page import page
-from harness.report.style import save
 from harness.report.tables import overview_table
+from harness.results.anonymous import safe_name
 
 _TITLE = b"<title>Report: "
 
@@ -63,7 +64,7 @@ def save_charts(document: Document, folder: Path) -> list[Path]:
         UserError: the folder cannot be written to.
     """
     try:
-        return [save(chart.figure, folder / f"{chart.key}.png") for chart in charts_of(document)]
+        return [save(chart.figure, folder / f"{safe_name(chart.key)}.png") for chart in charts_of(document)]
     except OSError as error:
         what = f"cannot write pictures to {str(folder)!r}: {error.strerror or error}"
         raise UserError(what, where=str(folder), fix="name another folder with --plots DIR") from error

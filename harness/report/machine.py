@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import NOTHING, count, number, percent
@@ -27,8 +26,11 @@ from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart, Command, Item, Section, Table
 from harness.results import Manifest
-from harness.results.counters import CounterRow, explain, read_counters, sources, stretches
+from harness.results.counters import CounterRow, explain, sources, stretches
 from harness.results.reader import flat_settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_ARMS = 6
 """With curves."""
@@ -41,7 +43,7 @@ class Counted:
     """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
 
     arm: str
-    rows: list[CounterRow]
+    rows: Sequence[CounterRow]
     spans: list[Span]
     window: Interval
 
@@ -51,7 +53,7 @@ def counted_runs(experiment: Experiment) -> list[Counted]:
     counted = []
     for arm, members in experiment.arms.items():
         for member in members:
-            rows = read_counters(member.folder)
+            rows = member.kept.counters
             spans = member.run.spans() if rows else []
             if rows and spans:
                 tail = member.run.tail
@@ -88,7 +90,7 @@ def _processes(counted: Sequence[Counted]) -> Table:
         rows.append((item.arm, "the sampler itself", own, *(NOTHING,) * 3))
     header = ("arm", "process", "CPU, s", "cores, mean", "peak memory, GiB", "peak threads")
     notes = ("From samples taken during the loop; what happened between two samples is not seen.",)
-    return Table("Processes", header, tuple(rows), notes, 2)
+    return Table("What processes used", header, tuple(rows), notes, 2)
 
 
 def _cell(value: float | None) -> str:
@@ -97,8 +99,6 @@ def _cell(value: float | None) -> str:
 
 def _cores_chart(experiment: Experiment, counted: Sequence[Counted]) -> Chart | None:
     """The cores that each process kept busy over the seconds of the loop, a panel for each arm."""
-    import pandas as pd
-
     rows = [
         (source, 0, x, cores, item.arm)
         for item in counted[:MOST_ARMS]
@@ -107,23 +107,28 @@ def _cores_chart(experiment: Experiment, counted: Sequence[Counted]) -> Chart | 
     ]
     if not rows:
         return None
-    frame = pd.DataFrame(rows, columns=["arm", "seed", "x", "value", "panel"])
-    panels = [Panel(arm, "cores", "seconds of the loop", "seconds", "zero") for arm in dict.fromkeys(frame["panel"])]
-    draw = partial(charts.curves, frame, panels, title=f"{experiment.title}: cores kept busy")
+    arms = dict.fromkeys(arm for *_, arm in rows)
+    panels = [Panel(arm, "cores", "seconds of the loop", "seconds", "zero") for arm in arms]
+
+    def draw() -> Figure:
+        import pandas as pd
+
+        frame = pd.DataFrame(rows, columns=["arm", "seed", "x", "value", "panel"])
+        return charts.curves(frame, panels, title=f"{experiment.title}: cores kept busy")
+
     says = "CPU time of each process over the time between two samples; of the first run of each arm."
     return Chart("cores", "Cores kept busy", says, draw)
 
 
-def _cores(item: Counted, source: str) -> Iterator[tuple[float, float]]:
-    """Yield (seconds of the loop, cores) in the middle of each pair of samples inside the loop."""
+def _cores(item: Counted, source: str) -> list[tuple[float, float]]:
+    """Return (seconds of the loop, cores) in the middle of each pair of samples inside the loop."""
     low, high = item.window
-    for stretch in stretches(item.rows, source, "cpu_s"):
-        for before, after in pairwise(stretch):
-            if before[0] >= low and after[0] <= high and after[0] > before[0]:
-                yield (
-                    ((before[0] + after[0]) / 2 - low) / 1e9,
-                    (after[1] - before[1]) / (after[0] - before[0]) * 1e9,
-                )
+    return [
+        (((start + end) / 2 - low) / 1e9, (used - before) / (end - start) * 1e9)
+        for stretch in stretches(item.rows, source, "cpu_s")
+        for (start, before), (end, used) in pairwise(stretch)
+        if low <= start < end <= high
+    ]
 
 
 def _gpus(counted: Sequence[Counted]) -> list[Item | None]:
@@ -161,7 +166,7 @@ def _energy(counted: Sequence[Counted]) -> Table | None:
                 joules = part.reason or "" if part.joules is None else number(part.joules)
                 rows.append((item.arm, source, stage.value, joules, number(part.seconds)))
             rows.append((item.arm, source, "stages that cannot be told apart", number(account.untold_j), ""))
-            rows.append((item.arm, source, "no stage under way", number(account.rest_j), ""))
+            rows.append((item.arm, source, "unattributed", number(account.rest_j), ""))
     header = ("arm", "GPU", "stage", "energy, J", "seconds")
     return Table("Energy by stage", header, tuple(rows), words=3) if rows else None
 

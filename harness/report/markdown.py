@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain
-from harness.report.document import Chart, Document, Table
+from harness.report.document import Chart, Command, Document, Table
 
 
 def markdown(document: Document, full: bool = False) -> str:
@@ -19,8 +19,9 @@ def markdown(document: Document, full: bool = False) -> str:
     for section in document.sections if full else document.sections[:1]:
         tables = [item.table if isinstance(item, Chart) else item for item in section.items]
         parts += [markdown_table(item) for item in tables if isinstance(item, Table)]
-        sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark)]
+        sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark | Command)]
         parts += ["\n".join(sentences)] if sentences else []
+        parts += map(escaped, section.notes)
     return "\n\n".join([*parts, escaped(document.origin)]) + "\n"
 
 
@@ -28,9 +29,8 @@ def markdown_table(table: Table) -> str:
     """Return a table as Markdown, its notes below it."""
     lines = [f"**{escaped(table.title)}**", ""] if table.title else []
     lines.append(_row(table.header))
-    lines.append(
-        "|" + "|".join(" --- " if place < table.words else " ---: " for place in range(len(table.header))) + "|"
-    )
+    rules = (" --- " if place < table.words else " ---: " for place in range(len(table.header)))
+    lines.append(f"|{'|'.join(rules)}|")
     lines += [_row(row) for row in table.rows]
     return "\n".join([*lines, *(f"\n{escaped(note)}" for note in table.notes)])
 

@@ -20,17 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
-    from rich.console import Console
-    from rich.text import Text
-
     from harness.compare.experiment import gather, gather_newest
     from harness.compare.judging import judgements
     from harness.core.terminal_text import plain
     from harness.report.build import document
+    from harness.report.console import warn_of_left_out
     from harness.report.files import write_page
-    from harness.results.reader import references_left_out
 
-    errors, replaced = Console(stderr=True), options.output.exists()
+    replaced = options.output.exists()
     if options.all or len(options.paths) > 1:
         experiments, damaged = gather(options.paths)
         shown = experiments[::-1]
@@ -38,13 +35,9 @@ def run(options: argparse.Namespace) -> int:
         experiments, newest, damaged = gather_newest(options.paths)
         shown = [newest]
     documents = [document(experiment, judgements(experiment)) for experiment in shown]
-    told = [f"{item.folder.name}: {item.error.what}" for item in damaged]
+    told = [f"{item.folder.name}: {item.error.what.replace(f'{item.folder}/', '')}" for item in damaged]
     write_page(options.output, documents, told, experiments)
-    for item in damaged:
-        warning = f"warning: left out {str(item.folder)!r}: {item.error.what}"
-        errors.print(Text(plain(warning), style="yellow"), soft_wrap=True)
-    for line in references_left_out(options.paths):
-        errors.print(Text(plain(line)), soft_wrap=True)
+    warn_of_left_out(damaged, options.paths)
     size = f"{options.output.stat().st_size / 1e3:,.0f} kB"
     print(plain(f"report: {options.output} ({size}{', in place of an earlier one' if replaced else ''})"))
     return 0

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
-from harness.compare.endpoint import endpoint_of_effect
+from harness.compare.endpoint import ENDPOINTS, endpoint_of_effect
 from harness.compare.environment import groups, legend, letters_of
-from harness.compare.experiment import MOST_WITH_SPANS, SIMULATED, Experiment, Member
+from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
+from harness.compare.remarks.time import measured_ranks
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
-from harness.compare.syncs import PARTS, Syncs, arm_syncs
-from harness.compare.times import NO_STAGE
+from harness.compare.syncs import PARTS, Syncs, arm_syncs, pooled
+from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Stage
-from harness.core.types import RankStep
 from harness.report.document import Table
+from harness.results.occupancy import LaneAccount
 from harness.results.rows import in_pipeline_order
 
 OVERLAP = 1.005
@@ -33,6 +35,11 @@ MOST_BESIDE = 4
 """Arms that stand side by side; of more, each has a row."""
 MOST_ROWS = 10
 """Arms that have a row in the short table: the fastest and the slowest five."""
+MAIN_FIGURES: tuple[tuple[str, str, Format], ...] = (
+    ("tokens per second", "tokens_per_s", number),
+    ("validation reward", "reward_last", reward),
+    ("response, tokens", "length_last", number),
+)
 WORTH_A_ROW = 0.01
 """Share of a step below which a stage is left to the full tables."""
 
@@ -79,36 +86,31 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
     beside = {item.other: {effect.name: effect for effect in item.effects} for item in judged}
     columns = {"whole step": ("step_s", STEP)}
     columns |= {stage.value: (TIMING + stage, stage.value) for stage in main_stages(experiment)}
-    rows = []
+    rows = list[tuple[str, ...]]()
     for label, (figure, name) in columns.items():
-        seconds = [_mean(experiment, arm, figure, number) for arm in arms]
-        if figure == "step_s":
-            seconds = [text + mark(experiment, arm) for text, arm in zip(seconds, arms, strict=True)]
+        marks = [mark(experiment, arm) if figure == "step_s" else "" for arm in arms]
+        seconds = [_mean(experiment, arm, figure, number) + sign for arm, sign in zip(arms, marks, strict=True)]
         effects = [beside.get(arm, {}).get(name) for arm in arms]
-        rows.append(
-            (label, *seconds, *_ratio_cells(effects[1])) if is_pair else (label, *map(_changed, seconds, effects))
-        )
-    others: tuple[tuple[str, str, Format], ...] = (
-        ("tokens per second", "tokens_per_s", number),
-        ("validation reward", "reward_last", reward),
-        ("response, tokens", "length_last", number),
-    )
-    for label, figure, form in others:
+        changes = _ratio_cells(effects[1]) if is_pair else ("",) * 3
+        rows.append((label, *(seconds if is_pair else map(_changed, seconds, effects)), *changes))
+    for label, figure, form in MAIN_FIGURES:
         if experiment.has(figure):
-            rows.append(
-                (label, *(_mean(experiment, arm, figure, form) for arm in arms), *([""] * 3 if is_pair else []))
-            )
-    header = ("seconds per step", *arms, *(("change", "95% interval", "") if is_pair else ()))
-    used = [place for place, name in enumerate(header) if place <= len(arms) or any(row[place] for row in rows)]
-    cells = tuple(tuple(row[place] for place in used) for row in rows)
-    return Table(
-        "", tuple(header[place] for place in used), cells, (*_stable(experiment), *_from_elsewhere(arms, judged))
-    )
+            rows.append((label, *(_mean(experiment, arm, figure, form) for arm in arms), "", "", ""))
+    notes = (*_stable(experiment), *_from_elsewhere(arms, judged))
+    return _without_empty(Table("", ("seconds per step", *arms, "change", "95% interval", ""), tuple(rows), notes))
 
 
-def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> list[str]:
-    """Name the baseline of other folders, which has no column."""
-    return [f"Changes are against {item.base}." for item in judged[:1] if item.base not in arms]
+def _without_empty(table: Table) -> Table:
+    """Leave out the columns in which no row has anything."""
+    used = [place for place in range(len(table.header)) if any(row[place] for row in table.rows)]
+    header, *rows = (tuple(row[place] for place in used) for row in (table.header, *table.rows))
+    return replace(table, header=header, rows=tuple(rows), words=sum(place < table.words for place in used))
+
+
+def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> tuple[str, ...]:
+    """Say what changes are against where that has no column."""
+    is_elsewhere = judged and not {item.base for item in judged} & {*arms}
+    return ("Changes are against the same arm in the folders of --against.",) if is_elsewhere else ()
 
 
 def _changed(seconds: str, effect: Effect | None) -> str:
@@ -118,9 +120,9 @@ def _changed(seconds: str, effect: Effect | None) -> str:
     return f"{seconds} {change(effect.ratio)}"
 
 
-def _stable(experiment: Experiment) -> list[str]:
+def _stable(experiment: Experiment) -> tuple[str, ...]:
     is_marked = any(mark(experiment, arm) for arm in experiment.arms)
-    return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
+    return (f"{MARK} The step time of some runs was still drifting after warm-up.",) if is_marked else ()
 
 
 def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
@@ -140,7 +142,7 @@ def _one_arm(experiment: Experiment) -> Table:
         for stage in main_stages(experiment)
     ]
     rows.append(("whole step", cell(experiment, arm, "step_s", number) + mark(experiment, arm), percent(1.0)))
-    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), tuple(_stable(experiment)))
+    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), _stable(experiment))
 
 
 def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Mapping[str, Effect]) -> Table:
@@ -224,15 +226,13 @@ def _single_steps(experiment: Experiment, arm: str) -> str:
 
 def critical_path_table(experiment: Experiment) -> Table | None:
     """Return seconds per step busy and on the critical path of each stage; None where no run kept its spans."""
-    names = [*(stage.value for stage in Stage if not stage.is_wait), NO_STAGE]
+    names = [*(stage.value for stage in Stage if not stage.is_wait), UNATTRIBUTED]
     shown = [name for name in names if experiment.has(EXPOSED + name)]
     arms = [arm for arm in experiment.arms if any(experiment.share(arm, EXPOSED + name) for name in shown)]
     if not arms:
         return None
-    rows = [
-        ("unattributed" if name == NO_STAGE else name, *(_busy_and_critical(experiment, arm, name) for arm in arms))
-        for name in shown
-    ]
+    rows = [(name, *(_busy_and_critical(experiment, arm, name) for arm in arms)) for name in shown]
+    rows = [row for row in rows if any(text != NOTHING for text in row[1:])]
     note = (
         "Critical path: each instant of the loop belongs to the stage that the Learner is in; while it waits, to the "
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
@@ -251,19 +251,22 @@ def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> str:
     return f"{number(busy) if busy else NOTHING} / {number(critical)} {percent(share):>6}"
 
 
-def process_table(experiment: Experiment) -> Table:
-    """Return how the wall-clock of each process divides into stages, waits and unattributed time."""
-    rows = []
+def lane_accounts(experiment: Experiment) -> Iterator[tuple[str, str, list[LaneAccount]]]:
+    """Yield each process of each arm, in the order of the work, and where its time went in the runs that kept spans."""
     for arm, members in experiment.arms.items():
         known = [member.times.lanes for member in members if member.times is not None]
         for lane in in_pipeline_order({lane for lanes in known for lane in lanes}):
-            accounts = [lanes[lane] for lanes in known if lane in lanes]
-            busy, waiting, rest = (
-                fmean(account.share(ns) for account, ns in zip(accounts, parts, strict=True))
-                for parts in zip(*((a.busy_ns, a.waiting_ns, a.unattributed_ns) for a in accounts), strict=True)
-            )
-            seconds = number(fmean(account.wall_ns / 1e9 for account in accounts))
-            rows.append((arm, lane, seconds, percent(busy), percent(waiting), f"{100 * rest:.2f}%"))
+            yield arm, lane, [lanes[lane] for lanes in known if lane in lanes]
+
+
+def process_table(experiment: Experiment) -> Table:
+    """Return how the wall-clock of each process divides into stages, waits and unattributed time."""
+    rows = []
+    for arm, lane, accounts in lane_accounts(experiment):
+        shares = [[a.share(ns) for ns in (a.busy_ns, a.waiting_ns, a.unattributed_ns)] for a in accounts]
+        busy, waiting, rest = map(fmean, zip(*shares, strict=True))
+        seconds = number(fmean(account.wall_ns / 1e9 for account in accounts))
+        rows.append((arm, lane, seconds, percent(busy), percent(waiting), f"{100 * rest:.2f}%"))
     notes = ("No spans were kept with these runs.",) if not rows else spans_note(experiment)
     title = f"Processes: {window_words(experiment.members)}"
     header = ("arm", "process", "seconds", "busy", "waiting", "unattributed")
@@ -278,7 +281,7 @@ def rank_table(experiment: Experiment) -> Table | None:
     every Learner is one process."""
     rows = []
     for arm, members in experiment.arms.items():
-        steps = rank_steps(members)
+        steps = measured_ranks(members)
         for rank in range(max(map(len, steps), default=0)):
             own = [of_ranks[rank] for of_ranks in steps if rank < len(of_ranks)]
             seconds = [[getattr(step, name) for step in own] for name in _RANK_SECONDS]
@@ -291,16 +294,6 @@ def rank_table(experiment: Experiment) -> Table | None:
     notes = ("A cell is empty where it cannot be measured: on a GPU, and where the system does not say.",)
     title = "Ranks of the Learner: means of a training step, after all were there"
     return Table(title, header, tuple(rows), notes, 2, key="ranks") if rows else None
-
-
-def rank_steps(members: Sequence[Member]) -> list[tuple[RankStep, ...]]:
-    """Return what each rank did in each measured step of the runs; empty where the Learner is one process."""
-    return [
-        of_ranks
-        for member in members
-        for of_ranks, is_measured in zip(member.table.ranks, member.table.is_measured, strict=True)
-        if of_ranks and is_measured
-    ]
 
 
 def window_words(members: Sequence[Member]) -> str:
@@ -432,24 +425,20 @@ def _statuses(every: Sequence[str]) -> str:
 
 def sync_table(experiment: Experiment) -> Table | None:
     """Return what a weight sync moved and took, one column for each arm; None where none left the process."""
-    syncs = {arm: arm_syncs(members) for arm, members in experiment.arms.items()}
-    arms = [arm for arm in syncs if syncs[arm]]
-    if not arms:
+    syncs = {arm: own for arm in experiment.arms if (own := arm_syncs(experiment.arms[arm]))}
+    if not syncs:
         return None
-
-    def row(name: str, write: Callable[[list[Syncs]], str]) -> tuple[str, ...]:
-        return (name, *(write(syncs[arm]) for arm in arms))
-
-    rows = [
-        row("transport", lambda own: own[0].transport),
-        row("MB", lambda own: number(own[0].num_bytes / 1e6)),
-        row("tensors", lambda own: count(own[0].num_tensors)),
-        *(row(f"{part}, ms", lambda own, part=part: _milliseconds(pooled(own, part))) for part in PARTS[:3]),  # type: ignore[misc]
-        row("publish to loaded, ms", lambda own: _milliseconds(pooled(own, "whole"))),
-        row("GB/s", _bandwidth),
-        row("verify, ms", lambda own: _milliseconds(pooled(own, "verify"))),
-    ]
-    steps = sorted({len(pooled(syncs[arm], "whole")) for arm in arms})
+    named: dict[str, Callable[[list[Syncs]], str]] = {
+        "transport": lambda own: own[0].transport,
+        "MB": lambda own: number(own[0].num_bytes / 1e6),
+        "tensors": lambda own: count(own[0].num_tensors),
+        **{f"{part}, ms": lambda own, part=part: _milliseconds(pooled(own, part)) for part in PARTS[:3]},  # type: ignore[misc]
+        "publish to loaded, ms": lambda own: _milliseconds(pooled(own)),
+        "GB/s": _bandwidth,
+        "verify, ms": lambda own: _milliseconds(pooled(own, "verify")),
+    }
+    rows = [(name, *map(write, syncs.values())) for name, write in named.items()]
+    steps = sorted({len(pooled(own)) for own in syncs.values()})
     many = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     notes = (
         f"Means [10th percentile, median, 90th percentile] over {many} measured training steps.",
@@ -457,13 +446,7 @@ def sync_table(experiment: Experiment) -> Table | None:
         "mean from publish to loaded, without verification.",
     )
     shown = tuple(each for each in rows if any(text != NOTHING for text in each[1:]))
-    return Table("What a weight sync moved and took", ("", *arms), shown, notes, key="syncs")
-
-
-def pooled(syncs: Sequence[Syncs], part: str) -> np.ndarray:
-    """Return the seconds of one part, or of the ``whole``, over all steps of all runs."""
-    parts = [each.whole_s if part == "whole" else each.seconds.get(part, np.empty(0)) for each in syncs]
-    return np.concatenate(parts) if parts else np.empty(0)
+    return Table("What a weight sync moved and took", ("", *syncs), shown, notes, key="syncs")
 
 
 def _milliseconds(seconds: np.ndarray) -> str:
@@ -474,7 +457,7 @@ def _milliseconds(seconds: np.ndarray) -> str:
 
 
 def _bandwidth(syncs: list[Syncs]) -> str:
-    whole_s = pooled(syncs, "whole")
+    whole_s = pooled(syncs)
     return number(syncs[0].num_bytes / whole_s.mean() / 1e9) if whole_s.sum() > 0 else NOTHING
 
 
@@ -485,28 +468,39 @@ _HOW = {True: "the arms took turns by step", False: "the arms ran one after the 
 
 
 def verdict_table(judgement: Judgement) -> Table:
-    """Return what decides, the whole step and each stage of one arm against the baseline."""
-    primary, effects = judgement.primary, judgement.effects
-    limits = dict.fromkeys(effect.threshold for effect in effects)
-    notes = [
-        "Faster or slower: p, corrected for all comparisons of the experiment, is at most 0.05, and the change reaches "
-        f"the threshold ({', '.join(f'{100 * limit:.3g}%' for limit in limits)}). Same: the whole interval is inside.",
-        "Smallest: the change that so many blocks show in 80% of cases, after all corrections.",
-    ]
+    """Return what decides, the whole step and each stage of one arm against the baseline; see ``verdict_notes``."""
+    primary, notes = judgement.primary, tuple[str, ...]()
     if primary.correlation is not None:
-        notes.append(
-            f"Intervals are {primary.widening:.2f} times as wide as those of independent blocks: blocks may drift."
-        )
-    if any(effect.of_step for effect in effects):
-        notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
-    if judgement.noise_floor is not None and judgement.noise_floor.ratio is not None:
-        floor = endpoint_of_effect(judgement.noise_floor)
-        itself = floor.change(judgement.noise_floor.ratio)
-        notes.append(f"The baseline against itself: {itself}, {floor.ends(judgement.noise_floor)}.")
+        notes = (f"Intervals are {primary.widening:.2f} times as wide as of independent blocks: blocks may drift.",)
     title = f"{judgement.other} against {judgement.base}, {primary.blocks} blocks ({_HOW[judgement.alternated]})"
     header = ("time", "ratio", "95% interval", "p", "smallest", "")
-    rows = tuple(_effect_row(effect, primary.blocks) for effect in effects)
-    return Table(title, header, rows, tuple(notes), key=f"verdict_{judgement.other}")
+    rows = tuple(_effect_row(effect, primary.blocks) for effect in judgement.effects)
+    return Table(title, header, rows, notes, key=f"verdict_{judgement.other}")
+
+
+def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:
+    """Return how the tables of verdicts are read; none where there are none."""
+    effects = [effect for item in judged for effect in item.effects]
+    if not effects:
+        return ()
+    limits = dict.fromkeys(f"{100 * effect.threshold:.3g}%" for effect in effects)
+    notes = [
+        "Faster or slower: p, corrected for all comparisons of the experiment, is at most 0.05, and the change reaches "
+        f"the threshold ({', '.join(limits)}). Same: the whole interval is inside.",
+        "Smallest: the change that so many blocks show in 80% of cases, after all corrections.",
+    ]
+    if any(effect.of_step for effect in effects):
+        notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
+    floor = next((item.noise_floor for item in judged if item.noise_floor is not None), None)
+    if floor is not None and floor.ratio is not None:
+        endpoint = endpoint_of_effect(floor)
+        notes.append(f"The baseline against itself: {endpoint.change(floor.ratio)}, {endpoint.ends(floor)}.")
+    return tuple(notes)
+
+
+def effect_label(effect: Effect) -> str:
+    """Return what an effect is of, in words, for a column of times."""
+    return ENDPOINTS[effect.name].words.removeprefix("seconds of a ") if effect.name in ENDPOINTS else effect.label
 
 
 def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
@@ -516,7 +510,7 @@ def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
     if endpoint.is_difference and effect.ratio is not None:
         ratio, ends = endpoint.change(effect.ratio), endpoint.ends(effect) or NOTHING
     return (
-        effect.label if effect.blocks == blocks else f"{effect.label} ({effect.blocks} blocks)",
+        effect_label(effect) + ("" if effect.blocks == blocks else f" ({effect.blocks} blocks)"),
         ratio,
         ends,
         NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
@@ -532,31 +526,23 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
     belongs to, and the notes say what sets the groups apart.
     """
     kinds = groups(experiments)
-    letters = [letters_of(experiment, kinds) for experiment in experiments] if len(kinds) > 1 else []
     is_odd = any(not member.is_completed for experiment in experiments for member in experiment.members)
-    header = ("scenario", "experiment", *(("in",) if letters else ()), "runs", *(("status",) if is_odd else ()))
     rows = []
-    for place, experiment in enumerate(experiments):
+    for experiment in experiments:
+        statuses = [member.run.status for member in experiment.members]
         marks = "".join(sorted({mark(experiment, arm) for arm in experiment.arms}))
         rows.append(
             (
-                *(experiment.title, experiment.name, *letters[place : place + 1], str(len(experiment.members))),
-                *((_statuses([member.run.status for member in experiment.members]),) if is_odd else ()),
+                *(experiment.title, experiment.name, letters_of(experiment, kinds) if len(kinds) > 1 else ""),
+                *(str(len(experiment.members)), _statuses(statuses) if is_odd else ""),
                 _over_runs(experiment, "steps", count),
                 _over_runs(experiment, "step_s", number) + marks,
                 _over_runs(experiment, "reward_last", reward),
             )
         )
-    notes = [
-        *legend(kinds),
-        *(
-            [f"{MARK} Step time still drifting after warm-up."]
-            if any(MARK in cell for row in rows for cell in row)
-            else []
-        ),
-    ]
-    header = (*header, "steps", "s per step", "last reward")
-    return Table("Experiments, oldest first", header, tuple(rows), tuple(notes), 3 if letters else 2)
+    drifted = [f"{MARK} Step time still drifting after warm-up."] if any(MARK in row[6] for row in rows) else []
+    header = ("scenario", "experiment", "in", "runs", "status", "steps", "s per step", "last reward")
+    return _without_empty(Table("Experiments, oldest first", header, tuple(rows), (*legend(kinds), *drifted), words=3))
 
 
 def _over_runs(experiment: Experiment, figure: str, form: Format) -> str:
@@ -565,8 +551,3 @@ def _over_runs(experiment: Experiment, figure: str, form: Format) -> str:
         return NOTHING
     low, high = form(min(values)), form(max(values))
     return low if low == high else f"{low} to {high}"
-
-
-def marked(table: Table, experiment: Experiment) -> str:
-    """Return a table's title, which says so where runs of its experiment were simulated."""
-    return table.title + (SIMULATED if experiment.simulated else "")

@@ -48,24 +48,24 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
 
 
 def _print_section(console: Console, section: Section, full: bool) -> None:
-    sentences = [item for item in section.items if isinstance(item, Remark)]
-    if full and section.title and any(_is_printed(item) for item in section.items):
+    items = [item.table if isinstance(item, Chart) else item for item in section.items]
+    if full and section.title and any(items):
         console.print(Text(f"\n{plain(section.title)}", style="bold"))
-    for item in section.items:
+    for item in items:
         _print_item(console, item)
-    cautions = [remark.text for remark in sentences if remark.kind == "caution"]
+    _print_notes(console, section.notes)
+    cautions = [item.text for item in items if isinstance(item, Remark) and item.kind == "caution"]
     print_list(console, "", cautions, style="dim")
 
 
-def _is_printed(item: Item) -> bool:
-    return not isinstance(item, Chart) or item.table is not None
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(Padding(Text(plain(note), style="dim"), (0, 1)))
 
 
-def _print_item(console: Console, item: Item) -> None:
+def _print_item(console: Console, item: Item | None) -> None:
     if isinstance(item, Table):
         print_table(console, item)
-    elif isinstance(item, Chart) and item.table is not None:
-        print_table(console, item.table)
     elif isinstance(item, Command):
         console.print(Text(plain(item.text)), soft_wrap=True)
     elif isinstance(item, Rollouts):
@@ -106,8 +106,7 @@ def print_table(console: Console, table: Table) -> None:
             cells = (row[column] for column in columns)
             drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell, "")) for cell in cells))
         console.print(Padding(drawn, (0, 0, 0, 1)))
-    for note in table.notes:
-        console.print(Padding(Text(plain(note), style="dim"), (0, 1)))
+    _print_notes(console, table.notes)
 
 
 def _broken(name: str, width: int) -> str:
@@ -120,16 +119,14 @@ def _broken(name: str, width: int) -> str:
 
 def _parts(widths: Sequence[int], words: int, width: int) -> list[list[int]]:
     """Split the columns of numbers so that each part fits; as many in each as there is room for."""
-    always = list(range(words))
-    parts, room = [list(always)], width - sum(widths[:words])
-    left = room
+    parts, left = list[list[int]](), 0
     for column in range(words, len(widths)):
-        if widths[column] > left and len(parts[-1]) > words:
-            parts.append(list(always))
-            left = room
+        if not parts or widths[column] > left:
+            parts.append(list(range(words)))
+            left = width - sum(widths[:words])
         parts[-1].append(column)
         left -= widths[column]
-    return parts
+    return parts or [list(range(words))]
 
 
 def print_list(console: Console, heading: str, sentences: Sequence[str], style: str = "") -> None:

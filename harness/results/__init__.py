@@ -4,18 +4,15 @@
 """
 
 from harness.results.anonymous import Scrubber
-from harness.results.manifest import STATUSES, Manifest
+from harness.results.manifest import Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
     BatchRow,
     DiscardedRow,
     EvaluationRow,
-    LedgerFigures,
     RolloutRow,
-    Rollouts,
     ShardRow,
     StepRow,
-    SyncRow,
     TailRow,
     VersionChange,
     WarmUp,
@@ -28,21 +25,17 @@ from harness.results.rows import (
 from harness.results.writer import RunFolder, experiment_name
 
 __all__ = [
-    "STATUSES",
     "BatchRow",
     "DamagedRun",
     "DiscardedRow",
     "EvaluationRow",
-    "LedgerFigures",
     "Manifest",
     "RolloutRow",
-    "Rollouts",
     "Run",
     "RunFolder",
     "Scrubber",
     "ShardRow",
     "StepRow",
-    "SyncRow",
     "TailRow",
     "VersionChange",
     "WarmUp",

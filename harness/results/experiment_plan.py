@@ -6,7 +6,6 @@ those that were imported or simulated.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +15,10 @@ from typing import Any
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.file_locks import holding
 from harness.results.jsonl import read_json
 from harness.results.rows import Whole
+from harness.results.writer import cannot_write
 
 EXPERIMENT = "experiment.json"
 SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
@@ -68,14 +69,12 @@ def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    path = experiment / EXPERIMENT
     data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | asdict(plan)
     try:
-        with whole_file(path) as stream:
+        with whole_file(experiment / EXPERIMENT) as stream:
             stream.write((json.dumps(data, indent=1) + "\n").encode())
     except OSError as error:
-        what = f"cannot write {str(path)!r}: {error.strerror or error}"
-        raise UserError(what, str(path), "free some space there, or choose a folder with --out DIR") from error
+        raise cannot_write(experiment, error) from error
 
 
 def read_plan(experiment: Path) -> ExperimentPlan | None:
@@ -103,12 +102,8 @@ def held(file: Path) -> Iterator[None]:
     Raises:
         UserError: another command is at work there.
     """
-    with file.open("rb") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with holding(file) as is_mine:
+        if not is_mine:
             what = "another command is at work in this experiment"
-            raise UserError(what, str(file.parent), "wait until it has ended, or stop it") from None
-        except OSError:  # a file system without locks
-            pass
+            raise UserError(what, str(file.parent), "wait until it has ended, or stop it")
         yield

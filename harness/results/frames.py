@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import asdict
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
-from harness.core.types import RankStep
+from harness.core.types import RankStep, Reduction
 from harness.results.reader import DamagedRun, Run, find_run_folders, load_run
-from harness.results.rows import StoredMetrics, VersionChange
+from harness.results.rows import REDUCTIONS, StoredMetrics, VersionChange
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,6 @@ REWARD, LENGTH = "validation/reward", "validation/response_length"
 TIMING = "timing_s/"
 """Begins the names of the columns of stages."""
 Numbers = NDArray[np.float64]
-Reduction = Literal["mean", "sum", "max", "min"]
-_REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "max", "min")
 _STEP_COLUMNS = {name: name for name in ("step", "version", "wall_s", "elapsed_s", "optimizer_steps")} | {
     "is_warmup": "warmup",
     "is_profiled": "profiled",
@@ -239,7 +237,7 @@ def _columns(rows: Sequence[StoredMetrics]) -> dict[str, Column]:
 
 def _quick_column(rows: Sequence[StoredMetrics], name: str) -> Column | None:
     """Return the column where every row has it in the reduction of the first, as nearly always; None otherwise."""
-    reduction = next((each for each in _REDUCTIONS if each in rows[0].get(name, ())), None)
+    reduction = next((each for each in REDUCTIONS if each in rows[0].get(name, ())), None)
     if reduction is None:
         return None
     try:
@@ -255,7 +253,7 @@ def _column(rows: Sequence[StoredMetrics], name: str) -> Column | None:
     values, counts, reductions = np.full(len(rows), np.nan), np.zeros(len(rows)), list[Reduction]()
     for place, row in enumerate(rows):
         stored = row.get(name, {})
-        reduction = next((each for each in _REDUCTIONS if each in stored), None)
+        reduction = next((each for each in REDUCTIONS if each in stored), None)
         if reduction is not None:
             reductions.append(reduction)
             values[place], counts[place] = stored[reduction], stored.get("count", 1)

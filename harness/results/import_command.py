@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,10 @@ from harness.core.arguments import from_1, out_argument
 from harness.core.errors import UserError
 from harness.core.installation import as_typed
 from harness.core.terminal_text import plain
-from harness.results import Manifest, RunFolder, experiment_name
+from harness.results import EvaluationRow, Manifest, RunFolder, StepRow, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.importers.trainers import ASYNCHRONOUS_SIGNS, CROSSWALKS, VERL_ASYNCHRONOUS, Crosswalk
-from harness.results.writer import timestamp, utc_now
+from harness.results.writer import cannot_create, timestamp, utc_now
 
 if TYPE_CHECKING:
     from harness.results.importers.convert import Converted, Points
@@ -68,25 +68,18 @@ def run(options: argparse.Namespace) -> int:
     """Import the logs and print what came of them.
 
     Raises:
-        UserError: as ``import_logs``, or an arm has no name, or the name of another.
+        UserError: an arm has no name or that of another, a log cannot be read or is of another trainer, or the folder
+            cannot be written; nothing is written then.
     """
-    folder, arms = import_logs(
-        options.trainer,
-        arms_of(options.logs),
-        options.out,
-        name=options.name,
-        machine=options.machine,
-        devices=options.devices,
-        seed=options.seed,
-        asynchronous=options.asynchronous,
-        validation=options.validation,
-        run=options.run,
-    )
+    reading = {key: getattr(options, key) for key in ("devices", "asynchronous", "validation", "run")}
+    arms = [read_arm(path, options.trainer, name, **reading) for name, path in arms_of(options.logs).items()]
+    folder = write_experiment(arms, options.out, options.name or options.trainer, options.machine, options.seed)
     lines = []
     for arm in arms:
-        counts = f"{arm.rows.steps} training rows and {arm.rows.evaluations} evaluations of a {options.trainer} run"
+        kinds = Counter(type(row) for row in arm.rows.rows)
+        counts = f"{kinds[StepRow]} training rows and {kinds[EvaluationRow]} evaluations of a {options.trainer} run"
         lines.append(f"imported {counts}{'' if arm.name is None else f' as {arm.name}'}")
-        lines += [f"  {sentence}" for sentence in arm.sentences()]
+        lines += [f"  {note}" for note in arm.notes]
     if len(arms) > 1:
         lines += ["one run each, not repeated; they count as run on one machine", f"experiment: {folder}"]
         lines.append(as_typed(f"compare them: python -m harness compare {folder}"))
@@ -144,99 +137,71 @@ class Imported:
         """Whether verl's generation time was read as waiting."""
         return self.crosswalk is VERL_ASYNCHRONOUS
 
-    def sentences(self) -> list[str]:
-        """Return what came of the names and what was left out, one sentence each."""
-        log, points, rows = self.log, self.points, self.rows
-        said = [f"{len(rows.translated)} names translated, {len(rows.kept)} kept as imported/<name>"]
-        if rows.kept:
-            said[0] += f" ({_first(sorted(rows.kept))})"
-        if rows.missing:
-            looked = "; ".join(
-                f"{name} ({_first(theirs) or 'no name of the trainer'})" for name, theirs in rows.missing.items()
-            )
-            said.append(f"not in the log, with the names that were looked for: {looked}")
-        if rows.validations:
-            count, shown = len(rows.validations), _first(rows.validations, 5)
-            said.append(
-                f"{count} validation figures, none taken as validation/reward: {shown}; --validation NAME chooses"
-            )
-        said += sorted(rows.cautions)
-        if points.steps_from:
-            said.append(STEPS_FROM[points.steps_from])
-        if rows.steps_per_row and rows.steps_per_row > 1:
-            said.append(f"each row is the mean over {rows.steps_per_row} training steps, as the log has it")
-        if not rows.seconds_known:
-            said.append("the log does not tell how long a step took: its seconds are 0 here, which means unknown")
-        if self.crosswalk.no_timers and not rows.has_stages:
-            said.append(self.crosswalk.no_timers)
-        if points.non_finite:
-            said.append(_counted(points.non_finite, "number", "NaN, infinite or null") + "; kept as NaN")
-        if points.not_numbers:
-            said.append("left out: " + _counted(points.not_numbers, "value", "no number"))
-        if points.without_step:
-            said.append("left out: " + _counted(points.without_step, "record", "without a step"))
-        counts = (
-            (points.foreign, "left out: {} records with no name that the trainer writes"),
-            (rows.bad_seconds, "{} times were negative or not finite, and count as unknown"),
-            (points.replaced, "{} numbers were logged again and otherwise for the same step; the later ones count"),
-            (points.backwards, "the log goes back to an earlier step {} times, as that of a resumed run does"),
-        )
-        said += [text.format(count) for count, text in counts if count]
-        said += [f"left out: {what}" for what in log.left_out]
+    @property
+    def notes(self) -> list[str]:
+        """What came of the names and what was left out, one sentence each."""
+        notes = [*self.rows.notes, *self.points.notes, *(f"left out: {what}" for what in self.log.left_out)]
         if self.crosswalk.trainer == "verl":
-            meaning = (
+            read_as = (
                 "waiting for the next batch (asynchronous)" if self.is_asynchronous else "generation (synchronous)"
             )
-            said.append(f"timing_s/gen was read as {meaning}")
-        return said if self.devices is None else [*said, f"devices: {self.devices}"]
+            notes.append(f"timing_s/gen was read as {read_as}")
+        return notes if self.devices is None else [*notes, f"devices: {self.devices}"]
+
+    def manifest(self, scenario: str, seed: int, fingerprint: str) -> Manifest:
+        """Return the manifest of the run. It names neither log nor machine, whose names may hold a host's or person's.
+
+        Args:
+            fingerprint: of the machine.
+        """
+        facts: dict[str, Any] = {"trainer": self.crosswalk.trainer, "format": self.log.form, "sha256": self.log.digest}
+        facts |= {"devices": self.devices}
+        if self.crosswalk.trainer == "verl":
+            facts["asynchronous"] = self.is_asynchronous
+        facts |= {"steps_per_row": self.rows.steps_per_row, "seconds_known": self.rows.seconds_known}
+        facts |= {"translated": sorted(self.rows.translated), "kept": sorted(self.rows.kept)}
+        facts |= {"run_totals": self.points.run_totals}
+        machine: dict[str, Any] = {"cpu": None, "cores": None, "memory_gib": None, "gpus": None}
+        missing = dict.fromkeys(machine, f"imported from a log of {self.crosswalk.trainer}")
+        rows = self.rows.rows
+        steps_done = max((row.version for row in rows if isinstance(row, StepRow)), default=0)
+        return Manifest(
+            scenario=scenario,
+            experiment="",
+            started_at="",
+            arm=self.name,
+            status="completed",
+            seed=seed,
+            versions={"harness": harness.__version__},
+            machine=machine | {"fingerprint": fingerprint, "missing": missing},
+            outcome={"steps_done": steps_done, "elapsed_s": rows[-1].elapsed_s if rows else 0.0, "imported": facts},
+        )
 
 
-def import_logs(
+def read_arm(
+    path: Path,
     trainer: str,
-    arms: Mapping[str | None, Path],
-    out: Path,
-    *,
     name: str | None = None,
-    machine: str | None = None,
+    *,
     devices: int | None = None,
-    seed: int = 0,
     asynchronous: bool = False,
     validation: str | None = None,
     run: str | None = None,
-) -> tuple[Path, list[Imported]]:
-    """Read logs of another trainer into a new experiment below ``out``, and return its folder and what was read.
+) -> Imported:
+    """Read a log of another trainer.
 
     Args:
+        path: a file, or a folder with event files, a ``trainer_state.json`` or exported tables.
         trainer: ``verl``, ``trl`` or ``open-instruct``.
-        arms: name -> a file, or a folder with event files, a ``trainer_state.json`` or exported tables. A single log
-            without a name is a run without an arm, and its folder the run's.
-        name: of the scenario that they are filed under; default: the trainer's.
-        machine: where they ran: runs of the same name count as of one machine. None: no other runs do.
-        devices: on which each ran, where the log cannot tell.
+        name: of the arm; None for a run without arms.
+        devices: on which it ran, where the log cannot tell.
         asynchronous: verl only: its generation time is the trainer's wait for the next batch.
         validation: the name in the log that is the validation reward.
         run: which one, where an exported table has the columns of several.
 
     Raises:
-        UserError: a log cannot be read, is of another trainer, or the folder cannot be written. Nothing is written.
+        UserError: it cannot be read, or is of another trainer.
     """
-    read = [_read(arm, path, trainer, devices, asynchronous, validation, run) for arm, path in arms.items()]
-    logs = "".join(arm.log.digest for arm in read)
-    fingerprint = f"named-{_digest(machine)}" if machine else f"unknown-{_digest(logs) if len(read) > 1 else logs[:8]}"
-    scenario = name or trainer
-    manifests = [_manifest(arm, scenario, place, seed, fingerprint) for place, arm in enumerate(read)]
-    return _write(out, scenario, read, manifests), read
-
-
-def _read(
-    arm: str | None,
-    path: Path,
-    trainer: str,
-    devices: int | None,
-    asynchronous: bool,
-    validation: str | None,
-    run: str | None,
-) -> Imported:
     from harness.results.importers.convert import collect, convert, devices_of  # and with them pandas
     from harness.results.importers.logs import read_log
 
@@ -245,65 +210,29 @@ def _read(
     if trainer == "verl" and (asynchronous or any(each.startswith(ASYNCHRONOUS_SIGNS) for each in points.names)):
         crosswalk = VERL_ASYNCHRONOUS
     devices = devices_of(points, crosswalk, devices)
-    if validation is not None and validation not in points.names:
-        names = sorted(each for each in points.names if each.startswith(crosswalk.validation))
-        fix = f"one of {len(names)}: {_first(names, 5)}" if names else "leave it out: the log has no evaluations"
-        raise UserError(f"the log has no {validation!r}", where="--validation", fix=fix)
-    return Imported(arm, log, crosswalk, points, convert(points, crosswalk, str(path), devices, validation), devices)
-
-
-STEPS_FROM = {
-    "_step": "the steps are _step, with which Weights & Biases counts records; they may differ from training steps",
-    "rows": "no record has a step: the rows are counted from 1, and each may stand for several training steps; the "
-    "trainer_state.json or the tracker's files have the real ones",
-}
-
-
-def _first(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _counted(counter: Counter[str], noun: str, what: str) -> str:
-    total = sum(counter.values())
-    verb = f"{noun} was" if total == 1 else f"{noun}s were"
-    return f"{total} {verb} {what} ({_first([name for name, _ in counter.most_common()])})"
+    return Imported(name, log, crosswalk, points, convert(points, crosswalk, str(path), devices, validation), devices)
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
 
 
-def _manifest(arm: Imported, scenario: str, position: int, seed: int, fingerprint: str) -> Manifest:
-    """Return the manifest of a run. It names neither log nor machine: such names often hold a host's or a person's."""
-    rows = arm.rows
-    facts: dict[str, Any] = {
-        "trainer": arm.crosswalk.trainer,
-        "format": arm.log.form,
-        "sha256": arm.log.digest,
-        "devices": arm.devices,
-    }
-    if arm.crosswalk.trainer == "verl":
-        facts["asynchronous"] = arm.is_asynchronous
-    facts |= {"steps_per_row": rows.steps_per_row, "seconds_known": rows.seconds_known}
-    facts |= {"translated": sorted(rows.translated), "kept": sorted(rows.kept), "run_totals": arm.points.run_totals}
-    machine: dict[str, Any] = {"cpu": None, "cores": None, "memory_gib": None, "gpus": None}
-    missing = dict.fromkeys(machine, f"imported from a log of {arm.crosswalk.trainer}")
-    return Manifest(
-        scenario=scenario,
-        experiment="",
-        started_at="",
-        arm=arm.name,
-        position=None if arm.name is None else position,
-        status="completed",
-        seed=seed,
-        versions={"harness": harness.__version__},
-        machine=machine | {"fingerprint": fingerprint, "missing": missing},
-        outcome={"steps_done": rows.last_step, "elapsed_s": rows.elapsed_s, "imported": facts},
-    )
+def write_experiment(
+    arms: Sequence[Imported], out: Path, scenario: str, machine: str | None = None, seed: int = 0
+) -> Path:
+    """Write a new experiment below ``out`` and return its folder, which of a single run without an arm is the run's.
 
+    It is made beside its place and moved there in one step.
 
-def _write(out: Path, scenario: str, arms: Sequence[Imported], manifests: Sequence[Manifest]) -> Path:
-    """Write the experiment beside its place and move it there in one step; return its folder."""
+    Args:
+        scenario: name that the runs are filed under.
+        machine: where they ran: runs of the same name count as of one machine. None: no other runs do.
+
+    Raises:
+        UserError: it cannot be written. Nothing is left then.
+    """
+    logs = "".join(arm.log.digest for arm in arms)
+    fingerprint = f"named-{_digest(machine)}" if machine else f"unknown-{_digest(logs) if len(arms) > 1 else logs[:8]}"
     now = utc_now()
     experiment, at = experiment_name(out, scenario, now), timestamp(now)
     target = out / safe_name(scenario) / experiment
@@ -311,19 +240,24 @@ def _write(out: Path, scenario: str, arms: Sequence[Imported], manifests: Sequen
     try:
         out.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".import-", dir=out))
-        for arm, manifest in zip(arms, manifests, strict=True):
+        for position, arm in enumerate(arms):
+            manifest = replace(
+                arm.manifest(scenario, seed, fingerprint),
+                experiment=experiment,
+                started_at=at,
+                finished_at=at,
+                position=None if arm.name is None else position,
+            )
             with RunFolder.create(temporary, scenario, experiment, arm.name) as folder:
-                for row in arm.rows.rows:
-                    folder.append(row)
-                for sentence in arm.sentences():
-                    folder.log(sentence)
+                folder.append(*arm.rows.rows)
+                for note in arm.notes:
+                    folder.log(note)
                 folder.flush()
-                folder.write_manifest(replace(manifest, experiment=experiment, started_at=at, finished_at=at))
+                folder.write_manifest(manifest)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(temporary / safe_name(scenario) / experiment, target)
     except OSError as error:
-        what = f"cannot write to the results folder {str(out)!r}: {error.strerror or error}"
-        raise UserError(what, where=str(out), fix="choose a folder you can write to with --out DIR") from error
+        raise cannot_create(out, error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

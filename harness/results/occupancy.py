@@ -84,10 +84,6 @@ class Exposure:
     stages_ns: dict[Stage, int]
     nobody_ns: int
 
-    def share(self, part_ns: int) -> float:
-        """Return a part of the clock as a fraction in [0, 1]; 0 for an empty window."""
-        return part_ns / self.wall_ns if self.wall_ns else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
@@ -105,11 +101,6 @@ class Overlap:
     worked_s: float
     busy_s: float
     together_s: float
-
-    @property
-    def saved_s(self) -> float:
-        """Seconds that working side by side saved against one lane after the other."""
-        return self.worked_s - self.busy_s
 
 
 @dataclass(frozen=True)

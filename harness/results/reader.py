@@ -7,7 +7,6 @@ copy.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from harness.core.errors import UserError
+from harness.core.file_locks import lock
 from harness.core.regular_files import open_regular
 from harness.core.trace import Span
 from harness.results.jsonl import RESTORE, read_checked, read_rows
@@ -242,11 +242,8 @@ def find_run_folders(path: Path) -> list[Path]:
             left_out |= {CHECKPOINTS, KEPT_STEPS}  # each has a manifest of its own
         subfolders[:] = [name for name in subfolders if name not in left_out and not name.startswith(".")]
     if not found:
-        raise UserError(
-            f"no runs in {str(path)!r}",
-            where=str(path),
-            fix="make one with: python -m harness run quickstart",
-        )
+        fix = "make one with: python -m harness run quickstart"
+        raise UserError(f"no runs in {str(path)!r}", where=str(path), fix=fix)
     own = [folder for folder in found if path / REFERENCE not in folder.parents]
     return sorted(own or found)
 
@@ -284,12 +281,9 @@ def is_running(folder: Path) -> bool:
     """Whether a live process writes into a run's folder: it holds the writer's lock."""
     try:
         with open_regular(folder / STEPS) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
+            return not lock(file, shared=True)
+    except OSError:
         return False
-    return False
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -317,9 +311,8 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
     """Return the values of a resolved scenario by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        flat |= (
-            flat_settings(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-        )
+        is_section = isinstance(value, dict) and value
+        flat |= flat_settings(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
     return flat
 
 
@@ -334,15 +327,12 @@ def _parse_yaml(text: str) -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     levels = 0
     try:
-        for event in yaml.parse(
-            text, loader
-        ):  # loading takes longer than the text, or fails, with what is refused here
+        for event in yaml.parse(text, loader):  # loading is slow, or fails, with what is refused here
             levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            is_alias = isinstance(event, yaml.AliasEvent)
             is_long = isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _LONG_NUMBER.fullmatch(event.value)
-            if levels > MOST_LEVELS or is_long or isinstance(event, yaml.AliasEvent):
-                what = (
-                    "an alias" if isinstance(event, yaml.AliasEvent) else "a very long number" if is_long else "nesting"
-                )
+            if is_alias or is_long or levels > MOST_LEVELS:
+                what = "an alias" if is_alias else "a very long number" if is_long else "nesting"
                 raise ValueError(f"it has {what}, which the harness never writes")
         data = yaml.load(text, loader)
     except yaml.YAMLError as error:

@@ -324,13 +324,11 @@ class RunRecorder:
         now_ns = self._tracer.clock_ns()
         occupied = {span.lane for span in self._tracer.still_open()}
         if now_ns > start_ns:
-            self._tracer.finished.extend(
-                Span(
-                    lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(part_of(lane), NO_VERSION)
-                )
-                for lane in self._lanes
-                if lane not in occupied
-            )
+            for lane in self._lanes:
+                if lane not in occupied:
+                    version = self._versions.get(part_of(lane), NO_VERSION)
+                    span = Span(lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, version)
+                    self._tracer.finished.append(span)
 
     def _idle_ratios(self, ended: Sequence[Span], window: tuple[int, int]) -> Metrics:
         """Of the spans that ended in this row and those that go on."""

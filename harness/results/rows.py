@@ -12,13 +12,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from harness.core.trace import Stage
-from harness.core.types import ExampleRollout, Metric, Metrics, Purpose, RankStep, RolloutGroup, ScoredBatch
+from harness.core.types import ExampleRollout, Metric, Metrics, Purpose, RankStep, Reduction, RolloutGroup, ScoredBatch
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ SCHEMA_VERSIONS = {
 MOST_SECONDS = 1e9
 """Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
 MOST_WHOLE = 2**63 - 1
-_REDUCTIONS: tuple[Literal["mean", "sum", "max", "min"], ...] = ("mean", "sum", "max", "min")
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 Whole = Annotated[int, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)]
@@ -437,7 +437,7 @@ def read_metric(metrics: StoredMetrics, name: str) -> Metric | None:
     stored = metrics.get(name)
     if stored is None:
         return None
-    for reduction in _REDUCTIONS:
+    for reduction in REDUCTIONS:
         if reduction in stored:
             count = stored.get("count", 1)
             return Metric(stored[reduction], reduction, int(count) if math.isfinite(count) else 0)

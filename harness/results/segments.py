@@ -9,11 +9,9 @@ checkpoint, nor the pause, nor the start of the new processes.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import msgspec
 
 from harness.core.atomic_files import sync
 from harness.core.errors import UserError
+from harness.core.file_locks import holding
 from harness.core.trace import Span
 from harness.core.types import Metric
 from harness.loop.replay import ReplayStats
@@ -29,7 +28,7 @@ from harness.results.jsonl import read_json
 from harness.results.manifest import Input
 from harness.results.reader import is_running
 from harness.results.rows import StepSeconds
-from harness.results.trackers.streams import METRICS
+from harness.results.trackers import METRICS
 from harness.results.writer import ARRIVALS, GROUPS, LOG, MANIFEST, ROLLOUTS, SCENARIO, SPANS, STEPS
 
 RECORDED = "recorded.json"
@@ -99,15 +98,10 @@ def taken(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process has continued the run meanwhile.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with holding(folder, wait=True):
         if is_running(folder):
             raise UserError("the run is not over: another process holds it", str(folder), "stop that process first")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def check_rows(folder: Path, sizes: Mapping[str, int]) -> None:

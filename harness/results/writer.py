@@ -7,7 +7,6 @@ from one that was killed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ import msgspec
 
 from harness.core.atomic_files import overwrite, whole_file
 from harness.core.errors import UserError
+from harness.core.file_locks import lock
 from harness.core.terminal_text import plain
 from harness.core.trace import Span
 from harness.results.anonymous import Scrubber, safe_name
@@ -117,7 +117,7 @@ class RunFolder:
         self._to_echo: list[str] = []
         self._files: dict[str, AppendOnly] = {}
         try:
-            self._file(STEPS).lock()
+            lock(self._file(STEPS).file, wait=True)
             for name in (SPANS, ROLLOUTS, LOG):
                 self._file(name)
             self.flush()
@@ -170,13 +170,13 @@ class RunFolder:
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
         except OSError as error:
-            raise _cannot_create(folder, error) from error
+            raise cannot_create(folder, error) from error
         try:
             return cls(folder, scrubber, clock, echo)
         except (OSError, UserError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
-                raise _cannot_create(folder, error) from error
+                raise cannot_create(folder, error) from error
             raise
 
     @classmethod
@@ -189,14 +189,9 @@ class RunFolder:
         try:
             opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
         except OSError as error:
-            raise _cannot_create(folder, error) from error
+            raise cannot_create(folder, error) from error
         opened.manifest = manifest
         return opened
-
-    @property
-    def policy_folder(self) -> Path:
-        """Where the trained policy goes; not made yet."""
-        return self.folder / POLICY
 
     def write_scenario(self, yaml_text: str) -> None:
         """Save the resolved scenario; absolute paths are shortened."""
@@ -221,7 +216,7 @@ class RunFolder:
             for row in rows:
                 self._file(FILES.get(type(row), STEPS)).append(row.line())
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise cannot_write(self.folder, error) from error
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, made plain, without names and absolute paths."""
@@ -240,7 +235,7 @@ class RunFolder:
             for file in self._files.values():
                 file.flush()
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise cannot_write(self.folder, error) from error
         said, self._to_echo = self._to_echo, []
         if self._echo is not None:
             for line in said:
@@ -309,11 +304,7 @@ class RunFolder:
             with whole_file(self.folder / name) as stream:
                 stream.write(text.encode(errors="backslashreplace"))
         except OSError as error:
-            raise self._cannot_write(error) from error
-
-    def _cannot_write(self, error: OSError) -> UserError:
-        what = f"cannot write results to {str(self.folder)!r}: {error.strerror or error}"
-        return UserError(what, where=str(self.folder), fix="free some space there, or choose a folder with --out DIR")
+            raise cannot_write(self.folder, error) from error
 
 
 class AppendOnly:
@@ -324,18 +315,14 @@ class AppendOnly:
         go_on: it may be there already.
 
     Attributes:
+        file: itself, open.
         size: bytes of it.
     """
 
     def __init__(self, path: Path, go_on: bool = False) -> None:
-        self._file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
+        self.file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
         self._pending: list[bytes] = []
-        self.size = self._file.seek(0, os.SEEK_END)
-
-    def lock(self) -> None:
-        """Show that this process lives."""
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.size = self.file.seek(0, os.SEEK_END)
 
     def append(self, lines: bytes) -> None:
         """Keep lines for the next ``flush``."""
@@ -356,17 +343,17 @@ class AppendOnly:
         rest = memoryview(piece)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[self.file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(self.size)
-                self._file.seek(self.size)
+                self.file.truncate(self.size)
+                self.file.seek(self.size)
             raise
         self.size += len(piece)
 
     def close(self) -> None:
         """Close it; closing twice does no harm."""
-        self._file.close()
+        self.file.close()
 
 
 def timestamp(now: datetime) -> str:
@@ -374,7 +361,14 @@ def timestamp(now: datetime) -> str:
     return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _cannot_create(folder: Path, error: OSError) -> UserError:
+def cannot_write(folder: Path, error: OSError) -> UserError:
+    """Return what to say where files in a results folder cannot be written."""
+    what = f"cannot write results to {str(folder)!r}: {error.strerror or error}"
+    return UserError(what, where=str(folder), fix="free some space there, or choose a folder with --out DIR")
+
+
+def cannot_create(folder: Path, error: OSError) -> UserError:
+    """Return what to say where a results folder, or one in it, cannot be made."""
     if isinstance(error, FileExistsError) and folder.is_dir():
         return UserError(
             f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten",

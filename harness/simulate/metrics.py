@@ -20,10 +20,10 @@ from harness.compare.times import loop_window, step_windows
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
-from harness.results import LedgerFigures, Manifest, Run, StepRow, lane_kind
+from harness.results import Manifest, Run, StepRow, lane_kind
 from harness.results.frames import RunTable, table_of
 from harness.results.occupancy import Occupancy, part_spans
-from harness.results.rows import LaneSeconds, TailRow
+from harness.results.rows import LaneSeconds, LedgerFigures, TailRow
 from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)

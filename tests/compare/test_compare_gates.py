@@ -37,8 +37,8 @@ UNLIKE = effect(1.5, 1.4, 1.6, Verdict.NOT_COMPARABLE, reason="they differ in ma
         (SLIGHTLY, FINE, "fine: +2.0%, 95% interval +1.0% to +4.0%"),
         (FASTER, FINE, "fine: -20.0%"),
         (WIDE_BELOW, FINE, "fine: -7.0%, 95% interval -15.0% to +1.0%"),
-        (WIDE, INCONCLUSIVE, "inconclusive: +1.0%, 95% interval -10.0% to +20.0% reaches the limit of +5.0%"),
-        (FEW, INCONCLUSIVE, "inconclusive: 5 of 6 blocks"),
+        (WIDE, INCONCLUSIVE, "cannot tell: +1.0%, 95% interval -10.0% to +20.0% reaches the limit of +5.0%"),
+        (FEW, INCONCLUSIVE, "cannot tell: 5 of 6 blocks"),
         (UNLIKE, NOT_COMPARABLE, "not comparable: they differ in machine"),
     ],
 )

@@ -11,11 +11,12 @@ import pytest
 
 from harness.compare.experiment import gather
 from harness.compare.ranks import find_straggler
+from harness.compare.remarks.time import measured_ranks
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RankStep
 from harness.report.build import document
 from harness.report.page import page
-from harness.report.tables import process_table, rank_steps, rank_table
+from harness.report.tables import process_table, rank_table
 from harness.report.trace.export import write_trace
 from harness.results import RunFolder, in_pipeline_order, lane_kind, part_of
 from harness.results.counters import split_source
@@ -53,7 +54,7 @@ def test_a_run_that_went_on_with_other_numbers_of_ranks_can_be_read(make_run: Ca
     assert [row[1:3] for row in table.rows] == [(str(rank), "500") for rank in range(12)]
     lanes = [row[1] for row in process_table(experiment).rows]
     assert lanes == ["generator", "scorer", "learner", *(f"learner/{rank}" for rank in range(12))]
-    assert find_straggler(rank_steps(experiment.members)) is None
+    assert find_straggler(measured_ranks(experiment.members)) is None
     assert run.times is not None
     assert run.times.parts["learner"].stages_ns[Stage.UPDATE] == 500_000_000 * run.figures["measured_steps"]
     assert write_trace(folder).path.stat().st_size > 0

@@ -68,8 +68,8 @@ def test_the_stage_table(two_arms: Experiment) -> None:
         ("update", "0.500  33.3%", "1.00  47.2%"),
         ("weight_load", "0.100   6.7%", "0.100   4.7%"),
         ("evaluate (1 of 2 steps)", "0.500  33.3%", "0.500  23.6%"),
-        ("all stages", "1.50", "2.12"),
-        ("whole step", "1.50", "2.12"),
+        ("all stages", "1.50 100.0%", "2.12 100.0%"),
+        ("whole step", "1.50 100.0%", "2.12 100.0%"),
         ("median of single steps, p10 to p90", "1.50, 1.10 to 1.90", "2.12, 1.72 to 2.52"),
     )
     assert table.notes == ("Means over steps 2 to 3 of 4 (2 warm-up steps left out), evaluations included.",)
@@ -130,7 +130,7 @@ def test_seeds_are_shown_as_mean_and_range(make_run: Make, tmp_path: Path) -> No
     # the last two of four steps, with an evaluation of 1 s: shares of 2 / 3, 3 / 4 and 4 / 5, mean 73.9%
     assert dict(stage_table(experiment).rows)["update"] == "1.50 [1.00, 2.00]  73.9%"
     assert stage_table(experiment).notes[-1] == "Mean [lowest, highest] over 3 runs."
-    of_one = "Of the 1 of 3 runs that kept their spans."
+    of_one = "Over 1 of 3 runs, those that kept their spans."
     assert process_table(experiment).notes == (of_one,)
     assert outcome.notes[-1] == of_one  # idle time
 

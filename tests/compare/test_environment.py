@@ -24,6 +24,7 @@ from harness.compare.environment import (
 from harness.compare.experiment import Member
 from harness.compare.judging import judgements
 from harness.compare.stats import Verdict
+from harness.report.tables import overview_table
 from harness.results import Manifest
 from tests.stand_ins.members import made_experiment, made_run
 
@@ -91,6 +92,10 @@ def test_groups_have_a_legend_of_what_differs() -> None:
         "B (2 runs): Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), ray 2.60.0.",
         "Compare seconds within one of these groups only.",
     )
+    table = overview_table([early, late])
+    assert table.header[:4] == ("scenario", "experiment", "in", "runs")
+    assert [row[2:4] for row in table.rows] == [("A", "1"), ("A+B", "3")]
+    assert (table.notes, table.words) == (legend(every), 3)
 
 
 IN_PROCESS: dict[str, Any] = {

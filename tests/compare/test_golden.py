@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from harness.compare.__main__ import main
 from harness.compare.experiment import Member, member_of
 from harness.compare.run_frame import TIMING
-from harness.compare.times import NO_STAGE, SpanTimes
+from harness.compare.times import UNATTRIBUTED, SpanTimes
 from harness.core.trace import Stage
 from harness.results import Run
 from harness.results.frames import Results, load_results, read_table
@@ -92,7 +92,7 @@ def exposed_of(run: Run) -> dict[str, int]:
     """Return the exposed nanoseconds of each stage in the measured window, and those of nobody."""
     exposed = _times(run).exposed
     assert exposed is not None
-    return {"nobody" if name == NO_STAGE else name: ns for name, ns in exposed.items()}
+    return {"nobody" if name == UNATTRIBUTED else name: ns for name, ns in exposed.items()}
 
 
 def overlap_of(run: Run) -> dict[str, int]:

@@ -459,6 +459,9 @@ def test_the_shapes_of_growth() -> None:
     # a fifth of 40 points is 8: steepest from 32 to 39, the middle of which is 36; and from 0 to 7
     assert growth(steps, shapes["grows exponentially"]) == ("grows exponentially", 36.0)
     assert growth(steps, shapes["levels off"]) == ("levels off", 4.0)
+    # 400,000 points are the means of 240 equal parts: the middle of the last 48 of them, 216 parts of 1667 from 0
+    many = np.arange(400_000.0)
+    assert growth(many, np.exp(1e-5 * many)) == ("grows exponentially", pytest.approx(216.5 * 400_000 / 240, rel=1e-3))
     assert growth(steps[:7], steps[:7]) is None
     assert growth(steps, np.ones(40)) is None
 
@@ -503,7 +506,7 @@ def on_path(arm: str, exposed: dict[str, float], **fields: Any) -> Member:
 
 
 def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
-    alone = on_path("a", {"generate": 0.3, "update": 0.55, "no stage": 0.15})
+    alone = on_path("a", {"generate": 0.3, "update": 0.55, "unattributed": 0.15})
     assert said([alone], "bottleneck") == [
         "Biggest bottleneck, by time on the critical path: update, 55.0% of a step. If update were 10% faster, a step "
         "would be at most 5.5% shorter."
@@ -513,7 +516,7 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
     assert whatif_command(made_experiment(alone, unseen), "results/{}".format) == (
         "python -m harness whatif results/made/a/0 --scale update=0.9"
     )
-    others = [on_path("b", {"update": 0.6}), on_path("c", {"generate": 0.2, "update": 0.1, "no stage": 0.7})]
+    others = [on_path("b", {"update": 0.6}), on_path("c", {"generate": 0.2, "update": 0.1, "unattributed": 0.7})]
     assert said([alone, *others], "bottleneck") == [
         "Biggest bottleneck, by time on the critical path: update in a (55.0% of a step) and b (60.0%); "
         "generate in c (20.0%). If update were 10% faster, a step of a would be at most 5.5% shorter. Still "
@@ -527,8 +530,8 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
 
 def test_the_stages_that_make_a_difference_are_those_of_the_critical_path() -> None:
     members = [
-        on_path("a", {"generate": 0.4, "update": 0.5, "score": 0.02, "no stage": 0.08}),
-        on_path("b", {"generate": 0.1, "update": 0.52, "score": 0.029, "no stage": 0.2}),
+        on_path("a", {"generate": 0.4, "update": 0.5, "score": 0.02, "unattributed": 0.08}),
+        on_path("b", {"generate": 0.1, "update": 0.52, "score": 0.029, "unattributed": 0.2}),
     ]
     judged = judged_as(effect(DIFFERENT, 0.8, 0.7, 0.9))
     # score differs by 0.9% of a step
@@ -538,7 +541,7 @@ def test_the_stages_that_make_a_difference_are_those_of_the_critical_path() -> N
     assert said([members[0], on_path("b", {"generate": 0.409})], "stages", judged) == [
         "On the critical path of b against a, per step: update -0.5 s, unattributed -0.08 s, score -0.02 s."
     ]
-    same = on_path("b", {"generate": 0.409, "update": 0.5, "score": 0.011, "no stage": 0.08})
+    same = on_path("b", {"generate": 0.409, "update": 0.5, "score": 0.011, "unattributed": 0.08})
     assert said([members[0], same], "stages", judged) == []
 
 
@@ -785,7 +788,7 @@ def test_how_the_arms_took_turns() -> None:
     in_blocks = [made_run(arm, block=0, interleaving="run") for arm in "ab"]
     assert of(*in_blocks) == "The arms of a block ran one after the other, in mirrored order from block to block."
     points = [made_run("a", point={"steps": 1}), made_run("a", point={"steps": 2})]
-    assert of(*points).endswith("the points of the sweep ran one after the other.")
+    assert of(*points).endswith("the values of the sweep ran one after the other.")
     assert said([made_run("a"), made_run("a", 1)], "turns") == []
     assert said([made_run(arm, simulated="abacus") for arm in "ab"], "turns") == []
 

@@ -27,10 +27,10 @@ def test_the_interval_is_students() -> None:
     # mean 0.1, standard deviation 0.2; 4.302653 * 0.2 / sqrt(3) = 0.496828
     interval = t_interval([0.1, -0.1, 0.3])
     assert interval is not None
-    assert (interval.point, interval.low, interval.high) == pytest.approx((0.1, -0.396828, 0.596828), abs=1e-6)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((0.1, -0.396828, 0.596828), abs=1e-6)
     ninety = t_interval([0.1, -0.1, 0.3], confidence=0.9)
     assert ninety is not None
-    assert ninety.high - ninety.point == pytest.approx(2.919986 * 0.2 / math.sqrt(3), abs=1e-6)
+    assert ninety.high - ninety.value == pytest.approx(2.919986 * 0.2 / math.sqrt(3), abs=1e-6)
 
 
 def test_one_value_has_no_interval() -> None:

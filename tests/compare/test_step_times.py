@@ -161,7 +161,7 @@ def test_a_run_that_gets_slower_keeps_its_fast_start(make_run: Make, tmp_path: P
     (run,) = experiment.members
     assert run.run.warm_up == WarmUp(2, False)
     assert run.figures["step_s"] == pytest.approx((8 * 0.1 + 30 * 0.15) / 38)
-    assert {row[0]: row[1] for row in stage_table(experiment).rows}["whole step"] == f"0.139{MARK}"
+    assert {row[0]: row[1] for row in stage_table(experiment).rows}["whole step"] == f"0.139{MARK} 100.0%"
     assert f"0.139{MARK}" in overview_table([experiment]).rows[0]
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.compare.figures import run_figures
+from harness.compare.experiment import member_of
 from harness.core import checkpoints
 from harness.core.errors import UserError
 from harness.evaluate.record import read_evaluation
@@ -23,7 +23,7 @@ from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
 from harness.results.frames import table_of
-from harness.results.import_command import import_logs
+from harness.results.import_command import read_arm, write_experiment
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
@@ -211,8 +211,9 @@ def read_everything(folder: Path) -> None:
     run = load_run(folder)
     _ = run.settings, run.ledger, run.replaced, run.version_changes
     run.rollouts(), run.groups(), run.discarded(), read_counters(folder)
-    run_figures(run)
-    run_tracks(table_of(run))
+    table = table_of(run)
+    member_of(table)
+    run_tracks(table)
 
 
 def copy_of_sound_run(folder: Path) -> Path:
@@ -319,7 +320,7 @@ def import_log(path: Path) -> None:
     refused: UserError | None = None
     for trainer in CROSSWALKS:
         try:
-            folder, _ = import_logs(trainer, {None: path}, path.parent / trainer)
+            folder = write_experiment([read_arm(path, trainer)], path.parent / trainer, trainer)
         except UserError as error:
             refused = error
             continue

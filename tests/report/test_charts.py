@@ -16,9 +16,18 @@ from matplotlib.text import Text
 
 from harness.core.trace import Stage
 from harness.report import charts
-from harness.report.canvas import ARM_COLOURS, COLOUR_NAMES, EM, PART_LOOKS, TIMELINE, VERDICTS, arm_looks
+from harness.report.canvas import (
+    ARM_COLOURS,
+    COLOUR_NAMES,
+    EM,
+    PART_LOOKS,
+    STAGE_COLOURS,
+    TIMELINE,
+    VERDICTS,
+    arm_looks,
+    save,
+)
 from harness.report.charts import Panel
-from harness.report.style import STAGE_COLOURS, save
 from tests.report import reference_frames as reference
 
 NAN = float("nan")
@@ -103,33 +112,24 @@ def test_wide_norms_get_a_log_axis_others_begin_at_zero() -> None:
     assert wide.get_xlim() == narrow.get_xlim()
 
 
-def test_an_arm_keeps_its_colour_where_another_is_missing_and_a_panel_says_that_nothing_was_logged() -> None:
-    figure = charts.curves(SEEDS[SEEDS["arm"] == "k2"], [Panel("A", "x"), Panel("B", "y")], arms=("k1", "k2"))
-    drawn, empty = _axes(figure)
+def test_an_arm_keeps_its_colour_where_another_is_missing() -> None:
+    (drawn,) = _axes(charts.curves(SEEDS[SEEDS["arm"] == "k2"], [Panel("A", "x")], arms=("k1", "k2")))
     assert to_hex(drawn.lines[0].get_color()) == ARM_COLOURS[1]
-    assert [text.get_text() for text in empty.texts] == ["not logged"]
 
 
-def test_marks_stand_where_they_are_told() -> None:
-    marks = _frame(
-        "arm panel name x y",
-        ("k1", "A", "diverged", 2, 0.0),
-        ("k2", "A", "KL grows faster", 1, NAN),
-        ("", "A", "warm-up", 0.5, NAN),
-    )
+def test_crosses_stand_where_they_are_told() -> None:
+    marks = _frame("arm panel name x y", ("k2", "A", "diverged", 2, 0.0))
     figure = charts.curves(SEEDS, [Panel("A", "x")], marks=marks)
     (axes,) = _axes(figure)
-    cross, onset, warmup = axes.lines[2:]
-    assert (_points(axes, 2), cross.get_marker()) == ([(2.0, 0.0)], "X")
-    assert [list(np.asarray(line.get_xdata())) for line in (onset, warmup)] == [[1, 1], [0.5, 0.5]]
-    assert to_hex(onset.get_color()) == ARM_COLOURS[1]
-    assert _legend(figure)[-3:] == ["diverged", "KL grows faster", "warm-up"]
+    (cross,) = axes.lines[2:]
+    assert (_points(axes, 2), cross.get_marker(), to_hex(cross.get_color())) == ([(2.0, 0.0)], "X", ARM_COLOURS[1])
+    assert _legend(figure)[-1] == "diverged"
 
 
 BARS = _frame(
     "arm row part seconds",
     ("k1", "busy", "update", 0.5), ("k1", "busy", "generate", 0.3), ("k1", "busy", "generate", 0.1),
-    ("k1", "critical path", "no stage", 0.2), ("k1", "critical path", "wait_for_batch", 0.4),
+    ("k1", "critical path", "unattributed", 0.2), ("k1", "critical path", "wait_for_batch", 0.4),
     ("k1", "critical path", "update", 0.5), ("k2", "busy", "update", 1.0),
 )  # fmt: skip
 ENDS = _frame(
@@ -143,10 +143,10 @@ def test_bars_stack_work_then_waits_then_the_rest() -> None:
     assert _widths(axes, "generate") == [(0.0, 0.4)]
     assert _widths(axes, "update") == [(0.4, 0.5), (0.0, 0.5), (0.0, 1.0)]
     assert _widths(axes, "wait_for_batch") == [(0.5, 0.4)]
-    assert _widths(axes, "no stage") == [(0.9, 0.2)]
+    assert _widths(axes, "unattributed") == [(0.9, 0.2)]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["busy", "critical path", "busy"]
     assert [text.get_text() for text in axes.texts] == ["0.90 s", "1.00 s"]
-    assert _legend(figure) == ["generate", "update", "waiting", "no stage", "lowest to highest", "wall-clock"]
+    assert _legend(figure) == ["generate", "update", "waiting", "unattributed", "lowest to highest", "wall-clock"]
     assert [list(np.asarray(line.get_xdata())) for line in axes.lines] == [[0.8, 1.0], [1.1, 1.1]]
 
 
@@ -176,7 +176,7 @@ def test_the_timeline_shows_every_span_and_marks_versions() -> None:
     assert _rectangles(axes, "weight_load") == [(0.5, 0.5 + 2.0 * charts.NARROWEST)]  # too short to be seen
     assert list(np.asarray(axes.lines[0].get_xdata())) == [0.10, 0.11, 1.0]
     assert [text.get_text() for text in axes.texts] == ["training step 3 in 1.00 s", "0", "1"]  # no room for the first
-    assert _legend(figure)[-2:] == ["no stage, no wait", "policy version now held"]
+    assert _legend(figure)[-2:] == ["unattributed", "policy version now held"]
 
 
 def test_a_forest_has_an_interval_a_colour_and_a_number_for_each_row() -> None:

@@ -16,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.compare.__main__ import main
 from harness.compare.experiment import Experiment, gather
@@ -28,9 +29,9 @@ from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.report import experiment_charts as drawings
 from harness.report.build import charts_of, document
-from harness.report.document import Chart
+from harness.report.canvas import label, picture_style
+from harness.report.document import Chart, Document, Section
 from harness.report.files import save_charts
-from harness.report.style import label, picture_style
 from harness.results import RunFolder
 from tests.stand_ins.members import lanes, made_experiment, made_run
 
@@ -153,6 +154,12 @@ def test_pictures_are_the_same_each_time_and_printed(
         save_charts(document(experiment, []), tmp_path / "file")
 
 
+def test_an_arm_cannot_name_a_picture_elsewhere(tmp_path: Path) -> None:
+    chart = Chart("forest_../../x", "", "", Figure)
+    paths = save_charts(Document("", "", None, (), (Section("verdicts", "", (chart,)),)), tmp_path / "plots" / "own")
+    assert paths == [tmp_path / "plots" / "own" / "forest_..-..-x.png"]
+
+
 def test_several_experiments_get_a_folder_each(make_run: Make, tmp_path: Path) -> None:
     for scenario in ("one", "two"):
         (make_run(scenario=scenario).folder / "spans.jsonl").unlink()
@@ -184,7 +191,7 @@ def test_pictures_need_neither_a_display_nor_a_home(experiment: Experiment, tmp_
 def test_the_users_settings_are_left_alone(experiment: Experiment) -> None:
     with mpl.rc_context({"font.size": 33.0}):
         with picture_style():
-            assert mpl.rcParams["font.size"] == 11
+            assert mpl.rcParams["font.size"] == 10
         assert _charts(experiment)["reward"].figure is not None
         assert mpl.rcParams["font.size"] == 33.0
 
@@ -208,10 +215,10 @@ def test_stages_are_mean_seconds_of_a_step(experiment: Experiment) -> None:
     (axes,) = _axes(chart)
     assert _bars(axes) == {
         "generate": [(0.0, 0.3)] * 2, "score": [(0.3, 0.1)] * 2, "update": [(0.4, 0.5)] * 2,
-        "weight_load": [(0.9, 0.1)] * 2, "evaluate": [(1.0, 0.5)] * 2, "no stage": [(1.5, 0.5)] * 2,
+        "weight_load": [(0.9, 0.1)] * 2, "evaluate": [(1.0, 0.5)] * 2, "unattributed": [(1.5, 0.5)] * 2,
     }  # fmt: skip
     assert [text.get_text() for text in axes.texts] == ["2.00 s", "2.00 s"]
-    assert _legend(chart) == ["generate", "score", "update", "weight_load", "evaluate", "no stage"]
+    assert _legend(chart) == ["generate", "score", "update", "weight_load", "evaluate", "unattributed"]
     assert axes.get_xlabel() == "seconds per training step"
     assert chart.table is not None
     assert dict(row[:2] for row in chart.table.rows)["unattributed"].split() == ["-", "/", "0.500", "25.0%"]
@@ -224,7 +231,7 @@ def test_processes_are_shares_of_the_window_with_waits_and_the_rest(experiment: 
     # of 2 s: update 0.5, waiting 1, in no stage 0.5
     assert bars["update"][0] == (0.0, 25.0)
     assert bars["wait_for_batch"][0] == (25.0, 50.0)
-    assert bars["no stage"][2] == (75.0, 25.0)
+    assert bars["unattributed"][2] == (75.0, 25.0)
     assert [text.get_text() for text in axes.texts][2] == "25.0% busy"
 
 
@@ -244,7 +251,7 @@ def test_bars_are_means_over_all_runs_where_one_alone_kept_its_spans(make_run: M
 
 def test_busy_and_critical_seconds_where_processes_overlap() -> None:
     """Two runs of which one has spans: both bars are of that one."""
-    times = lanes(1.0, 1.4, 1.0, 0.4, {"update": 4 * 0.9, "no stage": 4 * 0.1}, generator=0.5, learner=0.9)
+    times = lanes(1.0, 1.4, 1.0, 0.4, {"update": 4 * 0.9, "unattributed": 4 * 0.1}, generator=0.5, learner=0.9)
     with_spans = made_run(stages_s={"generate": 0.5, "update": 0.9}, times=times)
     without = made_run(seed=1, wall_s=2.0, stages_s={"generate": 1.0, "update": 1.8})
     figures = {f"timing_s/{stage}": seconds for stage, seconds in (("generate", 0.5), ("update", 0.9))}
@@ -252,7 +259,7 @@ def test_busy_and_critical_seconds_where_processes_overlap() -> None:
     (axes,) = _axes(drawings.stages_chart(made_experiment(with_spans, without)))
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["busy", "critical path"]
     assert _bars(axes) == {
-        "generate": [(0.0, 0.5)], "update": [(0.5, 0.9), (0.0, 0.9)], "no stage": [(0.9, 0.1)],
+        "generate": [(0.0, 0.5)], "update": [(0.5, 0.9), (0.0, 0.9)], "unattributed": [(0.9, 0.1)],
     }  # fmt: skip
     assert [text.get_text() for text in axes.texts] == ["1.40 s", "1.00 s"]
 
@@ -285,7 +292,7 @@ def test_the_timeline_has_a_row_for_each_lane_on_a_common_scale(lagged: Path) ->
     assert versions == [*range(3, 9), *range(4, 10)] * 2  # the Generator's, the Learner's
     places = [x for line in axes.lines for x in np.asarray(line.get_xdata()).tolist()]
     assert sorted(places)[:2] == pytest.approx([0.032, 0.052])
-    assert _legend(chart)[-3:] == ["waiting", "no stage, no wait", "policy version now held"]
+    assert _legend(chart)[-3:] == ["waiting", "unattributed", "policy version now held"]
 
 
 def test_a_new_part_without_weights_and_runs_without_versions(make_lagged_run: Make, make_run: Make) -> None:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from harness.compare.experiment import Experiment, gather
-from harness.compare.judging import judgements
+from harness.compare.judging import direction, judgements
 from harness.compare.numbers import change, number, percent
 from harness.compare.stats import Effect, Verdict
 from harness.compare.steadiness import step_ratio
@@ -174,7 +174,7 @@ def test_the_page_says_what_its_committed_runs_say() -> None:
     judged, noise = judgements(blocks)
     step, floor = judged.step, noise.step
     assert step.ratio == pytest.approx(step_ratio(blocks, judged.base, judged.other))
-    assert f"Step time `{step.verdict}`, {_interval(step)}" in text
+    assert f"Step time {_interval(step)}: {direction(step)}." in text
     stages = {effect.name: effect for effect in judged.effects[1:] if effect.verdict is Verdict.DIFFERENT}
     assert list(stages) == ["old_logprobs", "update"]
     assert f"`update` took {_percent(stages['update'].ratio)} longer" in text

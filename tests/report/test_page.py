@@ -6,7 +6,6 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,39 +22,9 @@ from harness.report.page import page
 from harness.report.svg import page_svg
 from harness.results import RolloutRow
 from tests.report import reference_frames as reference
+from tests.report.html_reader import Page
 
 EVIL = "</pre><script>alert(1)</script> $x$ _a \u202e \"'><img src=x onerror=alert(1)> https://evil.example"
-VOID = {"meta"}
-
-
-class Page(HTMLParser):
-    """Elements in order and the texts within; every element is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.stack: list[str] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        assert self.stack == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.stack[-1] if self.stack else "", data))
-
-    def text(self, tag: str) -> list[str]:
-        """Return the texts right inside elements of this name."""
-        return [text for name, text in self.texts if name == tag and text.strip()]
 
 
 def _curves(name: str = "k1") -> Chart:
@@ -65,7 +34,7 @@ def _curves(name: str = "k1") -> Chart:
 
 
 def _bars(name: str = "k1") -> Chart:
-    rows = [(name, "busy", part, 1.0) for part in ("generate", "weight_verify", "wait_for_batch", "no stage", name)]
+    rows = [(name, "busy", part, 1.0) for part in ("generate", "weight_verify", "wait_for_batch", "unattributed", name)]
     frame = pd.DataFrame(rows, columns=["arm", "row", "part", "seconds"])
     table = Table(name, ("stage", name), (("generate", "1.0"), (name, " 2.0")), ("3.1 s in all",))
     return Chart("stages", "Seconds.", "By stage.", lambda: charts.bars(frame, x_label=name), table)

@@ -26,7 +26,6 @@ from harness.results.importers.trainers import (
     VERL_ASYNCHRONOUS,
     Crosswalk,
     Entry,
-    Role,
 )
 from tests.event_files import encode_scalars, encode_start
 
@@ -95,7 +94,7 @@ def test_several_logs_are_the_arms_of_one_experiment(tmp_path: Path, capsys: pyt
     (fingerprint,) = {each.machine["fingerprint"] for each in runs.values()}
     assert fingerprint.startswith("unknown-")
     (whole,), _ = gather([out])
-    assert [variant.name for variant in whole.variants] == ["split", "lr=1"]
+    assert list(whole.arms) == ["split", "lr=1"]
 
 
 def test_runs_of_one_machine_are_those_of_one_name(tmp_path: Path) -> None:
@@ -110,29 +109,6 @@ def test_runs_of_one_machine_are_those_of_one_name(tmp_path: Path) -> None:
         assert "annbox" not in (folder / "manifest.json").read_text()
     assert fingerprints[0] == fingerprints[1]
     assert len(set(fingerprints)) == 3
-
-
-@pytest.mark.parametrize(
-    ("arms", "message"),
-    [
-        (["a=LOG", "a=LOG"], "two arms are called 'a'"),
-        (["LOG", "LOG"], "two arms are called 'log'"),
-        (["=LOG", "b=LOG"], "is not NAME=LOG"),
-        (["a=LOG", "b="], "'b=' is not NAME=LOG"),
-        (["a=LOG", "b=missing.jsonl"], "'missing.jsonl' does not exist"),
-        (["a=LOG", "b=TRL"], "in the log is one that verl writes"),
-    ],
-)
-def test_a_wrong_arm_is_one_message_and_no_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arms: list[str], message: str
-) -> None:
-    log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
-    typed = [arm.replace("LOG", str(log)).replace("TRL", str(REAL_TRL_LOG)) for arm in arms]
-    assert main(["import", "verl", *typed, "-o", str(out)]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("error: ")) == ("", 1)
-    assert message in said.err
-    assert not out.exists()
 
 
 def test_arms_that_cannot_all_be_written_leave_nothing(
@@ -155,30 +131,21 @@ def test_arms_that_cannot_all_be_written_leave_nothing(
 
 def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     out = tmp_path / "results"
-    assert main(["import", "verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
+    for _ in range(2):  # the second gets a folder of its own
+        assert main(["import", "verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
     assert main(["import", "trl", str(REAL_TRL_LOG), "-o", str(out)]) == 0
     experiments, damaged = gather([out])
-    assert damaged == []
-    by_name = {experiment.scenario: experiment.runs[0] for experiment in experiments}
+    assert (len(experiments), damaged) == (3, [])
+    assert sorted(path.name for path in out.iterdir()) == ["trl", "verl"]  # no draft is left
+    by_name = {experiment.scenario: experiment.members[0] for experiment in experiments}
     verl, trl = by_name["verl"], by_name["trl"]
-    assert verl.step_s == 5.0  # the last two of four steps: 4 s, and 4 s with an evaluation of 2 s
-    assert verl.loop_s == 18.0  # 4 x 4 s and an evaluation of 2 s
-    assert verl.stages[Stage.GENERATE].mean_s == 3.0
-    assert verl.last is not None
-    assert verl.last.reward == 0.75
+    assert verl.figures["step_s"] == 5.0  # the last two of four steps: 4 s, and 4 s with an evaluation of 2 s
+    assert verl.figures["loop_s"] == 18.0  # 4 x 4 s and an evaluation of 2 s
+    assert verl.figures["timing_s/generate"] == 3.0
+    assert verl.figures["reward_last"] == 0.75
     assert trl.steps == 6
-    assert trl.kl is not None
-    assert trl.kl.startswith("KL of the policy to the reference (k3, per token) ends at ")
-    assert trl.at_end("kl/reference_k3") == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
+    assert trl.table.metrics["kl/reference_k3"].last == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
     assert verl.manifest.machine["fingerprint"] != trl.manifest.machine["fingerprint"]
-
-
-def test_a_second_import_gets_a_folder_of_its_own(tmp_path: Path) -> None:
-    log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
-    for _ in range(3):
-        assert main(["import", "verl", str(log), "-o", str(out)]) == 0
-    assert len(find_run_folders(out)) == 3
-    assert [path.name for path in out.iterdir()] == ["verl"]  # no draft is left
 
 
 def test_event_files_and_json_lines_give_the_same_rows(tmp_path: Path) -> None:
@@ -206,22 +173,17 @@ def test_event_files_and_json_lines_give_the_same_rows(tmp_path: Path) -> None:
     assert [row.wall_s for row in event_steps] == pytest.approx([row.wall_s for row in steps], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fully_async/count/dropped_stale_samples", "timing_s/param_sync"])
-def test_an_asynchronous_run_is_recognised_by_its_names(
+@pytest.mark.parametrize("name", ["fully_async/count/dropped_stale_samples", "timing_s/param_sync", "--asynchronous"])
+def test_an_asynchronous_run_is_recognised_by_its_names_or_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    log = verl_log(tmp_path / "log.jsonl", **{name: 1.0})
-    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results")]) == 0
+    log = verl_log(tmp_path / "log.jsonl", **({} if name.startswith("--") else {name: 1.0}))
+    options = [name] if name.startswith("--") else []
+    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results"), *options]) == 0
     assert "timing_s/gen was read as waiting for the next batch (asynchronous)" in capsys.readouterr().out
     (folder,) = find_run_folders(tmp_path / "results")
-    assert load_run(folder).steps[0].stages_s["wait_for_batch"] == 3.0
-
-
-def test_asynchronous_can_be_said(tmp_path: Path) -> None:
-    log = verl_log(tmp_path / "log.jsonl")
-    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results"), "--asynchronous"]) == 0
-    (folder,) = find_run_folders(tmp_path / "results")
     run = load_run(folder)
+    assert run.steps[0].stages_s["wait_for_batch"] == 3.0
     assert "generate" not in run.steps[0].stages_s
     assert run.manifest.outcome["imported"]["asynchronous"] is True
 
@@ -231,8 +193,16 @@ def test_asynchronous_can_be_said(tmp_path: Path) -> None:
     [
         (["trl", "LOG"], "none of the 6 names in the log is one that TRL writes"),
         (["verl", "LOG", "--validation", "val-core/math"], "the log has no 'val-core/math'"),
+        (["verl", "LOG", "--validation", "x"], "fix:   one of 1: val-core/gsm8k/reward/mean@1"),
         (["verl", "missing.jsonl"], "'missing.jsonl' does not exist"),
         (["verl", "EMPTY"], "is empty"),
+        (["verl", "LOG", "-o", "EMPTY"], "cannot write to the results folder"),
+        (["verl", "a=LOG", "a=LOG"], "two arms are called 'a'"),
+        (["verl", "LOG", "LOG"], "two arms are called 'log'"),
+        (["verl", "=LOG", "b=LOG"], "is not NAME=LOG"),
+        (["verl", "a=LOG", "b="], "'b=' is not NAME=LOG"),
+        (["verl", "a=LOG", "b=missing.jsonl"], "'missing.jsonl' does not exist"),
+        (["verl", "a=LOG", "b=TRL"], "in the log is one that verl writes"),
     ],
 )
 def test_bad_input_is_one_message_and_no_folder(
@@ -240,26 +210,13 @@ def test_bad_input_is_one_message_and_no_folder(
 ) -> None:
     log, empty, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "empty.jsonl", tmp_path / "results"
     empty.touch()
-    places = {"LOG": str(log), "EMPTY": str(empty)}
-    assert main(["import", *(places.get(word, word) for word in arguments), "-o", str(out)]) == 2
+    for word, path in {"LOG": log, "EMPTY": empty, "TRL": REAL_TRL_LOG}.items():
+        arguments = [argument.replace(word, str(path)) for argument in arguments]
+    assert main(["import", "-o", str(out), *arguments]) == 2
     said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
+    assert (said.out, said.err.count("error: ")) == ("", 1)
     assert message in said.err
     assert not out.exists()
-
-
-def test_a_wrong_choice_names_the_right_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = verl_log(tmp_path / "log.jsonl")
-    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results"), "--validation", "x"]) == 2
-    assert "fix:   one of 1: val-core/gsm8k/reward/mean@1" in capsys.readouterr().err
-
-
-def test_an_output_that_is_no_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
-    out.write_text("a file")
-    assert main(["import", "verl", str(log), "-o", str(out)]) == 2
-    assert "cannot write to the results folder" in capsys.readouterr().err
 
 
 def test_names_from_the_log_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,12 +244,6 @@ def test_importing_loads_no_heavy_package(tmp_path: Path) -> None:
 
 
 DOCUMENTED = (VERL, VERL_ASYNCHRONOUS, TRL, OPEN_INSTRUCT)
-WHERE_TO = {
-    Role.STEP: "`wall_s`",
-    Role.STAGE: "stage `{}`",
-    Role.METRIC: "`{}`",
-    Role.VALIDATION: "`{}` (evaluation)",
-}
 
 
 def shown(name: str) -> str:
@@ -306,6 +257,10 @@ def is_renaming(entry: Entry) -> bool:
     return entry.compute is None and not entry.theirs[0].startswith(REST)
 
 
+def where_to(entry: Entry) -> str:
+    return ("stage " if entry.lane else "") + f"`{entry.ours}`" + (" (evaluation)" if entry.is_validation else "")
+
+
 @pytest.mark.parametrize("crosswalk", DOCUMENTED, ids=lambda crosswalk: crosswalk.title)
 def test_the_tables_of_the_documentation_are_the_crosswalks(crosswalk: Crosswalk) -> None:
     """That of verl's asynchronous runs has the lines that differ; what is computed is kept under its own name too."""
@@ -314,8 +269,7 @@ def test_the_tables_of_the_documentation_are_the_crosswalks(crosswalk: Crosswalk
     lines = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     entries = [entry for entry in crosswalk.entries if crosswalk is VERL or entry not in VERL.entries]
     assert [(line[0], line[1], "kept as `imported/...` too" in line[2]) for line in lines] == [
-        (", ".join(map(shown, entry.theirs)), WHERE_TO[entry.role].format(entry.ours), not is_renaming(entry))
-        for entry in entries
+        (", ".join(map(shown, entry.theirs)), where_to(entry), not is_renaming(entry)) for entry in entries
     ]
 
 
@@ -323,8 +277,7 @@ def test_the_tables_of_the_documentation_are_the_crosswalks(crosswalk: Crosswalk
 def test_a_crosswalk_leads_to_what_there_is(crosswalk: Crosswalk) -> None:
     stages = {stage.value for stage in Stage}
     for entry in crosswalk.entries:
-        assert (entry.role is Role.STAGE) == (entry.ours in stages) == bool(entry.lane)
-        assert (entry.role is Role.VALIDATION) == entry.ours.startswith("validation/")
+        assert (entry.ours in stages) == bool(entry.lane)
         for name in entry.theirs:
             plain = name.removeprefix(GROWTH).removeprefix(REST)
             assert name == plain or plain in (*crosswalk.cumulative, *crosswalk.within)

@@ -51,7 +51,7 @@ def test_verls_file_logger(tmp_path: Path) -> None:
         1: {"timing_s/step", "actor/grad_norm"},
     }
     assert math.isnan(values[1]["actor/grad_norm"])  # orjson writes NaN and infinities as null
-    assert found.non_finite == {"actor/grad_norm": 1}
+    assert found.notes == ["1 number was NaN, infinite or null (actor/grad_norm); kept as NaN"]
 
 
 def test_trls_trainer_state() -> None:
@@ -60,7 +60,7 @@ def test_trls_trainer_state() -> None:
     assert list(values) == [1, 2, 3, 4, 5, 6]
     assert values[1]["num_tokens"] == 79.0
     assert values[3]["eval_runtime"] == 0.0411  # of the record after the training record of step 3
-    assert (found.replaced, found.without_step, found.backwards) == (0, {}, 0)
+    assert found.notes == []
 
 
 def test_figures_of_the_whole_run_make_no_step(tmp_path: Path) -> None:
@@ -90,7 +90,14 @@ def test_an_export_of_weights_and_biases(tmp_path: Path) -> None:
     found = points_of(path, OPEN_INSTRUCT)
     assert by_step(found) == {1: {"scores": 0.5}, 2: {"scores": 0.75, "eval/scores": 0.25}}
     assert found.at.to_dict() == {1: 100.0, 2: 105.0}
-    assert found.not_numbers == {"batch/lengths": 1, "note": 1}
+    assert "left out: 2 values were no number (batch/lengths, note)" in found.notes
+
+
+def again(replaced: int) -> list[str]:
+    return [
+        f"{replaced} numbers were logged again and otherwise for the same step; the later ones count",
+        "the log goes back to an earlier step 1 times, as that of a resumed run does",
+    ]
 
 
 def event_file(folder: Path, name: str, steps: dict[int, dict[str, float]]) -> Path:
@@ -113,7 +120,7 @@ def test_the_later_event_file_counts(tmp_path: Path) -> None:
     event_file(tmp_path, "events.out.tfevents.2", {2: {"reward": 1.0}, 3: {"reward": 0.75}})
     found = points_of(tmp_path, TRL)
     assert by_step(found) == {1: {"reward": 0.25}, 2: {"reward": 1.0}, 3: {"reward": 0.75}}
-    assert (found.replaced, found.backwards) == (1, 1)  # step 3 came again with the same number
+    assert found.notes == again(1)  # step 3 came again with the same number
 
 
 def test_a_cut_off_event_file_is_told_in_bytes(tmp_path: Path) -> None:
@@ -145,7 +152,7 @@ def test_steps_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
     items = [{"step": step, "reward": value} for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4), (3, 0.5))]
     found = points_of(write_lines(tmp_path / "log.jsonl", *items), TRL)
     assert by_step(found) == {1: {"reward": 0.1}, 2: {"reward": 0.4}, 3: {"reward": 0.5}}
-    assert (found.replaced, found.backwards) == (2, 1)
+    assert found.notes == again(2)
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3.5", True, None, math.nan])
@@ -153,15 +160,17 @@ def test_a_record_without_a_whole_step_is_left_out(tmp_path: Path, step: Any) ->
     path = write_lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.1}, {"step": step, "reward": 0.2})
     found = points_of(path, TRL)
     assert by_step(found) == {1: {"reward": 0.1}}
-    assert found.without_step == {"reward": 1}
+    assert found.notes == ["left out: 1 record was without a step (reward)"]
 
 
 def test_a_number_beyond_floats_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "reward": 0.5, "big": 1' + "0" * 400 + ', "nan": NaN, "yes": true}\n')
     found = points_of(path, TRL)
-    assert found.not_numbers == {"big": 1}
-    assert found.non_finite == {"nan": 1}
+    assert found.notes == [
+        "1 number was NaN, infinite or null (nan); kept as NaN",
+        "left out: 1 value was no number (big)",
+    ]
     assert by_step(found)[1]["yes"] == 1.0
 
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from harness.results import EvaluationRow, StepRow
 from harness.results.trackers import open_streams
 
-STEP: dict[str, Any] = {
-    "kind": "step",
-    "step": 3,
-    "version": 4,
-    "wall_s": 1.25,
-    "stages_s": {"update": 0.5},
-    "metrics": {"loss": {"mean": float("nan"), "count": 1}, "reward/total": {"mean": 0.75, "count": 64}},
-}
-LATE: dict[str, Any] = {
-    "kind": "evaluation",
-    "step": 2,
-    "version": 2,
-    "metrics": {"validation/reward": {"mean": 0.5, "count": 8}},
-}
+STEP = StepRow(3, 4, 1.25, 6.0, 2, {"learner": {"update": 0.5}}, metrics={"loss": {"mean": math.nan, "count": 1}})
+LATE = EvaluationRow(version=2, step=2, elapsed_s=3.5, metrics={"validation/reward": {"mean": 0.5, "count": 8}})
 
 
 def private_words(folder: Path) -> list[str]:
@@ -56,10 +45,12 @@ def test_mlflow_keeps_the_values_in_a_database_in_the_run_folder(tmp_path: Path)
     connection = sqlite3.connect(tmp_path / "mlflow.db")
     metrics = connection.execute("select key, value, step, is_nan from metrics order by key, step").fetchall()
     assert metrics == [
+        ("elapsed_s", 3.5, 2, 0),
+        ("elapsed_s", 6.0, 3, 0),
         ("loss", 0.0, 3, 1),
+        ("optimizer_steps", 2.0, 3, 0),
         ("policy_version", 2.0, 2, 0),
         ("policy_version", 4.0, 3, 0),
-        ("reward/total", 0.75, 3, 0),
         ("timing_s/step", 1.25, 3, 0),
         ("timing_s/update", 0.5, 3, 0),
         ("validation/reward", 0.5, 2, 0),

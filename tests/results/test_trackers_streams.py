@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,10 +18,12 @@ from msgspec.structs import replace
 from harness.core.errors import UserError
 from harness.core.types import Metric
 from harness.results import EvaluationRow, StepRow, store_metrics
-from harness.results.importers.logs import ScalarEvent, read_events
+from harness.results.importers.logs import STEP as AT
+from harness.results.importers.logs import TIME, read_events
 from harness.results.rows import HeaderRow
-from harness.results.trackers import DEFAULT_TRACKERS, Streams, check_trackers, flat_metrics, open_streams
+from harness.results.trackers import Streams, check_trackers, flat_metrics, open_streams
 
+DEFAULT = ("jsonl", "tensorboard")
 LANES = {"learner": {"update": 0.5}, "generator0": {"generate": 0.25}, "generator1": {"generate": 0.5}}
 METRICS = {
     "reward/total": Metric(0.75, count=64),
@@ -40,6 +43,13 @@ FLAT_STEP = {
     "ratio/max": 1.5,
     "response_tokens": 640.0,
 }
+
+
+def events(data: bytes) -> dict[int, dict[str, float]]:
+    """The scalars of an event file by step."""
+    records, left_out = read_events(data, "log")
+    assert left_out == []
+    return {each.pop(AT): {name: value for name, value in each.items() if name != TIME} for each in records}
 
 
 class Taking:
@@ -70,18 +80,7 @@ def test_an_evaluation_row_has_no_stages() -> None:
 
 
 def test_steps_outside_of_statistics_are_marked() -> None:
-    row = StepRow(
-        step=0,
-        version=1,
-        wall_s=1.0,
-        elapsed_s=1.0,
-        optimizer_steps=1,
-        lanes={},
-        metrics={},
-        warmup=True,
-        profiled=True,
-    )
-    flat = flat_metrics(row)
+    flat = flat_metrics(replace(STEP, warmup=True, profiled=True))
     assert (flat["warmup"], flat["profiled"]) == (1.0, 1.0)
 
 
@@ -92,7 +91,7 @@ def test_no_flat_name_is_a_path_prefix_of_another() -> None:
 
 
 def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
-    streams = open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
+    streams = open_streams(DEFAULT, tmp_path, "sync_k")
     streams.on_row(STEP)
     streams.on_row(EVALUATION)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before they are closed: each row is there at once
@@ -101,9 +100,7 @@ def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
         {"step": 5, "kind": "evaluation", "elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5},
     ]
     (file,) = (tmp_path / "tensorboard").iterdir()
-    scalars = read_events(file.read_bytes(), "log").scalars
-    assert {scalar.tag: scalar.value for scalar in scalars if scalar.step == 4} == FLAT_STEP
-    assert {scalar.tag: scalar.value for scalar in scalars if scalar.step == 5} == flat_metrics(EVALUATION)
+    assert events(file.read_bytes()) == {4: FLAT_STEP, 5: flat_metrics(EVALUATION)}
     streams.close()
     streams.close()
 
@@ -123,22 +120,20 @@ def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Pat
     again.close()
     whole = b"".join(file.read_bytes() for file in sorted((tmp_path / "tensorboard").iterdir()))
     (old,) = before.values()
-    kept = [scalar.step for scalar in read_events(old, "log").scalars if scalar.step < 5]  # what SessionLog.START does
-    new = [scalar.step for scalar in read_events(whole[len(old) :], "log").scalars]
-    assert kept == [4] * len(FLAT_STEP)
-    assert new == [5] * len(flat_metrics(EVALUATION)) + [5] * len(FLAT_STEP)
+    assert events(old)[4] == FLAT_STEP  # the others go: that is what SessionLog.START does
+    assert events(whole[len(old) :]) == {5: flat_metrics(EVALUATION) | FLAT_STEP | {"policy_version": 6.0}}
 
 
 def test_non_finite_numbers_are_null_in_json_and_stay_in_tensorboard(tmp_path: Path) -> None:
     metrics = {"loss": {"mean": math.nan}, "grad_norm": {"mean": math.inf}}
     row = StepRow(0, 1, 1.0, 1.0, 1, {}, metrics=metrics)
-    streams = open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
+    streams = open_streams(DEFAULT, tmp_path, "sync_k")
     streams.on_row(row)
     streams.close()
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert (line["loss"], line["grad_norm"]) == (None, None)
     (file,) = (tmp_path / "tensorboard").iterdir()
-    values = {scalar.tag: scalar.value for scalar in read_events(file.read_bytes(), "log").scalars}
+    values = events(file.read_bytes())[0]
     assert math.isnan(values["loss"])
     assert values["grad_norm"] == math.inf
 
@@ -148,18 +143,14 @@ def test_the_event_file_names_no_host(tmp_path: Path) -> None:
     streams.on_row(STEP)
     streams.close()
     (file,) = (tmp_path / "tensorboard").iterdir()
-    events, out, tfevents, seconds, writer = file.name.split(".")
-    assert (events, out, tfevents, writer) == ("events", "out", "tfevents", "harness")
-    assert len(seconds) == 10
-    assert seconds.isdecimal()
-    tags = {scalar.tag for scalar in read_events(file.read_bytes(), "log").scalars}
-    assert tags == set(FLAT_STEP)  # the records hold nothing else: their lengths add up
+    assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\.harness", file.name)
+    assert set(events(file.read_bytes())[4]) == set(FLAT_STEP)  # the records hold nothing else: their lengths add up
     assert os.uname().nodename.encode() not in file.read_bytes()
 
 
 def test_streams_leave_no_thread_and_no_open_file(tmp_path: Path) -> None:
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    streams = open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
+    streams = open_streams(DEFAULT, tmp_path, "sync_k")
     for _ in range(3):
         streams.on_row(STEP)
     assert threading.active_count() == threads
@@ -179,7 +170,6 @@ def test_a_tracker_that_fails_is_left_out_with_one_note() -> None:
     ]
     assert [step for step, _, _ in failing.got] == [0]
     assert [step for step, _, _ in other.got] == [0, 1, 2, 3]
-    assert streams.names == ("jsonl",)
     assert failing.closed == 1
     streams.close()
     assert (failing.closed, other.closed) == (1, 1)
@@ -219,7 +209,7 @@ def test_a_stream_that_cannot_be_opened_closes_the_others(tmp_path: Path) -> Non
     (tmp_path / "tensorboard").write_text("in the way")
     files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(UserError, match="the tracker 'tensorboard' cannot be opened: FileExistsError"):
-        open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
+        open_streams(DEFAULT, tmp_path, "sync_k")
     assert len(os.listdir("/proc/self/fd")) == files
 
 
@@ -238,15 +228,10 @@ def test_a_run_without_a_tracker_does_not_load_its_package(tmp_path: Path) -> No
 
 def test_a_name_may_hold_any_text(tmp_path: Path) -> None:
     name = 'reward/"x"\n\u202e\U0001f600'
-    streams = open_streams(DEFAULT_TRACKERS, tmp_path, "sync_k")
+    streams = open_streams(DEFAULT, tmp_path, "sync_k")
     streams.on_row(EvaluationRow(0, 0, 0.0, {name: {"mean": 1.0, "count": 1}}))
     streams.close()
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)[name] == 1.0
     (file,) = (tmp_path / "tensorboard").iterdir()
-    scalars = read_events(file.read_bytes(), "log").scalars
-    assert [(scalar.tag, scalar.value) for scalar in scalars if isinstance(scalar, ScalarEvent)] == [
-        ("elapsed_s", 0.0),
-        ("policy_version", 0.0),
-        (name, 1.0),
-    ]
+    assert events(file.read_bytes()) == {0: {"elapsed_s": 0.0, "policy_version": 0.0, name: 1.0}}

@@ -51,7 +51,7 @@ def runs_of(folder: Path) -> dict[str, Run]:
 def test_the_table_has_what_hand_arithmetic_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate("--no-run") == 0
     said = capsys.readouterr().out
-    lines = {line.split("  ")[1].strip(): line.split()[-2:] for line in said.splitlines() if line.startswith("  ")}
+    lines = {line.split("  ")[0].strip(): line.split()[-2:] for line in said.splitlines() if line.startswith(" ")}
     # one after the other 0.1 + 0.05 + 0.01 + 0.2 + 0.02 + 0.01 + 0.03; one behind, the Learner's 0.01 + 0.2 + 0.02
     # and an evaluation of 0.1 + 0.05 in one of three measured steps; one behind, the weights for it are loaded then
     assert lines["seconds of a training step"] == ["0.470", "0.293"]  # 0.42 + 0.15 / 3, 0.23 + 0.19 / 3
@@ -134,14 +134,13 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert harness(["compare", str(experiment)]) == 0
-    said = capsys.readouterr().out
-    text = " ".join(said.split())
-    assert "one_lag (simulated) / " in said
-    assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in text
-    assert "sync (simulated)" in said
-    assert "Outcome (simulated)" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "one_lag (simulated) / " in text
+    assert "lag1 (simulated) was 37.6% faster than sync (simulated) per step" in text  # 0.2933 of 0.47
     assert "These runs are simulated" in text
     assert "reward" not in text.lower().replace("rewards, losses and gradients are not simulated", "")
+    assert harness(["compare", str(experiment), "--full"]) == 0
+    assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in capsys.readouterr().out
     assert harness(["compare", str(experiment), "--format", "json", "--baseline", "lag1"]) == 0
     found = json.loads(capsys.readouterr().out)["campaigns"][0]
     assert found["simulated"] == "abacus"
@@ -153,12 +152,12 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
 def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Path) -> None:
     assert harness(["report", str(experiment), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()
-    assert "<h1>one_lag (simulated)</h1>" in page
+    assert "<h1>one_lag (simulated) / " in page
     assert "SIMULATED by the machine profile abacus" in page
     assert "python -m harness simulate one_lag --machine abacus" in page
     (found,), _ = gather([experiment])
     pictures = [path.name for path in save_charts(document(found, []), tmp_path / "pictures")]
-    assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
+    assert pictures == ["stages.png", "lanes.png", "timeline.png", "step_time.png", "lag.png", "sync.png"]  # no rewards
     assert (found.title, found.simulated) == ("one_lag (simulated)", "abacus")
     assert [name for name, _ in run_names([run.manifest for run in runs_of(experiment).values()])] == [
         "sync (simulated)",

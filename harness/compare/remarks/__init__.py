@@ -78,6 +78,7 @@ RULES = (
     Rule("shared_gpu", "machine", lag_and_syncs.shared_gpu, "caution"),
     Rule("simulated", "cautions", provenance.simulated, "caution"),
     Rule("unfinished", "cautions", provenance.unfinished, "caution"),
+    Rule("damaged", "cautions", provenance.damaged, "caution"),
     Rule("verdicts", "cautions", provenance.verdict_cautions, "caution"),
     Rule("unlike", "cautions", provenance.unlike_runs, "caution"),
     Rule("turns", "cautions", provenance.turns, "caution"),

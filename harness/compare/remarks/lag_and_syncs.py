@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from harness.compare.endpoint import WEIGHT_SYNC_SECONDS
 from harness.compare.environment import on_gpu
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural
 from harness.compare.sync import SyncPoint, fastest_by_size, sync_costs, sync_points
-from harness.compare.syncs import Syncs, arm_syncs, syncs_of
+from harness.compare.syncs import Syncs, arm_syncs, pooled, syncs_of
 
 OBJECT_STORES = {
     "object_store": "Ray's object store given torch tensors, its default",
@@ -107,9 +105,7 @@ def syncs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     for base, theirs in moved.items():
         for other, mine in moved.items():
             if base != other and {base, other} not in told and _worth_comparing(theirs[0], mine[0]):
-                before, after = (
-                    _MS * float(np.concatenate([each.whole_s for each in own]).mean()) for own in (theirs, mine)
-                )
+                before, after = (_MS * pooled(own).mean() for own in (theirs, mine))
                 yield (
                     f"A weight sync of {number(mine[0].num_bytes * _MB)} MB takes {_named(other, mine[0])} "
                     f"{after / before:.2f} times as long as {_named(base, theirs[0])}, "

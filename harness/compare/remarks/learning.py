@@ -149,7 +149,7 @@ REFERENCE_NAMES = {
     "polyak": "Polyak-averaged reference",
 }
 """What the reference policy of each ``loss.kl.reference`` is called in words."""
-FEWEST_POINTS = 8
+FEWEST_POINTS, MOST_POINTS = 8, 240
 CURVATURES = np.linspace(-8.0, 8.0, 65)
 
 
@@ -189,10 +189,12 @@ def growth(steps: Numbers, values: Numbers) -> tuple[str, float | None] | None:
     Least squares of y = a + b (exp(c s) - 1) / c, s running from 0 at the first step to 1 at the last, for c from -8 to
     8; c = 0 is a line. A bend counts where it leaves at most 90% of the line's squared error; where less than half of
     the variance is explained there is no clear trend. Growth is fastest in the middle of the fifth of the points, five
-    at least, with the steepest line.
+    at least, with the steepest line. Of more than ``MOST_POINTS`` points the means of so many equal parts are taken.
     """
     if len(values) < FEWEST_POINTS or np.ptp(values) == 0:
         return None
+    if len(values) > MOST_POINTS:
+        steps, values = (np.array([part.mean() for part in np.array_split(x, MOST_POINTS)]) for x in (steps, values))
     s = (steps - steps[0]) / (steps[-1] - steps[0])
     curves = np.array([np.expm1(c * s) / c if c else s for c in CURVATURES])
     curves -= curves.mean(axis=1, keepdims=True)

@@ -16,7 +16,6 @@ from harness.compare.steadiness import steadiness_notes
 from harness.compare.times import loop_window
 from harness.core.installation import as_typed
 from harness.core.named_files import VERSUS
-from harness.results.counters import read_counters
 
 MOST_ARMS = 6
 """Whose counters are read."""
@@ -47,6 +46,14 @@ def unfinished(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
                 yield f"{run_name(experiment, arm, member)}: {after}{reason.removesuffix('.')}."
 
 
+def damaged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Name files that are left out of the machine's counters and of example rollouts."""
+    for arm, members in experiment.arms.items():
+        for member in members:
+            if member.times is not None:  # of very many runs, those of which more than the steps is read
+                yield from (f"{run_name(experiment, arm, member)}: {text}." for text in member.kept.problems)
+
+
 def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Give what to know beside the verdicts, each once, but for what other remarks say of the arms."""
     arms = [*experiment.arms]
@@ -74,7 +81,7 @@ def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     elif ways != {"step"}:
         yield "The runs ran one after the other, so drift of the machine shows as a difference between them."
     elif any(point != points[0] for point in points):
-        yield "The arms took turns step by step; the points of the sweep ran one after the other."
+        yield "The arms took turns step by step; the values of the sweep ran one after the other."
     else:
         yield "The arms took turns step by step, so a slow phase of the machine affects all of them."
 
@@ -93,7 +100,7 @@ def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     """Say what stood in the way of the first run of each arm that has counters, or may have."""
     for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
         for member in members:
-            rows = read_counters(member.folder)
+            rows = member.kept.counters
             spans = member.run.spans() if rows else []
             if spans:
                 tail = member.run.tail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, compress, permutations
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,9 +17,10 @@ from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING
 from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.steadiness import steadiness_notes, uneven_sentence
-from harness.compare.times import NO_STAGE
+from harness.compare.times import UNATTRIBUTED
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
+from harness.core.types import RankStep
 from harness.results.occupancy import part_spans
 from harness.results.reader import flat_settings
 
@@ -34,7 +35,6 @@ CORES = (
     *(f"placement.{part}.{what}" for part in ("generator", "scorer", "learner") for what in ("cpus", "threads")),
 )
 """Settings that say how many cores an arm has."""
-UNATTRIBUTED = "unattributed"
 
 
 def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool = False) -> dict[str, float]:
@@ -46,7 +46,7 @@ def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool 
         of_step: shares of each run's step in place of seconds.
     """
     names = {stage.value: kind + stage for stage in Stage if not stage.is_wait}
-    names |= {UNATTRIBUTED: EXPOSED + NO_STAGE} if kind == EXPOSED else {}
+    names |= {UNATTRIBUTED: kind + UNATTRIBUTED} if kind == EXPOSED else {}
     runs = [member.figures for member in members if member.figures.get("step_s")]
     runs = [run for run in runs if any(name in run for name in names.values())]
     seconds = {
@@ -106,11 +106,14 @@ def whatif_command(experiment: Experiment, shown: Callable[[Path], str]) -> str 
 
 
 def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say which stages on the critical path make the difference between an arm and the baseline."""
+    """Say which stages make the difference between an arm and the baseline: those on the critical path, or without
+    spans those that are busy."""
     for item in judged:
         if item.is_noise_floor or item.base not in experiment.arms:
             continue
-        before, after = (stage_seconds(experiment.arms[arm]) for arm in (item.base, item.other))
+        arms = [experiment.arms[arm] for arm in (item.base, item.other)]
+        kind = EXPOSED if all(map(stage_seconds, arms)) else TIMING
+        before, after = (stage_seconds(members, kind) for members in arms)
         step_s = experiment.mean(item.base, "step_s")
         if not before or not after or not step_s:
             continue
@@ -118,7 +121,8 @@ def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
         most = sorted(added, key=lambda stage: -abs(added[stage]))[:MOST_STAGES]
         parts = [f"{stage} {added[stage]:+.3g} s" for stage in most if abs(added[stage]) >= WORTH_A_WORD * step_s]
         if parts:
-            yield f"On the critical path of {item.other} against {item.base}, per step: {', '.join(parts)}."
+            what = "On the critical path" if kind == EXPOSED else "Largest differences"
+            yield f"{what} of {item.other} against {item.base}, per step: {', '.join(parts)}."
 
 
 def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -184,10 +188,19 @@ def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
 def stragglers(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which of the Learner's ranks the others wait for, and why."""
     for arm, members in experiment.arms.items():
-        steps = [list(compress(member.table.ranks, member.table.is_measured)) for member in members]
-        straggler = find_straggler(list(chain.from_iterable(steps)))
+        straggler = find_straggler(measured_ranks(members))
         if straggler is not None:
             yield f"{arm}: {straggler.sentence}."
+
+
+def measured_ranks(members: Sequence[Member]) -> list[tuple[RankStep, ...]]:
+    """Return what each rank did in each measured step of the runs; empty where the Learner is one process."""
+    return [
+        of_ranks
+        for member in members
+        for of_ranks, is_measured in zip(member.table.ranks, member.table.is_measured, strict=True)
+        if of_ranks and is_measured
+    ]
 
 
 def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import pandas as pd
 
@@ -109,7 +109,7 @@ def _read(path: Path, run: str | None) -> Log:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}", where=str(path)) from error
     digest = hashlib.sha256(data).hexdigest()
     if "tfevents" in path.name:
-        records, left_out = _of_events(read_events(data, str(path)))
+        records, left_out = read_events(data, str(path))
         return Log(frame_of(records), "tensorboard", digest, left_out)
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Windows' tools write
     text = data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
@@ -314,47 +314,17 @@ _DTYPES = {1: ("float_val", "<f"), 2: ("double_val", "<d"), 3: ("int_val", "<i")
 """TensorFlow's DataType (types.proto) -> the field of its single values, and their form in ``tensor_content``."""
 
 
-class ScalarEvent(NamedTuple):
-    """One scalar of an event file; ``wall_time`` is in seconds since 1970."""
-
-    tag: str
-    step: int
-    value: float
-    wall_time: float
-
-
-@dataclass(frozen=True, slots=True)
-class EventFile:
-    """What an event file holds.
-
-    Attributes:
-        scalars: in the order of the file.
-        others: values that are no scalar: texts, images, histograms.
-        cut_off_bytes: of a last record that is not whole, as a killed writer leaves it.
-    """
-
-    scalars: tuple[ScalarEvent, ...]
-    others: int
-    cut_off_bytes: int
-
-
-def _of_events(events: EventFile) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a record for each step."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for tag, step, value, wall_time in events.scalars:
-        by_step.setdefault(step, {STEP: step}).update({tag: value, TIME: wall_time})
-    cut, others = events.cut_off_bytes, events.others
-    left_out = [f"{cut} bytes of a record that is not whole, at the end of an event file"] * bool(cut)
-    return list(by_step.values()), left_out + [f"{others} values of TensorBoard that are no scalars"] * bool(others)
-
-
-def read_events(data: bytes, where: str) -> EventFile:
+def read_events(data: bytes, where: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the scalars of an event file: records as TFRecord frames them, each a message ``Event`` (event.proto).
 
     Scalars come as a plain number (``simple_value``) or, from newer writers, as a tensor with one element.
 
     Args:
         where: how to name the file in an error.
+
+    Returns:
+        a record for each step, and what was left out in words: values that are no scalars, and a last record that is
+        not whole, as a killed writer leaves it.
 
     Raises:
         UserError: it is no event file, a record is damaged, or tensorboardX is not installed.
@@ -363,7 +333,7 @@ def read_events(data: bytes, where: str) -> EventFile:
         from tensorboardX.proto.event_pb2 import Event  # which takes seconds, since it brings torch
     except ImportError:
         raise UserError(f"{where!r} is read with tensorboardX", where, "install it: pip install tensorboardX") from None
-    scalars: list[ScalarEvent] = []
+    by_step: dict[int, dict[str, Any]] = {}
     others = whole = 0
     for start, end in _records(data, where):
         try:
@@ -374,13 +344,15 @@ def read_events(data: bytes, where: str) -> EventFile:
         if whole == 0 and not event.file_version.startswith("brain.Event:"):
             raise _not_an_event_file(where)
         for item in event.summary.value:
-            value = _scalar(item)
-            if value is None:
+            if (value := _scalar(item)) is None:
                 others += 1
             else:
-                scalars.append(ScalarEvent(item.tag, event.step, value, event.wall_time))
+                record = by_step.setdefault(event.step, {STEP: event.step})
+                record |= {item.tag: value, TIME: event.wall_time}
         whole = end + _CRC.size
-    return EventFile(tuple(scalars), others, len(data) - whole)
+    cut = len(data) - whole
+    left_out = [f"{cut} bytes of a record that is not whole, at the end of an event file"] * bool(cut)
+    return list(by_step.values()), left_out + [f"{others} values of TensorBoard that are no scalars"] * bool(others)
 
 
 def _records(data: bytes, where: str) -> Iterator[tuple[int, int]]:

@@ -8,13 +8,12 @@ history in Weights & Biases); all three also as TensorBoard's event files, an ex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
-Reduction = Literal["mean", "sum", "max", "min"]
+from harness.core.types import Reduction
 
 # Columns that the importer puts beside those of the log
 DEVICES = "--devices"
@@ -22,38 +21,40 @@ STEPS = "steps since the row before"
 GROWTH = "growth of "  # + a name whose value counts up from the run's start
 REST = "rest of "  # + a name whose seconds hold those of others: what is left without them
 
-
-class Role(StrEnum):
-    """Where a value goes."""
-
-    STEP = "seconds of the step"
-    STAGE = "seconds of a stage"
-    METRIC = "metric of the step"
-    VALIDATION = "metric of the evaluation"
+STEP_SECONDS = "wall_s"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a table.
+    """One line of a table: a figure here, and the names in the log that it is made of.
 
-    Of the entries with the same role and name here, the first whose names are all in the record is used.
+    Of the entries for the same figure, the first whose names are all in the record is used.
 
     Attributes:
-        theirs: names in the log. In a single name ``*`` stands for one part of a path, and for the same in ``ours``;
-            ``**`` stands for one part or more.
-        ours: name here; the stage's for a stage, empty for the step's seconds.
-        lane: of a stage.
+        ours: ``wall_s`` for the step's seconds; the stage's name for one with a lane; else a metric's, which is an
+            evaluation's where it begins with ``validation/``.
+        theirs: in a single name ``*`` stands for one part of a path, and for the same in ``ours``; ``**`` stands for
+            one part or more.
         compute: from the columns of ``theirs`` in that order; None: the one column as it is.
         caution: what a reader must know of the value; said by the import.
     """
 
-    theirs: tuple[str, ...]
     ours: str
-    role: Role
-    lane: str = ""
-    reduction: Reduction = "mean"
+    theirs: tuple[str, ...]
     compute: Callable[..., Any] | None = None
+    reduction: Reduction = "mean"
+    lane: str = ""
     caution: str = ""
+
+    @property
+    def is_seconds(self) -> bool:
+        """Whether it is the step's seconds or a stage's."""
+        return bool(self.lane) or self.ours == STEP_SECONDS
+
+    @property
+    def is_validation(self) -> bool:
+        """Whether it is an evaluation's."""
+        return self.ours.startswith("validation/")
 
 
 @cache
@@ -78,8 +79,8 @@ class Crosswalk:
         trainer: its name on the command line.
         title: its name in sentences.
         step_names: the fields of a record that may hold its step; the first that is there counts.
-        clock_names: fields with the time of a record in seconds, used where no step's seconds are in the log.
         validation: how the names of an evaluation begin.
+        clock_names: fields with the time of a record in seconds, used where no step's seconds are in the log.
         bookkeeping: names that alone make no training step.
         run_totals: names of the whole run, which come once at its end.
         cumulative: names whose value counts up from the run's start.
@@ -106,6 +107,11 @@ class Crosswalk:
     no_timers: str = ""
     optimizer_steps: int = 0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names and patterns that the entries ask for."""
+        return tuple(name for entry in self.entries for name in entry.theirs)
+
     def plain_name(self, name: str) -> str:
         """Return a name as the trainer's own log has it, whatever logger wrote it."""
         for prefix, instead in self.prefixes:
@@ -119,7 +125,7 @@ class Crosswalk:
         for prefix, instead in (("", ""), *self.prefixes):
             before = pattern(prefix, tag=True).match(tag)
             own = instead + tag[before.end() :] if before else ""
-            for theirs in (*(name for entry in self.entries for name in entry.theirs), *self.within):
+            for theirs in (*self.names, *self.within):
                 distinct = theirs.rpartition("/")[2].strip("*")  # else rewards/* would fit rewards_NAME_std too
                 if distinct and (found := pattern(theirs, tag=True).fullmatch(own)):
                     name = theirs.replace("**", "*")
@@ -132,7 +138,7 @@ class Crosswalk:
         """Whether the trainer is known to write the name."""
         if name.startswith(self.validation) or name in self.bookkeeping | self.run_totals | self.within.keys():
             return True
-        return any(pattern(theirs).fullmatch(name) for entry in self.entries for theirs in entry.theirs)
+        return any(pattern(theirs).fullmatch(name) for theirs in self.names)
 
     def is_training(self, name: str) -> bool:
         """Whether the name belongs to a training step."""
@@ -143,90 +149,66 @@ class Crosswalk:
         return bool(self.timers) and name.startswith(self.timers)
 
 
-def _same(role: Role, names: Mapping[str, str], lane: str = "") -> list[Entry]:
-    return [Entry((theirs,), ours, role, lane) for theirs, ours in names.items()]
-
-
-def _stages(lane: str, names: Mapping[str, str]) -> list[Entry]:
-    return _same(Role.STAGE, names, lane)
-
-
-def _metrics(names: Mapping[str, str]) -> list[Entry]:
-    return _same(Role.METRIC, names)
-
-
-def _computed(ours: str, compute: Callable[..., Any], *theirs: str, reduction: Reduction = "mean") -> Entry:
-    return Entry(theirs, ours, Role.METRIC, reduction=reduction, compute=compute)
-
-
-def _crosswalk(trainer: str, title: str, *entries: Iterable[Entry], **how: Any) -> Crosswalk:
-    return Crosswalk(trainer, title, tuple(entry for some in entries for entry in some), **how)
+def _names(ours_by_theirs: Mapping[str, str], lane: str = "") -> list[Entry]:
+    return [Entry(ours, (theirs,), lane=lane) for theirs, ours in ours_by_theirs.items()]
 
 
 # ---- verl: one process runs the stages and times them
 
 _TOTAL, _STEP, _PER_DEVICE = "perf/total_num_tokens", "timing_s/step", "perf/throughput"
 _LENGTHS = ("prompt_length/mean", "response_length/mean")
+_STALENESS = "training/off_policy/trajectory_staleness_worst"
 
 
 def _generated(tokens: Any, prompt: Any, response: Any) -> Any:
     return tokens * response / (prompt + response)
 
 
-VERL = _crosswalk(
+_VERL_STAGES = {
+    "timing_s/gen": "generate",
+    "timing_s/reward": "score",
+    "timing_s/old_log_prob": "old_logprobs",
+    "timing_s/ref": "reference_logprobs",
+    "timing_s/adv": "prepare_batch",
+    "timing_s/update_actor": "update",
+    "timing_s/update_weights": "weight_transfer",
+    "timing_s/param_sync": "weight_transfer",
+    "timing_s/sync_rollout_weights": "weight_transfer",
+    "timing_s/save_checkpoint": "checkpoint",
+    "timing_s/testing": "evaluate",
+}
+_VERL_METRICS = {
+    "critic/score/mean": "reward/total",
+    "actor/lr": "learning_rate",
+    "response_length/mean": "response_length",
+    "response_length/clip_ratio": "truncated_fraction",
+    "actor/entropy": "token_entropy",
+    "actor/entropy_loss": "token_entropy",
+    "actor/grad_norm": "grad_norm",
+    "actor/pg_clipfrac": "clip_fraction",
+    "perf/mfu/actor": "perf/mfu",
+    "mfu/actor": "perf/mfu",
+    f"{_STALENESS}/mean": "off_policy/mean",
+}
+_AFTER_PENALTY = "reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards"
+VERL = Crosswalk(
     "verl",
     "verl",
-    _same(Role.STEP, {_STEP: "", "perf/time_per_step": ""}),
-    _stages(
-        "driver",
-        {
-            "timing_s/gen": "generate",
-            "timing_s/reward": "score",
-            "timing_s/old_log_prob": "old_logprobs",
-            "timing_s/ref": "reference_logprobs",
-            "timing_s/adv": "prepare_batch",
-            "timing_s/update_actor": "update",
-            "timing_s/update_weights": "weight_transfer",
-            "timing_s/param_sync": "weight_transfer",
-            "timing_s/sync_rollout_weights": "weight_transfer",
-            "timing_s/save_checkpoint": "checkpoint",
-            "timing_s/testing": "evaluate",
-        },
+    (
+        *_names({_STEP: STEP_SECONDS, "perf/time_per_step": STEP_SECONDS}),
+        *_names(_VERL_STAGES, "driver"),
+        Entry("response_tokens", (_TOTAL, *_LENGTHS), _generated, "sum"),
+        Entry("perf/throughput_total", (_TOTAL, *_LENGTHS, _STEP), lambda *x: _generated(*x[:3]) / x[3]),
+        Entry("perf/throughput_total", (_PER_DEVICE, DEVICES, *_LENGTHS), lambda *x: x[1] * _generated(x[0], *x[2:])),
+        Entry("perf/throughput_per_device", (_PER_DEVICE, *_LENGTHS), _generated),
+        Entry("perf/processed_tokens_per_s", (_TOTAL, _STEP), lambda tokens, seconds: tokens / seconds),
+        Entry("perf/processed_tokens_per_s", (_PER_DEVICE, DEVICES), lambda each, devices: each * devices),
+        *_names(_VERL_METRICS),
+        Entry("reward/total", ("critic/rewards/mean",), caution=_AFTER_PENALTY),
+        Entry("learning_rate", ("actor/lr(1e-4)",), lambda scaled: scaled / 1e4),
+        Entry("off_policy/max", (f"{_STALENESS}/max",), reduction="max"),
+        *_names({"val-core/**/mean@*": "validation/reward", "val/test_score/**": "validation/reward"}),
     ),
-    [
-        _computed("response_tokens", _generated, _TOTAL, *_LENGTHS, reduction="sum"),
-        _computed("perf/throughput_total", lambda *x: _generated(*x[:3]) / x[3], _TOTAL, *_LENGTHS, _STEP),
-        _computed("perf/throughput_total", lambda *x: x[1] * _generated(x[0], *x[2:]), _PER_DEVICE, DEVICES, *_LENGTHS),
-        _computed("perf/throughput_per_device", _generated, _PER_DEVICE, *_LENGTHS),
-        _computed("perf/processed_tokens_per_s", lambda tokens, seconds: tokens / seconds, _TOTAL, _STEP),
-        _computed("perf/processed_tokens_per_s", lambda each, devices: each * devices, _PER_DEVICE, DEVICES),
-    ],
-    _metrics(
-        {
-            "critic/score/mean": "reward/total",
-            "actor/lr": "learning_rate",
-            "response_length/mean": "response_length",
-            "response_length/clip_ratio": "truncated_fraction",
-            "actor/entropy": "token_entropy",
-            "actor/entropy_loss": "token_entropy",
-            "actor/grad_norm": "grad_norm",
-            "actor/pg_clipfrac": "clip_fraction",
-            "perf/mfu/actor": "perf/mfu",
-            "mfu/actor": "perf/mfu",
-            "training/off_policy/trajectory_staleness_worst/mean": "off_policy/mean",
-        }
-    ),
-    [
-        Entry(
-            ("critic/rewards/mean",),
-            "reward/total",
-            Role.METRIC,
-            caution="reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards",
-        ),
-        _computed("learning_rate", lambda scaled: scaled / 1e4, "actor/lr(1e-4)"),
-        Entry(("training/off_policy/trajectory_staleness_worst/max",), "off_policy/max", Role.METRIC, reduction="max"),
-    ],
-    _same(Role.VALIDATION, {"val-core/**/mean@*": "validation/reward", "val/test_score/**": "validation/reward"}),
     step_names=("step", "training/global_step", "_step"),
     validation=("val-core/", "val-aux/", "val/"),
     bookkeeping=frozenset({"training/global_step", "training/epoch"}),
@@ -237,17 +219,14 @@ VERL_ASYNCHRONOUS = replace(
     VERL,
     title="verl, asynchronous",
     entries=(
-        Entry(_WAIT, "wait_for_batch", Role.STAGE, "driver", compute=lambda generating, waiting: generating + waiting),
-        *_stages("driver", {"timing_s/gen": "wait_for_batch"}),
+        Entry("wait_for_batch", _WAIT, lambda generating, waiting: generating + waiting, lane="driver"),
+        *_names({"timing_s/gen": "wait_for_batch"}, "driver"),
         *(entry for entry in VERL.entries if entry.ours != "generate"),
     ),
 )
 ASYNCHRONOUS_SIGNS = (
-    "fully_async/",
-    "separate_async/",
+    *("fully_async/", "separate_async/", "timing_s/param_sync", "timing_s/sync_rollout_weights"),
     _WAIT[1],
-    "timing_s/param_sync",
-    "timing_s/sync_rollout_weights",
 )
 """How names begin that only verl's asynchronous trainers write."""
 
@@ -263,47 +242,41 @@ _PREPARING = {
     "profiling/_move_model_to_vllm": "weight_transfer",
     "profiling/_calculate_rewards": "score",
 }
-TRL = _crosswalk(
+_TRL_METRICS = {
+    "reward": "reward/total",
+    "rewards/*/mean": "reward/*",
+    "rewards/*": "reward/*",
+    "completions/mean_length": "response_length",
+    "completion_length": "response_length",
+    "completions/clipped_ratio": "truncated_fraction",
+    "entropy": "token_entropy",
+    "grad_norm": "grad_norm",
+    "loss": "loss",
+    "learning_rate": "learning_rate",
+    "frac_reward_zero_std": "zero_variance_fraction",
+    "clip_ratio/region_mean": "clip_fraction",
+    "clip_ratio": "clip_fraction",
+    "kl": "kl/reference_k3",
+}
+_TRL_EVALUATION = {
+    "eval_reward": "validation/reward",
+    "eval_*_reward": "validation/reward",
+    "eval_completions/mean_length": "validation/response_length",
+    "eval_completion_length": "validation/response_length",
+    "eval_completions/clipped_ratio": "validation/truncated_fraction",
+}
+_RATE = (f"{GROWTH}num_tokens", "step_time", STEPS)
+TRL = Crosswalk(
     "trl",
     "TRL",
-    _same(Role.STEP, {"step_time": ""}),
-    _stages("driver", {"eval_runtime": "evaluate"} | _PREPARING | {REST + _PREPARE: "prepare_batch"}),
-    [Entry((REST + "step_time", _PREPARE), "update", Role.STAGE, "driver", compute=lambda rest, _: rest)],
-    _stages("driver", {"profiling/compute_loss": "update"}),
-    _metrics(
-        {
-            "reward": "reward/total",
-            "rewards/*/mean": "reward/*",
-            "rewards/*": "reward/*",
-            "completions/mean_length": "response_length",
-            "completion_length": "response_length",
-            "completions/clipped_ratio": "truncated_fraction",
-            "entropy": "token_entropy",
-            "grad_norm": "grad_norm",
-            "loss": "loss",
-            "learning_rate": "learning_rate",
-            "frac_reward_zero_std": "zero_variance_fraction",
-            "clip_ratio/region_mean": "clip_fraction",
-            "clip_ratio": "clip_fraction",
-            "kl": "kl/reference_k3",
-        }
-    ),
-    [
-        _computed(
-            "perf/processed_tokens_per_s",
-            lambda tokens, seconds, steps: tokens / (seconds * steps),
-            *(GROWTH + "num_tokens", "step_time", STEPS),
-        )
-    ],
-    _same(
-        Role.VALIDATION,
-        {
-            "eval_reward": "validation/reward",
-            "eval_*_reward": "validation/reward",
-            "eval_completions/mean_length": "validation/response_length",
-            "eval_completion_length": "validation/response_length",
-            "eval_completions/clipped_ratio": "validation/truncated_fraction",
-        },
+    (
+        *_names({"step_time": STEP_SECONDS}),
+        *_names({"eval_runtime": "evaluate"} | _PREPARING | {REST + _PREPARE: "prepare_batch"}, "driver"),
+        Entry("update", (f"{REST}step_time", _PREPARE), lambda rest, _: rest, lane="driver"),
+        *_names({"profiling/compute_loss": "update"}, "driver"),
+        *_names(_TRL_METRICS),
+        Entry("perf/processed_tokens_per_s", _RATE, lambda tokens, seconds, steps: tokens / (seconds * steps)),
+        *_names(_TRL_EVALUATION),
     ),
     step_names=("step", "train/global_step", "global_step", "_step"),
     validation=("eval_",),
@@ -324,37 +297,31 @@ TRL = _crosswalk(
 _TRAINING = "time/training"
 _WAITS = ("time/trainer_waiting_for_data", "time/trainer_idle_waiting_for_inference")  # new and old name
 _IDLE = ("time/generation_waiting_for_trainer", "time/generation_idle_waiting_for_trainer")
-OPEN_INSTRUCT = _crosswalk(
+_OPEN_INSTRUCT_METRICS = {
+    "policy/entropy_avg": "token_entropy",
+    "optim/grad_norm": "grad_norm",
+    "lr": "learning_rate",
+    "policy/clipfrac_avg": "clip_fraction",
+    "val/ratio": "ratio/mean",
+    "objective/kl0_avg": "kl/reference_k1",
+    "objective/kl2_avg": "kl/reference_k3",
+    "learner_tokens_per_second_step": "perf/processed_tokens_per_s",
+}
+OPEN_INSTRUCT = Crosswalk(
     "open-instruct",
     "open-instruct",
-    _same(Role.STEP, {"time/total": ""}),
-    _stages("learner", {REST + _TRAINING: "update"} | dict.fromkeys(_WAITS, "wait_for_batch")),
-    _stages("generator", dict.fromkeys(_IDLE, "wait_for_room") | {"time/weight_sync": "weight_transfer"}),
-    _stages("learner", {"time/saving": "checkpoint"}),
-    _metrics({"scores": "reward/total", "val/sequence_lengths": "response_length"}),
-    [_computed("truncated_fraction", lambda stopped: 1.0 - stopped, "val/stop_rate")],
-    _metrics(
-        {
-            "policy/entropy_avg": "token_entropy",
-            "optim/grad_norm": "grad_norm",
-            "lr": "learning_rate",
-            "policy/clipfrac_avg": "clip_fraction",
-            "val/ratio": "ratio/mean",
-            "objective/kl0_avg": "kl/reference_k1",
-            "objective/kl2_avg": "kl/reference_k3",
-            "learner_tokens_per_second_step": "perf/processed_tokens_per_s",
-        }
+    (
+        *_names({"time/total": STEP_SECONDS}),
+        *_names({REST + _TRAINING: "update"} | dict.fromkeys(_WAITS, "wait_for_batch"), "learner"),
+        *_names(dict.fromkeys(_IDLE, "wait_for_room") | {"time/weight_sync": "weight_transfer"}, "generator"),
+        *_names({"time/saving": "checkpoint"}, "learner"),
+        *_names({"scores": "reward/total", "val/sequence_lengths": "response_length"}),
+        Entry("truncated_fraction", ("val/stop_rate",), lambda stopped: 1.0 - stopped),
+        *_names(_OPEN_INSTRUCT_METRICS),
+        Entry("perf/mfu", ("learner_mfu",), lambda percent: percent / 100),
+        *_names({"eval/scores": "validation/reward", "eval/sequence_lengths": "validation/response_length"}),
+        Entry("validation/truncated_fraction", ("eval/stop_rate",), lambda stopped: 1.0 - stopped),
     ),
-    [_computed("perf/mfu", lambda percent: percent / 100, "learner_mfu")],
-    _same(Role.VALIDATION, {"eval/scores": "validation/reward", "eval/sequence_lengths": "validation/response_length"}),
-    [
-        Entry(
-            ("eval/stop_rate",),
-            "validation/truncated_fraction",
-            Role.VALIDATION,
-            compute=lambda stopped: 1.0 - stopped,
-        )
-    ],
     step_names=("training_step", "_step", "step"),
     validation=("eval/",),
     bookkeeping=frozenset({"training_step", "global_step", "episode", "epoch"}),

@@ -12,9 +12,9 @@ from harness.compare.checkpoints import interval_advice
 from harness.compare.numbers import change, listed, number, percent
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
+from harness.report.canvas import save
 from harness.report.document import Table
-from harness.report.experiment_charts import Excerpt, shown_steps, timeline_figure
-from harness.report.style import save
+from harness.report.experiment_charts import EVALUATE, Excerpt, timeline_figure
 from harness.results import Manifest, RunFolder, StepRow, TailRow, experiment_name, in_pipeline_order
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.writer import timestamp, utc_now
@@ -180,9 +180,9 @@ def draw_picture(answer: Answer, path: Path) -> Path:
 
 def _excerpt(name: str, outcome: Outcome) -> Excerpt:
     rows, replayed = outcome.replayed.rows, outcome.replayed
-    first, last = (rows[place] for place in shown_steps([row.stages_s.get("evaluate", 0.0) for row in rows]))
-    ends = first.elapsed_s - first.wall_s, last.elapsed_s
-    return Excerpt(name, replayed.spans, replayed.changes, (first.step, last.step), *ends)
+    steps: dict[str, list[float]] = {of: [getattr(row, of) for row in rows] for of in ("step", "wall_s", "elapsed_s")}
+    steps[EVALUATE] = [row.stages_s.get(Stage.EVALUATE.value, 0.0) for row in rows]
+    return Excerpt(name, replayed.spans, replayed.changes, steps)
 
 
 BEFORE, AFTER = "as_it_was", "changed"

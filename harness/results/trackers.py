@@ -1,29 +1,36 @@
-"""The metric streams of a run: files in its folder, and services. What fails there is kept away from the run."""
+"""Metric streams for other programs: JSON lines, TensorBoard, Weights & Biases, MLflow.
+
+``open_streams`` opens those that a scenario asks for; ``Streams.on_row`` takes each row as the recorder writes it. What
+fails there is kept away from the run. The packages of the services are told to keep the names of people, hosts and
+programs to themselves as far as they can be told; ``docs/trackers.md`` says what is left.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
 import json
+import logging
 import math
+import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import UserError
 from harness.core.installation import how_to_install
 from harness.core.own_code import OwnKind, import_part, make_part
+from harness.results.anonymous import Scrubber
 from harness.results.jsonl import read_rows
 from harness.results.rows import EvaluationRow, StepRow
-from harness.results.trackers.services import MLFLOW, WANDB, MlFlow, WeightsAndBiases
 from harness.results.writer import STEPS, AppendOnly
 
-DEFAULT_TRACKERS = ("jsonl", "tensorboard")
-TRACKERS = (*DEFAULT_TRACKERS, WANDB, MLFLOW)
-METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+JSONL, TENSORBOARD, WANDB, MLFLOW = TRACKERS = ("jsonl", "tensorboard", "wandb", "mlflow")
+METRICS = "metrics.jsonl"
 _PACKAGES = {TENSORBOARD: ("tensorboardX",), WANDB: ("wandb",), MLFLOW: ("mlflow", "sqlalchemy", "alembic")}
 
 
@@ -67,11 +74,6 @@ class Streams:
     def __init__(self, streams: Mapping[str, MetricStream], note: Callable[[str], None]) -> None:
         self._streams, self._note = dict(streams), note
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The trackers that still take rows."""
-        return tuple(self._streams)
-
     def on_row(self, row: StepRow | EvaluationRow) -> None:
         """Pass a row on to every stream."""
         values = flat_metrics(row)
@@ -111,27 +113,23 @@ def flat_metrics(row: StepRow | EvaluationRow) -> dict[str, float]:
     return {name: float(value) for name, value in (flat | metrics).items()}
 
 
-class JsonLines:
+class JsonLines(AppendOnly):
     """``metrics.jsonl``: one flat object for each row, with ``step`` and ``kind`` first; NaN and infinities as null.
 
     What a null stood for is in the row of ``steps.jsonl``.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = AppendOnly(folder / METRICS, go_on=True)
+        super().__init__(folder / METRICS, go_on=True)
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Append one line."""
         row: dict[str, Any] = {"step": step, "kind": kind}
         row |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.write(json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
 
 
-class TensorBoard:
+class TensorBoard(AppendOnly):
     """An event file in ``tensorboard/``. Its name holds the time and no host; NaN and infinities are drawn as such.
 
     Events and checksums are tensorboardX's. Its ``SummaryWriter`` names the host in the file's name and writes from a
@@ -149,15 +147,15 @@ class TensorBoard:
         first = event_record(wall_time=start, file_version="brain.Event:2")
         (folder / TENSORBOARD).mkdir(exist_ok=True)
         path = folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness"
-        self._file = AppendOnly(path, go_on=True)  # a run that goes on has one more, unless it does so at once
+        super().__init__(path, go_on=True)  # a run that goes on has one more, unless it does so at once
         try:
-            self._file.write(first)
+            self.write(first)
         except OSError:
-            self._file.close()
+            self.close()
             raise
         if goes_on_from is not None:
             restart = {"status": 1}  # SessionLog.START: what purge_step of a SummaryWriter writes
-            self._file.write(event_record(wall_time=start, step=goes_on_from, session_log=restart))
+            self.write(event_record(wall_time=start, step=goes_on_from, session_log=restart))
             for row in read_rows(folder / STEPS, EvaluationRow):
                 if row.step >= goes_on_from:
                     self.log(row.step, row.kind, flat_metrics(row))
@@ -165,11 +163,7 @@ class TensorBoard:
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Append one event with all the values."""
         summary = {"value": [{"tag": tag, "simple_value": value} for tag, value in values.items()]}
-        self._file.write(event_record(wall_time=time.time(), step=step, summary=summary))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.write(event_record(wall_time=time.time(), step=step, summary=summary))
 
 
 def event_record(**fields: Any) -> bytes:
@@ -181,6 +175,96 @@ def event_record(**fields: Any) -> bytes:
     length: bytes = struct.pack("<Q", len(data))
     crc_of_length, crc = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
     return length + crc_of_length + data + crc
+
+
+PROJECT = "grpo-harness"
+# Read when the packages are imported. MLflow starts a thread that reports its use over the network otherwise.
+_QUIET = {
+    "WANDB_ERROR_REPORTING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+}
+_WANDB_SETTINGS: dict[str, Any] = {
+    "x_disable_meta": True,  # host, user, program, command line, Python's and the project's paths
+    "x_disable_machine_info": True,
+    "x_disable_stats": True,  # ours come from the probes
+    "x_disable_viewer": True,
+    "x_save_requirements": False,
+    "disable_git": True,
+    "disable_code": True,
+    "console": "off",
+    "silent": True,
+    "host": "",
+    "program": "harness",
+}
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases in the run folder's ``wandb/``; ``wandb sync`` uploads it later.
+
+    The mode is ``offline`` unless the environment has ``WANDB_MODE``. The step is a metric of its own (``step``), since
+    an evaluation may finish after later steps, and the package drops what comes with a lower step than its last one.
+
+    Args:
+        settings: what the user wants passed to ``wandb.init``, such as ``project``.
+    """
+
+    def __init__(self, folder: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+        wandb: Any = import_module(WANDB)
+        wanted = {"project": PROJECT, "name": run_name, "mode": os.environ.get("WANDB_MODE", "offline")}
+        quiet = wandb.Settings(**_WANDB_SETTINGS)
+        self._run = wandb.init(dir=str(folder), reinit="create_new", settings=quiet, **(wanted | dict(settings)))
+        self._folder = folder / WANDB
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Log the values with their step."""
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        """Finish the run, wait until its files are complete, and take names and paths out of the package's logs."""
+        self._run.finish()
+        scrubber = Scrubber.of_this_process()
+        for path in self._folder.rglob("*.log"):
+            if not path.is_symlink():
+                path.write_text(scrubber.text(path.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+
+
+class MlFlow:
+    """A run of MLflow, by default in ``mlflow.db`` (SQLite) in the run folder.
+
+    ``MLFLOW_TRACKING_URI`` in the environment, or ``tracking_uri`` in the settings, chooses another store. MLflow's
+    folder of plain files is not used: it is being phased out and refuses to open.
+
+    Args:
+        settings: ``tracking_uri`` and ``experiment``.
+    """
+
+    def __init__(self, folder: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+        entities: Any = import_module("mlflow.entities")
+        client_class: Any = import_module(MLFLOW).MlflowClient
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        store = settings.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
+        if not store:  # keeps it from writing down the current folder's path as one for artifacts, which there are none
+            os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", "mlflow-artifacts:/")
+        self._client = client_class(tracking_uri=store or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+        experiment = settings.get("experiment", PROJECT)
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment)
+        self._run_id = str(self._client.create_run(number, run_name=run_name).info.run_id)
+        self._metric = entities.Metric
+
+    def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Log the values in one call."""
+        now_ms = int(time.time() * 1000)
+        metrics = [self._metric(name, value, now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        """Say that the run is finished."""
+        self._client.set_terminated(self._run_id)
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -228,6 +312,8 @@ def open_streams(
         UserError: an unknown tracker, a missing package, or one that cannot be opened; none is left open.
     """
     check_trackers(names)
+    if {WANDB, MLFLOW} & set(names):
+        os.environ.update(_QUIET | os.environ)
     opened: dict[str, MetricStream] = {}
     for name in dict.fromkeys(names):
         try:
