@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.attribution import loop_window
+from harness.compare.times import loop_window
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import (
     ExampleRollout,

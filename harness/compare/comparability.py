@@ -16,7 +16,7 @@ from harness.compare.environment import (
     recorded_by_all,
 )
 from harness.compare.experiment import Member
-from harness.compare.numbers import listed, plural
+from harness.compare.numbers import listed, plural, some
 from harness.compare.stats import Effect, Verdict
 from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.results import Manifest
@@ -114,15 +114,11 @@ def unlike_settings(before: Sequence[Member], after: Sequence[Member], allowed: 
         return [f"the settings of {plural(unknown, 'run')} were not recorded"]
     tables = compared_settings(runs)
     keys = dict.fromkeys(key for table in tables for key in table)
-    unlike = []
-    for key in keys:
-        values = dict.fromkeys(str(table.get(key, _NOT_SAVED)) for table in tables)
-        if len(values) > 1 and not is_allowed(key, allowed):
-            unlike.append(f"{key} ({', '.join(values)})")
-    if not unlike:
-        return []
-    more = f" and {len(unlike) - MOST_NAMED} more" if len(unlike) > MOST_NAMED else ""
-    return [f"their settings differ: {', '.join(unlike[:MOST_NAMED])}{more}"]
+    values = {key: dict.fromkeys(str(table.get(key, _NOT_SAVED)) for table in tables) for key in keys}
+    unlike = [
+        f"{key} ({', '.join(own)})" for key, own in values.items() if len(own) > 1 and not is_allowed(key, allowed)
+    ]
+    return [f"their settings differ: {listed(some(unlike, MOST_NAMED))}"] if unlike else []
 
 
 def is_allowed(key: str, allowed: Sequence[str]) -> bool:
@@ -158,13 +154,12 @@ def duplicates(runs: Sequence[Member]) -> list[str]:
     places: dict[tuple[str, int | None, int], list[Member]] = {}
     for run in runs:
         places.setdefault((run.manifest.experiment, run.manifest.block, run.manifest.seed), []).append(run)
-    reasons = []
-    for (_, block, seed), claimed in places.items():
-        if len(claimed) > 1:
-            where = f"seed {seed}" if block is None else f"block {block}, seed {seed}"
-            folders = listed([repr(str(run.folder)) for run in claimed])
-            reasons.append(f"{folders} are the same run ({where})")
-    return reasons
+    return [
+        f"{listed([repr(str(run.folder)) for run in claimed])} are the same run "
+        f"({'' if block is None else f'block {block}, '}seed {seed})"
+        for (_, block, seed), claimed in places.items()
+        if len(claimed) > 1
+    ]
 
 
 def as_far_as_they_got(effect: Effect, before: Sequence[Member], after: Sequence[Member]) -> Effect:

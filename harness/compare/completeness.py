@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from harness.compare.experiment import Experiment
-from harness.compare.numbers import listed, plural
+from harness.compare.experiment import Experiment, experiment_folder
+from harness.compare.numbers import listed, plural, some
 from harness.core.errors import UserError
 from harness.results import DamagedRun, read_manifest
 from harness.results.experiment_plan import EXPERIMENT, read_plan
 
-MOST_NAMED = 5
 MISSING = "is missing"
 _EXPERIMENT_NAME = re.compile(r"(\d{8}-\d{6})(-\d+)?")
 _BLOCK, _SEED = re.compile(r",?block=(\d+)$"), re.compile(r",?seed=\d+$")
@@ -66,21 +65,21 @@ def gaps(experiment: Experiment, damaged: Sequence[DamagedRun]) -> Gaps:
     """
     broken = {item.folder: item for item in damaged if experiment_home(item.folder) == experiment.folder}
     plan = read_plan(experiment.folder)
+    due = {} if plan is None else {experiment.folder / run.folder: run for run in plan.due}
+    missing = [_damaged_gap(item, experiment.folder) for folder, item in broken.items() if folder not in due]
     if plan is None:
-        found = [_damaged_gap(item, experiment.folder) for item in broken.values()]
-        found += _unlike_the_others(experiment, found)
+        missing += _unlike_the_others(experiment, missing)
         seen = {arm.replace(", ", ",") for arm in experiment.arms}
     else:
-        due = {experiment.folder / run.folder: run for run in plan.due}
         readable = {member.folder for member in experiment.members}
-        found = [_damaged_gap(item, experiment.folder) for folder, item in broken.items() if folder not in due]
-        for folder, run in due.items():
-            if folder not in readable:
-                problem = broken[folder].error.what if folder in broken else MISSING
-                found.append(Gap(folder, run.variant, run.block, problem))
+        missing += [
+            Gap(folder, run.variant, run.block, broken[folder].error.what if folder in broken else MISSING)
+            for folder, run in due.items()
+            if folder not in readable
+        ]
         seen = {run.variant for folder, run in due.items() if folder in readable}
-    lost = [name for name in dict.fromkeys(gap.variant for gap in found) if name.replace(", ", ",") not in seen]
-    return Gaps(tuple(found), tuple(lost))
+    lost = [name for name in dict.fromkeys(gap.variant for gap in missing) if name.replace(", ", ",") not in seen]
+    return Gaps(tuple(missing), tuple(lost))
 
 
 def _damaged_gap(item: DamagedRun, home: Path) -> Gap:
@@ -97,13 +96,8 @@ def _unlike_the_others(experiment: Experiment, known: Sequence[Gap]) -> list[Gap
     if not in_blocks and max(map(len, experiment.arms.values())) < 2:
         return []
 
-    def key(block: int | None, seed: int) -> int:
-        return (block or 0) if in_blocks else seed
-
-    has = {
-        arm: {key(member.manifest.block, member.manifest.seed) for member in members}
-        for arm, members in experiment.arms.items()
-    }
+    manifests = {arm: [member.manifest for member in members] for arm, members in experiment.arms.items()}
+    has = {arm: {each.block or 0 if in_blocks else each.seed for each in own} for arm, own in manifests.items()}
     for gap in known:
         if gap.block is not None:
             has.setdefault(gap.variant, set()).add(gap.block)
@@ -118,25 +112,20 @@ def _unlike_the_others(experiment: Experiment, known: Sequence[Gap]) -> list[Gap
     ]
 
 
-def gap_sentence(found: Sequence[Gap]) -> str:
-    """Name the runs that are damaged or missing, ``MOST_NAMED`` at most, and why."""
-    named = [f"{gap.folder.name} ({gap.problem})" for gap in found[:MOST_NAMED]]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"{plural(len(found), 'run')} cannot be read: {', '.join(named)}{more}"
+def gap_sentence(missing: Sequence[Gap]) -> str:
+    """Name the runs that are damaged or missing, and why."""
+    named = some([f"{gap.folder.name} ({gap.problem})" for gap in missing])
+    return f"{plural(len(missing), 'run')} cannot be read: {listed(named)}"
 
 
 def experiment_home(folder: Path) -> Path:
     """Return the experiment's folder of a run that may be damaged: told by its name, a time."""
-    if (folder / EXPERIMENT).is_file() or _EXPERIMENT_NAME.fullmatch(folder.name):
-        return folder
-    parent = folder.parent
-    if (parent / EXPERIMENT).is_file() or _EXPERIMENT_NAME.fullmatch(parent.name):
-        return parent
+    for home in (folder, folder.parent):
+        if (home / EXPERIMENT).is_file() or _EXPERIMENT_NAME.fullmatch(home.name):
+            return home
     with suppress(UserError):
-        manifest = read_manifest(folder)
-        alone = manifest.arm is None and manifest.block is None and not manifest.point
-        return folder if alone else parent
-    return parent
+        return experiment_folder(folder, read_manifest(folder))
+    return folder.parent
 
 
 def newer_than(
@@ -151,7 +140,8 @@ def newer_than(
         damaged: runs that cannot.
         paths: below which they were looked for; an experiment that has lost all its runs is found there by its plan.
     """
-    newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > _place(judged)]
+    place = judged.started_at, str(judged.folder)
+    newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > place]
     homes = {experiment_home(item.folder): None for item in damaged}
     homes |= dict.fromkeys(home for path in paths for home in planned_homes(path))
     readable = {item.folder.resolve() for item in experiments} | {judged.folder.resolve()}
@@ -163,19 +153,13 @@ def newer_than(
     return newer
 
 
-def _place(experiment: Experiment) -> tuple[str, str]:
-    return experiment.started_at, str(experiment.folder)
-
-
 def planned_homes(path: Path) -> list[Path]:
     """Return the experiments' folders at or below a path that have a plan, without looking into their runs."""
-    found = []
+    homes = []
     for folder, subfolders, files in os.walk(path):
-        if EXPERIMENT in files:
-            found.append(Path(folder))
-            subfolders.clear()
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-    return found
+        homes += [Path(folder)] if EXPERIMENT in files else []
+        subfolders[:] = [] if EXPERIMENT in files else [name for name in subfolders if not name.startswith(".")]
+    return homes
 
 
 def _started(home: Path, folders: Sequence[Path]) -> str | None:
@@ -184,14 +168,6 @@ def _started(home: Path, folders: Sequence[Path]) -> str | None:
         with suppress(UserError):
             return read_manifest(folder).started_at
     name = _EXPERIMENT_NAME.fullmatch(home.name)
-    if name is None:
-        return None
     with suppress(ValueError):
-        return datetime.strptime(name[1], "%Y%m%d-%H%M%S").isoformat()
+        return datetime.strptime(name[1], "%Y%m%d-%H%M%S").isoformat() if name else None
     return None
-
-
-def newer_sentence(newer: Sequence[Path]) -> str:
-    """Say which experiments cannot be read, as a gate tells it."""
-    names = listed([repr(str(folder)) for folder in newer[:MOST_NAMED]])
-    return f"{names} began later and cannot be read: an older experiment does not stand for it"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import exp, expm1, log
 
 from harness.compare.experiment import Member
-from harness.compare.numbers import change, number, reward
+from harness.compare.numbers import change, plural
 from harness.compare.stats import STEP, STEP_THRESHOLD, Effect, Verdict
 from harness.compare.syncs import sync_seconds
 
@@ -32,7 +32,6 @@ class Endpoint:
     Attributes:
         name: as a scenario's ``endpoint`` has it.
         words: what is measured, for sentences.
-        unit: of ``shown``.
         limit: what counts in practice: a relative change, or a difference of rewards.
         value: of one run, above 0 and larger where the run is worse; None where it was not measured.
         is_difference: whether arms are compared by the difference of what is read, not by a ratio.
@@ -40,7 +39,6 @@ class Endpoint:
 
     name: str
     words: str
-    unit: str
     limit: float
     value: Callable[[Member], float | None]
     is_difference: bool = False
@@ -58,10 +56,6 @@ class Endpoint:
     def change(self, ratio: float) -> str:
         """Write a ratio of values as a person reads it: ``+5.0%``, or ``-0.031`` for rewards."""
         return f"{-log(ratio):+.3f}" if self.is_difference else change(ratio)
-
-    def shown(self, value: float) -> str:
-        """Write a run's value as a person reads it: ``0.310 s``, or the reward."""
-        return reward(-log(value)) if self.is_difference else f"{number(value)} {self.unit}"
 
     def ends(self, effect: Effect) -> str | None:
         """Write the ends of an effect's interval, in rising order; None where it has none."""
@@ -81,11 +75,11 @@ def _reward_at_rollouts(member: Member) -> float | None:
 
 
 SECONDS_PER_STEP = Endpoint(
-    "seconds_per_step", "seconds per step", "s", STEP_THRESHOLD, lambda member: member.figures.get("step_s")
+    "seconds_per_step", "seconds per step", STEP_THRESHOLD, lambda member: member.figures.get("step_s")
 )
-WEIGHT_SYNC_SECONDS = Endpoint("weight_sync_seconds", "seconds of a weight sync", "s", SYNC_THRESHOLD, sync_seconds)
+WEIGHT_SYNC_SECONDS = Endpoint("weight_sync_seconds", "seconds of a weight sync", SYNC_THRESHOLD, sync_seconds)
 REWARD_AT_ROLLOUTS = Endpoint(
-    "reward_at_rollouts", "validation reward at equal rollouts", "", REWARD_THRESHOLD, _reward_at_rollouts, True
+    "reward_at_rollouts", "validation reward at equal rollouts", REWARD_THRESHOLD, _reward_at_rollouts, True
 )
 ENDPOINTS = {endpoint.name: endpoint for endpoint in (SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS, REWARD_AT_ROLLOUTS)}
 
@@ -107,7 +101,7 @@ def effect_in_words(effect: Effect, base: str, other: str) -> str:
     if endpoint.is_difference:
         return _difference_in_words(effect, base, other)
     what = "per step" if effect.name in (STEP, SECONDS_PER_STEP.name) else f"in {endpoint.words}"
-    blocks = f"{effect.blocks} blocks" if effect.blocks > 1 else "1 block"
+    blocks = plural(effect.blocks, "block")
     if effect.ratio is None:
         return f"{other} and {base} cannot be compared {what}"
     low, high = effect.low, effect.high

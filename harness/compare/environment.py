@@ -154,10 +154,10 @@ def origin(experiment: Experiment) -> str:
     if experiment.members[0].figures["is_imported"]:
         return str(manifest.machine.get("missing", {}).get("cpu") or "imported from another trainer's log")
     parts = [f"SIMULATED by the machine profile {experiment.simulated}"] if experiment.simulated else []
-    parts += machine_facts(manifest, with_limits=False)
-    parts += [] if manifest.machine.get("gpus") else ["no GPU seen"]
+    facts = machine_facts(manifest, with_limits=False)
     if manifest.threads and len({member.manifest.threads for member in experiment.members}) == 1:
-        parts.append(plural(manifest.threads, "thread"))
+        facts.insert(2 if manifest.machine.get("cores") else 1, plural(manifest.threads, "thread"))
+    parts += [*facts, *([] if manifest.machine.get("gpus") else ["no GPU seen"])]
     parts += [f"{name} {manifest.versions[name]}" for name in ("torch", "python") if manifest.versions.get(name)]
     if manifest.commit:
         parts.append(f"commit {manifest.commit[:7]}" + (" with uncommitted changes" if manifest.dirty else ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -182,8 +183,8 @@ class Experiment:
 
     def mean(self, arm: str, figure: str) -> float | None:
         """Return a figure's mean over the runs of an arm that have it; None where none has."""
-        values = self.values(arm, figure)
-        return math.fsum(values) / len(values) if values else None
+        interval = self.range(arm, figure)
+        return None if interval is None else interval.value
 
     def range(self, arm: str, figure: str) -> Interval | None:
         """Return a figure's mean, lowest and highest value over the runs of an arm; None where no run has it."""
@@ -201,11 +202,10 @@ class Experiment:
         return any(each.figures.get(figure) is not None for each in self.members)
 
 
-def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tuple[list[Experiment], list[DamagedRun]]:
+def gather(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], list[DamagedRun]]:
     """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
 
     Args:
-        brief: read what an overview needs only: neither metrics of training steps nor spans.
         processes: how many may read side by side, where there are enough runs for it to pay. The caller's main module
             must be safe to import, as of any program that starts processes.
 
@@ -213,7 +213,7 @@ def gather(paths: Iterable[Path], brief: bool = False, processes: int = 1) -> tu
         UserError: a path does not exist or holds no run, or every run is damaged.
     """
     folders = _run_folders(paths)
-    return _experiments(folders, read_members(folders, [not brief] * len(folders), processes=processes))
+    return _experiments(folders, read_members(folders, [True] * len(folders), processes=processes))
 
 
 def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], Experiment, list[DamagedRun]]:
@@ -229,12 +229,9 @@ def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Exper
     """
     folders = _run_folders(paths)
     newest, own = _newest_experiment(folders)
-    every = math.ceil(len(own) / MOST_WITH_SPANS) or 1
-    in_full, with_spans = {*own}, {*own[::every]}
-    read = read_members(
-        folders, [folder in in_full for folder in folders], [folder in with_spans for folder in folders], processes
-    )
-    experiments, damaged = _experiments(folders, read)
+    spans_of = {*own[:: math.ceil(len(own) / MOST_WITH_SPANS) or 1]}
+    in_full, with_spans = ([folder in chosen for folder in folders] for chosen in ({*own}, spans_of))
+    experiments, damaged = _experiments(folders, read_members(folders, in_full, with_spans, processes))
     for experiment in reversed(experiments):
         if experiment.folder == newest:
             return experiments, experiment, damaged
@@ -291,7 +288,7 @@ def _newest_experiment(folders: Iterable[Path]) -> tuple[Path | None, list[Path]
     for folder in folders:
         with suppress(UserError):  # reading the run in full will say so
             manifest = read_manifest(folder)
-            starts.setdefault(_experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
+            starts.setdefault(experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
     if not starts:
         return None, []
     newest = max(starts, key=lambda home: (min(starts[home])[0], str(home)))
@@ -307,7 +304,7 @@ def _experiments(
         if isinstance(item, DamagedRun):
             damaged.append(item)
         else:
-            runs.setdefault(_experiment_folder(folder, item.manifest), []).append(item)
+            runs.setdefault(experiment_folder(folder, item.manifest), []).append(item)
     if not runs:
         first = damaged[0]
         what = f"none of the {len(damaged)} runs can be read; the first, {str(first.folder)!r}: {first.error.what}"
@@ -316,7 +313,8 @@ def _experiments(
     return sorted(experiments, key=lambda item: (item.started_at, str(item.folder))), damaged
 
 
-def _experiment_folder(folder: Path, manifest: Manifest) -> Path:
+def experiment_folder(folder: Path, manifest: Manifest) -> Path:
+    """Return the folder of the experiment that a run is of: its own where it is alone."""
     is_one_of_several = manifest.arm is not None or manifest.block is not None or bool(manifest.point)
     return folder.parent if is_one_of_several else folder
 
@@ -342,17 +340,15 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         label + (SIMULATED if manifest.simulated else "")
         for label, manifest in zip(arm_labels(points, manifests[0].scenario), manifests, strict=True)
     ]
-    positions, starts = dict[str, float](), dict[str, str]()
+    firsts: dict[str, tuple[Any, ...]] = {}
     for label, manifest in zip(labels, manifests, strict=True):
         position = math.inf if manifest.position is None else manifest.position
-        positions[label] = min(positions.get(label, position), position)
-        starts[label] = min(starts.get(label, manifest.started_at), manifest.started_at)
-    names = {label: natural_order(label) for label in positions}
+        known = firsts.get(label, (position, manifest.started_at))
+        firsts[label] = min(known[0], position), min(known[1], manifest.started_at), natural_order(label)
 
     def place(index: int) -> tuple[Any, ...]:
-        label, manifest = labels[index], manifests[index]
-        block = -1 if manifest.block is None else manifest.block
-        return positions[label], starts[label], names[label], manifest.seed, block
+        manifest = manifests[index]
+        return *firsts[labels[index]], manifest.seed, -1 if manifest.block is None else manifest.block
 
     return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
 
@@ -363,15 +359,14 @@ def arm_labels(points: Sequence[tuple[str | None, Mapping[str, Any]]], otherwise
     Args:
         otherwise: the name where there is neither an arm nor a swept key.
     """
-    keys = {key for _, point in points for key in point if key != "seed"}
-    last_parts = [key.rpartition(".")[2] for key in keys]
-    short = {key: last if last_parts.count(last) == 1 else key for key in keys for last in [key.rpartition(".")[2]]}
-    labels = []
-    for arm, point in points:
-        parts = [arm] if arm else []
-        parts += [f"{short[key]}={value}" for key, value in point.items() if key != "seed"]
-        labels.append(", ".join(parts) or otherwise)
-    return labels
+    last_parts = {key: key.rpartition(".")[2] for _, point in points for key in point if key != "seed"}
+    often = Counter(last_parts.values())
+    short = {key: last if often[last] == 1 else key for key, last in last_parts.items()}
+    parts = [
+        [*([arm] if arm else []), *(f"{short[key]}={value}" for key, value in point.items() if key in short)]
+        for arm, point in points
+    ]
+    return [", ".join(each) or otherwise for each in parts]
 
 
 def is_called(name: str, asked: str) -> bool:

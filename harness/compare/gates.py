@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.compare.completeness import Gaps, gap_sentence, newer_sentence
+from harness.compare.completeness import Gaps, gap_sentence
 from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import Experiment, is_called
 from harness.compare.judging import Judgement, direction, judge_against, judgements
-from harness.compare.numbers import listed
+from harness.compare.numbers import listed, some
 from harness.compare.occasions import Baseline
 from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, Verdict, side_of_limit
 from harness.core.errors import UserError
@@ -56,19 +56,18 @@ class Judge:
             title = f"{experiment.scenario}/{experiment.name}"
             same = f"the newest experiment, {title}, is an occasion of the baseline itself: nothing new has run"
             return Refusal(NOT_COMPARABLE, f"there is nothing to compare: {same}")
-        if self._against is None and self._arm is not None and not self._has_arm(experiment):
+        if self._against is None and self._arm is not None and self._arm_of(experiment) is None:
             lacks = f"no run of the arm {self._arm!r}, the baseline, can be read in the newest experiment"
             return Refusal(NOT_COMPARABLE, f"not comparable: {lacks}")
         return None
 
-    def _has_arm(self, experiment: Experiment) -> bool:
-        return any(self._arm is not None and is_called(arm, self._arm) for arm in experiment.arms)
+    def _arm_of(self, experiment: Experiment) -> str | None:
+        return next((arm for arm in experiment.arms if self._arm is not None and is_called(arm, self._arm)), None)
 
     def _judge(self, experiment: Experiment) -> list[Judgement]:
         if self._against is not None and not self._against.has(experiment):
             return judge_against(self._against, experiment, self._threshold, self._allowed)
-        arm = self._arm if self._has_arm(experiment) else None
-        return judgements(experiment, arm, self._threshold, self._allowed)
+        return judgements(experiment, self._arm_of(experiment), self._threshold, self._allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,9 @@ def refusals_of(newer: Sequence[Path], found: Gaps) -> list[Refusal]:
     """
     refusals = []
     if newer:
-        refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: {newer_sentence(newer)}"))
+        names = listed(some([repr(str(folder)) for folder in newer]))
+        why = f"{names} began later and cannot be read: an older experiment does not stand for it"
+        refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: {why}"))
     if found.lost:
         arms = listed(list(found.lost))
         refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: no run of {arms} can be read"))

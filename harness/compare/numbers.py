@@ -54,7 +54,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def some(parts: Sequence[str], most: int = 6) -> list[str]:
-    """Return the first few parts of a sentence, and how many more there are."""
+    """Return the first few parts of a sentence, and how many more there are; one more is worth its place."""
     return [*parts] if len(parts) <= most + 1 else [*parts[:most], f"{len(parts) - most} more"]
 
 

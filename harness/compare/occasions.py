@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.compare.completeness import gap_sentence, gaps, planned_homes
 from harness.compare.experiment import Experiment, Member, arm_named, gather, is_called
-from harness.compare.numbers import plural
+from harness.compare.numbers import plural, some
 from harness.core.errors import UserError
 
 CLOSE_S = 3600
@@ -95,7 +95,7 @@ def _occasion(folder: Path) -> Experiment:
     missing = gaps(experiment, damaged).runs
     unfinished = [member.folder.name for member in experiment.members if not member.is_completed]
     if missing or damaged or unfinished:
-        why = f"{plural(len(unfinished), 'run')} did not finish ({', '.join(unfinished[:5])})"
+        why = f"{plural(len(unfinished), 'run')} did not finish ({', '.join(some(unfinished))})"
         why = gap_sentence(missing) if missing else damaged[0].error.what if damaged else why
         what = f"{str(folder)!r} is not whole, so it is no occasion of a baseline: {why}"
         raise UserError(what, "--against", "measure it again, or leave it out")

@@ -5,7 +5,6 @@ A figure that a run does not have is None. Names of metrics stand behind ``mean/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -201,10 +200,10 @@ def _rewards(table: RunTable, has_diverged: bool) -> dict[str, Any]:
 
 def _learning(table: RunTable) -> dict[str, Any]:
     figures: dict[str, Any] = {
-        f"kl/{name}": table.metrics[f"kl/{name}"].last
+        name: table.metrics[name].last
         for policy in ("reference", "previous")
-        for name in (f"{policy}_k3", f"{policy}_k1", f"{policy}_k1_sum")
-        if f"kl/{name}" in table.metrics
+        for estimator in KL_ESTIMATORS
+        if (name := f"kl/{policy}_{estimator}") in table.metrics
     }
     steps, norms = table.series("grad_norm")
     if len(norms):
@@ -253,14 +252,8 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _kl_figures() -> Sequence[Figure]:
-    estimators = (("k3", "k3 per token"), ("k1", "k1 per token"), ("k1_sum", "k1 per response"))
-    return [
-        # k1 per token is noisier than k3 and says the same
-        Figure(f"kl/{policy}_{name}", f"KL to the {policy} policy, {words}, last step", number, name != "k1")
-        for policy in ("reference", "previous")
-        for name, words in estimators
-    ]
+KL_ESTIMATORS = {"k3": "k3 per token", "k1": "k1 per token", "k1_sum": "k1 per response"}
+"""Of these, k1 per token is noisier than k3 and says the same."""
 
 
 OUTCOME = (
@@ -279,7 +272,11 @@ OUTCOME = (
     Figure("grad_norm_p95", "gradient norm, 95th percentile", number),
     Figure("scaled_down", "steps with a gradient scaled down", percent),
     Figure("diverged_step", "diverged at step", count),
-    *_kl_figures(),
+    *(
+        Figure(f"kl/{policy}_{name}", f"KL to the {policy} policy, {words}, last step", number, name != "k1")
+        for policy in ("reference", "previous")
+        for name, words in KL_ESTIMATORS.items()
+    ),
     *(Figure(f"idle_{kind}", f"idle, {kind.capitalize()}", percent) for kind in ("generator", "scorer", "learner")),
     Figure("engine_mismatch_max", "engine mismatch, largest log-prob gap", number),
     Figure("failed_groups", "groups without a reward", count),

@@ -92,25 +92,25 @@ def signal(table: RunTable) -> Signal | None:
     own_loss, decays = bool(table.run.setting("loss.function")), bool(table.run.setting("optimizer.weight_decay"))
     delta, loss = table.run.setting("advantage.delta"), table.run.setting("loss.type")
     subtracts = loss != "no_baseline" and delta not in (*SIGNAL_WITHOUT_SPREAD, "own")
-    causes, moved, has_averages = Counter[Cause](), 0, False
-    for place in range(len(table)):
-        norm = norms[place]
-        has_gradient = bool(norm) and not np.isnan(norm)
-        none: Cause | None = "gradient" if norm == 0.0 else None
-        cause: Cause | None = none
-        if failed[place] > 0 and not table.steps["optimizer_steps"][place]:
-            cause = "failed"
-        elif np.isnan(weighed[place]):  # of an older run, or another trainer's
-            cause = "equal" if equal[place] == 1.0 and subtracts else none
-        elif not weighed[place] > 0 and not (none is None and own_loss):
-            cause = "equal" if equal[place] == 1.0 else "cut" if cut[place] == 1.0 else "weight"
-        if cause is not None:
-            causes[cause] += 1
-            moved += cause != "failed" and (has_gradient or has_averages or decays)
-        has_averages = has_averages or has_gradient
+    unweighed = (weighed <= 0) & ~(own_loss & (norms != 0))
+    unknown = np.isnan(weighed)  # in an older run, or another trainer's
+    causes = np.select(
+        [
+            (failed > 0) & (table.steps["optimizer_steps"] == 0),
+            (unknown & subtracts | unweighed) & (equal == 1),
+            unweighed & (cut == 1),
+            unweighed,
+            norms == 0,
+        ],
+        ["failed", "equal", "cut", "weight", "gradient"],
+        "",
+    )
+    has_averages = np.logical_or.accumulate((norms != 0) & ~np.isnan(norms))
+    moved = (causes != "") & (causes != "failed") & (has_averages | decays)
+    known: list[Cause] = causes[causes != ""].tolist()
     shares = None if own_loss or WEIGHED not in table.metrics else table.metrics[WEIGHED].combined
-    missing = causes.total() / len(table)
-    return Signal(missing, tuple(cause for cause, _ in causes.most_common()), moved, shares)
+    most_common = tuple(cause for cause, _ in Counter(known).most_common())
+    return Signal(len(known) / len(table), most_common, int(moved.sum()), shares)
 
 
 def _values(table: RunTable, name: str) -> Numbers:

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from harness.compare.experiment import Experiment, Member
-from harness.compare.numbers import listed, number, percent
+from harness.compare.numbers import listed, number, percent, some
 from harness.core.trace import Stage
 
 MARK = "*"
@@ -21,8 +21,6 @@ SLOWEST, CARRIED = 0.10, 0.25
 """The slowest tenth of the steps takes about a tenth of the time where all are alike; a quarter is worth a word."""
 SLOW = 1.5
 """A step is called slow from so many times the median on."""
-MOST_NAMED = 6
-"""Slow steps that are named by their numbers."""
 FEWEST_STEPS = 4
 """Of fewer steps neither a median nor a slowest tenth says anything."""
 
@@ -71,12 +69,8 @@ class UnevenSteps:
 
 def uneven_steps(member: Member) -> UnevenSteps | None:
     """Return how uneven the measured steps of a run are; None where they are alike, or few."""
-    measured, mean_s, middle = (
-        member.table.is_measured,
-        member.figures.get("step_s"),
-        member.figures.get("median_step_s"),
-    )
-    walls = member.table.wall_s[measured]
+    measured, run = member.table.is_measured, member.figures
+    walls, mean_s, middle = member.table.wall_s[measured], run.get("step_s"), run.get("median_step_s")
     if len(walls) < FEWEST_STEPS or not mean_s or middle is None:
         return None
     tenth = ceil(SLOWEST * len(walls))
@@ -108,18 +102,13 @@ def uneven_sentence(experiment: Experiment, arm: str) -> str:
     name = arm if runs == 1 else f"{arm} (seed {member.manifest.seed}{block})"
     against = f"the median of single steps, {number(worst.median_s)} s"
     if worst.slow:
-        took = f"{_numbered(worst.slow)} took {number(worst.slow_s)} s{' on average' if len(worst.slow) > 1 else ''}"
+        several = len(worst.slow) > 1
+        took = f"step{'s' * several} {listed(some([str(step) for step in worst.slow]))} took {number(worst.slow_s)} s"
+        took += " on average" * several
         text = f"{name}: {took}, against {against}: {percent(worst.slow_share)} of the measured time"
     else:
         text = f"{name}: a step takes {number(worst.mean_s)} s on average, {against}"
     return text + (f"; {len(uneven)} of {runs} runs are as uneven" if runs > 1 else "") + "."
-
-
-def _numbered(steps: Sequence[int]) -> str:
-    named = [str(step) for step in steps[:MOST_NAMED]]
-    more = len(steps) - len(named)
-    which = f"{', '.join(named)} and {more} more" if more else listed(named)
-    return f"{'step' if len(steps) == 1 else 'steps'} {which}"
 
 
 def mark(experiment: Experiment, arm: str) -> str:

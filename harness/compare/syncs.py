@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from harness.compare.experiment import Member
 
 PARTS = ("publish", "transfer", "load", "verify")
-MOVING = ("publish", "transfer", "load")
 NO_TRANSPORT = "in_process"
 
 
@@ -39,11 +38,6 @@ class Syncs:
     seconds: dict[str, Numbers]
     whole_s: Numbers
     polling_pause_us: int | None
-
-    @property
-    def leaves_the_process(self) -> bool:
-        """Whether the weights went from one process to another."""
-        return self.transport != NO_TRANSPORT
 
 
 def syncs_of(table: RunTable) -> Syncs | None:
@@ -70,6 +64,12 @@ def syncs_of(table: RunTable) -> Syncs | None:
         whole_s=whole_s[~np.isnan(whole_s)],
         polling_pause_us=pause_us if isinstance(pause_us, int) else None,
     )
+
+
+def arm_syncs(members: Sequence[Member]) -> list[Syncs]:
+    """Return the syncs of an arm's runs, where weights left the process."""
+    every = (syncs_of(member.table) for member in members)
+    return [each for each in every if each is not None and each.transport != NO_TRANSPORT]
 
 
 def pooled(syncs: Sequence[Syncs], part: str | None = None) -> Numbers:

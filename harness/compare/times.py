@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from harness.compare.attribution import BlockedTime, blocked_time, loop_window
+from harness.core.intervals import total
 from harness.core.trace import Span, Stage
 from harness.results.frames import Numbers, RunTable
 from harness.results.occupancy import STAGES, LaneAccount, Occupancy, part_spans
-from harness.results.rows import part_of
+from harness.results.rows import lane_kind, part_of
 
 UNATTRIBUTED = "unattributed"
+
+
+def loop_window(spans: Sequence[Span], loop_s: float | None) -> tuple[int, int]:
+    """Return (start, end) of the loop in nanoseconds.
+
+    It starts where the last ``startup`` span ends (without one, where the first span starts) and lasts ``loop_s``
+    seconds; with None, as in a run that was cut short, until the last span ends.
+    """
+    startups = [span.end_ns for span in spans if span.stage is Stage.STARTUP]
+    start_ns = max(startups) if startups else min(span.start_ns for span in spans)
+    if loop_s is not None:
+        return start_ns, start_ns + round(loop_s * 1e9)
+    return start_ns, max(start_ns, max(span.end_ns for span in spans))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedTime:
+    """How the lag bound held the Generators back.
+
+    Attributes:
+        batches: rollout batches before which at least one Generator waited for newer weights because of the bound.
+        bound_batches: batches that the bound applied to.
+        seconds: of these waits, as a mean over the Generators.
+    """
+
+    batches: int
+    bound_batches: int
+    seconds: float
+
+
+def blocked_time(spans: Sequence[Span], max_lag: int, steps: int) -> BlockedTime:
+    """Return how often and how long ``max_lag`` held the Generators back.
+
+    Batch b needs policy version b - max_lag at least, so the first ``max_lag + 1`` batches wait for no training step.
+    Waits after the last batch (``step`` is the number of steps then) are not the bound's.
+    """
+    generators = {lane for lane in {span.lane for span in spans} if lane_kind(lane) == "generator"}
+    waits = [
+        span for span in spans if span.stage is Stage.WAIT_FOR_WEIGHTS and span.lane in generators
+        and max_lag < span.step < steps and span.end_ns > span.start_ns
+    ]  # fmt: skip
+    by_lane = [total((span.start_ns, span.end_ns) for span in waits if span.lane == lane) for lane in generators]
+    seconds = sum(by_lane) / max(1, len(generators)) / 1e9
+    return BlockedTime(len({span.step for span in waits}), max(0, steps - max_lag - 1), seconds)
 
 
 @dataclass(frozen=True)
@@ -47,6 +92,8 @@ def span_times(table: RunTable) -> SpanTimes | None:
     spans = table.run.spans()
     if not spans:
         return None
+    max_lag = table.run.setting("max_lag")
+    is_held_back = isinstance(max_lag, int) and max_lag > 0 and table.run.setting("lag_control") != "drop"
     has_ranks = any(span.lane != part_of(span.lane) for span in spans)
     tail = table.run.tail
     loop = loop_window(spans, tail.elapsed_s if tail else None)
@@ -68,7 +115,7 @@ def span_times(table: RunTable) -> SpanTimes | None:
         worked_s=overlap.worked_s,
         busy_s=overlap.busy_s,
         together_s=overlap.together_s,
-        blocked=_blocked(table, spans),
+        blocked=blocked_time(spans, max_lag, len(table)) if is_held_back else None,
     )
 
 
@@ -82,10 +129,3 @@ def step_windows(table: RunTable, loop_start_ns: int) -> list[tuple[int, int]]:
         (loop_start_ns + round(start * 1e9), loop_start_ns + round(end * 1e9))
         for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True)
     ]
-
-
-def _blocked(table: RunTable, spans: list[Span]) -> BlockedTime | None:
-    max_lag = table.run.setting("max_lag")
-    if not isinstance(max_lag, int) or max_lag < 1 or table.run.setting("lag_control") == "drop":
-        return None
-    return blocked_time(spans, max_lag, len(table))

@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from harness.compare.attribution import loop_window
 from harness.compare.endpoint import endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import listed, number, percent, plural
-from harness.compare.remarks.lag_and_syncs import arm_syncs
 from harness.compare.remarks.time import stage_seconds
 from harness.compare.run_frame import TIMING
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
-from harness.compare.syncs import PARTS, pooled
-from harness.compare.times import UNATTRIBUTED
+from harness.compare.syncs import PARTS, arm_syncs, pooled
+from harness.compare.times import UNATTRIBUTED, loop_window
 from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
@@ -304,7 +302,7 @@ def sync_chart(experiment: Experiment) -> Chart | None:
     """Publish, transfer, load and verify of each arm; None where no weights left the process."""
     bars, sizes = list[Bar](), dict[str, list[str]]()
     for arm in experiment.arms:
-        syncs = arm_syncs(experiment, arm)
+        syncs = arm_syncs(experiment.arms[arm])
         whole = 1e3 * pooled(syncs)
         if len(whole):
             parts = {part: seconds for part in PARTS if len(seconds := pooled(syncs, part))}

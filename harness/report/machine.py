@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.attribution import loop_window
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
@@ -19,6 +18,7 @@ from harness.compare.resources import (
     process_figures,
     sampling_cpu_s,
 )
+from harness.compare.times import loop_window
 from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
 from harness.core.trace import Span

@@ -14,13 +14,12 @@ from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
-from harness.compare.remarks.lag_and_syncs import arm_syncs
 from harness.compare.remarks.time import measured_ranks
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
-from harness.compare.syncs import PARTS, Syncs, pooled
+from harness.compare.syncs import PARTS, Syncs, arm_syncs, pooled
 from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Stage
 from harness.report.document import Table
@@ -426,7 +425,7 @@ def _statuses(every: Sequence[str]) -> str:
 
 def sync_table(experiment: Experiment) -> Table | None:
     """Return what a weight sync moved and took, one column for each arm; None where none left the process."""
-    syncs = {arm: own for arm in experiment.arms if (own := arm_syncs(experiment, arm))}
+    syncs = {arm: own for arm in experiment.arms if (own := arm_syncs(experiment.arms[arm]))}
     if not syncs:
         return None
     named: dict[str, Callable[[list[Syncs]], str]] = {

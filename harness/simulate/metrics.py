@@ -15,9 +15,8 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.attribution import loop_window
 from harness.compare.run_frame import tokens_per_second
-from harness.compare.times import step_windows
+from harness.compare.times import loop_window, step_windows
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count

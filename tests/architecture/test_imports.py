@@ -69,6 +69,22 @@ def test_light_modules_load_neither_heavy_libraries_nor_those_for_pictures() -> 
     assert loaded_by(f"import {', '.join(LIGHT)}") & (HEAVY | PICTURES) == set()
 
 
+COMPARE = """
+import contextlib, io
+from harness import cli
+with contextlib.redirect_stdout(io.StringIO()):
+    assert cli.main(["compare", "results/reference/sync_k"]) == 0
+"""
+
+
+def test_comparing_loads_no_library_that_only_pages_and_pictures_need() -> None:
+    never = HEAVY | PICTURES | {"jinja2"}
+    assert loaded_by("import harness.compare") & (never | {"scipy", "rich"}) == set()
+    with_verdicts = loaded_by(COMPARE)  # Student's t is scipy.special's
+    assert with_verdicts & (never | {"scipy.stats", "scipy.optimize"}) == set()
+    assert "scipy.special" in with_verdicts
+
+
 def test_the_probe_sees_what_is_imported() -> None:
     assert {"torch", "numpy"} <= loaded_by("import harness.grpo")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.compare.attribution import BlockedTime, blocked_time, loop_window
-from harness.compare.times import span_times
+from harness.compare.times import BlockedTime, blocked_time, loop_window, span_times
 from harness.core.trace import Span, Stage
 from harness.results import RunFolder, in_pipeline_order, load_run
 from harness.results.frames import read_table

@@ -73,6 +73,16 @@ def test_a_baseline_is_set_against_a_later_experiment_without_pairing() -> None:
     assert judged.cautions == ("The commits differ: abcdef1, 1234567.",)
 
 
+@pytest.mark.parametrize("endpoint", ["weight_sync_seconds", "reward_at_rollouts"])
+def test_the_step_is_there_where_something_else_decides(endpoint: str) -> None:
+    of = {"settings": SETTINGS | {"endpoint": endpoint}, "evaluations": {12: (0.5, 9.0)}}
+    occasions = tuple(occasion(day, [1.0] * 8, **of) for day in (1, 2, 3))
+    (judged,) = judge_against(Baseline(occasions), occasion(4, [2.0] * 8, **of), 0.03, ())
+    assert [effect.name for effect in judged.effects] == [endpoint, "step"]
+    assert judged.primary.name == endpoint
+    assert judged.step.ratio == pytest.approx(2.0)
+
+
 def test_one_occasion_and_one_without_a_measured_step_give_no_verdict() -> None:
     new, whole = occasion(9, [1.5] * 6), tuple(occasion(day, [1.0] * 6) for day in (1, 2))
     for occasions, word in (

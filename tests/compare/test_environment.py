@@ -173,7 +173,7 @@ def test_letters_go_on_after_z() -> None:
 def test_the_origin_in_one_line() -> None:
     both = made_experiment(made_run("a", versions=VERSIONS), made_run("b", versions=VERSIONS))
     assert origin(both) == (
-        "Abacus 3000, 2 cores, 24 GiB, no GPU seen, 2 threads, torch 2.13.0, python 3.11.7, commit abcdef1"
+        "Abacus 3000, 2 cores, 2 threads, 24 GiB, no GPU seen, torch 2.13.0, python 3.11.7, commit abcdef1"
     )
     unlike_threads = made_experiment(made_run("a", dirty=True, machine=LARGE), made_run("b", threads=4))
     assert origin(unlike_threads) == "Abacus 9000, 1 core, 96 GiB, 1 x H100, commit abcdef1 with uncommitted changes"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
 from harness.compare.endpoint import WEIGHT_SYNC_SECONDS
 from harness.compare.environment import on_gpu
@@ -11,7 +10,7 @@ from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural
 from harness.compare.sync import SyncPoint, fastest_by_size, sync_costs, sync_points
-from harness.compare.syncs import Syncs, pooled, syncs_of
+from harness.compare.syncs import Syncs, arm_syncs, pooled, syncs_of
 
 OBJECT_STORES = {
     "object_store": "Ray's object store given torch tensors, its default",
@@ -102,22 +101,16 @@ def syncs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     Not where that is the verdict.
     """
     told = [{item.base, item.other} for item in judged if item.primary.name == WEIGHT_SYNC_SECONDS.name]
-    moved = {arm: own for arm in experiment.arms if (own := arm_syncs(experiment, arm))}
+    moved = {arm: own for arm, members in experiment.arms.items() if (own := arm_syncs(members))}
     for base, theirs in moved.items():
         for other, mine in moved.items():
             if base != other and {base, other} not in told and _worth_comparing(theirs[0], mine[0]):
-                before, after = (_MS * fmean(pooled(own).tolist()) for own in (theirs, mine))
+                before, after = (_MS * pooled(own).mean() for own in (theirs, mine))
                 yield (
                     f"A weight sync of {number(mine[0].num_bytes * _MB)} MB takes {_named(other, mine[0])} "
                     f"{after / before:.2f} times as long as {_named(base, theirs[0])}, "
                     f"{OBJECT_STORES[theirs[0].transport]}: {number(after)} against {number(before)} ms on average."
                 )
-
-
-def arm_syncs(experiment: Experiment, arm: str) -> list[Syncs]:
-    """Return the syncs of an arm's runs, where weights left the process."""
-    every = (syncs_of(member.table) for member in experiment.arms[arm])
-    return [each for each in every if each is not None and each.leaves_the_process]
 
 
 def _worth_comparing(theirs: Syncs, mine: Syncs) -> bool:

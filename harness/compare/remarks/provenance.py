@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.compare.attribution import loop_window
 from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment
 from harness.compare.imported import is_of_logs
@@ -14,6 +13,7 @@ from harness.compare.remarks.answer import run_name
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.steadiness import steadiness_notes
+from harness.compare.times import loop_window
 from harness.core.installation import as_typed
 from harness.core.named_files import VERSUS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from itertools import permutations
+from itertools import chain, compress, permutations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -195,12 +195,8 @@ def stragglers(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
 
 def measured_ranks(members: Sequence[Member]) -> list[tuple[RankStep, ...]]:
     """Return what each rank did in each measured step of the runs; empty where the Learner is one process."""
-    return [
-        of_ranks
-        for member in members
-        for of_ranks, is_measured in zip(member.table.ranks, member.table.is_measured, strict=True)
-        if of_ranks and is_measured
-    ]
+    steps = (compress(member.table.ranks, member.table.is_measured) for member in members)
+    return [of_ranks for of_ranks in chain.from_iterable(steps) if of_ranks]
 
 
 def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:

@@ -158,10 +158,9 @@ def judge(primary: Sequence[Comparison], secondary: Sequence[Comparison] = ()) -
     whole = _sharing_correlation([*primary, *secondary])
     shares = [PRIMARY_WEIGHT / max(1, sum(item.in_family for item in primary))] * len(primary)
     shares += [SECONDARY_WEIGHT / max(1, sum(item.in_family for item in secondary))] * len(secondary)
-    members = [place for place, item in enumerate(whole) if item.in_family]
+    members = {place: item.estimate.p or 0.0 for place, item in enumerate(whole) if item.in_family and item.estimate}
     weights = [shares[place] for place in members]
-    adjusted = dict(zip(members, holm([_p(whole[place]) for place in members], weights), strict=True))
-    total = sum(weights)
+    adjusted, total = dict(zip(members, holm([*members.values()], weights), strict=True)), sum(weights)
     effects = []
     for place, item in enumerate(whole):
         level = LEVEL * shares[place] / total if place in adjusted else LEVEL
@@ -171,20 +170,12 @@ def judge(primary: Sequence[Comparison], secondary: Sequence[Comparison] = ()) -
 
 def _sharing_correlation(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with the correlation of blocks estimated from all that can be judged."""
-    estimates = [item.estimate for item in comparisons if item.in_family]
-    known = [item.correlation for item in estimates if item is not None and item.correlation is not None]
+    estimates = [item.estimate for item in comparisons if item.in_family and item.estimate is not None]
+    known = [estimate.correlation for estimate in estimates if estimate.correlation is not None]
     if not known:
         return list(comparisons)
     common = sum(known) / len(known)
-    return [
-        replace(item, estimate=None if item.estimate is None else item.estimate.sharing(common)) for item in comparisons
-    ]
-
-
-def _p(item: Comparison) -> float:
-    p = None if item.estimate is None else item.estimate.p
-    assert p is not None  # of a member of the family
-    return p
+    return [replace(item, estimate=item.estimate and item.estimate.sharing(common)) for item in comparisons]
 
 
 def _effect(item: Comparison, p_adjusted: float | None, level: float, family: int) -> Effect:
@@ -261,7 +252,4 @@ def side_of_limit(effect: Effect, limit: float, comparisons: int = 1) -> Literal
     ends = effect.ends(comparisons)
     if ends is None:
         return "neither"
-    low, high = ends
-    if low > 1 + limit:
-        return "above"
-    return "below" if high < 1 + limit else "neither"
+    return "above" if ends[0] > 1 + limit else "below" if ends[1] < 1 + limit else "neither"

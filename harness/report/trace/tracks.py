@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from harness.compare.attribution import loop_window
+from harness.compare.times import loop_window
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.report.trace.chrome import Arguments, Samples, Slice, Track

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby, pairwise
 
-from harness.compare.attribution import loop_window
 from harness.compare.checkpoints import has_kept_steps
+from harness.compare.times import loop_window
 from harness.core.errors import UserError
 from harness.core.intervals import clip, total
 from harness.core.seeds import derive_seed
