@@ -41,15 +41,13 @@ def create(tmp_path: Path, scrubber: Scrubber) -> Iterator[Create]:
 
 
 def _step(step: int) -> StepRow:
-    metrics = {"loss": Metric(0.5, count=64)}
-    return StepRow(
-        step=step, version=step + 1, wall_s=1, elapsed_s=1, optimizer_steps=1, lanes={}, metrics=store_metrics(metrics)
-    )
+    return StepRow(step, step + 1, 1, 1, 1, {}, metrics=store_metrics({"loss": Metric(0.5, count=64)}))
 
 
 def test_a_new_folder_holds_headers_and_no_rows(tmp_path: Path, create: Create) -> None:
     run = create()
-    assert run.folder == tmp_path / "quickstart" / "20261120-120000"
+    experiment = tmp_path / "quickstart" / "20261120-120000"
+    assert run.folder == experiment
     files = {path.name: path.read_text() for path in run.folder.iterdir()}
     assert files == {
         "spans.jsonl": '{"kind":"header","schema":"harness.spans","schema_version":1}\n',
@@ -57,6 +55,8 @@ def test_a_new_folder_holds_headers_and_no_rows(tmp_path: Path, create: Create) 
         "rollouts.jsonl": '{"kind":"header","schema":"harness.rollouts","schema_version":1}\n',
         "log.txt": "",
     }
+    folders = [create(variant=variant).folder for variant in ("k1", "k4,seed=1")]  # arms lie side by side
+    assert folders == [experiment / "k1", experiment / "k4,seed=1"]
 
 
 def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
     run.append(_step(0))
     rollout = ExampleRollout("Say \u2028hi", "hi \ud800", "hi", 1.0, 2, "stop", 4)
     run.append(RolloutRow.of(rollout, Purpose.EVALUATE))
-    run.log("step 0 done")
+    run.log("step 0 done; reading /home/ann/models/qwen on annbox")
     assert [len((run.folder / name).read_bytes().splitlines()) for name in ("spans.jsonl", "steps.jsonl")] == [1, 1]
     run.flush()
     spans, steps, rollouts = (
@@ -93,32 +93,12 @@ def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
     assert spans == [
         {"lane": 'the "lane"', "stage": "update", "start_ns": 5, "end_ns": 1000000007, "step": 3, "version": -1}
     ]
-    assert steps == [
-        {
-            "kind": "step",
-            "step": 0,
-            "version": 1,
-            "wall_s": 1,
-            "elapsed_s": 1,
-            "optimizer_steps": 1,
-            "lanes": {},
-            "metrics": {"loss": {"mean": 0.5, "count": 64}},
-        }
-    ]
-    assert rollouts == [
-        {
-            "kind": "rollout",
-            "purpose": "evaluate",
-            "version": 4,
-            "prompt": "Say \u2028hi",
-            "response": "hi \ud800",
-            "ground_truth": "hi",
-            "reward": 1.0,
-            "num_tokens": 2,
-            "finish_reason": "stop",
-        }
-    ]
-    assert (run.folder / "log.txt").read_text() == "2026-11-20T12:01:30.000Z step 0 done\n"
+    row = {"kind": "step", "step": 0, "version": 1, "wall_s": 1, "elapsed_s": 1, "optimizer_steps": 1, "lanes": {}}
+    assert steps == [row | {"metrics": {"loss": {"mean": 0.5, "count": 64}}}]
+    row = {"kind": "rollout", "purpose": "evaluate", "version": 4, "prompt": "Say \u2028hi", "response": "hi \ud800"}
+    assert rollouts == [row | {"ground_truth": "hi", "reward": 1.0, "num_tokens": 2, "finish_reason": "stop"}]
+    line = "2026-11-20T12:01:30.000Z step 0 done; reading ~/models/qwen on <host>\n"
+    assert (run.folder / "log.txt").read_text() == line
 
 
 def test_finishing_says_how_it_ended_and_how_long_it_took(create: Create) -> None:
@@ -134,13 +114,8 @@ def test_finishing_says_how_it_ended_and_how_long_it_took(create: Create) -> Non
     assert manifest["duration_s"] == 90.0  # from 12:00:00 to 12:01:30
     assert manifest["outcome"] == {"final_reward": 0.6}
     assert len((run.folder / "steps.jsonl").read_text().splitlines()) == 2
-    assert sorted(path.name for path in run.folder.iterdir()) == [
-        "log.txt",
-        "manifest.json",
-        "rollouts.jsonl",
-        "spans.jsonl",
-        "steps.jsonl",
-    ]
+    written = {"log.txt", "manifest.json", "rollouts.jsonl", "spans.jsonl", "steps.jsonl"}
+    assert {path.name for path in run.folder.iterdir()} == written
 
 
 def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[..., RunFolder]) -> None:
@@ -161,19 +136,6 @@ def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[
     for path in run.folder.iterdir():
         text = path.read_text()
         assert not [word for word in ("/home", "/data", "annbox", "ann,") if word in text], path.name
-
-
-def test_a_log_line_is_scrubbed(create: Create) -> None:
-    run = create()
-    run.log("reading /home/ann/models/qwen on annbox")
-    run.flush()
-    assert (run.folder / "log.txt").read_text() == "2026-11-20T12:01:30.000Z reading ~/models/qwen on <host>\n"
-
-
-def test_variants_lie_side_by_side(tmp_path: Path, create: Create) -> None:
-    folders = [create(variant=variant).folder for variant in ("k1", "k4,seed=1")]
-    experiment = tmp_path / "quickstart" / "20261120-120000"
-    assert folders == [experiment / "k1", experiment / "k4,seed=1"]
 
 
 def test_an_existing_run_is_never_overwritten(create: Create) -> None:

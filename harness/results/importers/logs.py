@@ -16,7 +16,7 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -143,10 +143,9 @@ def frame_of(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     for record in records:
         inner = record.get("data")
         flat = {**inner, **{name: record[name] for name in record if name != "data"}} if _is_dict(inner) else record
-        rows.append({
-            name.encode(errors="backslashreplace").decode(): "nan" if value is None or value != value else value
-            for name, value in flat.items()
-        })  # fmt: skip
+        names = [name.encode(errors="backslashreplace").decode() for name in flat]
+        values = ["nan" if value is None or value != value else value for value in flat.values()]
+        rows.append(dict(zip(names, values, strict=True)))
     return pd.DataFrame(rows, dtype=object)
 
 
@@ -317,7 +316,8 @@ _DTYPES = {1: ("float_val", "<f"), 2: ("double_val", "<d"), 3: ("int_val", "<i")
 def read_events(data: bytes, where: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the scalars of an event file: records as TFRecord frames them, each a message ``Event`` (event.proto).
 
-    Scalars come as a plain number (``simple_value``) or, from newer writers, as a tensor with one element.
+    A record is its length (uint64), the masked CRC-32C of that, the data, and theirs (record_writer.h). Scalars come as
+    a plain number (``simple_value``) or, from newer writers, as a tensor with one element.
 
     Args:
         where: how to name the file in an error.
@@ -331,36 +331,9 @@ def read_events(data: bytes, where: str) -> tuple[list[dict[str, Any]], list[str
     """
     try:
         from tensorboardX.proto.event_pb2 import Event  # which takes seconds, since it brings torch
+        from tensorboardX.record_writer import masked_crc32c
     except ImportError:
         raise UserError(f"{where!r} is read with tensorboardX", where, "install it: pip install tensorboardX") from None
-    by_step: dict[int, dict[str, Any]] = {}
-    others = whole = 0
-    for start, end in _records(data, where):
-        try:
-            event = Event.FromString(data[start:end])
-        except Exception as error:  # google.protobuf.message.DecodeError, which is not imported for its name alone
-            what = f"{where!r} is damaged: the record at byte {whole} is no event ({error})"
-            raise UserError(what, where) from error
-        if whole == 0 and not event.file_version.startswith("brain.Event:"):
-            raise _not_an_event_file(where)
-        for item in event.summary.value:
-            if (value := _scalar(item)) is None:
-                others += 1
-            else:
-                record = by_step.setdefault(event.step, {STEP: event.step})
-                record |= {item.tag: value, TIME: event.wall_time}
-        whole = end + _CRC.size
-    cut = len(data) - whole
-    left_out = [f"{cut} bytes of a record that is not whole, at the end of an event file"] * bool(cut)
-    return list(by_step.values()), left_out + [f"{others} values of TensorBoard that are no scalars"] * bool(others)
-
-
-def _records(data: bytes, where: str) -> Iterator[tuple[int, int]]:
-    """Yield where each whole record starts and ends.
-
-    A record is its length (uint64), the masked CRC-32C of that, the data, and theirs (record_writer.h).
-    """
-    from tensorboardX.record_writer import masked_crc32c
 
     def check(content: bytes, crc_at: int) -> None:
         if _CRC.unpack_from(data, crc_at)[0] == masked_crc32c(content):
@@ -370,16 +343,31 @@ def _records(data: bytes, where: str) -> Iterator[tuple[int, int]]:
         what = f"{where!r} is damaged: the checksum of the record at byte {at} is wrong"
         raise UserError(what, where, "restore the file from a copy, or import another log of the run")
 
-    at = 0
-    while len(data) - at >= (head := _LENGTH.size + _CRC.size):
+    by_step: dict[int, dict[str, Any]] = {}
+    at = others = 0
+    while (start := at + _LENGTH.size + _CRC.size) <= len(data):
         check(data[at : at + _LENGTH.size], at + _LENGTH.size)
-        start = at + head
         end = start + _LENGTH.unpack_from(data, at)[0]
         if end + _CRC.size > len(data):
-            return
+            break
         check(data[start:end], end)
-        yield start, end
+        try:
+            event = Event.FromString(data[start:end])
+        except Exception as error:  # google.protobuf.message.DecodeError, which is not imported for its name alone
+            what = f"{where!r} is damaged: the record at byte {at} is no event ({error})"
+            raise UserError(what, where) from error
+        if at == 0 and not event.file_version.startswith("brain.Event:"):
+            raise _not_an_event_file(where)
+        for item in event.summary.value:
+            if (value := _scalar(item)) is None:
+                others += 1
+            else:
+                record = by_step.setdefault(event.step, {STEP: event.step})
+                record |= {item.tag: value, TIME: event.wall_time}
         at = end + _CRC.size
+    cut = len(data) - at
+    left_out = [f"{cut} bytes of a record that is not whole, at the end of an event file"] * bool(cut)
+    return list(by_step.values()), left_out + [f"{others} values of TensorBoard that are no scalars"] * bool(others)
 
 
 def _scalar(item: Any) -> float | None:
