@@ -15,7 +15,7 @@ from harness.compare.remarks.answer import reward_difference
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, TOTAL
 from harness.compare.stats import STEP, Effect
 from harness.compare.steadiness import step_ratio
-from harness.compare.syncs import syncs_of
+from harness.compare.syncs import Syncs, syncs_of
 from harness.core.trace import Stage
 from harness.results import DamagedRun
 from harness.results.rows import with_nulls
@@ -110,7 +110,7 @@ def _run(member: Member) -> dict[str, Any]:
         if times is None
         else {name: getattr(times, name) for name in ("worked_s", "busy_s", "together_s")},
         "held_back": None if times is None or times.blocked is None else asdict(times.blocked),
-        "sync": None if syncs is None else _lists(asdict(syncs)),
+        "sync": None if syncs is None else asdict(syncs) | _sync_seconds(syncs),
     }
 
 
@@ -132,14 +132,10 @@ def _stage(figures: Mapping[str, Any], stage: str) -> dict[str, Any]:
     return {"mean_s": mean_s, "steps": figures[RAN + stage], "share": share, "total_s": figures[TOTAL + stage]}
 
 
+def _sync_seconds(syncs: Syncs) -> dict[str, Any]:
+    return {"seconds": {part: own.tolist() for part, own in syncs.seconds.items()}, "whole_s": syncs.whole_s.tolist()}
+
+
 def _lane(account: Any) -> dict[str, Any]:
     stages_s = {stage.value: ns / 1e9 for stage, ns in account.stages_ns.items()}
     return {"wall_s": account.wall_ns / 1e9, "stages_s": stages_s, "unattributed_s": account.unattributed_ns / 1e9}
-
-
-def _lists(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with arrays as lists."""
-    return {
-        name: _lists(value) if isinstance(value, dict) else value.tolist() if hasattr(value, "tolist") else value
-        for name, value in values.items()
-    }

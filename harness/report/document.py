@@ -23,7 +23,6 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     words: int = 1
-    key: str = ""
 
 
 @dataclass(frozen=True)

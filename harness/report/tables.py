@@ -196,10 +196,8 @@ def stage_table(experiment: Experiment) -> Table:
     notes = [f"Means over {window_words(experiment.members)}, evaluations included."]
     if any(experiment.share(arm, "stages_s") > OVERLAP for arm in arms):
         notes.append("Processes ran at the same time, so their stages add up to more than the step.")
-    title = "Seconds per training step, and share of it"
-    return Table(
-        title, ("stage", *arms), tuple(rows), (*notes, *_stable(experiment), *seed_note(experiment)), key="stages"
-    )
+    title, notes = "Seconds per training step, and share of it", [*notes, *_stable(experiment), *seed_note(experiment)]
+    return Table(title, ("stage", *arms), tuple(rows), tuple(notes))
 
 
 def _with_share(experiment: Experiment, arm: str, figure: str, marked: str = "") -> str:
@@ -238,7 +236,7 @@ def critical_path_table(experiment: Experiment) -> Table | None:
         "stage that it waits for (score, then weight stages, then generate, then evaluate); else it is unattributed."
     )
     title = "Seconds per training step: busy / on the critical path, and the latter's share"
-    return Table(title, ("stage", *arms), tuple(rows), (note, *spans_note(experiment)), key="critical_path")
+    return Table(title, ("stage", *arms), tuple(rows), (note, *spans_note(experiment)))
 
 
 def _busy_and_critical(experiment: Experiment, arm: str, name: str) -> str:
@@ -270,7 +268,7 @@ def process_table(experiment: Experiment) -> Table:
     notes = ("No spans were kept with these runs.",) if not rows else spans_note(experiment)
     title = f"Processes: {window_words(experiment.members)}"
     header = ("arm", "process", "seconds", "busy", "waiting", "unattributed")
-    return Table(title, header, tuple(rows), notes, 2, key="processes")
+    return Table(title, header, tuple(rows), notes, 2)
 
 
 _RANK_SECONDS = ("computing_s", "runnable_s", "blocked_s", "late_s")
@@ -293,7 +291,7 @@ def rank_table(experiment: Experiment) -> Table | None:
     header = ("arm", "rank", "tokens", "computing, s", "us a token", "no CPU, s", "in collectives, s", "late, s")
     notes = ("A cell is empty where it cannot be measured: on a GPU, and where the system does not say.",)
     title = "Ranks of the Learner: means of a training step, after all were there"
-    return Table(title, header, tuple(rows), notes, 2, key="ranks") if rows else None
+    return Table(title, header, tuple(rows), notes, 2) if rows else None
 
 
 def window_words(members: Sequence[Member]) -> str:
@@ -356,7 +354,7 @@ def outcome_table(experiment: Experiment) -> Table:
         what = f"Validation rewards are means over {min(prompts)} prompts"
         notes.insert(0, f"{what}: a standard error of up to {error:.3f} where rewards lie between 0 and 1.")
     rows = (status, *figure_rows(experiment, OUTCOME, arms))
-    return Table("Outcome", ("", *arms), rows, tuple(notes), key="outcome")
+    return Table("Outcome", ("", *arms), rows, tuple(notes))
 
 
 def figure_rows(experiment: Experiment, figures: Sequence[Figure], arms: Sequence[str]) -> list[tuple[str, ...]]:
@@ -378,7 +376,7 @@ def off_policy_table(experiment: Experiment) -> Table | None:
         "Never trained on: left over at the end, or pushed out of the replay buffer unused; dropped ones apart.",
         *spans_note(experiment),
     )
-    return Table("Off-policy", ("", *arms), tuple(figure_rows(experiment, OFF_POLICY, arms)), notes, key="off_policy")
+    return Table("Off-policy", ("", *arms), tuple(figure_rows(experiment, OFF_POLICY, arms)), notes)
 
 
 _REPLAY_SETTINGS = {
@@ -401,7 +399,7 @@ def replay_table(experiment: Experiment) -> Table | None:
         if any(each.get(name) is not None for each in replay)
     ]
     rows = (*settings, *figure_rows(experiment, REPLAY, arms))
-    return Table("Replay buffer", ("", *arms), rows, seed_note(experiment), key="replay")
+    return Table("Replay buffer", ("", *arms), rows, seed_note(experiment))
 
 
 def _status(member: Member) -> str:
@@ -446,7 +444,7 @@ def sync_table(experiment: Experiment) -> Table | None:
         "mean from publish to loaded, without verification.",
     )
     shown = tuple(each for each in rows if any(text != NOTHING for text in each[1:]))
-    return Table("What a weight sync moved and took", ("", *syncs), shown, notes, key="syncs")
+    return Table("What a weight sync moved and took", ("", *syncs), shown, notes)
 
 
 def _milliseconds(seconds: np.ndarray) -> str:
@@ -475,7 +473,7 @@ def verdict_table(judgement: Judgement) -> Table:
     title = f"{judgement.other} against {judgement.base}, {primary.blocks} blocks ({_HOW[judgement.alternated]})"
     header = ("time", "ratio", "95% interval", "p", "smallest", "")
     rows = tuple(_effect_row(effect, primary.blocks) for effect in judgement.effects)
-    return Table(title, header, rows, notes, key=f"verdict_{judgement.other}")
+    return Table(title, header, rows, notes)
 
 
 def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:

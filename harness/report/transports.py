@@ -43,7 +43,7 @@ def _times(kind: tuple[int, int], points: Sequence[SyncPoint]) -> Table:
     sizes = sorted({point.num_bytes for point in points})
     copies = [median(point.copy_s for point in points if point.num_bytes == size) for size in sizes]
     rows = (*table.rows, ("plain copy", *(number(1e3 * seconds) for seconds in copies)))
-    return Table(title, table.header, rows, notes, key=f"transports_{kind[0]}_{kind[1]}")
+    return Table(title, table.header, rows, notes)
 
 
 def _shares(points: Sequence[SyncPoint]) -> Table:
