@@ -7,17 +7,14 @@ takes longer than drawing), and the page can show the cells one below the other 
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from harness.compare.times import UNATTRIBUTED
-from harness.core.own_folder import OwnFolder
 from harness.core.terminal_text import plain
 from harness.core.trace import Stage
 
@@ -107,34 +104,19 @@ SETTINGS: dict[Any, Any] = {
 @contextmanager
 def picture_style() -> Iterator[None]:
     """Draw with the project's settings, whatever the user's matplotlib settings are; they return afterwards."""
-    _give_matplotlib_a_folder()
-    import matplotlib as mpl
-    import seaborn as sns
-
-    logger = logging.getLogger("matplotlib.font_manager")  # its notes on a cache are nobody's business
+    logger = logging.getLogger("matplotlib")  # its notes on fonts, and on a home that it cannot write to
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
+        import matplotlib as mpl
+        import seaborn as sns
+
         with mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update({**sns.axes_style("whitegrid"), **SETTINGS})
             yield
     finally:
         logger.setLevel(level)
-
-
-def _give_matplotlib_a_folder() -> None:
-    """Where the user's configuration folder cannot be written, give matplotlib one for this process."""
-    if "MPLCONFIGDIR" in os.environ:
-        return
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()) / "matplotlib"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    if folder.is_dir() and os.access(folder, os.W_OK):
-        return
-    own = OwnFolder()
-    atexit.register(own.close)
-    os.environ["MPLCONFIGDIR"] = str(own.path)
 
 
 P = ParamSpec("P")

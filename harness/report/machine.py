@@ -50,16 +50,14 @@ class Counted:
 
 def counted_runs(experiment: Experiment) -> list[Counted]:
     """Return of each arm the first run that has counters and spans."""
-    counted = []
-    for arm, members in experiment.arms.items():
-        for member in members:
-            rows = member.kept.counters
-            spans = member.run.spans() if rows else []
-            if rows and spans:
-                tail = member.run.tail
-                counted.append(Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None)))
-                break
-    return counted
+    counted = dict[str, Counted]()
+    for arm, member in zip(experiment.labels, experiment.members, strict=True):
+        rows = member.kept.counters if arm not in counted else ()
+        spans = member.run.spans() if rows else []
+        if spans:
+            tail = member.run.tail
+            counted[arm] = Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
+    return list(counted.values())
 
 
 def machine_section(experiment: Experiment) -> Section | None:
@@ -67,12 +65,7 @@ def machine_section(experiment: Experiment) -> Section | None:
     counted = counted_runs(experiment)
     if not counted:
         return None
-    items: list[Item | None] = [
-        _processes(counted),
-        _cores_chart(experiment, counted),
-        *_gpus(counted),
-        _energy(counted),
-    ]
+    items = (_processes(counted), _cores_chart(experiment, counted), *_gpus(counted), _energy(counted))
     return Section("machine", "Resources", tuple(item for item in items if item is not None), folded=True)
 
 
@@ -227,15 +220,11 @@ def _settings(experiment: Experiment) -> Table:
     """Return the resolved scenario, the settings in which arms differ first."""
     columns = {arm: flat_settings(members[0].settings) for arm, members in experiment.arms.items()}
     keys = dict.fromkeys(key for own in columns.values() for key in own if key not in ("name", "description", "seed"))
-    same, differing = list[tuple[str, str]](), list[tuple[str, str]]()
-    for key in keys:
-        values = {arm: _written(own.get(key)) for arm, own in columns.items()}
-        if len({*values.values()}) == 1:
-            same.append((key, next(iter(values.values()))))
-        else:
-            differing.append((key, ", ".join(f"{arm}: {value}" for arm, value in values.items())))
+    values = {key: {arm: _written(own.get(key)) for arm, own in columns.items()} for key in keys}
+    same = {key: next(iter(own.values())) for key, own in values.items() if len({*own.values()}) == 1}
+    differing = {key: ", ".join(map(": ".join, own.items())) for key, own in values.items() if key not in same}
     notes = ("Settings that differ between the arms come first; of several runs, those of the first.",)
-    return Table("Resolved settings", ("setting", "value"), (*differing, *same), notes, words=2)
+    return Table("Resolved settings", ("setting", "value"), tuple({**differing, **same}.items()), notes, words=2)
 
 
 def _written(value: Any) -> str:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.core.arguments import file_argument
+from harness.core.atomic_files import check_replaceable
 
 DESCRIPTION = "Make one HTML file of the newest experiment: sentences, verdicts, times, timeline, curves, rollouts."
 EXAMPLES = "example: python -m harness report results/reference/sync_k -o report.html"
@@ -19,14 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page; return the exit code."""
+    """Write the page; return the exit code.
+
+    Raises:
+        UserError: the page cannot be written, which is said before any run is read; or no run can be read.
+    """
     from harness.compare.experiment import gather, gather_newest
     from harness.compare.judging import judgements
     from harness.core.terminal_text import plain
     from harness.report.build import document
     from harness.report.console import warn_of_left_out
-    from harness.report.files import write_page
+    from harness.report.files import is_page, write_page
 
+    check_replaceable(options.output, "report", is_page)
     replaced = options.output.exists()
     if options.all or len(options.paths) > 1:
         experiments, damaged = gather(options.paths)

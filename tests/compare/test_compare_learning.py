@@ -13,7 +13,7 @@ from harness.compare.experiment import Member
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
 from harness.compare.signal import Cause, Divergence, Signal
 from harness.report.as_json import comparison
-from harness.report.experiment_charts import learning_chart
+from harness.report.experiment_charts import curve_charts
 from harness.report.tables import outcome_table
 from tests.stand_ins.members import made_experiment, made_run, seeds_of
 
@@ -171,9 +171,8 @@ def test_the_learning_chart_marks_where_runs_diverged() -> None:
                  settings={"reward_target": 0.5})
         for seed in range(3)
     ]  # fmt: skip
-    assert learning_chart(made_experiment(*members)) is None  # of one arm
-    chart = learning_chart(made_experiment(*seeds_of("1e-4", (0.7, 0.8, 0.9)), *members))
-    assert chart is not None
+    assert "learning" not in curve_charts(made_experiment(*members))  # of one arm
+    chart = curve_charts(made_experiment(*seeds_of("1e-4", (0.7, 0.8, 0.9)), *members))["learning"]
     (axes,) = chart.figure.axes
     crosses = [line for line in axes.lines if line.get_marker() == "X"]
     assert sorted(np.concatenate([np.asarray(line.get_xdata()) for line in crosses]).tolist()) == [1, 2, 3]
