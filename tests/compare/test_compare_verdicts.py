@@ -264,7 +264,7 @@ def sync_endpoint(missing: int | None = None) -> Endpoint:
         block = member.manifest.block or 0
         return None if block == missing else {"a": 1.0, "b": 2.0}[member.manifest.arm or ""] * (1 + 0.01 * (block % 2))
 
-    return Endpoint("weight_sync_seconds", "seconds of a weight sync", "s", 0.1, value)
+    return Endpoint("weight_sync_seconds", "seconds of a weight sync", 0.1, value)
 
 
 def test_another_endpoint_may_decide_and_the_step_is_then_one_of_the_rest() -> None:
