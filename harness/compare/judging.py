@@ -46,6 +46,8 @@ UNEQUAL_WORK = 0.05
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: name the folders of 3 at least, better 5"
 )
+WORTH_JUDGING = 0.001
+"""Share of a step that a stage takes in one of two arms at least, where it is judged."""
 NOT_EVERYWHERE = "it was not measured on every occasion"
 NOT_IN_TURN = (
     "they ran one after the other, and what the machine did meanwhile counts as a change too: repeat in blocks"
@@ -308,10 +310,14 @@ def _step_and_stages(blocks: Sequence[tuple[Seconds, Seconds]], threshold: float
     """Set the whole step and each stage of two arms against the other's, in the order of ``Stage``.
 
     A stage that both ran in every block has a ratio. One that either lacks in some block has none: what it adds to a
-    step is said in units of the baseline's step, with the step's threshold.
+    step is said in units of the baseline's step, with the step's threshold. One below ``WORTH_JUDGING`` in both is not
+    judged: whatever becomes of it, nobody would turn a knob for it, and every row costs the others power.
     """
-    comparisons = []
+    comparisons, arms = [], list(zip(*blocks, strict=True))
     for name in (STEP, *(stage.value for stage in Stage)):
+        shares = [sum(side.get(name, 0.0) for side in arm) / sum(side[STEP] for side in arm) for arm in arms]
+        if name != STEP and max(shares, default=0.0) < WORTH_JUDGING:
+            continue
         seconds = [(before.get(name, 0.0), after.get(name, 0.0)) for before, after in blocks]
         if name == STEP or (seconds and all(mine > 0 and theirs > 0 for mine, theirs in seconds)):
             limit = threshold if name == STEP else max(threshold, STAGE_THRESHOLD)
