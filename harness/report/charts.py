@@ -190,7 +190,7 @@ def _set_ticks(axes: Axes, whole_x: bool = False) -> None:
 
 ROW, HEAD, GAP = 1.0, 0.95, 0.25
 ROW_INCHES, LANE_INCHES = 0.27, 0.34
-LONGEST_ROW = 20  # characters of a row's name
+LONGEST_ROW = 24  # characters of a row's name
 
 
 @dataclass(frozen=True)
@@ -405,8 +405,7 @@ def scatter(frame: pd.DataFrame, *, x_label: str, y_label: str, arms: Sequence[s
     looks = arm_looks(list(arms) or _unique(frame, "arm"))
     keys = [Key(label(name), looks[name] | {"linestyle": ""}) for name in _unique(frame, "arm")]
     figure, (cell,) = cells(1, (PANEL, HEIGHT), title=title, keys=keys)
-    axes = _panel_axes(cell, "", "", x_label)
-    cell.texts[1].set_text(label(y_label))
+    axes = _panel_axes(cell, "", y_label, x_label)
     for row in frame.itertuples():
         look = looks[str(row.arm)]
         for xs, ys in (((row.x_low, row.x_high), (row.y, row.y)), ((row.x, row.x), (row.y_low, row.y_high))):
