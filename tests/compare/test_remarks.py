@@ -635,7 +635,7 @@ def test_what_stood_in_the_way_is_of_the_first_run_with_counters(make_run: Make,
         run.append(*(CounterRow(at * 10**9, "host", {"throttled_s": held_s * at}) for at in range(7)))
         run.flush()
     (text,) = said(read(tmp_path), "contention")
-    assert text == "b: The CPU limit of the cgroup held it back for 2.00 s, added over cores."
+    assert text == "b: the CPU limit of the cgroup held it back for 2.00 s, added over cores."
 
 
 def test_lag_drops_and_replay(make_lagged_run: Make, tmp_path: Path) -> None:

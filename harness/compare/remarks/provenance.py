@@ -105,5 +105,5 @@ def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
             if spans:
                 tail = member.run.tail
                 window = loop_window(spans, tail.elapsed_s if tail else None)
-                yield from (f"{arm}: {sentence}" for sentence in contention(rows, window))
+                yield from (f"{arm}: {sentence[0].lower()}{sentence[1:]}" for sentence in contention(rows, window))
                 break
