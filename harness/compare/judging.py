@@ -135,20 +135,22 @@ def judgements(
 
 
 def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) -> list[Judgement]:
-    """Tell asynchronous arms which synchronous ones are faster than a synchronous baseline."""
+    """Tell asynchronous arms of the fastest synchronous one, where it is faster than a synchronous baseline."""
 
     def in_turns(arm: str) -> bool:
         return experiment.arms[arm][0].settings.get("max_lag") == 0
 
-    if not in_turns(base) or all(in_turns(item.other) for item in judged):
+    faster = [
+        item for item in judged if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and item.step.ratio
+    ]
+    best = min(faster, key=lambda item: item.step.ratio or 1.0, default=None)
+    if not in_turns(base) or best is None or (best.step.ratio or 1.0) >= 1:
         return judged
-    faster = tuple(
-        f"{item.other} is synchronous too, and faster than {item.base} ({change(item.step.ratio)}): compare lag "
-        f"with it by --baseline {item.other}"
-        for item in judged
-        if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and (item.step.ratio or 1.0) < 1
+    told = (
+        f"{best.other} is synchronous too, and faster than {base} ({change(best.step.ratio)}): compare lag with it by "
+        f"--baseline {best.other}"
     )
-    return [item if in_turns(item.other) else replace(item, cautions=(*item.cautions, *faster)) for item in judged]
+    return [item if in_turns(item.other) else replace(item, cautions=(told, *item.cautions)) for item in judged]
 
 
 def judge_against(

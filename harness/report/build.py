@@ -23,6 +23,8 @@ MOST_CAUTIONS = 2
 """Of the short form."""
 SHORT = ("stages", "bottleneck")
 """Keys of the remarks of the short form, the first where there are two arms."""
+WEIGHTY = ("diverged", "no_signal", "failed_groups", "simulated", "damaged", "unfinished", "verdicts", "unlike")
+"""Keys of the cautions that come first: they are about whether the numbers may be compared at all."""
 MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
 """Keys of the caution that the table's mark gives and of the one that says what to type for error bars, after these
 words."""
@@ -50,7 +52,8 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     used = {item.key for item in following if isinstance(item, Remark)}
     said = [item for item in said if item not in (*answer, *short) and item.key not in used]
     cautions = [item for item in said if item.kind == "caution"]
-    first = [item for item in cautions if item.key != MARKED][:MOST_CAUTIONS]
+    shown = [item for item in cautions if item.key != MARKED]
+    first = sorted(shown, key=lambda item: item.key.partition("/")[0] not in WEIGHTY)[:MOST_CAUTIONS]
     sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *following, *first))]
     if points and not brief:
         chart = drawings.sizes_chart(experiment, points)
