@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from harness.compare.times import loop_window
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import (
     ExampleRollout,
@@ -39,7 +38,7 @@ from harness.results import (
     store_metrics,
 )
 from harness.results.manifest import Input
-from harness.results.occupancy import LaneAccount, Occupancy
+from harness.results.occupancy import LaneAccount, Occupancy, loop_window
 from harness.results.recorder import RunRecorder
 from harness.results.rows import optimizer_step_columns
 

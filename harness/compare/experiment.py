@@ -13,9 +13,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.compare.run_frame import figures_of, stages_of
+from harness.compare.run_frame import SpanTimes, figures_of, span_times, stages_of
 from harness.compare.stats.intervals import Interval
-from harness.compare.times import SpanTimes, span_times
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.core.trace import Stage

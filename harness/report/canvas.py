@@ -14,7 +14,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
-from harness.compare.times import UNATTRIBUTED
+from harness.compare.run_frame import UNATTRIBUTED
 from harness.core.terminal_text import plain
 from harness.core.trace import Stage
 

@@ -18,12 +18,11 @@ from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import listed, number, percent, plural
 from harness.compare.remarks.time import stage_seconds
-from harness.compare.run_frame import TIMING
+from harness.compare.run_frame import TIMING, UNATTRIBUTED
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
 from harness.compare.sync import SyncPoint
 from harness.compare.syncs import PARTS, arm_syncs, pooled
-from harness.compare.times import UNATTRIBUTED, loop_window
 from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel
@@ -37,6 +36,7 @@ from harness.report.tables import (
     window_words,
 )
 from harness.results.frames import Numbers, RunTable, over_optimizer_steps
+from harness.results.occupancy import loop_window
 from harness.results.rows import VersionChange, in_pipeline_order
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from harness.compare.resources import (
     process_figures,
     sampling_cpu_s,
 )
-from harness.compare.times import loop_window
 from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
 from harness.core.trace import Span
@@ -27,6 +26,7 @@ from harness.report.charts import Panel
 from harness.report.document import Chart, Command, Item, Section, Table
 from harness.results import Manifest
 from harness.results.counters import CounterRow, explain, sources, stretches
+from harness.results.occupancy import loop_window
 from harness.results.reader import flat_settings
 
 if TYPE_CHECKING:

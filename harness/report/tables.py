@@ -15,12 +15,11 @@ from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
 from harness.compare.remarks.time import measured_ranks
-from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, Figure
+from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, UNATTRIBUTED, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, Syncs, arm_syncs, pooled
-from harness.compare.times import UNATTRIBUTED
 from harness.core.trace import Stage
 from harness.report.document import Table
 from harness.results.occupancy import LaneAccount

@@ -247,6 +247,19 @@ class Occupancy:
         return Overlap(*(int(ns) / 1e9 for ns in parts_ns))
 
 
+def loop_window(spans: Sequence[Span], loop_s: float | None) -> tuple[int, int]:
+    """Return (start, end) of the loop in nanoseconds.
+
+    It starts where the last ``startup`` span ends (without one, where the first span starts) and lasts ``loop_s``
+    seconds; with None, as in a run that was cut short, until the last span ends.
+    """
+    startups = [span.end_ns for span in spans if span.stage is Stage.STARTUP]
+    start_ns = max(startups) if startups else min(span.start_ns for span in spans)
+    if loop_s is not None:
+        return start_ns, start_ns + round(loop_s * 1e9)
+    return start_ns, max(start_ns, max(span.end_ns for span in spans))
+
+
 def part_spans(spans: Sequence[Span], beside: Sequence[Span] = ()) -> list[Span]:
     """Return the spans with all lanes of a part as one: those of a Learner's ranks as the lane ``learner``.
 

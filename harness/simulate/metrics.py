@@ -15,14 +15,13 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.run_frame import tokens_per_second
-from harness.compare.times import loop_window, step_windows
+from harness.compare.run_frame import step_windows, tokens_per_second
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
 from harness.results import Manifest, Run, StepRow, lane_kind
 from harness.results.frames import RunTable, table_of
-from harness.results.occupancy import Occupancy, part_spans
+from harness.results.occupancy import Occupancy, loop_window, part_spans
 from harness.results.rows import LaneSeconds, LedgerFigures, TailRow
 from harness.results.step_metrics import trained_lags
 

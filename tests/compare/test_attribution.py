@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.compare.times import BlockedTime, blocked_time, loop_window, span_times
+from harness.compare.run_frame import BlockedTime, blocked_time, span_times
 from harness.core.trace import Span, Stage
 from harness.results import RunFolder, in_pipeline_order, load_run
 from harness.results.frames import read_table
+from harness.results.occupancy import loop_window
 from tests.run_folders import loop_accounts
 
 S = 1_000_000_000

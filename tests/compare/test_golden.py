@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from harness.compare.__main__ import main
 from harness.compare.experiment import Member, member_of
-from harness.compare.run_frame import TIMING
-from harness.compare.times import UNATTRIBUTED, SpanTimes
+from harness.compare.run_frame import TIMING, UNATTRIBUTED, SpanTimes
 from harness.core.trace import Stage
 from harness.results import Run
 from harness.results.frames import Results, load_results, read_table

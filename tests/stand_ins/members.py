@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.compare.experiment import Experiment, Member, experiment_of
-from harness.compare.run_frame import figures_of
-from harness.compare.times import SpanTimes
+from harness.compare.run_frame import SpanTimes, figures_of
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.results import Manifest, Run

@@ -13,9 +13,9 @@ from harness.compare.remarks.answer import run_name
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.steadiness import steadiness_notes
-from harness.compare.times import loop_window
 from harness.core.installation import as_typed
 from harness.core.named_files import VERSUS
+from harness.results.occupancy import loop_window
 
 MOST_ARMS = 6
 """Whose counters are read."""

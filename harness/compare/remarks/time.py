@@ -14,10 +14,9 @@ from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement, judgements, settings_of
 from harness.compare.numbers import change, listed, number, percent, some
 from harness.compare.ranks import find_straggler
-from harness.compare.run_frame import EXPOSED, TIMING
+from harness.compare.run_frame import EXPOSED, TIMING, UNATTRIBUTED
 from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.steadiness import steadiness_notes, uneven_sentence
-from harness.compare.times import UNATTRIBUTED
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
 from harness.core.types import RankStep

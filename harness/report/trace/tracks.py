@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from harness.compare.times import loop_window
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.report.trace.chrome import Arguments, Samples, Slice, Track
@@ -18,6 +17,7 @@ from harness.results import counters, in_pipeline_order
 from harness.results.counters import CounterRow
 from harness.results.frames import RunTable
 from harness.results.jsonl import read_checked
+from harness.results.occupancy import loop_window
 from harness.results.writer import LOG, SPANS
 
 Window = tuple[int, int, str]

@@ -22,14 +22,13 @@ from enum import StrEnum
 from itertools import groupby, pairwise
 
 from harness.compare.checkpoints import has_kept_steps
-from harness.compare.times import loop_window
 from harness.core.errors import UserError
 from harness.core.intervals import clip, total
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind, natural_order
-from harness.results.occupancy import part_spans
+from harness.results.occupancy import loop_window, part_spans
 from harness.results.writer import SPANS
 from harness.simulate.features import Group
 from harness.simulate.parts import Sampled, with_rewards
