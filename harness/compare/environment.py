@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from string import ascii_uppercase
 
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import listed, plural
@@ -14,7 +12,6 @@ from harness.results.manifest import COMPUTE_NOTHING, VALIDATION_PROMPTS
 from harness.results.reader import flat_settings
 
 DIFFERENCES = ("machine", "versions", "threads", "commit", "simulation")
-GROUPED_BY = ("simulation", "machine", "versions", "threads")
 UNKNOWN, NOT_INSTALLED = "unknown", "none"
 _LIMITS = {
     "driver": "driver {}",
@@ -24,25 +21,6 @@ _LIMITS = {
     "application_sm_clock_mhz": "SM clock set to {} MHz",
     "application_memory_clock_mhz": "memory clock set to {} MHz",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The runs that share machine, versions, threads and whether they were simulated.
-
-    Attributes:
-        letter: its short name in tables: A, B and so on in the order of the experiments.
-        values: what they share, in the order of ``GROUPED_BY``.
-        runs: how many runs belong to it.
-        differs: what sets it apart from the other groups, in words; empty for a single group.
-        on_gpu: whether all of them compute on a GPU.
-    """
-
-    letter: str
-    values: tuple[str, ...]
-    runs: int
-    differs: str
-    on_gpu: bool = False
 
 
 def environment_values(manifest: Manifest) -> dict[str, str]:
@@ -79,73 +57,6 @@ def machine_facts(manifest: Manifest, with_limits: bool = True) -> list[str]:
         if values != {UNKNOWN} or key == "driver":
             facts.append(form.format(" and ".join(sorted(values))))
     return facts
-
-
-def groups(experiments: Iterable[Experiment]) -> list[Group]:
-    """Return the groups of the experiments' runs, in the order in which the experiments show them."""
-    members: dict[tuple[str, ...], list[Member]] = {}
-    for experiment in experiments:
-        for member in experiment.members:
-            members.setdefault(_values(member), []).append(member)
-    firsts = [runs[0].manifest for runs in members.values()]
-    return [
-        Group(group_letter(index), values, len(runs), _what_differs(firsts[index], firsts), all(map(on_gpu, runs)))
-        for index, (values, runs) in enumerate(members.items())
-    ]
-
-
-def _values(member: Member) -> tuple[str, ...]:
-    values = environment_values(member.manifest)
-    return tuple(values[name] for name in GROUPED_BY)
-
-
-def letters_of(experiment: Experiment, every: Sequence[Group]) -> str:
-    """Return the letters of the groups that an experiment's runs belong to, such as ``A`` or ``A+B``."""
-    present = set(map(_values, experiment.members))
-    return "+".join(group.letter for group in every if group.values in present)
-
-
-def legend(every: Sequence[Group]) -> tuple[str, ...]:
-    """Say what sets each group apart, one sentence for each; nothing where there is one group only."""
-    if len(every) < 2:
-        return ()
-    sentences = [f"{group.letter} ({plural(group.runs, 'run')}): {group.differs}." for group in every]
-    alike: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
-    for group in every:
-        alike.setdefault((group.on_gpu, group.values[: -1 if group.on_gpu else None]), []).append(group.letter)
-    if len(alike) > 1:
-        sentences.append("Compare seconds within one of these groups only.")
-    same = [listed(letters) for letters in alike.values() if len(letters) > 1]
-    return (
-        *sentences,
-        *(f"{each} compute on a GPU, and differ in CPU threads alone: compare their seconds freely." for each in same),
-    )
-
-
-def group_letter(index: int) -> str:
-    """Return A to Z, then AA, AB and so on."""
-    letters = ""
-    index += 1
-    while index:
-        index, place = divmod(index - 1, len(ascii_uppercase))
-        letters = ascii_uppercase[place] + letters
-    return letters
-
-
-def _what_differs(own: Manifest, every: Sequence[Manifest]) -> str:
-    """Say what a group has of that which not all groups share."""
-    known, words = [environment_values(each) for each in every], []
-    apart = {name for name in GROUPED_BY if len({values[name] for values in known}) > 1}
-    if "simulation" in apart:
-        words.append("not simulated" if own.simulated is None else f"simulated by the profile {own.simulated}")
-    if "machine" in apart:
-        words.append(f"{', '.join(machine_facts(own))} (machine {environment_values(own)['machine']})")
-    if "threads" in apart:
-        words.append("unknown thread count" if own.threads is None else plural(own.threads, "thread"))
-    for name in sorted({name for each in every for name in each.versions}):
-        if len({each.versions.get(name) or None for each in every}) > 1:
-            words.append(f"{name} {own.versions[name]}" if own.versions.get(name) else f"no {name}")
-    return ", ".join(words)
 
 
 def origin(experiment: Experiment) -> str:

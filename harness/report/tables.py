@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from harness.compare.endpoint import ENDPOINTS, endpoint_of_effect
-from harness.compare.environment import groups, legend, letters_of
+from harness.compare.environment import environment_values, unlike
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
@@ -30,6 +30,7 @@ OVERLAP = 1.005
 NEARLY_ALL = 0.8
 """Share of the steps in which a stage ran that counts as every step: in an asynchronous run it may end twice in one
 step's window and not in the next."""
+SHORT_DIGEST = 7
 MOST_BESIDE = 4
 """Arms that stand side by side; of more, each has a row."""
 MOST_ROWS = 10
@@ -519,18 +520,18 @@ def _effect_row(effect: Effect, blocks: int) -> tuple[str, ...]:
 def overview_table(experiments: Sequence[Experiment]) -> Table:
     """Return one line for each experiment, with the status where not all runs are complete; ranges are over its runs.
 
-    Where not all were made on one kind of machine with the same versions and threads, a letter says which group each
-    belongs to, and the notes say what sets the groups apart.
+    Where not all were made on one kind of machine, a column says on which; the notes say where runs differ.
     """
-    kinds = groups(experiments)
-    is_odd = any(not member.is_completed for experiment in experiments for member in experiment.members)
+    members = [member for experiment in experiments for member in experiment.members]
+    is_odd = any(not member.is_completed for member in members)
+    machines = [dict.fromkeys(map(_machine, experiment.members)) for experiment in experiments]
     rows = []
-    for experiment in experiments:
+    for experiment, own in zip(experiments, machines, strict=True):
         statuses = [member.run.status for member in experiment.members]
         marks = "".join(sorted({mark(experiment, arm) for arm in experiment.arms}))
         rows.append(
             (
-                *(experiment.title, experiment.name, letters_of(experiment, kinds) if len(kinds) > 1 else ""),
+                *(experiment.title, experiment.name, "+".join(own) if any(own != each for each in machines) else ""),
                 *(str(len(experiment.members)), _statuses(statuses) if is_odd else ""),
                 _over_runs(experiment, "steps", count),
                 _over_runs(experiment, "step_s", number) + marks,
@@ -538,8 +539,15 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
             )
         )
     drifted = [f"{MARK} Step time still drifting after warm-up."] if any(MARK in row[6] for row in rows) else []
-    header = ("scenario", "experiment", "in", "runs", "status", "steps", "s per step", "last reward")
-    return _without_empty(Table("Experiments, oldest first", header, tuple(rows), (*legend(kinds), *drifted), words=3))
+    header = ("scenario", "experiment", "machine", "runs", "status", "steps", "s per step", "last reward")
+    return _without_empty(
+        Table("Experiments, oldest first", header, tuple(rows), (*unlike(members), *drifted), words=3)
+    )
+
+
+def _machine(member: Member) -> str:
+    """Return the first digits of a machine's fingerprint."""
+    return "simulated" if member.manifest.simulated else environment_values(member.manifest)["machine"][:SHORT_DIGEST]
 
 
 def _over_runs(experiment: Experiment, figure: str, form: Format) -> str:

@@ -314,7 +314,7 @@ def test_usage_errors_exit_with_2(capsys: Capture) -> None:
 def test_unlike_machines_are_said_across_experiments(make_run: Make, results: Path, capsys: Capture) -> None:
     make_run(scenario="other", experiment="20261118-000000", started_at=EARLY, machine={"fingerprint": "ffffffffffff"})
     output = typed(capsys, results, "--full").replace("\n", " ")
-    assert "machine ffffffffffff" in output
+    assert "2 kinds of machine (ffffffffffff, 0123456789ab)" in output
     assert "Compare seconds within one of these groups only." in output
 
 

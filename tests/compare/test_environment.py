@@ -12,10 +12,6 @@ from harness.compare.comparability import unlike_environments, why_not_comparabl
 from harness.compare.environment import (
     DIFFERENCES,
     environment_values,
-    group_letter,
-    groups,
-    legend,
-    letters_of,
     machine_facts,
     on_gpu,
     origin,
@@ -75,27 +71,13 @@ def test_what_differs_between_two_runs(change: dict[str, Any], names: tuple[str,
     assert tuple(name for name in DIFFERENCES if one[name] != two[name]) == names
 
 
-def test_one_group_is_not_worth_a_word() -> None:
-    (group,) = groups([made_experiment(made_run("a"), made_run("b"))])
-    assert (group.letter, group.runs, group.differs) == ("A", 2, "")
-    assert legend([group]) == ()
-
-
-def test_groups_have_a_legend_of_what_differs() -> None:
-    large: dict[str, Any] = {"machine": LARGE, "versions": VERSIONS | {"ray": "2.60.0"}}
-    early = made_experiment(made_run(versions=VERSIONS))
-    late = made_experiment(made_run("a", versions=VERSIONS), made_run("b", **large), made_run("c", **large))
-    every = groups([early, late])
-    assert [letters_of(experiment, every) for experiment in (early, late)] == ["A", "A+B"]
-    assert legend(every) == (
-        "A (2 runs): Abacus 3000, 2 cores, 24 GiB (machine 0123456789ab), no ray.",
-        "B (2 runs): Abacus 9000, 1 core, 96 GiB, 1 x H100, driver unknown (machine fedcba987654), ray 2.60.0.",
-        "Compare seconds within one of these groups only.",
-    )
+def test_the_overview_says_which_machine_where_there_are_several() -> None:
+    early, late = made_experiment(made_run()), made_experiment(made_run("a"), made_run("b", machine=LARGE))
     table = overview_table([early, late])
-    assert table.header[:4] == ("scenario", "experiment", "in", "runs")
-    assert [row[2:4] for row in table.rows] == [("A", "1"), ("A+B", "3")]
-    assert (table.notes, table.words) == (legend(every), 3)
+    assert table.header[:4] == ("scenario", "experiment", "machine", "runs")
+    assert [row[2:4] for row in table.rows] == [("0123456", "1"), ("0123456+fedcba9", "2")]
+    assert table.notes == tuple(unlike([*early.members, *late.members]))
+    assert "machine" not in overview_table([early, early]).header
 
 
 IN_PROCESS: dict[str, Any] = {
@@ -145,29 +127,11 @@ def test_threads_of_runs_on_a_gpu_do_not_keep_them_apart(
     ]  # fmt: skip
     experiment = made_experiment(*members)
     assert on_gpu(members[0]) == alike
-    *_, text = legend(groups([experiment]))
-    assert text.startswith("A and B compute on a GPU") == alike
-    assert ("within one of these groups only" in text) != alike
     (judged,) = judgements(experiment)
     assert (judged.step.verdict is Verdict.NOT_COMPARABLE, judged.no_gate is None) == (not alike, alike)
     notes = [text for text in unlike(experiment.members) if text.startswith("The thread counts differ: 16, 8")]
     assert ["compute on a GPU" in note for note in notes] == [alike]
     assert bool(why_not_comparable(experiment.arms["a"], experiment.arms["b"], (), one_command=False)) != alike
-
-
-def test_groups_on_gpus_stay_apart_from_other_machines() -> None:
-    large = [
-        made_run(arm, threads=threads, machine=LARGE, settings=device("cuda")) for arm, threads in (("a", 16), ("b", 8))
-    ]
-    text = legend(groups([made_experiment(*large), made_experiment(made_run())]))
-    assert text[3] == "Compare seconds within one of these groups only."
-    assert text[4].startswith("A and B compute on a GPU")
-
-
-def test_letters_go_on_after_z() -> None:
-    assert [group_letter(index) for index in (0, 25, 26, 27, 51, 52, 701, 702)] == [
-        "A", "Z", "AA", "AB", "AZ", "BA", "ZZ", "AAA",
-    ]  # fmt: skip
 
 
 def test_the_origin_in_one_line() -> None:
