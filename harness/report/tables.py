@@ -142,6 +142,11 @@ def _one_arm(experiment: Experiment) -> Table:
         for stage in main_stages(experiment)
     ]
     rows.append(("whole step", cell(experiment, arm, "step_s", number) + mark(experiment, arm), percent(1.0)))
+    rows += [
+        (label, cell(experiment, arm, figure, form), "")
+        for label, figure, form in MAIN_FIGURES
+        if experiment.has(figure) and figure != "reward_last"  # which the answer has
+    ]
     return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), _stable(experiment))
 
 

@@ -41,7 +41,8 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
         yield f"{plural(len(known) - len(shown), 'more arm')} in the table."
     if arms and not known:
         silent = [arm for arm in experiment.arms if experiment.mean(arm, "step_s") is None]
-        yield f"Cannot tell which arm is faster: no seconds per step are known of {listed(some(silent))}."
+        of = f" of {listed(some(silent))}" if silent else " of arms that share a block"
+        yield f"Cannot tell which arm is faster: no {endpoint_of_effect(arms[0].primary).words} are known{of}."
     if not arms:
         yield from (_alone(experiment, arm) for arm in [*experiment.arms][:MOST_ARMS])
 
