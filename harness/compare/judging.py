@@ -20,7 +20,7 @@ from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
 from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment, Member, arm_named
 from harness.compare.imported import is_of_logs, over_steps
-from harness.compare.numbers import change, listed
+from harness.compare.numbers import listed
 from harness.compare.occasions import Baseline
 from harness.compare.stats import (
     STAGE_THRESHOLD,
@@ -41,8 +41,6 @@ from harness.core.trace import Stage
 from harness.results.rows import SPEED_PROBE
 
 Members = Sequence[Member]
-UNEQUAL_WORK = 0.05
-"""Difference in tokens per step that is worth saying."""
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: name the folders of 3 at least, better 5"
 )
@@ -131,26 +129,25 @@ def judgements(
         ]
     floor = next((item.primary for item in judged if item.is_noise_floor), None)
     judged = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in judged]
-    return _told_of_faster(judged, experiment, base)
+    return judged
 
 
-def _told_of_faster(judged: list[Judgement], experiment: Experiment, base: str) -> list[Judgement]:
-    """Tell asynchronous arms of the fastest synchronous one, where it is faster than a synchronous baseline."""
+def fastest_in_turns(experiment: Experiment, judged: Sequence[Judgement]) -> str | None:
+    """Return the fastest synchronous arm, where asynchronous ones are set against a synchronous baseline that it is
+    shown to be faster than; None where there is none."""
 
     def in_turns(arm: str) -> bool:
-        return experiment.arms[arm][0].settings.get("max_lag") == 0
+        return arm in experiment.arms and experiment.arms[arm][0].settings.get("max_lag") == 0
 
-    faster = [
-        item for item in judged if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and item.step.ratio
-    ]
-    best = min(faster, key=lambda item: item.step.ratio or 1.0, default=None)
-    if not in_turns(base) or best is None or (best.step.ratio or 1.0) >= 1:
-        return judged
-    told = (
-        f"{best.other} is synchronous too, and faster than {base} ({change(best.step.ratio)}): compare lag with it by "
-        f"--baseline {best.other}"
-    )
-    return [item if in_turns(item.other) else replace(item, cautions=(told, *item.cautions)) for item in judged]
+    if not judged or not in_turns(judged[0].base) or all(in_turns(item.other) for item in judged):
+        return None
+    ratios = {
+        item.other: item.step.ratio
+        for item in judged
+        if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and item.step.ratio
+    }
+    best = min(ratios, key=lambda arm: ratios[arm], default=None)
+    return best if best is not None and ratios[best] < 1 else None
 
 
 def judge_against(
@@ -224,7 +221,7 @@ def _draft(
         deciding = Comparison(endpoint.name, of_blocks(ratios), endpoint.threshold, False, refused)
         comparisons.insert(0, replace(deciding, undecided="; ".join(reasons) or None))
     unstable = [] if drift is None or drift.sentence is None else [drift.sentence]
-    cautions = (*unstable, *steady, *_unequal_work(experiment, base, other))
+    cautions = (*unstable, *steady)
     return _Draft(replace(judgement, alternated=alternated, cautions=cautions), before, after, comparisons)
 
 
@@ -346,23 +343,6 @@ def _log_values(members: Members, endpoint: Endpoint) -> list[float]:
     """Return the log of an endpoint's value of each run that has one, in the order in which they ran."""
     runs = sorted(members, key=lambda member: member.manifest.started_at)
     return [log(value) for value in map(endpoint.value, runs) if value is not None and value > 0]
-
-
-def _unequal_work(experiment: Experiment, base: str, other: str) -> list[str]:
-    """Say where an arm may be faster because it generated less, or slower because it generated more."""
-
-    mine, theirs = (
-        [
-            tokens / len(member.table)
-            for member in experiment.arms[arm]
-            if (tokens := member.figures.get("mean/response_tokens")) is not None and len(member.table)
-        ]
-        for arm in (other, base)
-    )
-    if not mine or not theirs or not fmean(theirs) or abs(fmean(mine) / fmean(theirs) - 1) < UNEQUAL_WORK:
-        return []
-    tokens = f"{other} generated {change(fmean(mine) / fmean(theirs))} tokens per step against {base}"
-    return [f"{tokens}, so they did not do equal work; sampling.pinned_lengths makes them"]
 
 
 def is_same(one: Members, other: Members) -> bool:

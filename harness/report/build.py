@@ -23,7 +23,10 @@ MOST_CAUTIONS = 2
 """Of the short form."""
 SHORT = ("stages", "bottleneck")
 """Keys of the remarks of the short form, the first where there are two arms."""
-WEIGHTY = ("diverged", "no_signal", "failed_groups", "simulated", "damaged", "unfinished", "verdicts", "unlike")
+WEIGHTY = (
+    *("diverged", "no_signal", "failed_groups", "simulated", "asleep", "missing", "unknown_seconds", "damaged"),
+    *("unfinished", "reward_steps", "unequal_work", "length", "verdicts", "unlike"),
+)
 """Keys of the cautions that come first: they are about whether the numbers may be compared at all."""
 MARKED, REPEAT, FOR_SOME = "drift", "not_repeated", "For some: "
 """Keys of the caution that the table's mark gives and of the one that says what to type for error bars, after these

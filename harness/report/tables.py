@@ -13,7 +13,7 @@ from harness.compare.environment import environment_values, unlike
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import Judgement, direction
-from harness.compare.numbers import NOTHING, Format, change, count, number, percent, plural, reward
+from harness.compare.numbers import NOTHING, Format, change, count, listed, number, percent, plural, reward, some
 from harness.compare.remarks.time import measured_ranks
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, UNATTRIBUTED, Figure
 from harness.compare.stats import STEP, Effect
@@ -110,7 +110,11 @@ def _without_empty(table: Table) -> Table:
 def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> tuple[str, ...]:
     """Say what changes are against where that has no column."""
     is_elsewhere = judged and not {item.base for item in judged} & {*arms}
-    return ("Changes are against the same arm in the folders of --against.",) if is_elsewhere else ()
+    if all(item.base.startswith(f"{item.other} of ") for item in judged):
+        bases = ["the same arm in the folders of --against"]
+    else:
+        bases = some([*dict.fromkeys(item.base for item in judged)])
+    return (f"Changes are against {listed(bases)}.",) if is_elsewhere else ()
 
 
 def _changed(seconds: str, effect: Effect | None) -> str:

@@ -136,8 +136,9 @@ class RunTable:
 
     @cached_property
     def is_measured(self) -> NDArray[np.bool_]:
-        """Which steps figures of time rest on: neither warm-up nor profiled; all where no other is left."""
-        measured = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0)
+        """Which steps figures of time rest on: neither warm-up nor profiled, nor, of another trainer's log, without
+        known seconds; all where no other is left."""
+        measured = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0) & (self.steps["wall_s"] > 0)
         return measured if measured.any() else np.ones(len(self), dtype=np.bool_)
 
     @cached_property

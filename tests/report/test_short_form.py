@@ -62,7 +62,7 @@ def test_it_fits_on_a_screen(name: str) -> None:
 
 def test_it_says_where_time_goes_and_what_to_type_next() -> None:
     text = _words(_printed(_reference("sync_k")))
-    assert "Biggest bottleneck, by time on the critical path: update in k1 (52.8% of a step)" in text
+    assert "Bottleneck on the critical path: update in k1 (52.8% of a step)" in text
     assert "a step of k1 would be at most 5.3% shorter" in text
     assert "One run each: no error bars. For some: python -m harness bench sync_k --blocks 10" in text
     assert "Largest stage: update, 52.3% of a step." in _words(_printed(_reference("course")))

@@ -309,7 +309,8 @@ def test_without_seconds_the_clock_of_the_log_is_used_and_without_that_they_are_
 def test_impossible_seconds_are_left_out_and_counted(bad: float) -> None:
     done = convert(VERL, points((1, VERL_STEP), (2, VERL_STEP | {"timing_s/gen": bad})))
     assert "generate" not in done.rows[1].stages_s
-    assert "1 times were negative or not finite, and count as unknown" in done.notes
+    assert "1 times were negative or not finite: the seconds of 1 steps count as unknown" in done.notes
+    assert [row.wall_s > 0 for row in done.rows] == [True, False]
     kept = metrics(done.rows[1])["imported/timing_s/gen"]
     assert kept == bad or (math.isnan(kept) and math.isnan(bad))
 

@@ -48,6 +48,7 @@ class Rule:
 
 
 RULES = (
+    Rule("fairest", "answer", answer.fairest, "answer"),
     Rule("answer", "answer", answer.answer, "answer"),
     Rule("noise_floor", "answer", answer.noise_floor),
     Rule("diverged", "answer", answer.diverged, "caution"),
@@ -62,6 +63,7 @@ RULES = (
     Rule("stragglers", "time", time.stragglers),
     Rule("checkpoints", "time", time.checkpoints),
     Rule("rewards", "learning", answer.rewards),
+    Rule("reward_steps", "learning", answer.reward_steps, "caution"),
     Rule("target", "learning", answer.target),
     Rule("length", "learning", learning.length, "caution"),
     Rule("kl", "learning", learning.kl),
@@ -78,7 +80,11 @@ RULES = (
     Rule("shared_gpu", "machine", lag_and_syncs.shared_gpu, "caution"),
     Rule("simulated", "cautions", provenance.simulated, "caution"),
     Rule("unfinished", "cautions", provenance.unfinished, "caution"),
+    Rule("asleep", "cautions", provenance.asleep, "caution"),
+    Rule("missing", "cautions", provenance.missing, "caution"),
+    Rule("unknown_seconds", "cautions", provenance.unknown_seconds, "caution"),
     Rule("damaged", "cautions", provenance.damaged, "caution"),
+    Rule("unequal_work", "cautions", provenance.unequal_work, "caution"),
     Rule("verdicts", "cautions", provenance.verdict_cautions, "caution"),
     Rule("unlike", "cautions", provenance.unlike_runs, "caution"),
     Rule("turns", "cautions", provenance.turns, "caution"),

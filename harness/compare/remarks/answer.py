@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import ceil, log, log1p
 from statistics import fmean
 
-from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
+from harness.compare.endpoint import REWARD_THRESHOLD, SECONDS_PER_STEP, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import NOT_IN_TURN, Judgement
+from harness.compare.judging import NOT_IN_TURN, Judgement, direction, fastest_in_turns, judgements
 from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
 from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
@@ -38,13 +38,26 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     shown = sorted(known, key=lambda item: -abs(log(item.primary.ratio or 1.0)))[:MOST_ARMS]
     yield from (_against(experiment, item) for item in known if item in shown)
     if len(known) > len(shown):
-        yield f"{plural(len(known) - len(shown), 'more arm')} in the table."
+        yield f"The table has more: these {len(shown)} of {len(known)} arms differ most."
     if arms and not known:
         silent = [arm for arm in experiment.arms if experiment.mean(arm, "step_s") is None]
         of = f" of {listed(some(silent))}" if silent else " of arms that share a block"
         yield f"Cannot tell which arm is faster: no {endpoint_of_effect(arms[0].primary).words} are known{of}."
     if not arms:
         yield from (_alone(experiment, arm) for arm in [*experiment.arms][:MOST_ARMS])
+
+
+def fairest(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Set asynchronous arms against the fastest synchronous one too, where that is not the baseline."""
+    best = fastest_in_turns(experiment, judged)
+    if best is None:
+        return
+    for item in judgements(experiment, best):
+        effect, is_in_turns = item.step, experiment.arms[item.other][0].settings.get("max_lag") == 0
+        ends = SECONDS_PER_STEP.ends(effect)
+        if not is_in_turns and ends is not None:
+            blocks = f"{change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
+            yield f"{item.other} against {best}, the fastest synchronous arm: {direction(effect)}, {blocks}."
 
 
 def _against(experiment: Experiment, item: Judgement) -> str:
@@ -117,10 +130,16 @@ def _alone(experiment: Experiment, arm: str) -> str:
     seconds, members = experiment.range(arm, "step_s"), experiment.arms[arm]
     if seconds is None:
         return f"{arm}: {', '.join(dict.fromkeys(member.run.status for member in members))}, no step was measured."
-    text = f"{arm}: {over_runs(seconds, number)} s per step"
+    ranged = (
+        f" ({number(seconds.low)} to {number(seconds.high)} in {plural(len(members), 'run')})"
+        if len(members) > 1
+        else ""
+    )
+    text = f"{arm}: {number(seconds.value)} s per step{ranged}"
     first, last = experiment.mean(arm, "reward_first"), experiment.values(arm, "reward_last")
     if first is not None and experiment.mean(arm, "reward_last_step"):
-        error = interval_words(last) if len(last) > 1 else _of_prompts(last[0], experiment.values(arm, "prompts")[0])
+        prompts = None if members[0].figures["is_imported"] else experiment.mean(arm, "prompts")
+        error = interval_words(last) if len(last) > 1 else _of_prompts(last[0], prompts) if prompts else ""
         text += f"; validation reward {first:.2f} to {fmean(last):.2f}{error} in {plural(members[0].steps, 'step')}"
     return text + "."
 
@@ -235,7 +254,8 @@ def reward_words(experiment: Experiment, base: str, other: str, with_names: bool
     between = f" between {other} and {base}" if with_names else ""
     if max(-known.low, known.high) <= REWARD_THRESHOLD:
         return f"same final reward{between} ({shown})"
-    return f"no difference in reward shown{between} ({shown}; to see {REWARD_THRESHOLD} takes {_seeds_needed(known)})"
+    needed = f"to see {REWARD_THRESHOLD} takes {_seeds_needed(known)} seeds"
+    return f"no difference in reward shown{between} ({shown}; {needed})"
 
 
 def _seeds_needed(known: Difference) -> str:
@@ -247,6 +267,15 @@ def _seeds_needed(known: Difference) -> str:
     return f"about {seeds}" if seeds <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
 
 
+def reward_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where the last validation rewards of the arms are of unlike training steps."""
+    steps = {arm: experiment.range(arm, "reward_last_step") for arm in experiment.arms}
+    known = {arm: over_runs(at, count) for arm, at in steps.items() if at is not None}
+    if len({*known.values()}) > 1:
+        words = some([f"{arm} {at}" for arm, at in known.items()])
+        yield f"The last validation rewards are of unlike steps: {listed(words)}."
+
+
 def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Give the final rewards in order, each with its interval over seeds, and what became of the other seeds."""
     finals = sorted(final_rewards(experiment), key=lambda item: -item.mean)
@@ -255,9 +284,6 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     text = f"Final validation reward: {'; '.join(some([_final(experiment, item) for item in finals]))}"
     if all(len(item.by_seed) == 1 for item in finals):
         text += " (one seed each)"
-    pairs = math.comb(len(finals), 2)
-    if pairs > 1 and any(reward_difference(experiment, item.base, item.other) for item in judged):
-        text += f" (the intervals of differences hold for all {pairs} pairs of arms together)"
     unequal = [item.arm for item in finals[1:] if item.by_seed.keys() != finals[0].by_seed.keys()]
     if unequal:
         text += f"; {finals[0].arm} and {listed(some(unequal))} did not end with the same seeds, so their order is open"

@@ -185,10 +185,11 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
     largest = [point for point in alike if point.num_bytes == max(sizes)]
     best, *slower = sorted(largest, key=lambda point: point.median_s)
     shares = ", ".join(f"{point.transport} {100 * point.share_of_copy:.0f}%" for point in slower)
+    counts = f"{plural(receivers, 'receiver')} and {plural(tensors, 'tensor')}"
     sentences = [
-        f"At {best.megabytes:g} MB {best.transport} is the fastest: {number(1e3 * best.median_s)} ms from publish to "
-        f"the receiver's own tensors, {100 * best.share_of_copy:.0f}% of the bandwidth of a plain copy in memory"
-        f"{f' ({shares})' if shares else ''}."
+        f"At {best.megabytes:g} MB with {counts} {best.transport} is the fastest: {number(1e3 * best.median_s)} ms "
+        f"from publish to the receiver's own tensors (median), {100 * best.share_of_copy:.0f}% of the bandwidth of a "
+        f"plain copy in memory{f' ({shares})' if shares else ''}{_elsewhere(points, best)}."
     ]
     by_name = {point.transport: point for point in largest}
     for store, words in OBJECT_STORES.items():
@@ -199,7 +200,23 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
     costs = [cost for cost in sync_costs(points) if cost.receivers == receivers]
     if min(sizes) < max(sizes) and len(costs) > 1:
         (_, fastest), *later = fastest_by_size(costs, min(sizes), max(sizes), tensors)
-        changes = "".join(f", from {size / 1e6:.3g} MB on {name}" for size, name in later)
+        changes = "".join(f", from about {size / 1e6:.1g} MB on {name}" for size, name in later)
         where = f"for the smallest weights{changes}" if later else "at every size measured"
-        sentences.append(f"By the fitted costs the fastest is {fastest} {where}.")
+        sentences.append(f"By the fitted costs of {counts} the fastest is {fastest} {where}.")
     return sentences
+
+
+def _elsewhere(points: Sequence[SyncPoint], best: SyncPoint) -> str:
+    """Name the fastest transports of weights of that size with other receivers or tensors, where they are others."""
+    alike = [point for point in points if point.num_bytes == best.num_bytes]
+    kinds = dict.fromkeys((point.receivers, point.tensors) for point in alike)
+    winners = {
+        kind: min((p for p in alike if (p.receivers, p.tensors) == kind), key=lambda p: p.median_s).transport
+        for kind in kinds
+    }
+    others = [
+        f"{name} with {plural(receivers, 'receiver')} and {plural(tensors, 'tensor')}"
+        for (receivers, tensors), name in winners.items()
+        if name != best.transport
+    ]
+    return f"; but {listed(others)}" if others else ""

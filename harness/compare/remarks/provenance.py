@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
+from harness.compare.completeness import gaps
 from harness.compare.environment import unlike
-from harness.compare.experiment import Experiment
+from harness.compare.experiment import Experiment, Member
 from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
-from harness.compare.numbers import plural
-from harness.compare.remarks.answer import run_name
+from harness.compare.numbers import change, listed, plural, some
+from harness.compare.remarks.answer import only_sleeps, run_name
 from harness.compare.remarks.lag_and_syncs import sweep_points
 from harness.compare.resources import contention
+from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
 from harness.core.installation import as_typed
 from harness.core.named_files import VERSUS
+from harness.results.experiment_plan import read_plan
 from harness.results.occupancy import loop_window
 
+UNEQUAL_WORK = 0.05
+"""Difference in tokens per step that is worth saying."""
 MOST_ARMS = 6
 """Whose counters are read."""
 
@@ -52,6 +58,61 @@ def damaged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
         for member in members:
             if member.times is not None:  # of very many runs, those of which more than the steps is read
                 yield from (f"{run_name(experiment, arm, member)}: {text}." for text in member.kept.problems)
+
+
+def unknown_seconds(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say of how many steps the log of another trainer has no seconds, where it has those of others."""
+    for arm, members in experiment.arms.items():
+        for member in members:
+            known = int((member.table.steps["wall_s"] > 0).sum())
+            if member.figures["is_imported"] and 0 < known < member.steps:
+                yield (
+                    f"{run_name(experiment, arm, member)}: the log has seconds of {known} of "
+                    f"{plural(member.steps, 'step')}; the others count in no time."
+                )
+
+
+def missing(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say which runs that were asked for are not among those that are compared, and what that does to the baseline."""
+    plan = read_plan(experiment.folder)
+    absent = gaps(experiment, ())
+    if plan is None or not absent.runs:
+        return
+    names = listed(some([gap.folder.name for gap in absent.runs]))
+    text = f"{len(absent.runs)} of {plural(len(plan.due), 'planned run')} cannot be read or are not there: {names}"
+    if plan.due and plan.due[0].variant in absent.lost:
+        text += f"; without any run of {plan.due[0].variant}, arms are set against {experiment.labels[0]}"
+    yield f"{text}."
+
+
+def asleep(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where the parts of runs sleep in place of working."""
+    arms = [arm for arm, members in experiment.arms.items() if any(map(only_sleeps, members))]
+    if arms:
+        yield f"In {listed(some(arms))} model and engine sleep for given times in place of working: nothing is learned."
+
+
+def unequal_work(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where arms may be faster because they generated less, or slower because they generated more."""
+    unlike: dict[str, list[str]] = {}
+    for item in judged:
+        mine, theirs = (_tokens_per_step(experiment.arms.get(arm, ())) for arm in (item.other, item.base))
+        if mine and theirs and abs(mine / theirs - 1) >= UNEQUAL_WORK:
+            unlike.setdefault(item.base, []).append(f"{item.other} ({change(mine / theirs)})")
+    for base, others in unlike.items():
+        yield (
+            f"Work was not equal: tokens generated per step against {base}: {listed(some(others))}; "
+            "sampling.pinned_lengths makes it equal."
+        )
+
+
+def _tokens_per_step(members: Sequence[Member]) -> float | None:
+    known = [
+        tokens / len(member.table)
+        for member in members
+        if (tokens := member.figures.get("mean/response_tokens")) is not None and len(member.table)
+    ]
+    return fmean(known) if known else None
 
 
 def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -91,6 +152,10 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
     cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
     if is_of_logs(experiment):
         yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
+        steps = {arm: int(members[0].table.is_measured.sum()) for arm, members in experiment.arms.items()}
+        few = [f"{arm} has {own}" for arm, own in steps.items() if own < FEWEST_STEPS]
+        if few:
+            yield f"An interval over steps takes {FEWEST_STEPS} measured steps: {listed(some(few))}."
     elif max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
         command = as_typed(f"python -m harness bench {experiment.scenario.replace(VERSUS, ' ')} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"

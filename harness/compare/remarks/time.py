@@ -79,7 +79,7 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
         return
     first, stage = next(iter(largest.items()))
     gain, of = percent(FASTER * shares[first][stage]), f" of {first}" if len(largest) > 1 else ""
-    text = f"Biggest bottleneck, by time on the critical path: {'; '.join(where)}."
+    text = f"Bottleneck on the critical path: {'; '.join(where)}."
     text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
     more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
     unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]

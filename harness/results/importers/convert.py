@@ -223,9 +223,11 @@ class _Figures:
     Attributes:
         seconds: of stages by lane and stage, and of the step as ``("", STEP_SECONDS)``.
         metrics, validation: of the training row and of the evaluation.
+        is_unknown: in which steps a time is negative or not finite, so that their seconds are not known.
     """
 
     def __init__(self, steps: pd.Index) -> None:
+        self.is_unknown = pd.Series(False, steps)
         self.seconds: dict[tuple[str, str], pd.Series] = defaultdict(lambda: pd.Series(math.nan, steps))
         self.metrics: dict[int, dict[str, Metric]] = {step: {} for step in steps}
         self.validation: dict[int, dict[str, Metric]] = {step: {} for step in steps}
@@ -349,6 +351,7 @@ def _translate(
                 bad = use & ~value.between(0.0, MOST_SECONDS)
                 bad_seconds += int(bad.sum())
                 use &= ~bad
+                figures.is_unknown |= bad
             if not use.any():
                 continue
             figures.put(entry, ours, value[use], entry.is_validation)
@@ -358,7 +361,10 @@ def _translate(
             if entry.compute is None:
                 renamed[theirs[0]] = renamed[theirs[0]] | use
     if bad_seconds:
-        done.notes.append(f"{bad_seconds} times were negative or not finite, and count as unknown")
+        steps = int(figures.is_unknown.sum())
+        done.notes.append(
+            f"{bad_seconds} times were negative or not finite: the seconds of {steps} steps count as unknown"
+        )
     return there & ~pd.DataFrame(renamed, values.index).reindex(columns=there.columns, fill_value=False)
 
 
@@ -384,6 +390,7 @@ def _fill_rows(
     clock_s = (times - times.ffill().shift()).reindex(covers.index)
     clock_s = clock_s.where(clock_s >= 0) / covers
     wall_s = (step_s + evaluate_s / covers).fillna(clock_s).where(is_row)
+    wall_s = wall_s.where(~figures.is_unknown)
     done.seconds_known = bool(wall_s.notna().any())
     wall_s = wall_s.fillna(0.0)
     elapsed_s = (wall_s * covers).cumsum()
