@@ -154,12 +154,13 @@ def duplicates(runs: Sequence[Member]) -> list[str]:
     places: dict[tuple[str, int | None, int], list[Member]] = {}
     for run in runs:
         places.setdefault((run.manifest.experiment, run.manifest.block, run.manifest.seed), []).append(run)
-    return [
-        f"{listed([repr(str(run.folder)) for run in claimed])} are the same run "
+    twice = [
+        f"{listed(some([repr(str(run.folder)) for run in claimed], 3))} are the same run "
         f"({'' if block is None else f'block {block}, '}seed {seed})"
         for (_, block, seed), claimed in places.items()
         if len(claimed) > 1
     ]
+    return some(twice, 1)
 
 
 def as_far_as_they_got(effect: Effect, before: Sequence[Member], after: Sequence[Member]) -> Effect:

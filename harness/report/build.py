@@ -51,7 +51,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     by_key = {item.key: item for item in said}
     keys = SHORT if len(experiment.arms) == 2 else SHORT[1:]
     short += [by_key[key] for key in keys if key in by_key]
-    following = _next(experiment, said)
+    following = _next(experiment, judged, said)
     used = {item.key for item in following if isinstance(item, Remark)}
     said = [item for item in said if item not in (*answer, *short) and item.key not in used]
     cautions = [item for item in said if item.kind == "caution"]
@@ -81,9 +81,10 @@ def _of(said: Sequence[Remark], section: str) -> list[Remark]:
     return [item for item in said if item.section == section and item.kind != "caution"]
 
 
-def _next(experiment: Experiment, said: Sequence[Remark]) -> list[Item]:
+def _next(experiment: Experiment, judged: Sequence[Judgement], said: Sequence[Remark]) -> list[Item]:
     """Say what to type next: to see what a smaller bottleneck would bring, and for error bars where there are none."""
-    command = whatif_command(experiment, _shown)
+    base = next((item.base for item in judged if item.base in experiment.arms), experiment.labels[0])
+    command = whatif_command(experiment, base, _shown)
     items: list[Item] = [Command(command)] if command else []
     for item in said:
         words, introduced, command = item.text.partition(FOR_SOME)

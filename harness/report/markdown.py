@@ -19,7 +19,11 @@ def markdown(document: Document, full: bool = False) -> str:
     for section in document.sections if full else document.sections[:1]:
         tables = [item.table if isinstance(item, Chart) else item for item in section.items]
         parts += [markdown_table(item) for item in tables if isinstance(item, Table)]
-        sentences = [f"- {escaped(item.text)}" for item in section.items if isinstance(item, Remark | Command)]
+        sentences = [
+            f"- {escaped(item.text)}" if isinstance(item, Remark) else f"- `{plain(item.text).replace('`', '')}`"
+            for item in section.items
+            if isinstance(item, Remark | Command)
+        ]
         parts += ["\n".join(sentences)] if sentences else []
         parts += map(escaped, section.notes)
     return "\n\n".join([*parts, escaped(document.origin)]) + "\n"

@@ -158,7 +158,9 @@ def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Ma
     """A row for each arm, the fastest first; of many arms the fastest and the slowest five."""
     arms = sorted(experiment.arms, key=lambda arm: experiment.mean(arm, "step_s") or float("inf"))
     left = len(arms) - MOST_ROWS
-    shown = arms if left <= 0 else [*arms[: MOST_ROWS // 2], *arms[-(MOST_ROWS // 2) :]]
+    first, last = arms[: MOST_ROWS // 2], arms[-(MOST_ROWS // 2) :]
+    base = [arm for arm in experiment.arms if arm not in steps and arm not in (*first, *last)]
+    shown = arms if left <= 0 else [*first, *base, *last]
     rows = []
     for arm in shown:
         effect = steps.get(arm)
@@ -174,7 +176,8 @@ def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Ma
         )
     notes = [*_stable(experiment), *_from_elsewhere(list(experiment.arms), judged)]
     if left > 0:
-        notes.insert(0, f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms; {left} are left out.")
+        most = f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms{' and the baseline' if base else ''}"
+        notes.insert(0, f"{most}; {len(arms) - len(shown)} left out.")
     header = ("arm", "s per step", "change", "95% interval", "reward", "tokens")
     return Table("", header, tuple(rows), tuple(notes))
 

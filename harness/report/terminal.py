@@ -112,7 +112,7 @@ def print_table(console: Console, table: Table) -> None:
 def _broken(name: str, width: int) -> str:
     """Break a name into lines behind its marks: ``sync_two_threads`` is ``sync_two_`` above ``threads``."""
     lines = [""]
-    for piece in re.findall(r"[^-_=,. ]*[-_=,. ]?", name):
+    for piece in re.findall(rf"[^-_=,. ]{{0,{width}}}[-_=,. ]?", name):
         lines[-1:] = [lines[-1] + piece] if len(lines[-1] + piece) <= width or not lines[-1] else [lines[-1], piece]
     return "\n".join(line.strip() for line in lines)
 

@@ -59,7 +59,8 @@ def typed(capsys: Capture, *arguments: str | Path) -> str:
     [
         (
             "async_lag1",
-            "lag1 against sync_two_threads, the fastest synchronous arm: cannot tell, -3.1% (-7.3% to +1.2%, 12 blocks).",
+            "lag1 against sync_two_threads, the fastest synchronous arm: cannot tell, -3.1% (-7.3% to +1.2%, 12 "
+            "blocks).",
             "whole step 0.501* 0.361* -27.8% 0.394* -21.3% 0.350* -30.1%",
         ),
         (
@@ -109,7 +110,7 @@ def test_a_table_to_paste_is_markdown(results: Path, capsys: Capture) -> None:
     assert output.startswith("## sync\\_k / 20261120-111500\n")
     assert "\n| seconds per step | k1 | k2 | change |\n| --- | ---: | ---: | ---: |\n" in output
     assert "\n| whole step | 1.50 | 1.50 | +0.0% |\n| generate | 0.300 | 0.300 | +0.0% |\n" in output
-    assert "\n- One run each: no error bars. For some:\n- python -m harness bench" in output
+    assert "\n- One run each: no error bars. For some:\n- `python -m harness bench" in output
     assert typed(capsys, results / "sync_k", "--format", "md") == output
 
 

@@ -513,7 +513,7 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
     ]
     unseen = made_run("a", seed=1, wall_s=9.0)  # without spans: no part of a share
     assert said([alone, unseen], "bottleneck") == said([alone], "bottleneck")
-    assert whatif_command(made_experiment(alone, unseen), "results/{}".format) == (
+    assert whatif_command(made_experiment(alone, unseen), "a", "results/{}".format) == (
         "python -m harness whatif results/made/a/0 --scale update=0.9"
     )
     others = [on_path("b", {"update": 0.6}), on_path("c", {"generate": 0.2, "update": 0.1, "unattributed": 0.7})]
@@ -524,7 +524,7 @@ def test_the_bottleneck_is_what_is_on_the_critical_path_for_longest() -> None:
     ]
     log_only = made_run(stages_s={"generate": 0.4, "update": 1.2})
     assert said([log_only], "bottleneck") == ["Largest stage: update, 120.0% of a step, added over processes."]
-    assert whatif_command(made_experiment(log_only), str) is None
+    assert whatif_command(made_experiment(log_only), "a", str) is None
     assert said([made_run()], "bottleneck") == []
 
 

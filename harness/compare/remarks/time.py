@@ -77,7 +77,8 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     if kind == TIMING:
         yield f"Largest stage: {'; '.join(where)}."
         return
-    first, stage = next(iter(largest.items()))
+    first = next((item.base for item in judged if item.base in largest), next(iter(largest)))
+    stage = largest[first]
     gain, of = percent(FASTER * shares[first][stage]), f" of {first}" if len(largest) > 1 else ""
     text = f"Bottleneck on the critical path: {'; '.join(where)}."
     text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
@@ -90,13 +91,13 @@ def _largest(shares: dict[str, float]) -> str | None:
     return max((stage for stage in shares if stage != UNATTRIBUTED), key=lambda each: shares[each], default=None)
 
 
-def whatif_command(experiment: Experiment, shown: Callable[[Path], str]) -> str | None:
-    """Return what to type to see what a tenth off the first arm's bottleneck would bring; None without its spans.
+def whatif_command(experiment: Experiment, base: str, shown: Callable[[Path], str]) -> str | None:
+    """Return what to type to see what a tenth off the baseline's bottleneck would bring; None without its spans.
 
     Args:
         shown: how the folder of a run is written.
     """
-    for member in experiment.arms[experiment.labels[0]]:
+    for member in experiment.arms[base]:
         stage = _largest(stage_seconds([member]))
         if stage is not None:
             folder = shlex.quote(shown(member.folder))
