@@ -56,7 +56,8 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     said = [item for item in said if item not in (*answer, *short) and item.key not in used]
     cautions = [item for item in said if item.kind == "caution"]
     shown = [item for item in cautions if item.key != MARKED]
-    first = sorted(shown, key=lambda item: item.key.partition("/")[0] not in WEIGHTY)[:MOST_CAUTIONS]
+    weights = {key: place for place, key in enumerate(WEIGHTY)}
+    first = sorted(shown, key=lambda item: weights.get(item.key.partition("/")[0], len(weights)))[:MOST_CAUTIONS]
     sections: list[Section | None] = [Section("comparison", "At a glance", (*short, *following, *first))]
     if points and not brief:
         chart = drawings.sizes_chart(experiment, points)

@@ -275,11 +275,14 @@ def stages_chart(experiment: Experiment) -> Chart | None:
             rest = round(max(0.0, wall - total), 9)
             bars.append(Bar(arm, "step", busy | {UNATTRIBUTED: rest}, *step, NOWHERE if is_in_turns else wall))
             continue
-        bars.append(Bar(arm, "busy", busy, f"{number(total)} s"))
-        bars.append(Bar(arm, "critical path", critical, *step))
+        runs = len(experiment.arms[arm])
+        of = f" ({len(members)} of {runs})" if len(members) < runs else ""
+        bars.append(Bar(arm, f"busy{of}", busy, f"{number(total)} s"))
+        bars.append(Bar(arm, f"critical path{of}", critical, *step))
     says = f"Means over {window_words(experiment.members)}, evaluations included."
-    if any(bar.row == "busy" for bar in bars):
+    if any(bar.row.startswith("busy") for bar in bars):
         says += " Busy: added over processes that work side by side. Critical path: what the loop waited for."
+        says += " In brackets: of how many runs, where not all kept their spans."
     title, table = "Seconds of a training step by stage", critical_path_table(experiment)
     return _bars(experiment, "stages", title, says, bars, table, x_label="seconds per training step")
 

@@ -257,7 +257,7 @@ def test_busy_and_critical_seconds_where_processes_overlap() -> None:
     figures = {f"timing_s/{stage}": seconds for stage, seconds in (("generate", 0.5), ("update", 0.9))}
     with_spans.figures.update(figures, stages_s=1.4)
     (axes,) = _axes(drawings.stages_chart(made_experiment(with_spans, without)))
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["busy", "critical path"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["busy (1 of 2)", "critical path (1 of 2)"]
     assert _bars(axes) == {
         "generate": [(0.0, 0.5)], "update": [(0.5, 0.9), (0.0, 0.9)], "unattributed": [(0.9, 0.1)],
     }  # fmt: skip
