@@ -20,6 +20,8 @@ MARKS = "GRPO_HARNESS_MARKS"
 """The environment variable: the marks of a process, with spaces between, those of its ancestors first."""
 GONE_S = 5.0
 """Seconds that killed processes may take to go."""
+STARTING_S = 3.0
+"""Seconds within which a process can be read after its start, which psutil tells to a second."""
 
 
 def with_mark(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -56,15 +58,30 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
+def _starts(process: psutil.Process) -> bool:
+    """Whether it has just been started and shows no environment yet, as between its old program and its new one."""
+    import psutil
+
+    try:
+        return time.time() - process.create_time() < STARTING_S and not process.environ() and _lives(process)
+    except psutil.Error:
+        return False
+
+
 def end_marked(mark: str, known: Iterable[psutil.Process] = ()) -> None:
     """Kill every process that ``marked`` finds; by its number and start, so that no other one is struck.
 
-    All are stopped before the first one is killed, since whoever forks faster than it is killed would escape.
+    All are stopped before the first one is killed, since whoever forks faster than it is killed would escape. What this
+    process has just started is looked at again once its environment, with the mark or without, can be read.
     """
     import psutil
 
     stopped: set[psutil.Process] = set()
-    while found := marked(mark, {*known, *stopped}) - stopped:
+    while True:
+        starts = any(map(_starts, set(psutil.Process().children(recursive=True)) - stopped))
+        found = marked(mark, {*known, *stopped}) - stopped
+        if not (found or starts):
+            break
         for process in found:
             with suppress(psutil.Error):
                 process.suspend()

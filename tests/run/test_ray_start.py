@@ -6,12 +6,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray._private import services
 
 from harness.core.errors import UserError
-from harness.core.marked_processes import MARKS
+from harness.core.marked_processes import MARKS, end_marked, with_mark
 from harness.run.actors.session import RaySession
 
 
@@ -55,6 +56,21 @@ def test_a_start_that_does_not_come_to_its_end_leaves_nothing(
     (process,) = start.processes
     assert process.wait(30) == -signal.SIGKILL
     assert (list(folders.iterdir()), services.ConsolePopen, os.environ.get(MARKS)) == ([], popen, None)
+
+
+def test_a_process_that_has_just_been_started_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen once on a busy machine: between its old program and its new one, a process shows no environment."""
+    environment, mark = with_mark(os.environ)
+    process = subprocess.Popen(["sleep", "600"], env=environment)
+    read, looks = psutil.Process.environ, list[int]()
+
+    def environ(self: psutil.Process) -> dict[str, str]:
+        looks.append(self.pid)
+        return {} if self.pid == process.pid and looks.count(self.pid) < 4 else read(self)
+
+    monkeypatch.setattr(psutil.Process, "environ", environ)
+    end_marked(mark)
+    assert process.wait(30) == -signal.SIGKILL
 
 
 def test_rays_processes_do_not_get_the_signals_of_the_commands_group(
