@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.compare.experiment import Member, member_of
@@ -15,7 +16,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics
 from harness.results import RunFolder, StepRow, TailRow, load_run, store_metrics
-from harness.results.frames import read_table
+from harness.results.frames import Column, read_table
 from tests.stand_ins.members import made_run
 
 Make = Callable[..., RunFolder]
@@ -114,6 +115,12 @@ def test_what_ended_after_the_last_step_counts_in_the_totals(make_run: Make) -> 
     run.flush()
     expected = {TIMING + "checkpoint": 0.0, RAN + "checkpoint": 0, TOTAL + "checkpoint": 0.75}
     assert some(read(run.folder), *expected) == expected  # after the measured window
+    evaluated = make_run(arm="evaluated", status="running")
+    evaluated.append(TailRow(wall_s=1.0, elapsed_s=5.0, lanes={"generator": {"evaluate": 0.75}}))
+    evaluated.flush()
+    (evaluated.folder / "spans.jsonl").unlink()
+    expected = {TIMING + "evaluate": 0.375, RAN + "evaluate": 1, TOTAL + "evaluate": 0.75}  # a part of the last step
+    assert some(read(evaluated.folder), *expected) == expected
 
 
 def test_rewards_metrics_and_health(make_run: Make) -> None:
@@ -154,6 +161,13 @@ def test_a_run_without_a_step_has_no_step_time(make_run: Make) -> None:
     expected = {"step_s": None, "tokens_per_s": None, "loop_s": 0.0, "reward_first": None, "measured_steps": 0}
     assert some(member, *expected) == expected
     assert totals(member) == {}
+
+
+def test_tokens_that_one_step_lacks_are_those_of_the_throughput() -> None:
+    """100 tokens in a step are known of three steps of 1 s; 10, 20, 30 and 40 a second of all four."""
+    tokens = Column(np.array([100.0, np.nan, 100.0, 100.0]), np.array([1.0, 0.0, 1.0, 1.0]), "sum")
+    rates = [10.0, 20.0, 30.0, 40.0]
+    assert made_run(metrics={"response_tokens": tokens, "perf/throughput_total": rates}).figures["tokens_per_s"] == 25.0
 
 
 SECONDS = (9.0, 4.0, 1.0, 8.0, 3.0, 2.0, 1.5)  # of the steps that follow
@@ -224,6 +238,7 @@ def test_metrics_of_every_reduction_are_combined_over_the_steps_that_have_them(m
     assert {name: column.combined for name, column in table.metrics.items()} == combined
     last = {"mean": 3.0, "sum": 2.0, "max": 7.0, "min": 7.0, "never": None, "late": 7.0}
     assert {name: column.last for name, column in table.metrics.items()} == last
+    assert Column(np.array([0.5, math.nan]), np.ones(2), "mean").last is None
     assert {name: each for name, column in table.metrics.items() if (each := column.non_finite)} == {
         "max": 1,
         "never": 4,

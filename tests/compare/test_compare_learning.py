@@ -37,6 +37,8 @@ def test_figures_of_a_run_that_learns() -> None:
     assert [figures[f"reward_{name}"] for name in ("first", "best", "best_step", "last", "final", "train")] == [
         0.3, 0.6, 4, 0.6, 0.6, 0.6,
     ]  # fmt: skip
+    longer = made_run(steps=20, metrics={"reward/total": np.arange(20.0)})
+    assert longer.figures["reward_train"] == 18.5  # of the last two of 20 steps
 
 
 # a tenth of 0.4 is 0.04

@@ -202,6 +202,13 @@ def test_a_stage_that_only_one_arm_has_is_judged_in_units_of_a_step() -> None:
     assert (saved.verdict, direction(saved)) == (Verdict.DIFFERENT, "faster")
 
 
+def test_a_stage_of_a_thousandth_of_a_step_in_one_arm_is_judged_and_a_shorter_one_is_not() -> None:
+    """Steps of 1 s: score has 0.1% of b, prepare_batch 0.09% of both arms."""
+    shares = {"a": {"score": 0.0001, "prepare_batch": 0.0009}, "b": {"score": 0.001, "prepare_batch": 0.0009}}
+    members = [made_run(arm, 0, 1, block=0, stages_s={"update": 0.9} | stages) for arm, stages in shares.items()]
+    assert [effect.name for effect in only(made_experiment(*members)).effects] == ["step", "score", "update"]
+
+
 def test_the_steps_in_which_a_stage_did_not_run_count_as_nothing_so_that_stages_add_up() -> None:
     before, after = (
         with_columns(run(arm, 0, 0.5), **{"timing_s/checkpoint": (0.0, 0.0, 0.0, seconds, 0.0, 0.0)})

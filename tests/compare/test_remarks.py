@@ -140,6 +140,7 @@ NOISY = f"{OPEN}unknown (blocks too noisy)."
         ),
         (effect(INCONCLUSIVE, 2.5, None, None, blocks=1), "b was 2.5 times as slow as a per step (one run each)."),
         (effect(INCONCLUSIVE, 0.4, None, None, blocks=1), "b was 2.5 times as fast as a per step (one run each)."),
+        (effect(INCONCLUSIVE, 0.5, None, None, blocks=1), "b was 2.0 times as fast as a per step (one run each)."),
         (
             effect(Verdict.NOT_COMPARABLE, 0.7, 0.66, 0.75, reason="they differ in machine"),
             "b and a cannot be compared: they differ in machine.",

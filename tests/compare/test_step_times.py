@@ -87,6 +87,14 @@ def test_two_levels_of_like_weight_are_uneven_without_a_slow_step() -> None:
     )
 
 
+def test_steps_count_as_slow_from_one_and_a_half_medians_on_and_a_tenth_is_whole_steps() -> None:
+    found = uneven_steps(made_run(steps=10, wall_s=[1.0] * 7 + [1.5, 3.0, 3.0]))
+    assert found is not None
+    assert found.slow == (7, 8, 9)
+    # two of 11 steps carry 30% of the time: 12% more than their share of the steps; mean and median are 1 s
+    assert uneven_steps(made_run(steps=11, wall_s=[1.65] * 2 + [1.0] * 6 + [1.7 / 3] * 3)) is None
+
+
 def test_many_slow_steps_are_not_all_listed() -> None:
     experiment = made_experiment(made_run(steps=STEPS, wall_s=every(3, 4.0)))
     assert facts(uneven_sentence(experiment, "a")).split()[:7] == ["2", "5", "8", "11", "14", "17", "4"]  # and 4 more
