@@ -183,7 +183,7 @@ def test_json_holds_syncs_overlap_and_ledger(make_lagged_run: Make, tmp_path: Pa
     base, other = of_json["variants"]
     assert base["reward_last_difference"] is None
     difference = other["reward_last_difference"]
-    assert (difference["baseline"], difference["seeds"]) == ("a", 3)
+    assert (difference["baseline"], difference["seeds"], difference["pairs"]) == ("a", 3, 1)
     assert difference["mean"] == difference["low"] == difference["high"] == pytest.approx(0.1)
     run = other["runs"][0]
     assert run["figures"]["lag_mean"] == 0.5  # 0 in the first of two steps, 1 in the second
@@ -311,13 +311,6 @@ def test_usage_errors_exit_with_2(capsys: Capture) -> None:
     assert "PATH" in capsys.readouterr().err
 
 
-def test_unlike_machines_are_said_across_experiments(make_run: Make, results: Path, capsys: Capture) -> None:
-    make_run(scenario="other", experiment="20261118-000000", started_at=EARLY, machine={"fingerprint": "ffffffffffff"})
-    output = typed(capsys, results, "--full").replace("\n", " ")
-    assert "machine ffffffffffff" in output
-    assert "Compare seconds within one of these groups only." in output
-
-
 def test_text_from_files_cannot_command_the_terminal(make_run: Make, tmp_path: Path, capsys: Capture) -> None:
     make_run(arm="\x1b[2Jk1 [bold]", status="failed", error="bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext")
     for form in (["--format", "text"], ["--full"], ["--md"], ["--md", "--full"]):
@@ -326,20 +319,6 @@ def test_text_from_files_cannot_command_the_terminal(make_run: Make, tmp_path: P
         assert "\x1b" not in output
         assert "\x07" not in output
     assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in typed(capsys, tmp_path / "results")
-
-
-def test_comparing_loads_nothing_heavy(results: Path) -> None:
-    program = (
-        "import sys\n"
-        "from harness.compare.__main__ import main\n"
-        "code = main(sys.argv[1:])\n"
-        "heavy = {'torch', 'ray', 'transformers', 'pandas', 'seaborn', 'matplotlib', 'pydantic', 'jinja2'}\n"
-        "print('loaded', sorted(heavy & set(sys.modules)), code)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(results)], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "loaded [] 0"
 
 
 def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:

@@ -57,19 +57,6 @@ def test_step_and_stage_times_are_means_over_the_measured_window(make_run: Make)
     assert sum(value for name, value in totals(member).items() if "wait" not in name) == pytest.approx(7.0)
 
 
-def test_stages_waits_and_the_rest_add_up_to_the_step(make_run: Make) -> None:
-    """Lanes that take turns: their stages and the gap of 0.25 s; each lane alone: its stages, waits and the gap."""
-    member = read(make_run(evaluations=EVALUATIONS, gap_s=0.25).folder)
-    assert member.figures["stages_s"] + 0.25 == pytest.approx(member.figures["step_s"], abs=1e-9)
-    assert member.times is not None
-    for account in member.times.lanes.values():
-        assert account.wall_ns == sum(account.stages_ns.values()) + account.unattributed_ns == 3_500_000_000
-        assert account.unattributed_ns == 500_000_000
-    for stage in member.stages_s:
-        in_lanes = sum(account.stages_ns.get(stage, 0) for account in member.times.lanes.values())
-        assert member.figures[TIMING + stage] == pytest.approx(in_lanes / 2e9, abs=1e-9)
-
-
 def test_a_load_in_flight_counts_once_in_figures_and_lanes(make_run: Make) -> None:
     """Failed before: older rows have it in ``generate`` and in ``weight_load``; the spans set it right."""
     run = make_run(steps=0, status="running")

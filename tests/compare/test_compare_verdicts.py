@@ -15,7 +15,6 @@ from harness.compare.experiment import Experiment, Member
 from harness.compare.gates import INCONCLUSIVE, WORSE, gate
 from harness.compare.judging import Judgement, block_seconds, direction, is_same, judge_against, judgements
 from harness.compare.occasions import Baseline
-from harness.compare.remarks.time import idle_cores
 from harness.compare.stats import Verdict
 from harness.core.errors import UserError
 from harness.report.tables import verdict_table
@@ -238,13 +237,6 @@ def test_a_stage_has_the_steps_threshold_and_five_percent_at_least(threshold: fl
     assert [effect.threshold for effect in judged.effects] == [threshold, of_stages, of_stages]
 
 
-@pytest.mark.parametrize("count", [1, 5, 6])
-def test_six_blocks_are_the_fewest(count: int) -> None:
-    step = only(two_arms(SLOWER[:count])).step
-    assert step.verdict is (Verdict.DIFFERENT if count == 6 else Verdict.INCONCLUSIVE)
-    assert (step.low is None, direction(step)) == (count == 1, "slower" if count == 6 else "cannot tell")
-
-
 def test_all_arms_are_corrected_for_together_and_a_twin_of_the_baseline_is_not_among_them() -> None:
     # one of 3%, whose blocks alternate between +1.4% and +4.6%, beside others without any difference
     members = []
@@ -363,14 +355,6 @@ def occasion(day: int, seconds: float) -> Experiment:
     return made_experiment(*(run("a", block, half, half, **when) for block, half in enumerate(halves)))
 
 
-def test_a_baseline_of_one_occasion_gives_no_verdict() -> None:
-    (judged,) = judge_against(Baseline((occasion(19, 1.0),)), occasion(20, 1.5), 0.03, ())
-    assert judged.step.ratio == pytest.approx(1.5)
-    assert (judged.step.verdict, judged.alternated) == (Verdict.INCONCLUSIVE, None)
-    assert (judged.step.low, judged.step.high, judged.step.p) == (None, None, None)
-    assert "3 at least" in (judged.step.reason or "")
-
-
 def test_a_baseline_of_several_occasions_judges_by_the_spread_between_them() -> None:
     stored = [occasion(day, seconds) for day, seconds in ((16, 0.98), (17, 1.0), (18, 1.02))]
     (judged,) = judge_against(Baseline(tuple(stored)), occasion(20, 1.25), 0.03, ())
@@ -414,40 +398,3 @@ def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(i
     ]  # fmt: skip
     judged = only(made_experiment(*members))
     assert (judged.step.blocks, judged.unfinished) == (count, 1)
-
-
-def with_cores(fewer_first: bool, setting: str, pace: float) -> Experiment:
-    """Two arms of 1 core and 2 for the same settings; the second takes so many times as long."""
-    cores = {
-        "threads": [{"model": {"threads": threads}} for threads in (1, 2)],
-        "cpus": [{"placement": {"generator": {"cpus": cpus, "threads": cpus}}} for cpus in (1, 2)],
-    }[setting][:: 1 if fewer_first else -1]
-    return made_experiment(
-        *(
-            run(arm, block, 0.5, settings=cores[place], pace=[off * (pace if place else 1.0)] * 6)
-            for block in range(6)
-            for place, arm in enumerate(("first", "second"))
-            for off in [1 + 0.002 * (-1) ** (block + place)]
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("fewer_first", "setting", "pace", "told"),
-    [
-        (True, "threads", 1.05, "model.threads 2 against 1"),
-        (False, "threads", 0.95, "model.threads 2 against 1"),
-        (True, "cpus", 1.0, "placement.generator.cpus 2 against 1"),
-        (True, "threads", 0.9, None),  # faster
-    ],
-)
-def test_more_cores_that_did_nothing_are_told(fewer_first: bool, setting: str, pace: float, told: str | None) -> None:
-    experiment = with_cores(fewer_first, setting, pace)
-    texts = list(idle_cores(experiment, judgements(experiment)))
-    if told is None:
-        assert texts == []
-        return
-    fewer, more = ("first", "second") if fewer_first else ("second", "first")
-    assert texts[0].startswith(
-        f"{more} is not faster than {fewer}, which has the same settings and fewer cores ({told}"
-    )

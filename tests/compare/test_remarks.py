@@ -24,8 +24,6 @@ from harness.compare.stats import STEP, Effect, Verdict
 from harness.compare.sync import sync_points
 from harness.core.trace import Stage
 from harness.core.types import RankStep
-from harness.loop import Count, RolloutCounts
-from harness.loop.replay import ReplayStats
 from harness.results import RunFolder
 from harness.results.counters import CounterRow
 from harness.results.frames import Column
@@ -94,6 +92,8 @@ NOISY = f"{OPEN}unknown (blocks too noisy)."
     ("made", "text"),
     [
         (effect(DIFFERENT, 0.6, 0.57, 0.62), "b is 40% faster per step than a (38 to 43%, 12 blocks)."),
+        (effect(DIFFERENT, 1.05, 1.03, 1.08), "b is 5.0% slower per step than a (3 to 8%, 12 blocks)."),
+        (effect(DIFFERENT, 2.0, 1.9, 2.1), "b takes 2.0 times as long per step as a (1.9 to 2.1, 12 blocks)."),
         (
             effect(EQUIVALENT, 1.001, 0.99, 1.012),
             "b and a take the same per step: +0.1% (-1.0% to +1.2%, 12 blocks).",
@@ -563,15 +563,20 @@ def test_cores_that_do_not_make_an_arm_faster(monkeypatch: pytest.MonkeyPatch) -
     def with_threads(arm: str, threads: int | None, rate: float = 1e-4) -> Member:
         return made_run(arm, settings={"model": {"threads": threads}, "optimizer": {"learning_rate": rate}})
 
-    def said_of(low: float, high: float, other: Member) -> list[str]:
+    def said_of(low: float, high: float, other: Member, one: Member = with_threads("a", 1)) -> list[str]:  # noqa: B008
         step = effect(Verdict.INCONCLUSIVE, 1.01, low, high)
-        monkeypatch.setattr(time, "judgements", lambda experiment, base: judged_as(step, base=base))
-        return said([with_threads("a", 1), other], "idle_cores")
+        monkeypatch.setattr(
+            time, "judgements", lambda experiment, base: judged_as(step, base=base, other="ab"[base == "a"])
+        )
+        return said([one, other], "idle_cores")
 
     same = "which has the same settings and fewer cores (model.threads 2 against 1): +1.0% seconds per step"
     two = with_threads("b", 2)
     assert said_of(0.99, 1.03, two) == [f"b is not faster than a, {same} (-1.0% to +3.0%)."]
     assert said_of(0.96, 1.06, two) == [f"b is not shown to be faster than a, {same} (-4.0% to +6.0%)."]
+    assert said_of(0.99, 1.03, with_threads("b", 1), with_threads("a", 2))[0].startswith("a is not faster than b, ")
+    cpus = [made_run(arm, settings={"placement": {"generator": {"cpus": n}}}) for n, arm in enumerate("ab", start=1)]
+    assert "(placement.generator.cpus 2 against 1)" in said_of(0.99, 1.03, cpus[1], cpus[0])[0]
     assert said_of(0.9, 0.99, two) == []
     assert said_of(0.99, 1.03, with_threads("b", 2, rate=1e-3)) == []
     assert said_of(0.99, 1.03, with_threads("b", None)) == []
@@ -639,27 +644,15 @@ def test_what_stood_in_the_way_is_of_the_first_run_with_counters(make_run: Make,
     assert text == "b: the CPU limit of the cgroup held it back for 2.00 s, added over cores."
 
 
+@pytest.mark.usefixtures("lag_arms")
 def test_lag_drops_and_replay(make_lagged_run: Make, tmp_path: Path) -> None:
     """Each second: Generator 0 to 0.8, Scorer 0.1 to 0.2, Learner 0.2 to 0.912; the first two are warm-up.
 
     Worked in the other six: 6 * 0.9 + 6 * 0.712 = 9.672. Busy: 6 * 0.912 = 5.472, which is 4.2 less. Two at once:
     6 * 0.7 = 4.2 s.
     """
-    make_lagged_run(arm="a_wait")
     make_lagged_run(arm="a_wide", max_lag=7)  # batches 0 to 7 need no version but 0
-    make_lagged_run(
-        arm="b_drop", settings="lag_control: drop\n", lag=(0, 1),
-        ledger=RolloutCounts(Count(40, 480), dropped=Count(6, 150), trained=Count(32, 320)),
-    )  # fmt: skip
     make_lagged_run(arm="b_none", settings="lag_control: drop\n")
-    make_lagged_run(
-        arm="c_replay", lag=(1, 3), settings="replay: {capacity: 8, sampling: uniform, max_uses: 2}\n",
-        ledger=RolloutCounts(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
-        replay=lambda step: (
-            ReplayStats(2 * step, evicted_full=2 * step, evicted_uses=step, evicted_unused=min(step, 3)),
-            min(8, 2 * step),
-        ),
-    )  # fmt: skip
     experiment = read(tmp_path)
     assert said(experiment, "lag_bound") == [
         "a_wait: the lag bound of 1 held sampling back before 6 of 6 batches, for 1.20 s (15.0% of the loop).",

@@ -19,7 +19,7 @@ from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import ExampleRollout
 from harness.report.build import before_and_after, document
 from harness.report.console import shown_path
-from harness.report.document import Command, Table
+from harness.report.document import Command
 from harness.report.markdown import escaped
 from harness.report.tables import comparison_table
 from harness.report.terminal import print_document
@@ -30,7 +30,6 @@ from tests.stand_ins.members import made_experiment, made_run
 
 Make = Callable[..., RunFolder]
 REFERENCE = Path(__file__).parents[2] / "results/reference"
-LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 
 
 def _reference(name: str) -> Experiment:
@@ -235,16 +234,3 @@ def test_reference_runs_are_shown_only_when_asked_for(
     assert main(["trace", str(reference), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == "trace.json.gz"
     assert (sorted(reference.iterdir()), (tmp_path / "trace.json.gz").is_file()) == (before, True)
-
-
-def test_an_imported_log_has_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", "trl", str(LOG), "--out", str(tmp_path / "results")]) == 0
-    capsys.readouterr()
-    assert main(["compare", str(tmp_path / "results"), "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["campaigns"][0]["variants"][0]["runs"]
-    assert run["figures"]["reward_train"] == pytest.approx(0.0738, abs=0.001)  # the last of six steps
-    assert run["figures"]["processed_tokens_per_s"] > 0
-    (experiment,), _ = gather([tmp_path / "results"])
-    table = document(experiment, [], brief=True).sections[0].items[0]
-    assert isinstance(table, Table)
-    assert all("-" not in row[1:] for row in table.rows)
