@@ -75,6 +75,12 @@ def test_the_stage_table(two_arms: Experiment) -> None:
     assert table.notes == ("Means over steps 2 to 3 of 4 (2 warm-up steps left out), evaluations included.",)
 
 
+def test_a_stage_of_four_in_five_steps_counts_as_one_of_every_step() -> None:
+    for ran, name in (([1.0, 1.0, 1.0, 1.0, 0.0], "score"), ([1.0, 1.0, 1.0, 0.0], "score (3 of 4 steps)")):
+        table = stage_table(made_experiment(made_run(steps=len(ran), wall_s=2.0, stages_s={"score": ran})))
+        assert table.rows[0][0] == name
+
+
 def test_the_outcome_table(two_arms: Experiment) -> None:
     table = outcome_table(two_arms)
     assert table.rows == (

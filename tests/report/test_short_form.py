@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import ExampleRollout
 from harness.report.build import before_and_after, document
 from harness.report.console import shown_path
-from harness.report.document import Command
+from harness.report.document import Command, Table
 from harness.report.markdown import escaped
 from harness.report.tables import comparison_table
-from harness.report.terminal import print_document
+from harness.report.terminal import print_document, print_table
 from harness.results import RolloutRow, RunFolder, find_run_folders
 from harness.results.reader import is_reference
 from harness.run.experiment import show_results
@@ -69,6 +70,21 @@ def test_it_says_where_time_goes_and_what_to_type_next() -> None:
     assert "On the critical path of lag1 against sync, per step: generate -0.399 s" in overlapped
 
 
+def test_a_table_is_split_where_it_is_too_wide_by_a_character() -> None:
+    """Three columns of five characters and the one behind each: 18."""
+
+    def printed(table: Table, width: int) -> list[str]:
+        output = io.StringIO()
+        print_table(Console(file=output, width=width), table)
+        return [" ".join(line.split()) for line in output.getvalue().splitlines()]
+
+    table = Table("", ("name", "first", "other"), (("label", "11111", "22222"),))
+    assert "label 11111 22222" in printed(table, 18)
+    assert {"label 11111", "label 22222"} <= {*printed(table, 17)}
+    long = replace(table, rows=(("a label of twenty-four letters and more", "11111", "22222"),))
+    assert {"a label of twenty-four 11111 22222", "letters and more"} <= {*printed(long, 40)}
+
+
 def test_two_arms_have_an_interval_whichever_is_the_baseline() -> None:
     experiment = _reference("rdt_nixl")
     table = comparison_table(experiment, judgements(experiment))
@@ -102,6 +118,20 @@ def test_many_arms_are_rows_and_the_fastest_and_slowest_five_are_shown() -> None
     five = made_experiment(*runs[:5])
     table = comparison_table(five, judgements(five))
     assert [row[2] for row in table.rows] == ["baseline", "+10.0%", "+20.0%", "+30.0%", "+40.0%"]
+
+
+def test_a_stage_that_one_arm_lacks_has_its_part_of_a_step_and_no_change_of_its_own() -> None:
+    """Of steps of 1.18 s the baseline spends 0.18 s on what b lacks: 18% of a step of b."""
+    with_it = {"wall_s": 1.18, "stages_s": {"update": 1.0, "old_logprobs": 0.18}}
+    members = [made_run("a", **with_it), made_run("b", stages_s={"update": 1.0})]
+    step = Effect(STEP, 6, 1 / 1.18, 0.8, 0.9, 0.01, 0.01, 0.05, 0.03, Verdict.DIFFERENT)
+    judged = [Judgement("a", "b", (step, replace(step, name="old_logprobs", of_step=True)))]
+    rows = {row[0]: row[1:] for row in comparison_table(made_experiment(*members), judged).rows}
+    assert rows["old_logprobs"] == ("0.180", "-", "-18.0%", "of a step", "")
+    three = made_experiment(*members, made_run("c", **with_it))
+    added = Judgement("b", "c", (step, replace(step, name="old_logprobs", of_step=True)))
+    rows = {row[0]: row[1:] for row in comparison_table(three, [added]).rows}
+    assert rows["old_logprobs"] == ("-", "0.180", "0.180")
 
 
 def test_changes_against_other_folders_say_so() -> None:
