@@ -20,7 +20,6 @@ from harness.report.document import Chart, Command, Document, Remark, Rollouts, 
 from harness.report.page import page
 from harness.report.svg import page_svg
 from harness.results import RolloutRow
-from tests.report import reference_frames as reference
 from tests.report.html_reader import Page
 from tests.stand_ins.members import made_experiment, made_run
 
@@ -153,15 +152,15 @@ def test_an_svg_has_no_style_no_clip_and_ids_of_its_own(chart: Chart) -> None:
 
 
 def test_the_points_of_an_svg_are_those_of_the_frame() -> None:
-    results = reference.results("sync_k")
-    frame = reference.metric_frame(results, reference.TRAINING)
-    figure = charts.curves(frame, reference.TRAINING[:1])
+    rows = [(arm, 0, x, place + x * x / 7, "A") for place, arm in enumerate(("k1", "k2")) for x in range(40)]
+    frame = pd.DataFrame(rows, columns=["arm", "seed", "x", "value", "panel"])
+    figure = charts.curves(frame, [Panel("A", "reward")])
     text = page_svg(figure, "a-")
     assert len(text) < 12_000
     (axes,) = figure.subfigs[1].axes
     height = 72 * figure.get_figheight()
     for index, arm in enumerate(frame["arm"].unique()):
-        own = frame[(frame["arm"] == arm) & (frame["panel"] == reference.TRAINING[0].title)].sort_values("x")
+        own = frame[frame["arm"] == arm]
         places = axes.transData.transform(own[["x", "value"]].to_numpy()) * 72 / figure.dpi
         name = COLOUR_NAMES[ARM_COLOURS[index]]
         found = re.findall(rf'<path d="(M[^"]*)" fill="none" stroke="var\(--{name},[^"]*" stroke-width="1.8"', text)
