@@ -16,18 +16,16 @@ from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.judging import NOT_IN_TURN, Judgement, judgements
 from harness.compare.remarks import RULES, remarks_of, time
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
-from harness.compare.remarks.lag_and_syncs import sweep_sentences
 from harness.compare.remarks.learning import CAUSES, correlation, growth
 from harness.compare.remarks.time import whatif_command
 from harness.compare.signal import Cause, Divergence
 from harness.compare.stats import STEP, Effect, Verdict
-from harness.compare.sync import sync_points
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.results import RunFolder
 from harness.results.counters import CounterRow
 from harness.results.frames import Column
-from harness.results.rows import SyncRow, WarmUp
+from harness.results.rows import WarmUp
 from tests.messages import facts
 from tests.run_folders import ONE_STEP
 from tests.stand_ins.members import lanes, made_experiment, made_run, seeds_of
@@ -697,38 +695,6 @@ def test_transports_are_set_against_the_object_store(make_lagged_run: Make, tmp_
     verdict = effect(DIFFERENT, 0.25, 0.24, 0.26, name="weight_sync_seconds")
     told = said(experiment, "syncs", judged_as(verdict, base="a_default", other="nixl"))
     assert [facts(text) for text in told] == ["20.0 0.50 40.0 80.0", "20.0 0.50 20.0 40.0"]
-
-
-COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte
-
-
-def timed(name: str, cost: tuple[float, float, float], megabytes: float, tensors: int, repeat: int) -> SyncRow:
-    fixed, per_tensor, per_byte = cost
-    num_bytes = round(megabytes * 1e6)
-    total = fixed + per_tensor * tensors + per_byte * num_bytes
-    return SyncRow(name, num_bytes, tensors, 1, repeat, total, 0.001, total - 0.002, 0.001, 0.5, num_bytes * 0.2e-9)
-
-
-def test_a_sweep_names_the_fastest_its_share_and_the_crossover() -> None:
-    rows = [
-        timed(name, cost, size, tensors, repeat)
-        for name, cost in COSTS.items()
-        for size in (1, 10, 100)
-        for tensors in (1, 200)
-        for repeat in (0, 1, 2)
-    ]
-    # 100 MB in one tensor: gloo 84.03 ms, plain copy 20 ms: 24%; nixl 122.01 ms: 16%
-    assert sweep_sentences(sync_points(rows)) == [
-        "At 100 MB gloo is the fastest: 84.0 ms from publish to the receiver's own tensors, 24% of the bandwidth of a "
-        "plain copy in memory (nixl 16%).",
-        "By the fitted costs the fastest is nixl for the smallest weights, from 5.13 MB on gloo.",
-    ]
-    stores = COSTS | {"object_store": (0.01, 0.0, 3e-9)}
-    points = sync_points([timed(name, stores[name], 100, 1, 1) for name in ("gloo", "object_store")])
-    # 84.03 ms against 310 ms
-    assert sweep_sentences(points)[1] == (
-        "Times at 100 MB over those of Ray's object store given torch tensors, its default (object_store): gloo 0.27."
-    )
 
 
 # ---- what to know before trusting the numbers
