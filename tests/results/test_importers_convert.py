@@ -280,6 +280,8 @@ def test_open_instructs_older_names_and_a_log_without_the_wait() -> None:
     assert row.lanes["learner"] == {"update": 10.0, "wait_for_batch": 15.0}
     (row,) = convert(OPEN_INSTRUCT, points((1, values))).rows
     assert row.lanes["learner"] == {"update": 25.0}
+    (row,) = convert(OPEN_INSTRUCT, points((1, values | {new: 26.0}))).rows
+    assert row.lanes["learner"] == {"update": 0.0, "wait_for_batch": 26.0}  # 25 s less 26 s
 
 
 def test_a_run_that_counts_from_zero_is_taken_as_it_is() -> None:
