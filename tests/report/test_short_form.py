@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,8 +61,13 @@ def test_it_fits_on_a_screen(name: str) -> None:
     assert max(map(len, full)) <= 80
 
 
-def test_it_says_where_time_goes_and_what_to_type_next() -> None:
+def test_it_says_where_time_goes_and_what_to_type_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REFERENCE)
     text = _words(_printed(_reference("sync_k")))
+    (folder,) = (REFERENCE / "sync_k").iterdir()
+    whatif = f"whatif sync_k/{folder.name}/k1 --scale update=0.9"
+    assert f"python -m harness {whatif}" in text
+    assert main(shlex.split(whatif)) == 0
     assert "Biggest bottleneck, by time on the critical path: update in k1 (52.8% of a step)" in text
     assert "a step of k1 would be at most 5.3% shorter" in text
     assert "One run each: no error bars. For some: python -m harness bench sync_k --blocks 10" in text
