@@ -1,13 +1,9 @@
-"""The windows of a run's loop and of its steps, and the waits of the lag bound."""
+"""The window of a run's loop, and the waits of the lag bound."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from harness.compare.times import BlockedTime, blocked_time, loop_window, step_windows
+from harness.compare.times import BlockedTime, blocked_time, loop_window
 from harness.core.trace import Span, Stage
-from harness.results import TailRow
-from tests.stand_ins.members import made_run
 
 S = 1_000_000_000
 
@@ -25,12 +21,6 @@ def test_the_window_starts_after_start_up_and_lasts_as_long_as_the_loop() -> Non
     assert loop_window(spans, None) == (70, 90)
     assert loop_window(spans, 1.0) == (70, 1_000_000_070)
     assert loop_window(spans[2:], None) == (75, 90)
-
-
-def test_the_last_step_ends_with_the_evaluation_that_ended_after_it() -> None:
-    table = made_run(steps=4).table
-    closed = replace(table, run=replace(table.run, tail=TailRow(0.4, 4.4, {"generator": {"evaluate": 0.4}})))
-    assert [step_windows(each, 0)[-1] for each in (table, closed)] == [(3 * S, 4 * S), (3 * S, 4_400_000_000)]
 
 
 def test_only_waits_that_the_bound_causes_are_held_back() -> None:

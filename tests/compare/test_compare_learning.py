@@ -91,6 +91,9 @@ NO_BASELINE, OWN_LOSS = {"loss": {"type": "no_baseline"}}, {"loss": {"type": "ow
         ({WEIGHED: 0.0, NORM: 0.0}, OWN_LOSS, "weight"),
         ({EQUAL: 1.0, NORM: 0.0}, {"advantage": {"delta": "batch_normalized_rewards"}}, "equal"),  # older
         ({EQUAL: 0.0, NORM: 0.0}, {}, "gradient"),
+        ({EQUAL: 0.0, WEIGHED: 1.0, NORM: 0.0}, {}, "gradient"),
+        ({EQUAL: 0.0, WEIGHED: 0.0, CUT: 1.0, NORM: 0.0}, {}, "cut"),
+        ({EQUAL: 0.5, WEIGHED: 0.0, CUT: 0.75, NORM: 0.1}, {}, "weight"),
     ],
 )
 def test_what_is_no_signal_depends_on_loss_and_advantage(

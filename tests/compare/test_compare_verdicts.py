@@ -149,31 +149,19 @@ def test_runs_of_one_block_are_paired_by_their_seed() -> None:
     assert (step.ratio, step.low, step.high) == pytest.approx((5.0, 5.0, 5.0))
 
 
-# Factors on the steps of arm b: medians of steps hide this time, or turn its sign.
-HIDDEN = {
-    "every fourth step 3 times": ((1.0, 1.0, 1.0, 3.0), 1.5),
-    "every third step 4 times": ((1.0, 1.0, 4.0), 2.0),
-    "every tenth step 20 times": ((*(1.0,) * 9, 20.0), 2.9),
-    "two of 0.4, then one of 2.6": ((0.4, 0.4, 2.6), 3.4 / 3),
-}
-
-
 @pytest.mark.parametrize("interleaving", ["step", "run"])
-@pytest.mark.parametrize(("factors", "ratio"), HIDDEN.values(), ids=HIDDEN)
-def test_time_hidden_in_few_steps_is_part_of_the_verdict(
-    factors: tuple[float, ...], ratio: float, interleaving: str
-) -> None:
-    rounds = 30 // len(factors)
+def test_time_hidden_in_few_steps_is_part_of_the_verdict(interleaving: str) -> None:
+    """Two steps of 0.4, then one of 2.6: medians of steps turn its sign."""
     members = [
         run(arm, block, 0.05 * (1 + 0.01 * (block % 2)), 0.05 * (1 + 0.01 * (block % 2)), interleaving=interleaving,
-            pace=(factors if arm == "b" else (1.0,) * len(factors)) * rounds)
+            pace=((0.4, 0.4, 2.6) if arm == "b" else (1.0,) * 3) * 10)
         for block in range(6)
         for arm in "ab"
     ]  # fmt: skip
     judged = only(made_experiment(*members), threshold=0.05)
     assert judged.step.verdict is Verdict.DIFFERENT
     assert {effect.name: effect.ratio for effect in judged.effects} == dict.fromkeys(
-        ("step", "generate", "update"), pytest.approx(ratio, rel=1e-6)
+        ("step", "generate", "update"), pytest.approx(3.4 / 3, rel=1e-6)
     )
     assert gate([judged], 0.05).code == WORSE
 

@@ -18,7 +18,7 @@ from harness.compare.remarks import RULES, remarks_of, time
 from harness.compare.remarks.answer import Difference, final_rewards, reward_difference
 from harness.compare.remarks.learning import CAUSES, correlation, growth
 from harness.compare.remarks.time import whatif_command
-from harness.compare.signal import Cause, Divergence
+from harness.compare.signal import Divergence
 from harness.compare.stats import STEP, Effect, Verdict
 from harness.core.trace import Stage
 from harness.core.types import RankStep
@@ -359,21 +359,7 @@ def test_steps_without_a_signal_are_said_from_more_than_half_on() -> None:
         assert said([without_signal([1.0] * 4, settings)], "no_signal") == []
 
 
-CUT, WEIGHED, NORM = "loss_mask/truncated_fraction", "advantage/nonzero_fraction", "grad_norm"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "says"),
-    [
-        ({"zero_variance_fraction": 0.0, WEIGHED: 0.0, CUT: 1.0, NORM: 0.0}, "cut"),
-        ({"zero_variance_fraction": 0.5, WEIGHED: 0.0, CUT: 0.75, NORM: 0.1}, "weight"),
-        ({"zero_variance_fraction": 0.0, WEIGHED: 1.0, NORM: 0.0}, "gradient"),
-        ({"zero_variance_fraction": 1.0, WEIGHED: 0.0, NORM: 0.0}, "equal"),
-    ],
-)
-def test_why_there_was_nothing_to_learn_from(numbers: dict[str, float], says: Cause) -> None:
-    (text,) = said([made_run(metrics={name: [value] * 4 for name, value in numbers.items()})], "no_signal")
-    assert f"there, {CAUSES[says]}." in text
+WEIGHED, NORM = "advantage/nonzero_fraction", "grad_norm"
 
 
 def test_steps_that_moved_the_weights_all_the_same_and_few_responses_with_a_signal() -> None:

@@ -86,12 +86,13 @@ def test_over_seconds_the_nth_values_are_averaged_with_their_times() -> None:
 
 
 def test_numbers_that_are_none_are_gaps_and_steps_are_whole() -> None:
-    values = [0.0, NAN, math.inf, 3.0]
+    values = [1e9, NAN, math.inf, 1e9 + 3]
     frame = _frame("arm seed x value panel", *[("a", 0, step, value, "A") for step, value in enumerate(values)])
     figure = charts.curves(frame, [Panel("A", "loss")])
     (axes,) = _axes(figure)
-    assert [y for _, y in _points(axes)] == [0.0, pytest.approx(NAN, nan_ok=True), pytest.approx(NAN, nan_ok=True), 3.0]
+    assert [y for _, y in _points(axes)] == [1e9, *[pytest.approx(NAN, nan_ok=True)] * 2, 1e9 + 3]
     figure.draw_without_rendering()
+    assert axes.yaxis.get_offset_text().get_text() == ""
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
     single = charts.curves(frame.head(1), [Panel("A", "loss")])
     single.draw_without_rendering()
