@@ -17,6 +17,7 @@ import pytest
 from harness.compare import experiment
 from harness.compare.__main__ import main
 from harness.compare.experiment import Member, gather_newest, read_members
+from harness.core.types import ExampleRollout
 from harness.report import tables
 from harness.results import DamagedRun, RunFolder, find_run_folders
 
@@ -311,13 +312,19 @@ def test_usage_errors_exit_with_2(capsys: Capture) -> None:
 
 
 def test_text_from_files_cannot_command_the_terminal(make_run: Make, tmp_path: Path, capsys: Capture) -> None:
-    make_run(arm="\x1b[2Jk1 [bold]", status="failed", error="bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext")
-    for form in (["--format", "text"], ["--full"], ["--md"], ["--md", "--full"]):
-        assert main([str(tmp_path / "results"), *form]) == 0
-        output = capsys.readouterr().out
-        assert "\x1b" not in output
-        assert "\x07" not in output
-    assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in typed(capsys, tmp_path / "results")
+    error = "bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext"
+    rollouts = [
+        ExampleRollout("Use: cat.", "\x1b[31ma [bold]dog[/bold]\n", "cat", 0.0, 5, "stop", 0),
+        ExampleRollout("Use: cat.", "a cat sat.", "cat", 1.0, 4, "stop", 4),
+    ]
+    make_run(arm="\x1b[2Jk1 [bold]", status="failed", error=error, evaluations=REWARDS, rollouts=rollouts)
+    shown = {form: typed(capsys, tmp_path / "results", *form.split()) for form in ("", "--full", "--md", "--md --full")}
+    assert not {"\x1b", "\x07"} & {*"".join(shown.values())}
+    assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in shown[""]
+    assert (
+        "Rollouts of \\x1b[2Jk1 [bold] before and after\nprompt: Use: cat.\n"
+        "version 0, reward 0, 5 tokens: \\x1b[31ma [bold]dog[/bold]\\n\nversion 4, reward 1, 4 tokens: a cat sat.\n"
+    ) in shown["--full"]
 
 
 def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.compare import numbers
-from harness.compare.experiment import Experiment, Member, arm_labels, gather, member_of
+from harness.compare.experiment import Experiment, arm_labels, gather
 from harness.compare.stats.intervals import Interval
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
@@ -141,16 +139,6 @@ def test_seeds_are_shown_as_mean_and_range(make_run: Make, tmp_path: Path) -> No
     assert outcome.notes[-1] == of_one  # idle time
 
 
-def flagged(flags: Sequence[str]) -> Member:
-    """A run with a warm-up step for each w and a profiled one for each p."""
-    marks = {
-        name: np.array([float(letter in flag) for flag in flags])
-        for name, letter in (("is_warmup", "w"), ("is_profiled", "p"))
-    }
-    plain = made_run(steps=len(flags), stages_s={"update": 1.0})
-    return member_of(replace(plain.table, steps=plain.table.steps | marks), with_spans=False)
-
-
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
@@ -163,7 +151,7 @@ def flagged(flags: Sequence[str]) -> Member:
     ],
 )
 def test_which_steps_the_figures_are_of(runs: Sequence[Sequence[str]], words: str) -> None:
-    assert window_words(list(map(flagged, runs))) == words
+    assert window_words([made_run(steps=len(flags), flags=flags) for flags in runs]) == words
 
 
 def test_the_process_table(make_run: Make, tmp_path: Path) -> None:

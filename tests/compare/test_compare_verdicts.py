@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import exp, log, sqrt
 from typing import Any
 
@@ -64,12 +63,6 @@ def two_arms(factors: Sequence[float]) -> Experiment:
 def only(experiment: Experiment, **asked: Any) -> Judgement:
     (judged,) = judgements(experiment, **asked)
     return judged
-
-
-def with_columns(member: Member, **columns: Sequence[float]) -> Member:
-    """The run with these columns in place of its own."""
-    steps = member.table.steps | {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
-    return replace(member, table=replace(member.table, steps=steps))
 
 
 SLOWER = [1.2, 1.22, 1.18, 1.21, 1.19, 1.2, 1.23, 1.17, 1.2, 1.2]
@@ -198,7 +191,7 @@ def test_a_stage_of_a_thousandth_of_a_step_in_one_arm_is_judged_and_a_shorter_on
 
 def test_the_steps_in_which_a_stage_did_not_run_count_as_nothing_so_that_stages_add_up() -> None:
     before, after = (
-        with_columns(run(arm, 0, 0.5), **{"timing_s/checkpoint": (0.0, 0.0, 0.0, seconds, 0.0, 0.0)})
+        run(arm, 0, 0.5, columns={"timing_s/checkpoint": (0.0, 0.0, 0.0, seconds, 0.0, 0.0)})
         for arm, seconds in (("a", 0.2), ("b", 0.4))
     )
     means = block_seconds(before, after, alternated=True)
@@ -207,10 +200,9 @@ def test_the_steps_in_which_a_stage_did_not_run_count_as_nothing_so_that_stages_
 
 
 def test_steps_that_are_warm_up_or_profiled_do_not_count() -> None:
-    before, after = run("a", 0, 0.5), run("b", 0, 0.5)
-    after = with_columns(after, is_warmup=(1, 1, 1, 0, 0, 0), is_profiled=(0, 0, 0, 0, 1, 0))
+    after = run("b", 0, 0.5, flags=("w", "w", "w", "", "p", ""))
     # of the steps of a, only 3 and 5 are measured in b too: 3 s and 5 s
-    before = with_columns(before, wall_s=(9.0, 9.0, 9.0, 3.0, 9.0, 5.0))
+    before = run("a", 0, 0.5, columns={"wall_s": (9.0, 9.0, 9.0, 3.0, 9.0, 5.0)})
     means = block_seconds(before, after, alternated=True)
     assert means is not None
     assert [each["step"] for each in means] == pytest.approx([4.0, 1.0])
@@ -372,7 +364,8 @@ def test_points_of_a_sweep_that_ran_one_after_the_other_have_no_verdict() -> Non
     assert (judged.step.verdict, judged.step.low) == (Verdict.INCONCLUSIVE, None)
     assert "repeat in blocks" in (judged.step.reason or "")
     # a step of unknown time is left out
-    unknown = with_columns(members[1], wall_s=(1.5, 1.5, 1.5, 0.0, 1.5, 1.5))
+    columns = {"wall_s": (1.5, 1.5, 1.5, 0.0, 1.5, 1.5)}
+    unknown = run("", 0, 1.0, block=None, settings={"k": 2}, point={"epochs_per_batch": 2, "seed": 0}, columns=columns)
     assert only(made_experiment(members[0], unknown)).step.ratio == pytest.approx(1.5)
 
 

@@ -131,6 +131,8 @@ def test_what_was_not_measured_is_not_drawn(make_run: Make, make_lagged_run: Mak
     (folder / "spans.jsonl").unlink()
     assert list(_charts(_read(folder))) == ["stages", "step_time"]
     assert _charts(_read(make_run(scenario="empty", steps=0, status="failed").folder)) == {}
+    never = made_run(metrics={"reward/total": [0.1] * 4, "loss": [np.inf] * 4})
+    assert len(_axes(drawings.curve_charts(made_experiment(never))["training"])) == 1  # a loss that never was a number
     in_turns = make_lagged_run(max_lag=0, lag=(0, 0), settings="transport: {type: in_process}\n").folder
     assert not {"lag", "sync", "waste", "kl"} & {*_charts(_read(in_turns))}
 

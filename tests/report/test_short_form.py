@@ -18,7 +18,6 @@ from harness.compare.judging import Judgement, judgements
 from harness.compare.remarks import Remark
 from harness.compare.stats import STEP, Effect, Verdict
 from harness.core.terminal_text import plain, plain_ends
-from harness.core.types import ExampleRollout
 from harness.report.build import before_and_after, document
 from harness.report.console import shown_path
 from harness.report.document import Command, Table
@@ -167,24 +166,6 @@ def test_what_the_short_form_leaves_is_in_the_full_one() -> None:
 
 def test_nothing_in_markdown_acts() -> None:
     assert escaped("`a` [b](c) <d> | e_f\x1b") == "\\`a\\` \\[b\\](c) \\<d\\> \\| e\\_f\\\\x1b"
-
-
-def test_names_and_rollouts_have_no_power_over_the_terminal(make_run: Make, tmp_path: Path) -> None:
-    rollouts = [
-        ExampleRollout("Use: cat.", "\x1b[31ma [bold]dog[/bold]\n", "cat", 0.0, 5, "stop", 0),
-        ExampleRollout("Use: cat.", "a cat sat.", "cat", 1.0, 4, "stop", 4),
-    ]
-    make_run(arm="a[b]\x1b[2J", evaluations={0: (0.2, 12.0), 4: (0.6, 14.0)}, rollouts=rollouts)
-    (experiment,), _ = gather([tmp_path / "results"])
-    lines = _printed(experiment, full=True)
-    assert "\x1b" not in "".join(lines)
-    start = next(place for place, line in enumerate(lines) if line.startswith("Rollouts of a[b]"))
-    assert [line.strip() for line in lines[start : start + 4]] == [
-        r"Rollouts of a[b]\x1b[2J before and after",
-        "prompt: Use: cat.",
-        r"version 0, reward 0, 5 tokens: \x1b[31ma [bold]dog[/bold]\n",
-        "version 4, reward 1, 4 tokens: a cat sat.",
-    ]
 
 
 def _row(version: int, prompt: str, reward: float, purpose: str = "evaluate") -> RolloutRow:

@@ -309,14 +309,3 @@ def test_a_run_without_spans_shows_its_steps(make_run: Make, tmp_path: Path) -> 
 
     names = [(item.name, item.start_ns) for item in trace.slices if item.categories == ("step",)]
     assert names == [("step 0", 2 * SECOND), ("step 1", 3 * SECOND)]
-
-
-def test_names_from_files_are_made_plain(make_run: Make, tmp_path: Path) -> None:
-    """A lone surrogate cannot be written as UTF-8, and a terminal command must not reach a terminal."""
-    folder = make_run(steps=1).folder
-    with (folder / "spans.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"lane":"a\\ud800\\u001b[31m","stage":"score","start_ns":1,"end_ns":3,"step":0,"version":0}\n')
-
-    trace = written(folder, tmp_path / "t.json.gz")
-
-    assert r"a\ud800\x1b[31m" in {track[1] for track in trace.tracks if len(track) == 2}
