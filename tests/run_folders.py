@@ -342,6 +342,25 @@ def lagged(make_lagged_run: Callable[..., RunFolder], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def lag_arms(make_lagged_run: Callable[..., RunFolder], tmp_path: Path) -> Path:
+    """A lag bound that waits, one that drops 6 of 40 rollouts, and a replay buffer of which 8 of 32 are drawn again."""
+    make_lagged_run(arm="a_wait")
+    ledger = RolloutCounts(Count(40, 480), dropped=Count(6, 150), trained=Count(32, 320))
+    make_lagged_run(arm="b_drop", settings="lag_control: drop\n", lag=(0, 1), ledger=ledger)
+    make_lagged_run(
+        arm="c_replay",
+        settings="replay: {capacity: 8, sampling: uniform, max_uses: 2}\n",
+        lag=(1, 3),
+        ledger=RolloutCounts(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
+        replay=lambda step: (
+            ReplayStats(2 * step, evicted_full=2 * step, evicted_uses=step, evicted_unused=min(step, 3)),
+            min(8, 2 * step),
+        ),
+    )
+    return tmp_path / "results"
+
+
+@pytest.fixture
 def style() -> Iterator[None]:
     """The settings that every picture is drawn with."""
     with picture_style():

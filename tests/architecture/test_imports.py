@@ -69,20 +69,28 @@ def test_light_modules_load_neither_heavy_libraries_nor_those_for_pictures() -> 
     assert loaded_by(f"import {', '.join(LIGHT)}") & (HEAVY | PICTURES) == set()
 
 
-COMPARE = """
-import contextlib, io
-from harness import cli
-with contextlib.redirect_stdout(io.StringIO()):
-    assert cli.main(["compare", "results/reference/sync_k"]) == 0
-"""
+NEVER = HEAVY | PICTURES | {"jinja2", "pydantic", "scipy.stats", "scipy.optimize"}
+RUN = "results/reference/sync_k/20261125-210813/k1"
 
 
-def test_comparing_loads_no_library_that_only_pages_and_pictures_need() -> None:
-    never = HEAVY | PICTURES | {"jinja2"}
-    assert loaded_by("import harness.compare") & (never | {"scipy", "rich"}) == set()
-    with_verdicts = loaded_by(COMPARE)  # Student's t is scipy.special's
-    assert with_verdicts & (never | {"scipy.stats", "scipy.optimize"}) == set()
-    assert "scipy.special" in with_verdicts
+def test_the_package_and_comparing_load_what_they_need_alone() -> None:
+    assert loaded_by("import harness") & {"numpy", "pandas", "pydantic", "msgspec"} == set()
+    assert loaded_by("import harness.compare.stats, harness.compare") & (NEVER | {"scipy", "rich"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("typed", "never"),
+    [
+        ("compare results/reference/sync_k", NEVER),
+        (f"report {RUN} -o OUT/report.html", HEAVY | {"pydantic"}),
+        (f"trace {RUN} -o OUT/trace.json", NEVER | {"scipy"}),
+        ("import trl tests/data/importers/trl_vllm.jsonl -o OUT", HEAVY | {"pydantic", "scipy", "tensorboardX"}),
+    ],
+)
+def test_a_command_loads_what_it_needs_alone(typed: str, never: set[str], tmp_path: Path) -> None:
+    words = typed.replace("OUT", str(tmp_path)).split()
+    command = "import contextlib, io\nfrom harness import cli\nwith contextlib.redirect_stdout(io.StringIO()):"
+    assert loaded_by(f"{command}\n    assert cli.main({words}) == 0") & never == set()
 
 
 def test_the_probe_sees_what_is_imported() -> None:

@@ -17,7 +17,7 @@ import pytest
 from harness.compare import experiment
 from harness.compare.__main__ import main
 from harness.compare.experiment import Member, gather_newest, read_members
-from harness.core.trace import Stage
+from harness.core.types import ExampleRollout
 from harness.report import tables
 from harness.results import DamagedRun, RunFolder, find_run_folders
 
@@ -184,7 +184,7 @@ def test_json_holds_syncs_overlap_and_ledger(make_lagged_run: Make, tmp_path: Pa
     base, other = of_json["variants"]
     assert base["reward_last_difference"] is None
     difference = other["reward_last_difference"]
-    assert (difference["baseline"], difference["seeds"]) == ("a", 3)
+    assert (difference["baseline"], difference["seeds"], difference["pairs"]) == ("a", 3, 1)
     assert difference["mean"] == difference["low"] == difference["high"] == pytest.approx(0.1)
     run = other["runs"][0]
     assert run["figures"]["lag_mean"] == 0.5  # 0 in the first of two steps, 1 in the second
@@ -312,35 +312,20 @@ def test_usage_errors_exit_with_2(capsys: Capture) -> None:
     assert "PATH" in capsys.readouterr().err
 
 
-def test_unlike_machines_are_said_across_experiments(make_run: Make, results: Path, capsys: Capture) -> None:
-    make_run(scenario="other", experiment="20261118-000000", started_at=EARLY, machine={"fingerprint": "ffffffffffff"})
-    output = typed(capsys, results, "--full").replace("\n", " ")
-    assert "2 kinds of machine (ffffffffffff, 0123456789ab)" in output
-    assert "seconds cannot be compared" in output
-
-
 def test_text_from_files_cannot_command_the_terminal(make_run: Make, tmp_path: Path, capsys: Capture) -> None:
-    make_run(arm="\x1b[2Jk1 [bold]", status="failed", error="bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext")
-    for form in (["--format", "text"], ["--full"], ["--md"], ["--md", "--full"]):
-        assert main([str(tmp_path / "results"), *form]) == 0
-        output = capsys.readouterr().out
-        assert "\x1b" not in output
-        assert "\x07" not in output
-    assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in typed(capsys, tmp_path / "results")
-
-
-def test_comparing_loads_nothing_heavy(results: Path) -> None:
-    program = (
-        "import sys\n"
-        "from harness.compare.__main__ import main\n"
-        "code = main(sys.argv[1:])\n"
-        "heavy = {'torch', 'ray', 'transformers', 'pandas', 'seaborn', 'matplotlib', 'pydantic', 'jinja2'}\n"
-        "print('loaded', sorted(heavy & set(sys.modules)), code)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(results)], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "loaded [] 0"
+    error = "bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext"
+    rollouts = [
+        ExampleRollout("Use: cat.", "\x1b[31ma [bold]dog[/bold]\n", "cat", 0.0, 5, "stop", 0),
+        ExampleRollout("Use: cat.", "a cat sat.", "cat", 1.0, 4, "stop", 4),
+    ]
+    make_run(arm="\x1b[2Jk1 [bold]", status="failed", error=error, evaluations=REWARDS, rollouts=rollouts)
+    shown = {form: typed(capsys, tmp_path / "results", *form.split()) for form in ("", "--full", "--md", "--md --full")}
+    assert not {"\x1b", "\x07"} & {*"".join(shown.values())}
+    assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in shown[""]
+    assert (
+        "Rollouts of \\x1b[2Jk1 [bold] before and after\nprompt: Use: cat.\n"
+        "version 0, reward 0, 5 tokens: \\x1b[31ma [bold]dog[/bold]\\n\nversion 4, reward 1, 4 tokens: a cat sat.\n"
+    ) in shown["--full"]
 
 
 def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
@@ -354,59 +339,19 @@ def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
 # ---- gates
 
 
-def blocks_of(make_run: Make, factor: float, count: int = 10) -> None:
-    """Two arms in blocks; the second takes ``factor`` times as long, give or take a little."""
-    for block in range(count):
-        for arm, times in (("old", 1.0), ("new", factor * (1 + 0.001 * (-1) ** block))):
-            stages = (("generator", Stage.GENERATE, 0.5 * times), ("learner", Stage.UPDATE, 0.5 * times))
-            plan = {"scenario": "bench", "arm": arm, "block": block, "seed": block, "steps": 6, "position": block}
-            make_run(**plan, stages=stages, settings=f"steps: 6\ngroup_size: {8 if arm == 'old' else 4}\n")
-
-
-@pytest.mark.parametrize(
-    ("factor", "blocks", "limit", "code", "said"),
-    [
-        (1.10, 10, "5%", 1, "worse: +10.0%"),
-        (1.01, 10, "5%", 0, "fine: +1.0%"),
-        (0.90, 10, "5%", 0, "fine: -10.0%"),
-        (1.05, 10, "5%", 4, "cannot tell"),
-        (1.10, 4, "5%", 4, "cannot tell"),
-    ],
-)
-def test_a_gate_ends_with_the_code_of_its_verdict(
-    make_run: Make, tmp_path: Path, capsys: Capture, factor: float, blocks: int, limit: str, code: int, said: str
-) -> None:
-    blocks_of(make_run, factor, blocks)
-    assert main([str(tmp_path / "results"), "--baseline", "old", "--fail-on", limit]) == code
-    assert f"gate: new against old, seconds per step: {said}" in capsys.readouterr().err
-
-
-def test_without_a_gate_a_slower_arm_is_no_failure_and_json_names_the_direction(
-    make_run: Make, tmp_path: Path, capsys: Capture
-) -> None:
-    blocks_of(make_run, 1.2)
-    folder = tmp_path / "results"
-    assert "\nnew is 20% slower per step than old (20 to 20%, 10 blocks)." in typed(capsys, folder, "--baseline", "old")
-    assert main([str(folder), "--format", "json", "--fail-on", "5%", "--baseline", "old"]) == 1
-    data = json.loads(capsys.readouterr().out)
-    (judgement,) = data["campaigns"][0]["verdicts"]
-    step = judgement["step"]
-    assert (judgement["base"], judgement["other"], judgement["endpoint"]) == ("old", "new", None)
-    assert (step["name"], step["verdict"], step["direction"]) == ("step", "different", "slower")
-    assert (step["ratio"], step["low"], step["high"]) == pytest.approx((1.2, 1.199, 1.201), rel=1e-3)
-    assert [(stage["name"], stage["direction"]) for stage in judgement["stages"]] == [
-        ("generate", "slower"),
-        ("update", "slower"),
-    ]
+def test_a_slower_arm_is_a_failure_for_a_gate_alone_and_json_names_the_direction(capsys: Capture) -> None:
+    folder = str(REFERENCE / "rdt_nixl")
+    assert main([folder, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gate"] is None
+    assert main([folder, "--json", "--fail-on", "5%"]) == 1
+    output = capsys.readouterr()
+    data = json.loads(output.out)
+    (judged,) = data["campaigns"][0]["verdicts"]
+    assert (judged["base"], judged["other"], judged["endpoint"]["direction"]) == ("nixl", "object_store", "slower")
+    assert (judged["step"]["verdict"], judged["step"]["direction"]) == ("inconclusive", "cannot tell")
+    directions = {stage["name"]: stage["direction"] for stage in judged["stages"]}
+    assert directions["weight_publish"] == "slower"
     assert data["gate"]["code"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"), [(["--fail-on", "x"], "not a share above 0%"), (["--fail-on"], "expected")]
-)
-def test_a_limit_that_is_none_is_bad_input(
-    make_run: Make, tmp_path: Path, capsys: Capture, arguments: list[str], said: str
-) -> None:
-    blocks_of(make_run, 1.2, 1)
-    assert main([str(tmp_path / "results"), *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert "gate: object_store against nixl, seconds of a weight sync: worse: +58.2%" in output.err
+    assert main([folder, "--fail-on", "x"]) == 2
+    assert "not a share above 0%" in capsys.readouterr().err

@@ -9,7 +9,8 @@ import pytest
 
 from harness.compare.experiment import Experiment, gather, member_of
 from harness.loop import Count, RolloutCounts
-from harness.loop.replay import ReplayStats
+from harness.report.build import document
+from harness.report.document import Table
 from harness.report.tables import off_policy_table, outcome_table, replay_table
 from harness.results import RunFolder
 from harness.results.frames import read_table
@@ -18,26 +19,8 @@ Make = Callable[..., RunFolder]
 
 
 @pytest.fixture
-def three_arms(make_lagged_run: Make, tmp_path: Path) -> Experiment:
-    """A lag bound that waits, one that drops, and a replay buffer."""
-    make_lagged_run(arm="a_wait")
-    make_lagged_run(
-        arm="b_drop",
-        settings="lag_control: drop\n",
-        lag=(0, 1),
-        ledger=RolloutCounts(Count(40, 480), dropped=Count(6, 150), trained=Count(32, 320)),
-    )
-    make_lagged_run(
-        arm="c_replay",
-        settings="replay: {capacity: 8, sampling: uniform, max_uses: 2}\n",
-        lag=(1, 3),
-        ledger=RolloutCounts(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
-        replay=lambda step: (
-            ReplayStats(2 * step, evicted_full=2 * step, evicted_uses=step, evicted_unused=min(step, 3)),
-            min(8, 2 * step),
-        ),
-    )
-    (experiment,), damaged = gather([tmp_path / "results"])
+def three_arms(lag_arms: Path) -> Experiment:
+    (experiment,), damaged = gather([lag_arms])
     assert damaged == []
     return experiment
 
@@ -68,6 +51,8 @@ def test_the_replay_table_is_of_the_arms_with_a_buffer(three_arms: Experiment) -
     table = replay_table(three_arms)
     assert table is not None
     assert table.header == ("", "c_replay")
+    (lag,) = (section for section in document(three_arms, []).sections if section.key == "off_policy")
+    assert {item.title for item in lag.items if isinstance(item, Table)} == {"Off-policy", "Replay buffer"}
     assert table.rows == (
         ("capacity, groups", "8"),
         ("sampling", "uniform"),

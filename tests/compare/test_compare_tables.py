@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.compare import numbers
-from harness.compare.experiment import Experiment, Member, arm_labels, gather, member_of
+from harness.compare.experiment import Experiment, arm_labels, gather
 from harness.compare.stats.intervals import Interval
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics
@@ -75,6 +73,12 @@ def test_the_stage_table(two_arms: Experiment) -> None:
     assert table.notes == ("Means over steps 2 to 3 of 4 (2 warm-up steps left out), evaluations included.",)
 
 
+def test_a_stage_of_four_in_five_steps_counts_as_one_of_every_step() -> None:
+    for ran, name in (([1.0, 1.0, 1.0, 1.0, 0.0], "score"), ([1.0, 1.0, 1.0, 0.0], "score (3 of 4 steps)")):
+        table = stage_table(made_experiment(made_run(steps=len(ran), wall_s=2.0, stages_s={"score": ran})))
+        assert table.rows[0][0] == name
+
+
 def test_the_outcome_table(two_arms: Experiment) -> None:
     table = outcome_table(two_arms)
     assert table.rows == (
@@ -135,16 +139,6 @@ def test_seeds_are_shown_as_mean_and_range(make_run: Make, tmp_path: Path) -> No
     assert outcome.notes[-1] == of_one  # idle time
 
 
-def flagged(flags: Sequence[str]) -> Member:
-    """A run with a warm-up step for each w and a profiled one for each p."""
-    marks = {
-        name: np.array([float(letter in flag) for flag in flags])
-        for name, letter in (("is_warmup", "w"), ("is_profiled", "p"))
-    }
-    plain = made_run(steps=len(flags), stages_s={"update": 1.0})
-    return member_of(replace(plain.table, steps=plain.table.steps | marks), with_spans=False)
-
-
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
@@ -157,7 +151,7 @@ def flagged(flags: Sequence[str]) -> Member:
     ],
 )
 def test_which_steps_the_figures_are_of(runs: Sequence[Sequence[str]], words: str) -> None:
-    assert window_words(list(map(flagged, runs))) == words
+    assert window_words([made_run(steps=len(flags), flags=flags) for flags in runs]) == words
 
 
 def test_the_process_table(make_run: Make, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import exp, log, sqrt
 from typing import Any
 
@@ -24,7 +23,6 @@ from harness.compare.judging import (
 )
 from harness.compare.occasions import Baseline
 from harness.compare.remarks import remarks_of
-from harness.compare.remarks.time import idle_cores
 from harness.compare.stats import Verdict
 from harness.core.errors import UserError
 from harness.report.tables import verdict_table
@@ -74,12 +72,6 @@ def two_arms(factors: Sequence[float]) -> Experiment:
 def only(experiment: Experiment, **asked: Any) -> Judgement:
     (judged,) = judgements(experiment, **asked)
     return judged
-
-
-def with_columns(member: Member, **columns: Sequence[float]) -> Member:
-    """The run with these columns in place of its own."""
-    steps = member.table.steps | {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
-    return replace(member, table=replace(member.table, steps=steps))
 
 
 SLOWER = [1.2, 1.22, 1.18, 1.21, 1.19, 1.2, 1.23, 1.17, 1.2, 1.2]
@@ -158,31 +150,19 @@ def test_runs_of_one_block_are_paired_by_their_seed() -> None:
     assert (step.ratio, step.low, step.high) == pytest.approx((5.0, 5.0, 5.0))
 
 
-# Factors on the steps of arm b: medians of steps hide this time, or turn its sign.
-HIDDEN = {
-    "every fourth step 3 times": ((1.0, 1.0, 1.0, 3.0), 1.5),
-    "every third step 4 times": ((1.0, 1.0, 4.0), 2.0),
-    "every tenth step 20 times": ((*(1.0,) * 9, 20.0), 2.9),
-    "two of 0.4, then one of 2.6": ((0.4, 0.4, 2.6), 3.4 / 3),
-}
-
-
 @pytest.mark.parametrize("interleaving", ["step", "run"])
-@pytest.mark.parametrize(("factors", "ratio"), HIDDEN.values(), ids=HIDDEN)
-def test_time_hidden_in_few_steps_is_part_of_the_verdict(
-    factors: tuple[float, ...], ratio: float, interleaving: str
-) -> None:
-    rounds = 30 // len(factors)
+def test_time_hidden_in_few_steps_is_part_of_the_verdict(interleaving: str) -> None:
+    """Two steps of 0.4, then one of 2.6: medians of steps turn its sign."""
     members = [
         run(arm, block, 0.05 * (1 + 0.01 * (block % 2)), 0.05 * (1 + 0.01 * (block % 2)), interleaving=interleaving,
-            pace=(factors if arm == "b" else (1.0,) * len(factors)) * rounds)
+            pace=((0.4, 0.4, 2.6) if arm == "b" else (1.0,) * 3) * 10)
         for block in range(6)
         for arm in "ab"
     ]  # fmt: skip
     judged = only(made_experiment(*members), threshold=0.05)
     assert judged.step.verdict is Verdict.DIFFERENT
     assert {effect.name: effect.ratio for effect in judged.effects} == dict.fromkeys(
-        ("step", "generate", "update"), pytest.approx(ratio, rel=1e-6)
+        ("step", "generate", "update"), pytest.approx(3.4 / 3, rel=1e-6)
     )
     assert gate([judged], 0.05).code == WORSE
 
@@ -210,9 +190,16 @@ def test_a_stage_that_only_one_arm_has_is_judged_in_units_of_a_step() -> None:
     assert (saved.verdict, direction(saved)) == (Verdict.DIFFERENT, "faster")
 
 
+def test_a_stage_of_a_thousandth_of_a_step_in_one_arm_is_judged_and_a_shorter_one_is_not() -> None:
+    """Steps of 1 s: score has 0.1% of b, prepare_batch 0.09% of both arms."""
+    shares = {"a": {"score": 0.0001, "prepare_batch": 0.0009}, "b": {"score": 0.001, "prepare_batch": 0.0009}}
+    members = [made_run(arm, 0, 1, block=0, stages_s={"update": 0.9} | stages) for arm, stages in shares.items()]
+    assert [effect.name for effect in only(made_experiment(*members)).effects] == ["step", "score", "update"]
+
+
 def test_the_steps_in_which_a_stage_did_not_run_count_as_nothing_so_that_stages_add_up() -> None:
     before, after = (
-        with_columns(run(arm, 0, 0.5), **{"timing_s/checkpoint": (0.0, 0.0, 0.0, seconds, 0.0, 0.0)})
+        run(arm, 0, 0.5, columns={"timing_s/checkpoint": (0.0, 0.0, 0.0, seconds, 0.0, 0.0)})
         for arm, seconds in (("a", 0.2), ("b", 0.4))
     )
     means = block_seconds(before, after, alternated=True)
@@ -221,10 +208,9 @@ def test_the_steps_in_which_a_stage_did_not_run_count_as_nothing_so_that_stages_
 
 
 def test_steps_that_are_warm_up_or_profiled_do_not_count() -> None:
-    before, after = run("a", 0, 0.5), run("b", 0, 0.5)
-    after = with_columns(after, is_warmup=(1, 1, 1, 0, 0, 0), is_profiled=(0, 0, 0, 0, 1, 0))
+    after = run("b", 0, 0.5, flags=("w", "w", "w", "", "p", ""))
     # of the steps of a, only 3 and 5 are measured in b too: 3 s and 5 s
-    before = with_columns(before, wall_s=(9.0, 9.0, 9.0, 3.0, 9.0, 5.0))
+    before = run("a", 0, 0.5, columns={"wall_s": (9.0, 9.0, 9.0, 3.0, 9.0, 5.0)})
     means = block_seconds(before, after, alternated=True)
     assert means is not None
     assert [each["step"] for each in means] == pytest.approx([4.0, 1.0])
@@ -237,13 +223,6 @@ def test_steps_that_are_warm_up_or_profiled_do_not_count() -> None:
 def test_a_stage_has_the_steps_threshold_and_five_percent_at_least(threshold: float, of_stages: float) -> None:
     judged = only(two_arms(SLOWER), threshold=threshold)
     assert [effect.threshold for effect in judged.effects] == [threshold, of_stages, of_stages]
-
-
-@pytest.mark.parametrize("count", [1, 5, 6])
-def test_six_blocks_are_the_fewest(count: int) -> None:
-    step = only(two_arms(SLOWER[:count])).step
-    assert step.verdict is (Verdict.DIFFERENT if count == 6 else Verdict.INCONCLUSIVE)
-    assert (step.low is None, direction(step)) == (count == 1, "slower" if count == 6 else "cannot tell")
 
 
 def test_all_arms_are_corrected_for_together_and_a_twin_of_the_baseline_is_not_among_them() -> None:
@@ -365,14 +344,6 @@ def occasion(day: int, seconds: float) -> Experiment:
     return made_experiment(*(run("a", block, half, half, **when) for block, half in enumerate(halves)))
 
 
-def test_a_baseline_of_one_occasion_gives_no_verdict() -> None:
-    (judged,) = judge_against(Baseline((occasion(19, 1.0),)), occasion(20, 1.5), 0.03, ())
-    assert judged.step.ratio == pytest.approx(1.5)
-    assert (judged.step.verdict, judged.alternated) == (Verdict.INCONCLUSIVE, None)
-    assert (judged.step.low, judged.step.high, judged.step.p) == (None, None, None)
-    assert "3 at least" in (judged.step.reason or "")
-
-
 def test_a_baseline_of_several_occasions_judges_by_the_spread_between_them() -> None:
     stored = [occasion(day, seconds) for day, seconds in ((16, 0.98), (17, 1.0), (18, 1.02))]
     (judged,) = judge_against(Baseline(tuple(stored)), occasion(20, 1.25), 0.03, ())
@@ -402,7 +373,8 @@ def test_points_of_a_sweep_that_ran_one_after_the_other_have_no_verdict() -> Non
     assert (judged.step.verdict, judged.step.low) == (Verdict.INCONCLUSIVE, None)
     assert "repeat in blocks" in (judged.step.reason or "")
     # a step of unknown time is left out
-    unknown = with_columns(members[1], wall_s=(1.5, 1.5, 1.5, 0.0, 1.5, 1.5))
+    columns = {"wall_s": (1.5, 1.5, 1.5, 0.0, 1.5, 1.5)}
+    unknown = run("", 0, 1.0, block=None, settings={"k": 2}, point={"epochs_per_batch": 2, "seed": 0}, columns=columns)
     assert only(made_experiment(members[0], unknown)).step.ratio == pytest.approx(1.5)
 
 
@@ -416,40 +388,3 @@ def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(i
     ]  # fmt: skip
     judged = only(made_experiment(*members))
     assert (judged.step.blocks, judged.unfinished) == (count, 1)
-
-
-def with_cores(fewer_first: bool, setting: str, pace: float) -> Experiment:
-    """Two arms of 1 core and 2 for the same settings; the second takes so many times as long."""
-    cores = {
-        "threads": [{"model": {"threads": threads}} for threads in (1, 2)],
-        "cpus": [{"placement": {"generator": {"cpus": cpus, "threads": cpus}}} for cpus in (1, 2)],
-    }[setting][:: 1 if fewer_first else -1]
-    return made_experiment(
-        *(
-            run(arm, block, 0.5, settings=cores[place], pace=[off * (pace if place else 1.0)] * 6)
-            for block in range(6)
-            for place, arm in enumerate(("first", "second"))
-            for off in [1 + 0.002 * (-1) ** (block + place)]
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("fewer_first", "setting", "pace", "told"),
-    [
-        (True, "threads", 1.05, "model.threads 2 against 1"),
-        (False, "threads", 0.95, "model.threads 2 against 1"),
-        (True, "cpus", 1.0, "placement.generator.cpus 2 against 1"),
-        (True, "threads", 0.9, None),  # faster
-    ],
-)
-def test_more_cores_that_did_nothing_are_told(fewer_first: bool, setting: str, pace: float, told: str | None) -> None:
-    experiment = with_cores(fewer_first, setting, pace)
-    texts = list(idle_cores(experiment, judgements(experiment)))
-    if told is None:
-        assert texts == []
-        return
-    fewer, more = ("first", "second") if fewer_first else ("second", "first")
-    assert texts[0].startswith(
-        f"{more} is not faster than {fewer}, which has the same settings and fewer cores ({told}"
-    )

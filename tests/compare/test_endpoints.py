@@ -13,20 +13,15 @@ from harness.compare.endpoint import (
     REWARD_AT_ROLLOUTS,
     SECONDS_PER_STEP,
     WEIGHT_SYNC_SECONDS,
-    effect_in_words,
     endpoint_of,
 )
 from harness.compare.experiment import Experiment, member_of
 from harness.compare.judging import direction, judgements
-from harness.compare.stats import Effect, Verdict
+from harness.compare.stats import Verdict
 from harness.results import RunFolder
 from harness.results.frames import read_table
 from harness.scenario import Scenario
 from tests.stand_ins.members import made_experiment, made_run
-
-
-def effect(ratio: float, low: float, high: float, verdict: Verdict = Verdict.INCONCLUSIVE) -> Effect:
-    return Effect("step", 10, ratio, low, high, None, None, None, 0.03, verdict)
 
 
 def test_a_scenario_can_name_each_endpoint_and_no_other() -> None:
@@ -40,13 +35,6 @@ def test_the_seconds_of_a_sync_are_publish_transfer_and_load(make_lagged_run: Ca
     run = make_lagged_run(settings="transport: {type: nixl}\n", sync_ms=(5.0, 10.0, 5.0, 2.0))
     member = member_of(read_table(Path(run.folder)))
     assert WEIGHT_SYNC_SECONDS.value(member) == pytest.approx(0.020)  # 5 + 10 + 5 ms; verifying is not part of it
-
-
-def test_the_seconds_of_a_sync_are_the_mean_of_the_syncs_of_a_run() -> None:
-    moved = {"sync/bytes": [1e6] * 4, "sync/tensors": [3.0] * 4, "sync/load_s": [0.0] * 4}
-    # the first one sets up connections: (0.01 + 0.01 + 0.07) / 3
-    syncing = made_run(metrics=moved | {"sync/publish_s": [0.9, 0.01, 0.01, 0.07]})
-    assert WEIGHT_SYNC_SECONDS.value(syncing) == pytest.approx(0.03)
     assert WEIGHT_SYNC_SECONDS.value(made_run()) is None
 
 
@@ -94,23 +82,3 @@ def test_a_run_that_did_not_finish_has_no_reward_at_equal_rollouts() -> None:
     member = made_run(evaluations={0: (0.1, 10.0)}, status="failed")
     assert member.figures["reward_last"] == 0.1
     assert REWARD_AT_ROLLOUTS.value(member) is None
-
-
-DIFFERENT, SAME = Verdict.DIFFERENT, Verdict.EQUIVALENT
-
-
-@pytest.mark.parametrize(
-    ("made", "text"),
-    [
-        (effect(2.0, 1.9, 2.1, DIFFERENT), "b takes 2.0 times as long per step as a (1.9 to 2.1, 10 blocks)"),
-        (effect(1.05, 1.03, 1.08, DIFFERENT), "b is 5.0% slower per step than a (3 to 8%, 10 blocks)"),
-        (effect(0.6, 0.57, 0.62, DIFFERENT), "b is 40% faster per step than a (38 to 43%, 10 blocks)"),
-        (effect(1.0, 0.99, 1.01, SAME), "b and a take the same per step: +0.0% (-1.0% to +1.0%, 10 blocks)"),
-        (
-            effect(1.01, 0.9, 1.1),
-            "cannot tell whether b is faster per step than a: +1.0% (-10.0% to +10.0%, 10 blocks)",
-        ),
-    ],
-)
-def test_an_effect_in_words(made: Effect, text: str) -> None:
-    assert effect_in_words(made, "a", "b") == text

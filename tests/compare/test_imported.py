@@ -110,6 +110,7 @@ def test_the_interval_over_steps() -> None:
     assert back is not None
     assert back.value == pytest.approx(1 / wide.value)
     assert ratio_over_steps([1.0] * 9, [1.0] * 40) is None
+    assert ratio_over_steps([1.0] * 10, [1.0] * 40) is not None
     assert ratio_over_steps([0.0] * 40, [1.0] * 40) is None
 
 

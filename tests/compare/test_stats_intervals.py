@@ -11,7 +11,6 @@ from scipy import stats
 
 from harness.compare.stats import holm, t_interval, wilson_interval
 from harness.compare.stats.intervals import Interval, t_quantile
-from tests.stand_ins.binomial import binomial_p, exact_interval
 
 
 @pytest.mark.parametrize(
@@ -61,15 +60,6 @@ def test_wilsons_interval() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
-def test_the_exact_interval_of_a_rate() -> None:
-    # 0 of 10: from 0 to 1 - 0.025^(1/10); 10 of 10 is its mirror image
-    assert exact_interval(0, 10) == pytest.approx((0.0, 1 - 0.025**0.1))
-    assert exact_interval(10, 10) == pytest.approx((0.025**0.1, 1.0))
-    theirs = stats.binomtest(7, 40).proportion_ci(0.95, method="exact")
-    assert exact_interval(7, 40) == pytest.approx((theirs.low, theirs.high))
-    assert exact_interval(0, 0) == (0.0, 1.0)
-
-
 def test_holms_correction_in_the_order_given() -> None:
     # sorted: 0.005 * 4 = 0.02, 0.01 * 3 = 0.03, 0.03 * 2 = 0.06, 0.04 * 1 raised to 0.06
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
@@ -94,14 +84,3 @@ def test_holms_correction_with_weights() -> None:
 def test_holm_lies_between_no_correction_and_bonferronis(probabilities: list[float]) -> None:
     for p, adjusted in zip(probabilities, holm(probabilities), strict=True):
         assert p <= adjusted <= min(1.0, len(probabilities) * p)
-
-
-def test_the_binomial_test_is_exact() -> None:
-    assert binomial_p(9, 10, 0.5) == pytest.approx(2 * 11 / 1024)  # 9 or 10 of 10: (10 + 1) / 1024, and as many below
-    assert binomial_p(9, 10, 0.5, side="above") == pytest.approx(11 / 1024)
-    assert binomial_p(9, 10, 0.5, side="below") == pytest.approx(1023 / 1024)
-    assert binomial_p(0, 10, 0.05, side="above") == 1.0
-    assert binomial_p(0, 10, 0.05, side="below") == pytest.approx(0.95**10)
-    assert binomial_p(5, 10, 0.5) == 1.0
-    theirs = stats.binomtest(40, 500, 0.05, alternative="greater").pvalue
-    assert binomial_p(40, 500, 0.05, side="above") == pytest.approx(theirs)

@@ -7,24 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.stand_ins.noise import NoiseModel
-
 ROOT = Path(__file__).parents[2]
-CALM = {"wander_sd": 0.0, "drift_most": 0.0, "burst_most": 0.0, "launch_sd": 0.0, "step_sd": 0.0}
 
 
 def measure(script: str, *arguments: str | Path) -> None:
     subprocess.run([sys.executable, "-m", f"tests.benchmarks.{script}", *arguments], cwd=ROOT, check=True)
-
-
-def test_the_wander_has_its_spread_and_its_memory() -> None:
-    weather = NoiseModel(**CALM | {"wander_sd": 0.05}).weather(np.random.default_rng(1), 4000, 30)
-    # 4,000 experiments: the standard error of a standard deviation is 1.1%, of a correlation of 0.8 about 0.6%
-    assert weather[:, -1].std() == pytest.approx(0.05, rel=0.06)
-    assert np.corrcoef(weather[:, 10], weather[:, 13])[0, 1] == pytest.approx(0.8**3, abs=0.07)
 
 
 def test_the_recorded_step_seconds_give_the_committed_rates(tmp_path: Path) -> None:

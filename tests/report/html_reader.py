@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from collections import Counter
 from html.parser import HTMLParser
 
 VOID, HEADINGS = {"meta"}, {"h2", "h3"}
+ACTING = {
+    "script", "img", "iframe", "link", "object", "embed", "form", "base", "foreignobject", "image", "set", "b", "i", "u"
+}  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -44,3 +50,18 @@ class Page(HTMLParser):
     def text(self, tag: str) -> list[str]:
         """Return the texts right inside elements of this name."""
         return [text for name, text in self.texts if name == tag and text.strip()]
+
+    def assert_harmless(self) -> None:
+        """Fail where an element or attribute could act, or where the policy would let one."""
+        (policy,) = [own["content"] for _, own in self.tags if own.get("http-equiv") == "Content-Security-Policy"]
+        (style,) = self.text("style")
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        assert "url(" not in style
+        assert "@import" not in style
+        assert not {tag for tag, _ in self.tags} & ACTING
+        attributes = {name for _, own in self.tags for name in own}
+        assert not {"style", "src", "srcset", "action", "xlink:href"} & attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert all(str(own["href"]).startswith("#") for _, own in self.tags if "href" in own)
+        assert max(Counter(own["id"] for _, own in self.tags if "id" in own).values()) == 1

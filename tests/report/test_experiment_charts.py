@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -132,6 +131,8 @@ def test_what_was_not_measured_is_not_drawn(make_run: Make, make_lagged_run: Mak
     (folder / "spans.jsonl").unlink()
     assert list(_charts(_read(folder))) == ["stages", "step_time"]
     assert _charts(_read(make_run(scenario="empty", steps=0, status="failed").folder)) == {}
+    never = made_run(metrics={"reward/total": [0.1] * 4, "loss": [np.inf] * 4})
+    assert len(_axes(drawings.curve_charts(made_experiment(never))["training"])) == 1  # a loss that never was a number
     in_turns = make_lagged_run(max_lag=0, lag=(0, 0), settings="transport: {type: in_process}\n").folder
     assert not {"lag", "sync", "waste", "kl"} & {*_charts(_read(in_turns))}
 
@@ -388,30 +389,22 @@ def test_stability_has_gradient_norm_and_clip_fraction(experiment: Experiment) -
     assert _ys(clip) == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
 
-def test_numbers_that_are_none_are_gaps(make_run: Make) -> None:
-    values = {0: 0.0, 1: math.nan, 2: 1e9 + 2, 3: 1e9 + 3}
-    metrics = {"metrics": lambda step: {"reward/total": Metric(values[step]), "loss": Metric(math.inf)}}
-    chart = _charts(_read(make_run(**metrics).folder))["training"]
-    (axes,) = _axes(chart)  # a loss that never was a number has no panel
-    assert [None if math.isnan(value) else value for value in _ys(axes)] == [0.0, None, 1e9 + 2, 1e9 + 3]
-    chart.figure.draw_without_rendering()
-    assert axes.yaxis.get_offset_text().get_text() == ""
-
-
 REWARDS, DELTAS, LOSSES, SEEDS = ("positions", "inclusion"), ("rewards", "centered", "max"), ("naive", "clip"), (0, 1)
 
 
-def test_each_panel_of_a_grid_holds_the_lines_of_its_point(make_run: Make, tmp_path: Path) -> None:
+def test_each_panel_of_a_grid_holds_the_lines_of_its_point() -> None:
     """Rewards of 100, 10, 1 and 0.1 times the places on the axes: every run ends at one of its own."""
 
     def reward_of(reward: str, delta: str, loss: str, seed: float) -> float:
         return 100 * REWARDS.index(reward) + 10 * DELTAS.index(delta) + LOSSES.index(loss) + 0.1 * seed
 
+    runs = []
     for number, (reward, delta, loss, seed) in enumerate(product(REWARDS, DELTAS, LOSSES, SEEDS)):
         point = {"task.reward": reward, "advantage.delta": delta, "loss.type": loss, "seed": seed}
         evaluations = {0: (0.0, 3.0), 2: (reward_of(reward, delta, loss, seed), 3.0)}
-        make_run(point=point, seed=seed, position=number, steps=2, evaluations=evaluations)
-    chart = _charts(_read(tmp_path / "results"))["grid"]
+        runs.append(made_run(None, seed, 2, point=point, position=number, evaluations=evaluations))
+    chart = drawings.grid_chart(made_experiment(*runs))
+    assert chart is not None
     points = list(product(REWARDS, DELTAS))
     assert _titles(chart) == [f"reward: {reward}, delta: {delta}" for reward, delta in points]
     for axes, (reward, delta) in zip(_axes(chart), points, strict=True):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ from harness.report.page import page
 from harness.report.terminal import print_document
 from harness.results import RunFolder, find_run_folders, load_run
 from harness.simulate.metrics import RunMetrics, metrics_of_run
+from tests.run_folders import RunPlan, write_run
 from tests.step_runs import write_steps
 
-Make = Callable[..., RunFolder]
 ROOT = Path(__file__).parents[2]
 # of steps 2 to 11, which are measured: in flat 10 x (0.2 + 0.3) s and evaluations of 0.7 s in two of them; in hidden
 # 8 x (0.2 + 0.3) s, 2 x (0.2 + 4.3) s and an evaluation of 1 s. Of each 0.2 s of generation 0.05 s are a weight load.
@@ -55,14 +54,18 @@ class Outputs:
     simulator: dict[str, RunMetrics]
 
 
-@pytest.fixture
-def outputs(make_run: Make, tmp_path: Path) -> Outputs:
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    results = tmp_path_factory.mktemp("results")
+
+    def make_run(**fields: Any) -> RunFolder:
+        return write_run(results, replace(RunPlan(), **fields))
+
     uneven = [0.3] * 12
     uneven[4] = uneven[9] = 4.3
     more = {"generate_s": 0.2, "load_s": 0.05, "interleaving": "run"}
     write_steps(make_run, "flat", [0.3] * 12, evaluate_s={0: 9.0, 5: 0.7, 11: 0.7}, **more)
     write_steps(make_run, "hidden", uneven, evaluate_s={11: 1.0}, **more)
-    results = tmp_path / "results"
     (experiment,), _ = gather([results])
     stream = io.StringIO()
     made = document(experiment, judgements(experiment))

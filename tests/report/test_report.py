@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import re
-import shlex
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +12,6 @@ import pytest
 
 from harness.cli import main
 from harness.core.types import ExampleRollout, Metric, Metrics
-from harness.loop import Count, RolloutCounts
-from harness.loop.replay import ReplayStats
 from harness.results import RunFolder, find_runs
 from harness.results.counters import COUNTERS, CounterRow
 from harness.results.rows import HeaderRow
@@ -56,23 +47,9 @@ def _row(text: str, table: str, name: str) -> list[str]:
 # ---- what is on it
 
 
-def test_sections_come_in_order_and_the_details_are_folded(lagged: Path, tmp_path: Path) -> None:
-    page = Page(_report(lagged, tmp_path / "r.html"))
-    assert page.text("h1") == ["async_lag_sweep / 20261121-120000"]
-    sections = [
-        "At a glance", "Verdicts", "Where the time goes", "What was learned", "Lag and waste", "Weight syncs",
-        "Provenance",
-    ]  # fmt: skip
-    assert page.text("h2") == sections
-    assert page.text("a")[1:] == sections
-    assert page.folded == [f"c1-{key}-title" for key in ("off_policy", "syncs", "provenance")]
-    ids = Counter(attributes["id"] for _, attributes in page.tags if "id" in attributes)
-    assert max(ids.values()) == 1
-    links = {str(attributes["href"]) for _, attributes in page.tags if "href" in attributes}
-    assert {link.removeprefix("#") for link in links} <= {*ids}
-
-
-def test_the_numbers_of_the_short_table_and_of_the_critical_path(lagged: Path, tmp_path: Path) -> None:
+def test_the_sections_in_order_and_the_numbers_of_the_short_table_and_of_the_critical_path(
+    lagged: Path, tmp_path: Path
+) -> None:
     """Every step takes 1 s.
 
     lag1, from the second step on, in milliseconds: generate 768 after transfer 20, verify 2, load 10. The Learner waits
@@ -95,24 +72,19 @@ def test_the_numbers_of_the_short_table_and_of_the_critical_path(lagged: Path, t
         "unattributed": ["-", "/", "0.088", "8.8%"],
     }
     assert "update in lag1 (70.0% of a step) and lag3 (70.0%)" in text
-
-
-def test_no_sentence_is_said_twice(lagged: Path, tmp_path: Path) -> None:
-    for folder in (lagged, *(REFERENCE / name for name in ("sync_k", "async_lag1", "sync_k1-vs-sync_k2", "rdt_nixl"))):
-        text = _report(folder, tmp_path / "r.html")
-        sentences = re.findall(r'<p class="(?:answer|finding|caution)">([^<]*)</p>', text)
-        assert len(sentences) > 5
-        assert max(Counter(sentences).values()) == 1
-
-
-def test_the_next_command_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    folder = next((REFERENCE / "sync_k").glob("*"))
-    line = f"python -m harness whatif {(folder / 'k1').relative_to(REPOSITORY)} --scale update=0.9"
-    text = html.unescape(_report(folder, tmp_path / "r.html"))
-    assert line in text
-    assert "python -m harness bench sync_k --blocks 10" in text
-    assert main(shlex.split(line)[3:]) == 0
+    page = Page(text)
+    assert page.text("h1") == ["async_lag_sweep / 20261121-120000"]
+    sections = [
+        "At a glance", "Verdicts", "Where the time goes", "What was learned", "Lag and waste", "Weight syncs",
+        "Provenance",
+    ]  # fmt: skip
+    assert page.text("h2") == sections
+    assert page.text("a")[1:] == sections
+    assert page.folded == [f"c1-{key}-title" for key in ("off_policy", "syncs", "provenance")]
+    ids = Counter(attributes["id"] for _, attributes in page.tags if "id" in attributes)
+    assert max(ids.values()) == 1
+    links = {str(attributes["href"]) for _, attributes in page.tags if "href" in attributes}
+    assert {link.removeprefix("#") for link in links} <= {*ids}
 
 
 def test_no_folder_above_the_scenario_is_named(make_run: Make, tmp_path: Path) -> None:
@@ -120,25 +92,6 @@ def test_no_folder_above_the_scenario_is_named(make_run: Make, tmp_path: Path) -
     text = _report(folder, tmp_path / "r.html")
     assert f"whatif {folder.relative_to(folder.parents[2])} --scale update=0.9" in text
     assert str(tmp_path) not in text
-
-
-def test_dropped_rollouts_and_the_replay_buffer(make_lagged_run: Make, tmp_path: Path) -> None:
-    """240 of 400 tokens are trained on; a dropped rollout has 20 tokens, a generated one 12.5."""
-    counts = {"trained": Count(24, 240), "dropped": Count(8, 160)}
-    dropping = make_lagged_run(settings="lag_control: drop\n", ledger=RolloutCounts(Count(32, 400), **counts))
-    text = _report(dropping.folder, tmp_path / "drop.html")
-    assert _row(text, "Off-policy", "dropped, share of generated rollouts") == ["25.0%"]
-    assert _row(text, "Off-policy", "length of a dropped rollout, tokens") == ["20.0"]
-    assert "What became of the generated tokens" in text
-    assert "Replay buffer" not in text
-    settings = "replay: {capacity: 4, sampling: signal_weighted, max_age: 3}\n"
-    stats = [ReplayStats(2 * step + 2, evicted_age=step, evicted_unused=step // 2) for step in range(8)]
-    ledger = RolloutCounts(Count(32, 320), trained=Count(20, 200), trained_again=Count(12, 120))
-    replay: dict[str, Any] = {"settings": settings, "ledger": ledger, "replay": lambda step: (stats[step], 4)}
-    text = _report(make_lagged_run(scenario="replayed", **replay).folder, tmp_path / "replay.html")
-    assert _row(text, "Replay buffer", "oldest age allowed, versions") == ["3"]
-    assert _row(text, "Replay buffer", "groups that became too old") == ["7"]
-    assert _row(text, "Replay buffer", "uses of a group that was drawn, mean") == ["1.60"]  # (20 + 12) / 20
 
 
 def test_counters_are_shown_where_a_run_has_them(make_run: Make, tmp_path: Path) -> None:
@@ -168,43 +121,11 @@ def test_what_was_not_measured_is_left_out(make_run: Make, tmp_path: Path) -> No
 # ---- runs of every kind
 
 
-@pytest.mark.parametrize("status", ["killed", "running", "interrupted", "failed"])
-def test_a_run_that_was_cut_short_is_shown(make_run: Make, tmp_path: Path, status: str) -> None:
-    text = _report(make_run(status=status, metrics=_metrics, evaluations=EVALUATIONS).folder, tmp_path / "r.html")
-    assert Page(text).text("h2")[1:3] == ["Where the time goes", "What was learned"]
-    word = {"killed": "did not finish"}.get(status, status)
-    assert _row(text, "Outcome", "status") == [f"{word} at step 4 of 4"]
-    assert f"{word} after 4 steps" in text
-
-
-def test_a_run_without_a_step_is_shown(make_run: Make, tmp_path: Path) -> None:
-    page = Page(_report(make_run(steps=0, status="failed", error="no luck").folder, tmp_path / "r.html"))
-    assert any("failed after 0 steps: no luck." in text for text in page.text("p"))
-
-
-def test_a_diverged_run_is_named(make_run: Make, tmp_path: Path) -> None:
-    make_run(arm="a", evaluations=EVALUATIONS)
-    folder = make_run(arm="b", evaluations={0: (0.4, 9.0), 2: (0.0, 9.0)}, status="failed").folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["outcome"] = {"diverged": {"step": 3}}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    text = _report(tmp_path / "results", tmp_path / "r.html")
-    assert _row(text, "Outcome", "status") == ["completed", "diverged at step 3 of 4"]
-    assert "Crosses: a run diverged." in text
-
-
-def test_simulated_runs_say_so_in_every_name(make_run: Make, tmp_path: Path) -> None:
-    for arm in ("a", "b"):
-        folder = make_run(arm=arm).folder
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["simulated"] = "h100-sxm"
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-    text = _report(tmp_path / "results", tmp_path / "r.html")
-    assert Page(text).text("h1") == ["sync_k (simulated) / 20261120-111500"]
-    assert "a (simulated)" in Page(text).text("th")
-    assert "predictions of the machine profile h100-sxm" in text
-    assert "python -m harness simulate sync_k --machine h100-sxm" in text
-    assert "no error bars" not in text
+@pytest.mark.parametrize("fields", [{"steps": 0, "status": "failed"}, {"status": "killed"}], ids=["no step", "killed"])
+def test_a_run_that_did_not_get_to_its_end_is_shown(make_run: Make, tmp_path: Path, fields: dict[str, Any]) -> None:
+    page = Page(_report(make_run(**fields).folder, tmp_path / "r.html"))
+    told = "failed after 0 steps" if "steps" in fields else "did not finish after 4 steps"
+    assert any(told in text for text in page.text("p"))
 
 
 def test_an_imported_log_shows_what_it_has(tmp_path: Path) -> None:
@@ -252,45 +173,16 @@ def test_what_runs_say_is_shown_and_never_obeyed(tmp_path: Path, make_run: Make)
     }  # fmt: skip
     make_run(arm='a"><script>3</script>', error="<u>failed</u>", status="failed", **hostile)
     make_run(arm="$b$ javascript:x", **hostile)
-    text = _report(tmp_path / "results", tmp_path / "r.html")
-    page = Page(text)
-    (policy,) = [own["content"] for _, own in page.tags if own.get("http-equiv") == "Content-Security-Policy"]
-    (style,) = page.text("style")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    assert not {
-        "script",
-        "img",
-        "iframe",
-        "link",
-        "object",
-        "embed",
-        "form",
-        "base",
-        "foreignobject",
-        "b",
-        "i",
-        "u",
-    } & {tag for tag, _ in page.tags}
-    attributes = {name for _, own in page.tags for name in own}
-    assert not {"style", "src", "srcset", "action", "xlink:href"} & attributes
-    assert not any(name.startswith("on") for name in attributes)
-    assert all(str(own["href"]).startswith("#") for _, own in page.tags if "href" in own)
-    assert max(Counter(own["id"] for _, own in page.tags if "id" in own).values()) == 1
-    shown = page.text("pre")
+    found = Page(_report(tmp_path / "results", tmp_path / "r.html"))
+    found.assert_harmless()
+    shown = found.text("pre")
     assert f"Say: {EVIL}" in shown
     assert f"before {EVIL}\n</pre><script>1</script>" in shown
     assert f"after {EVIL}\\x1b[31m\\u202e" in shown
-    assert "</title><script>2</script>" in page.text("p")
-    assert {"<svg onload=x>", "<i>3</i>", "<b onclick=x>"} <= {*page.text("td")}
-    assert 'a"><script>3</script>' in page.text("th")
-    assert any("<u>failed</u>" in each for each in page.text("p"))
-
-
-def test_the_same_runs_give_the_same_bytes(lagged: Path, tmp_path: Path) -> None:
-    first = _report(lagged, tmp_path / "one.html")
-    assert first == _report(lagged, tmp_path / "two.html")
-    assert len(first) < 300_000
+    assert "</title><script>2</script>" in found.text("p")
+    assert {"<svg onload=x>", "<i>3</i>", "<b onclick=x>"} <= {*found.text("td")}
+    assert 'a"><script>3</script>' in found.text("th")
+    assert any("<u>failed</u>" in each for each in found.text("p"))
 
 
 # ---- the command
@@ -310,26 +202,6 @@ def test_the_newest_experiment_is_shown_and_all_on_demand(
     assert capsys.readouterr().out.endswith(", in place of an earlier one)\n")
     assert page.text("h1") == ["2 experiments"]
     assert page.text("h2") == ["Experiments", "newer / 20261120-111500", "older / 20261119-111500"]
-
-
-def test_one_arm_alone_is_reported_alone(make_run: Make, tmp_path: Path) -> None:
-    folders = [make_run(arm=arm).folder for arm in ("k1", "k4")]
-    text = _report(folders[1], tmp_path / "r.html")
-    assert ("k4" in text, "k1" in text) == (True, False)
-
-
-def test_a_damaged_run_is_left_out_and_named(
-    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad, worse = (make_run(arm=arm).folder for arm in ("k1", "k2", "k4"))
-    (bad / "manifest.json").write_text("{")
-    spans = (worse / "spans.jsonl").read_text().splitlines(keepends=True)
-    (worse / "spans.jsonl").write_text("".join([spans[0], "no json\n", *spans[1:]]))  # met when spans are read
-    page = Page(_report(good.parent, tmp_path / "r.html"))
-    assert capsys.readouterr().err.count("warning: left out") == 2
-    assert any(text.startswith("k2: ") for text in page.text("p"))
-    assert any(text.startswith("k4: ") and "line 2" in text for text in page.text("p"))
-    assert page.text("h1") == ["sync_k / 20261120-111500"]
 
 
 def test_a_reader_of_the_old_report_keeps_it_whole(make_run: Make, tmp_path: Path) -> None:
@@ -360,13 +232,3 @@ def test_bad_input_leaves_the_old_report_and_other_files(
         assert (words in error, error.count("error:"), "Traceback" in error) == (True, 1, False), (folder, target)
     assert (out.read_text(), (tmp_path / "file").read_text()) == (old, "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "r.html", "results"]
-
-
-def test_the_report_loads_no_torch_and_no_ray(make_run: Make, tmp_path: Path) -> None:
-    code = (
-        "import sys; from harness.cli import main; "
-        f"assert main(['report', {str(make_run().folder)!r}, '-o', {str(tmp_path / 'r.html')!r}]) == 0; "
-        "print({'torch', 'ray', 'pydantic'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -285,19 +282,6 @@ def test_bad_input_is_one_message_with_what_to_do(
     assert all(message in error for message in messages)
 
 
-def test_a_damaged_run_is_left_out_and_named(
-    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_run(arm="k1", steps=1)
-    broken = make_run(arm="k2", steps=1).folder
-    (broken / "manifest.json").write_text("{", encoding="utf-8")
-
-    assert main(["trace", str(broken.parent), "-o", str(tmp_path / "t.json.gz")]) == 0
-
-    assert "warning: left out" in capsys.readouterr().err
-    assert runs_in(read_trace(tmp_path / "t.json.gz")) == ["k1"]
-
-
 def test_a_failure_leaves_the_trace_that_was_there(make_run: Make, tmp_path: Path) -> None:
     """The second run's spans are damaged, which shows when half of the file is written."""
     first = make_run(arm="k1", steps=1).folder
@@ -325,27 +309,3 @@ def test_a_run_without_spans_shows_its_steps(make_run: Make, tmp_path: Path) -> 
 
     names = [(item.name, item.start_ns) for item in trace.slices if item.categories == ("step",)]
     assert names == [("step 0", 2 * SECOND), ("step 1", 3 * SECOND)]
-
-
-def test_names_from_files_are_made_plain(make_run: Make, tmp_path: Path) -> None:
-    """A lone surrogate cannot be written as UTF-8, and a terminal command must not reach a terminal."""
-    folder = make_run(steps=1).folder
-    with (folder / "spans.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"lane":"a\\ud800\\u001b[31m","stage":"score","start_ns":1,"end_ns":3,"step":0,"version":0}\n')
-
-    trace = written(folder, tmp_path / "t.json.gz")
-
-    assert r"a\ud800\x1b[31m" in {track[1] for track in trace.tracks if len(track) == 2}
-
-
-def test_the_command_loads_neither_torch_nor_ray(make_run: Make) -> None:
-    folder = make_run(steps=1).folder
-    code = (
-        "import sys; from harness.cli import main; "
-        f"code = main(['trace', {str(folder)!r}]); "
-        "print(code, sorted({'torch', 'ray', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules)))"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-
-    assert done.stdout.splitlines()[-1] == "0 []"

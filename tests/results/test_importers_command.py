@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from harness.results.importers.trainers import (
     Crosswalk,
     Entry,
 )
-from tests.event_files import encode_scalars, encode_start
 
 REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 PAGE = Path(__file__).parents[2] / "docs" / "importing.md"
@@ -144,33 +140,10 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     assert verl.figures["timing_s/generate"] == 3.0
     assert verl.figures["reward_last"] == 0.75
     assert trl.steps == 6
+    assert trl.figures["reward_train"] == pytest.approx(0.0738, abs=0.001)  # the last of six steps
+    assert trl.figures["processed_tokens_per_s"] > 0
     assert trl.table.metrics["kl/reference_k3"].last == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
     assert verl.manifest.machine["fingerprint"] != trl.manifest.machine["fingerprint"]
-
-
-def test_event_files_and_json_lines_give_the_same_rows(tmp_path: Path) -> None:
-    """A real log of TRL, once as it is and once as event files: the values differ by float32 only."""
-    history = json.loads(REAL_TRL_LOG.read_text())["log_history"]
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    records = [encode_start(0.0)]
-    for item in history:
-        prefix = "eval/" if any(name.startswith("eval_") for name in item) else "train/"
-        values = {prefix + name.removeprefix("eval_"): value for name, value in item.items() if name != "step"}
-        records.append(encode_scalars(values, item["step"], float(item["step"])))
-    (folder / "events.out.tfevents.1").write_bytes(b"".join(records))
-    rows = []
-    for name, path in (("json", REAL_TRL_LOG), ("events", folder)):
-        assert main(["import", "trl", str(path), "-o", str(tmp_path / name)]) == 0
-        (found,) = find_run_folders(tmp_path / name)
-        rows.append((load_run(found).steps, load_run(found).evaluations))
-    (steps, evaluations), (event_steps, event_evaluations) = rows
-    assert len(steps) == len(event_steps) == 6
-    for row, event_row in zip((*steps, *evaluations), (*event_steps, *event_evaluations), strict=True):
-        assert row.metrics.keys() == event_row.metrics.keys() - {"imported/eval_epoch"}
-        for name in row.metrics:
-            assert event_row.metrics[name] == pytest.approx(row.metrics[name], rel=1e-6)
-    assert [row.wall_s for row in event_steps] == pytest.approx([row.wall_s for row in steps], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["fully_async/count/dropped_stale_samples", "timing_s/param_sync", "--asynchronous"])
@@ -229,18 +202,6 @@ def test_names_from_the_log_cannot_command_the_terminal(tmp_path: Path, capsys: 
 def test_devices_are_a_whole_number(tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: str) -> None:
     assert main(["import", "verl", "log.jsonl", f"--devices={devices}"]) == 2
     assert "must be a whole number of at least 1" in capsys.readouterr().err
-
-
-def test_importing_loads_no_heavy_package(tmp_path: Path) -> None:
-    log = verl_log(tmp_path / "log.jsonl")
-    code = (
-        "import sys; from harness.cli import main\n"
-        f"main(['import', 'verl', {str(log)!r}, '-o', {str(tmp_path / 'results')!r}])\n"
-        "print(sorted({'torch', 'ray', 'scipy', 'tensorboardX', 'pydantic'} & sys.modules.keys()))\n"
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 DOCUMENTED = (VERL, VERL_ASYNCHRONOUS, TRL, OPEN_INSTRUCT)

@@ -109,15 +109,6 @@ def test_an_evaluation_of_verl_is_outside_of_its_step() -> None:
     assert metrics(evaluation)["validation/reward"] == 0.5
 
 
-def test_of_several_validation_rewards_none_is_taken_unless_named() -> None:
-    names = {"val-core/gsm8k/acc/mean@4": 0.25, "val-core/math/acc/mean@4": 0.75}
-    found = points((1, VERL_STEP | names))
-    _, evaluation = convert(VERL, found).rows
-    assert metrics(evaluation) == {f"imported/{name}": value for name, value in names.items()}
-    _, evaluation = convert(VERL, found, validation="val-core/math/acc/mean@4").rows
-    assert metrics(evaluation) == {"validation/reward": 0.75, "imported/val-core/gsm8k/acc/mean@4": 0.25}
-
-
 def test_generation_of_an_asynchronous_verl_run_is_waiting() -> None:
     (row,) = convert(VERL_ASYNCHRONOUS, points((1, VERL_STEP))).rows
     assert row.stages_s["wait_for_batch"] == 20.0
@@ -289,6 +280,8 @@ def test_open_instructs_older_names_and_a_log_without_the_wait() -> None:
     assert row.lanes["learner"] == {"update": 10.0, "wait_for_batch": 15.0}
     (row,) = convert(OPEN_INSTRUCT, points((1, values))).rows
     assert row.lanes["learner"] == {"update": 25.0}
+    (row,) = convert(OPEN_INSTRUCT, points((1, values | {new: 26.0}))).rows
+    assert row.lanes["learner"] == {"update": 0.0, "wait_for_batch": 26.0}  # 25 s less 26 s
 
 
 def test_a_run_that_counts_from_zero_is_taken_as_it_is() -> None:

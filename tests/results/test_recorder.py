@@ -506,27 +506,6 @@ def test_current_versions_do_not_depend_on_the_order_of_changes(recorder: RunRec
     assert _read(recorder).steps[0].versions == {"learner": 1, "generator0": 1}
 
 
-def test_a_call_on_its_way_is_idle_time_where_the_lane_does_nothing_else(
-    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
-) -> None:
-    clock.set(20.0)
-    recorder.loop_starts(["generator", "learner"])
-    tracer.finished.extend(
-        [
-            _span("generator", Stage.GENERATE, 20.0, 24.0),
-            _span("generator", Stage.WAIT_FOR_CALL, 23.0, 26.0),  # 1 s of it beside generate
-            _span("learner", Stage.WAIT_FOR_CALL, 20.0, 21.0),
-            _span("learner", Stage.WAIT_FOR_BATCH, 20.5, 23.0),
-        ]
-    )
-    clock.set(30.0)
-    recorder.on_step(FACTS)
-    (row,) = _read(recorder).steps
-    # generator 24 to 26 s, learner 20 to 23 s, of 10 s
-    assert row.metric("idle_ratio/generator") == Metric(0.2)
-    assert row.metric("idle_ratio/learner") == Metric(0.3)
-
-
 def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(
     recorder: RunRecorder, clock: HandClock
 ) -> None:

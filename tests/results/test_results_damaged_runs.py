@@ -172,6 +172,8 @@ def test_a_damaged_run_is_left_out_by_name(
         warnings = [line for line in said.err.splitlines() if line.startswith("warning: ")]
         named = [str(experiment / "damaged") in line for line in warnings]
         assert named == ([True] if file in READ_BY[command] else []), (command, warnings)
+        if command == "report" and named:
+            assert '<p class="caution">damaged: ' in page.read_text()
         told = {"compare": "s per step", "report": "report: ", "trace": "1 run," if named else "2 runs,"}
         assert told[command] in said.out
     text = page.read_text()

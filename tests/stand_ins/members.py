@@ -35,26 +35,33 @@ def made_run(
     warm_up: WarmUp | None = None,
     times: SpanTimes | None = None,
     ranks: Sequence[tuple[RankStep, ...]] = (),
+    columns: Mapping[str, Sequence[float]] | None = None,
+    flags: Sequence[str] = (),
     figures: Mapping[str, Any] | None = None,
     **manifest: Any,
 ) -> Member:
-    """Return a run that no step of is warm-up.
+    """Return a run that no step of is warm-up, unless ``flags`` say so.
 
     Args:
         wall_s: of each step, or of all.
         stages_s: seconds of each stage in every step, or step by step.
         metrics: values of the training steps, each of count 1 and a mean; or the columns.
         evaluations: step to (validation reward, response length).
+        columns: of the steps, that stand in place of those that follow from the others.
+        flags: of each step: ``w`` in it marks warm-up, ``p`` a profiled step.
         figures: that stand in place of those of the rows.
         manifest: fields of it beside arm and seed.
     """
     walls = np.broadcast_to(np.asarray(wall_s, dtype=np.float64), steps).copy()
     places, zeros = np.arange(steps, dtype=np.float64), np.zeros(steps)
-    columns = {"step": places, "version": places + 1, "wall_s": walls, "elapsed_s": np.cumsum(walls)}
-    columns |= {"optimizer_steps": zeros + 1, "is_warmup": zeros, "is_profiled": zeros}
-    columns |= {f"timing_s/{stage}": zeros + np.asarray(seconds) for stage, seconds in (stages_s or {}).items()}
+    of_steps = {"step": places, "version": places + 1, "wall_s": walls, "elapsed_s": np.cumsum(walls)}
+    of_steps["optimizer_steps"] = zeros + 1
+    of_steps |= {f"timing_s/{stage}": zeros + np.asarray(seconds) for stage, seconds in (stages_s or {}).items()}
+    for name, letter in (("is_warmup", "w"), ("is_profiled", "p")):
+        of_steps[name] = np.array([float(letter in flag) for flag in flags]) if flags else zeros
+    of_steps |= {name: np.asarray(values, dtype=np.float64) for name, values in (columns or {}).items()}
     at = [*(evaluations or {})]
-    elapsed = np.concatenate([[0.0], columns["elapsed_s"]])[at] if at else np.empty(0)
+    elapsed = np.concatenate([[0.0], of_steps["elapsed_s"]])[at] if at else np.empty(0)
     evaluated = {"version": np.array(at, dtype=np.float64), "step": np.array(at, dtype=np.float64)}
     rewards, lengths = ([pair[which] for pair in (evaluations or {}).values()] for which in (0, 1))
     about: dict[str, Any] = {
@@ -75,7 +82,7 @@ def made_run(
     vars(run)["settings"] = dict(settings or {})
     table = RunTable(
         run=run,
-        steps=columns,
+        steps=of_steps,
         metrics={name: _column(values) for name, values in (metrics or {}).items()},
         evaluated=evaluated | {"elapsed_s": elapsed},
         validation={

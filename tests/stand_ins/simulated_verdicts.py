@@ -7,7 +7,7 @@ the code that judges real experiments: estimates, correction, verdicts, the side
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log, log1p
 
 import numpy as np
@@ -79,9 +79,7 @@ def log_ratio(before: Mapping[int, float], after: Mapping[int, float], alternate
     """
 
     def member(seconds: Mapping[int, float]) -> Member:
-        made = made_run(steps=len(seconds), wall_s=[*seconds.values()])
-        columns = made.table.steps | {"step": np.array([*seconds], dtype=np.float64)}
-        return replace(made, table=replace(made.table, steps=columns))
+        return made_run(steps=len(seconds), wall_s=[*seconds.values()], columns={"step": [*seconds]})
 
     block = block_seconds(member(before), member(after), alternated)
     return None if block is None else log(block[1][STEP] / block[0][STEP])
