@@ -136,10 +136,11 @@ class RunTable:
 
     @cached_property
     def is_measured(self) -> NDArray[np.bool_]:
-        """Which steps figures of time rest on: neither warm-up nor profiled, nor, of another trainer's log, without
-        known seconds; all where no other is left."""
-        measured = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0) & (self.steps["wall_s"] > 0)
-        return measured if measured.any() else np.ones(len(self), dtype=np.bool_)
+        """Which steps figures of time rest on: neither warm-up nor profiled; of these, those that took time, since a log
+        of another trainer may lack the seconds of some. All where no other is left."""
+        plain = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0)
+        timed = plain & (self.steps["wall_s"] > 0)
+        return next((steps for steps in (timed, plain) if steps.any()), np.ones(len(self), dtype=np.bool_))
 
     @cached_property
     def wall_s(self) -> Numbers:

@@ -178,8 +178,8 @@ def test_simulated_runs_beside_real_ones_are_told_apart(
     assert not any("are simulated" in remark.text for remark in remarks_of(real, []))
     assert harness(["compare", str(experiment), str(made)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "simulated by the profile abacus" in text
-    assert "not simulated" in text
+    assert "predictions of the machine profile abacus" in text
+    assert "2 runs of 3 were simulated and the others are real" in text
     against = ["compare", str(experiment), "--against", str(made), "--format", "json"]
     assert harness(against) == 0
     verdicts = json.loads(capsys.readouterr().out)["campaigns"][-1]["verdicts"]
