@@ -13,7 +13,7 @@ from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
 from harness.compare.resources import (
     GpuFigures,
-    energy_account,
+    energy_by_stage,
     gpu_figures,
     process_figures,
     sampling_cpu_s,
@@ -152,15 +152,9 @@ def _energy(counted: Sequence[Counted]) -> Table | None:
     for item in counted:
         gpus = [gpu.source for gpu in gpu_figures(item.rows, item.window)[0]]
         for source in gpus if len(gpus) == 1 else ():  # of several, it is not known which process works on which
-            account, _ = energy_account(item.rows, item.spans, source, item.window)
-            if account is None:
-                continue
-            for stage, part in account.stages.items():
-                joules = part.reason or "" if part.joules is None else number(part.joules)
-                rows.append((item.arm, source, stage.value, joules, number(part.seconds)))
-            rows.append((item.arm, source, "stages that cannot be told apart", number(account.untold_j), ""))
-            rows.append((item.arm, source, "unattributed", number(account.rest_j), ""))
-    header = ("arm", "GPU", "stage", "energy, J", "seconds")
+            joules = energy_by_stage(item.rows, item.spans, source, item.window)
+            rows += [(item.arm, source, stage or "all other", number(own)) for stage, own in joules.items()]
+    header = ("arm", "GPU", "stage", "energy, J")
     return Table("Energy by stage", header, tuple(rows), words=3) if rows else None
 
 

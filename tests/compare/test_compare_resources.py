@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.compare.resources import (
     InterpolatedCounter,
     contention,
-    energy_account,
+    energy_by_stage,
     gpu_figures,
     interpolated,
     process_figures,
@@ -54,19 +54,13 @@ def test_a_counter_grows_evenly_between_its_samples() -> None:
 
 def test_a_level_is_averaged_over_time_and_not_over_samples() -> None:
     counter = InterpolatedCounter([[(0, 0.0), (2, 1.0), (10, 1.0)]])
-    assert counter.area((0, 10)) == 1.0 + 8.0
     assert counter.mean((0, 10)) == 0.9  # the mean of the samples would be 0.67
     assert counter.mean((0, 1)) == 0.25
     assert counter.peak((0, 1)) == 0.0
-    assert counter.period_ns == 5.0
-
-
-def test_one_sample_is_its_own_mean_and_none_is_none() -> None:
     assert InterpolatedCounter([[(5, 0.5)]]).mean((0, 10)) == 0.5
     assert InterpolatedCounter([[(5, 0.5)]]).mean((6, 10)) is None
-    assert InterpolatedCounter([]).mean((0, 10)) is None
-    assert InterpolatedCounter([]).growth((0, 10)) is None
-    assert InterpolatedCounter([]).peak((0, 10)) is None
+    none = InterpolatedCounter([])
+    assert (none.mean((0, 10)), none.growth((0, 10)), none.peak((0, 10))) == (None, None, None)
 
 
 def test_processes() -> None:
@@ -109,8 +103,6 @@ def test_no_gpu_and_why() -> None:
     rows = [CounterRow(0, "gpu", {}, {"gpu": "no_driver"})]
     assert gpu_figures(rows, (0, S)) == ([], "no_driver")
     assert gpu_figures([], (0, S)) == ([], "not_sampled")
-    assert energy_account(rows, [], "gpu0", (0, S)) == (None, "no_driver")
-    assert energy_account([], [], "gpu0", (0, S)) == (None, "not_sampled")
 
 
 def test_cpu_time_of_a_process_that_ended_counts_with_its_parent() -> None:
@@ -179,83 +171,37 @@ def test_others_are_not_guessed_where_a_process_of_the_run_is_unknown() -> None:
 
 
 def test_energy_by_stage_and_nothing_is_lost() -> None:
-    # 100 W for 4 s, then 300 W for 4 s, sampled each second from 0 s
-    joules = [0, 100, 200, 300, 400, 700, 1000, 1300, 1600]
-    rows = series("gpu0", "energy_j", joules)
+    # 100 W for 4 s, then 300 W for 4 s, sampled each second from 0 s; two Generators are one stage
+    rows = series("gpu0", "energy_j", [0, 100, 200, 300, 400, 700, 1000, 1300, 1600])
     spans = [
-        span("generator", Stage.GENERATE, 0, 3.5),
+        span("generator0", Stage.GENERATE, 0, 3.5),
+        span("generator1", Stage.GENERATE, 0.5, 3),
         span("learner", Stage.WAIT_FOR_BATCH, 0, 4),
+        span("scorer", Stage.SCORE, 2, 3),  # shares 100 J
         span("learner", Stage.UPDATE, 4, 7),
         span("learner", Stage.STARTUP, 0, 8),
     ]
-    account, reason = energy_account(rows, spans, "gpu0", (0, 8 * S))
-    assert reason is None
-    assert account is not None
-    assert account.total_j == 1600
-    assert {stage: (part.joules, part.seconds) for stage, part in account.stages.items()} == {
-        Stage.GENERATE: (350.0, 3.5),
-        Stage.UPDATE: (900.0, 3.0),
-    }
-    assert (account.untold_j, account.rest_j) == (0.0, 350.0)  # 50 J from 3.5 s on, 300 J from 7 s on
-
-
-def test_stages_at_the_same_time_share() -> None:
-    rows = series("gpu0", "energy_j", [0, 100, 200, 300, 400])
-    spans = [span("generator", Stage.GENERATE, 0, 4), span("learner", Stage.UPDATE, 2, 4)]
-    account, _ = energy_account(rows, spans, "gpu0", (0, 4 * S))
-    assert account is not None
-    assert {stage: part.joules for stage, part in account.stages.items()} == {
-        Stage.GENERATE: 300.0,
-        Stage.UPDATE: 100.0,
-    }
-
-
-def test_two_generators_are_one_stage() -> None:
-    rows = series("gpu0", "energy_j", [0, 100, 200])
-    spans = [span("generator0", Stage.GENERATE, 0, 2), span("generator1", Stage.GENERATE, 0.5, 2)]
-    account, _ = energy_account(rows, spans, "gpu0", (0, 2 * S))
-    assert account is not None
-    part = account.stages[Stage.GENERATE]
-    assert (part.joules, part.seconds) == (200.0, 2.0)
+    # unattributed: 50 J from 3.5 s on, 300 J from 7 s on
+    joules = {Stage.GENERATE: 300.0, Stage.SCORE: 50.0, Stage.UPDATE: 900.0, None: 350.0}
+    assert energy_by_stage(rows, spans, "gpu0", (0, 8 * S)) == joules
+    assert energy_by_stage([], spans, "gpu0", (0, 8 * S)) == {}
 
 
 def test_shorter_stages_are_told_over_steps_and_the_shortest_not_at_all() -> None:
     rows = series("gpu0", "energy_j", [20.0 * sample for sample in range(51)], S // 5)  # 100 W, 5 Hz, 10 s
     spans = [span("learner", Stage.UPDATE, step, step + 0.4) for step in range(10)]
-    spans += [span("learner", Stage.WEIGHT_PUBLISH, step + 0.5, step + 0.6) for step in range(10)]
-    spans += [span("learner", Stage.CHECKPOINT, 9.7, 9.95)]
-    account, _ = energy_account(rows, spans, "gpu0", (0, 10 * S))
-    assert account is not None
-    update, publish, checkpoint = account.stages.values()
-    assert (update.joules, update.seconds) == (pytest.approx(400.0), pytest.approx(4.0))
-    assert (publish.joules, publish.reason) == (None, "it lasts 0.1 s, less than a sampling period of 0.2 s")
-    assert (checkpoint.joules, checkpoint.reason) == (None, "it lasts 0.25 s in all, less than 1 s")
-    assert account.untold_j == pytest.approx(100 * (1.0 + 0.25))
-    assert account.rest_j == pytest.approx(1000 - 400 - 125)
-
-
-def test_a_stage_that_the_counters_do_not_cover_is_not_told() -> None:
-    rows = series("gpu0", "energy_j", [0, 100, None, None, 900, 1000])
-    account, _ = energy_account(rows, [span("learner", Stage.UPDATE, 0, 5)], "gpu0", (0, 5 * S))
-    assert account is not None
-    assert (account.total_j, account.stages[Stage.UPDATE].joules) == (200.0, None)
-    assert account.stages[Stage.UPDATE].reason == "the counters do not cover it"
-    assert (account.untold_j, account.rest_j) == (200.0, 0.0)
+    spans += [span("learner", Stage.WEIGHT_PUBLISH, step + 0.5, step + 0.6) for step in range(10)]  # less than 0.2 s
+    spans += [span("learner", Stage.CHECKPOINT, 9.7, 9.95)]  # less than 1 s in all
+    joules = energy_by_stage(rows, spans, "gpu0", (0, 10 * S))
+    assert joules == pytest.approx({Stage.UPDATE: 400.0, None: 600.0})
+    lost = series("gpu0", "energy_j", [0, 100, None, None, 900, 1000])
+    assert energy_by_stage(lost, [span("learner", Stage.UPDATE, 0, 5)], "gpu0", (0, 5 * S)) == {None: 200.0}
 
 
 def test_what_other_arms_used_in_their_turns_is_nobodys() -> None:
-    def turn(start_s: int, first_j: float) -> list[CounterRow]:
-        rows = []
-        for place, joules in enumerate((first_j, first_j + 100)):
-            at_ns = (start_s + place) * S
-            rows.append(CounterRow(at_ns, "sampler", {"held": place}))
-            rows.append(CounterRow(at_ns, "gpu0", {"energy_j": joules}))
-        return rows
-
-    rows = turn(0, 0.0) + turn(1, 5000.0)  # the run's clock stood still meanwhile
-    account, _ = energy_account(rows, [span("learner", Stage.UPDATE, 0, 2)], "gpu0", (0, 2 * S))
-    assert account is not None
-    assert (account.total_j, account.stages[Stage.UPDATE].joules) == (200.0, 200.0)
+    readings = [(0, 0.0, 0), (S, 100.0, 1), (S, 5000.0, 0), (2 * S, 5100.0, 1)]  # the run's clock stood still meanwhile
+    joules = energy_by_stage(as_rows(readings), [span("learner", Stage.UPDATE, 0, 2)], "gpu0", (0, 2 * S))
+    assert joules == {Stage.UPDATE: 200.0, None: 0.0}
 
 
 STAGES = st.sampled_from([Stage.GENERATE, Stage.UPDATE, Stage.SCORE, Stage.WAIT_FOR_BATCH, Stage.STARTUP])
@@ -288,17 +234,11 @@ def as_rows(readings: list[tuple[int, float | None, int]]) -> list[CounterRow]:
 def test_energy_is_conserved_and_never_negative(
     readings: list[tuple[int, float | None, int]], spans: list[Span], window: tuple[int, int]
 ) -> None:
-    account, reason = energy_account(as_rows(readings), spans, "gpu0", window)
-    assert (account is None) == (reason is not None)
-    if account is None:
-        return
-    told = [part.joules for part in account.stages.values() if part.joules is not None]
-    assert min([account.total_j, account.untold_j, account.rest_j, *told]) >= 0
-    assert sum(told) + account.untold_j + account.rest_j == pytest.approx(account.total_j, abs=1e-6)
-    for stage, part in account.stages.items():
-        assert not stage.is_wait
-        assert (part.joules is None) == (part.reason is not None)
-        assert 0 <= part.seconds <= (window[1] - window[0]) / 1e9 + 1e-9
+    rows = as_rows(readings)
+    joules, whole = energy_by_stage(rows, spans, "gpu0", window), interpolated(rows, "gpu0", "energy_j").growth(window)
+    assert sum(joules.values()) == pytest.approx(whole or 0.0, abs=1e-6)
+    assert min(joules.values(), default=0.0) >= 0
+    assert not any(stage.is_wait for stage in joules if stage is not None)
 
 
 @PROPERTY

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from harness.compare.resources import energy_account
+from harness.compare.resources import energy_by_stage
 from harness.probes.load import load_profile
 from harness.probes.nsight import nsys_command
 from harness.results import Run, find_runs
@@ -197,15 +197,15 @@ def profile(report: Report) -> None:
     report.headline = f"{written.name}: costs of {len(stages)} stages"
 
 
-def _energy(measured: Run) -> dict[str, float | None] | str:
-    """Joules of each stage over the whole run, by the board's counter; None where a stage is too short to tell."""
+def _energy(measured: Run) -> dict[str, float] | str:
+    """Joules of each stage over the whole run, by the board's counter; those too short to tell are among the rest."""
     spans, rows = measured.spans(), read_counters(measured.folder)
     sources = [row.source for row in rows if row.source.startswith("gpu") and row.values]
     if not sources:
         return "no GPU was sampled"
     window = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    account, reason = energy_account(rows, spans, sources[0], window)
-    return str(reason) if account is None else {stage: part.joules for stage, part in account.stages.items()}
+    joules = energy_by_stage(rows, spans, sources[0], window)
+    return {stage or "all other": own for stage, own in joules.items()} or "no energy was counted"
 
 
 def _traced_kernels(report: Report, folder: Path) -> None:
