@@ -1,7 +1,8 @@
-"""The weight syncs of a run's training steps: what each moved, and how long each part of it took."""
+"""Weight syncs: what those of a run's training steps moved and took, and what a transport sweep timed."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.results.frames import Numbers, RunTable
+from harness.results.rows import SyncRow
 
 if TYPE_CHECKING:
     from harness.compare.experiment import Member
@@ -82,3 +84,129 @@ def sync_seconds(member: Member) -> float | None:
     """Return the mean seconds of a sync from publishing to loaded; None where none was measured."""
     syncs = syncs_of(member.table)
     return float(syncs.whole_s.mean()) if syncs is not None and len(syncs.whole_s) else None
+
+
+# ---- transport sweeps
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """The timed syncs of one transport at one size, the first left out.
+
+    Attributes:
+        median_s, low_s, high_s: from the start of the publish to the end of the slowest load: the median, and the 10th
+            and 90th percentile of the repeats.
+        middle_s: from the 25th to the 75th percentile of the repeats.
+        copy_s: median of one plain copy of the same bytes in warm memory.
+        publish_s, transfer_s, load_s, verify_s: medians of the stages.
+    """
+
+    transport: str
+    num_bytes: int
+    tensors: int
+    receivers: int
+    repeats: int
+    median_s: float
+    low_s: float
+    high_s: float
+    middle_s: float
+    copy_s: float
+    publish_s: float
+    transfer_s: float
+    load_s: float
+    verify_s: float
+
+    @property
+    def megabytes(self) -> float:
+        """Size in units of 10^6 bytes."""
+        return self.num_bytes / 1e6
+
+    @property
+    def share_of_copy(self) -> float:
+        """Bandwidth from publish to loaded, as a fraction of that of the plain copy."""
+        return self.copy_s / self.median_s
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether the middle half of the repeats spans more than half of their median: another time would differ."""
+        return self.middle_s > 0.5 * self.median_s
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCost:
+    """Seconds of a sync = fixed_s + per_tensor_s * tensors + per_byte_s * bytes, fitted to the medians.
+
+    ``worst`` is the largest relative error of the fit at a measured size.
+    """
+
+    transport: str
+    receivers: int
+    fixed_s: float
+    per_tensor_s: float
+    per_byte_s: float
+    worst: float
+
+    def seconds(self, num_bytes: float, tensors: int) -> float:
+        """Return what the fit says."""
+        return self.fixed_s + self.per_tensor_s * tensors + self.per_byte_s * num_bytes
+
+
+def sync_points(rows: Sequence[SyncRow]) -> list[SyncPoint]:
+    """Return a point for each transport, size, tensor count and number of receivers.
+
+    Transports come in the order of their times with the largest weights, the fastest first.
+    """
+    groups: dict[tuple[str, int, int, int], list[SyncRow]] = {}
+    for row in rows:
+        if row.repeat > 0:
+            groups.setdefault((row.transport, row.num_bytes, row.tensors, row.receivers), []).append(row)
+    points = []
+    for key, group in groups.items():
+        low, lower, middle, upper, high = np.percentile([row.total_s for row in group], (10, 25, 50, 75, 90)).tolist()
+        names = ("plain_copy_s", "publish_s", "transfer_s", "load_s", "verify_s")
+        medians = [statistics.median(getattr(row, name) for row in group) for name in names]
+        points.append(SyncPoint(*key, len(group), middle, low, high, upper - lower, *medians))
+    slowest = {point.transport: point.median_s for point in sorted(points, key=lambda point: point.median_s)}
+    return sorted(points, key=lambda point: (slowest[point.transport], point.receivers, point.tensors, point.num_bytes))
+
+
+def sync_costs(points: Sequence[SyncPoint]) -> list[SyncCost]:
+    """Fit the cost of each transport and number of receivers: non-negative least squares of relative errors.
+
+    Unstable points are left out, and with them what has no others. A coefficient that the sweep does not vary (one
+    tensor count, one size) is left at 0 and falls to the fixed cost.
+    """
+    from scipy.optimize import nnls
+
+    groups: dict[tuple[str, int], list[SyncPoint]] = {}
+    for point in points:
+        if not point.is_unstable:
+            groups.setdefault((point.transport, point.receivers), []).append(point)
+    costs = []
+    for key, group in groups.items():
+        columns = np.array([[1.0, point.tensors, point.num_bytes] for point in group])
+        scale = columns.max(axis=0)
+        weighted = columns / scale / np.array([[point.median_s] for point in group])
+        varied = [0, *(place for place in (1, 2) if np.ptp(columns[:, place]) > 0)]
+        solved = np.zeros(3)
+        solved[varied], _ = nnls(weighted[:, varied], np.ones(len(group)))
+        worst = float(abs(weighted @ solved - 1).max())
+        costs.append(SyncCost(*key, *(solved / scale).tolist(), worst))
+    return costs
+
+
+def fastest_by_size(
+    costs: Sequence[SyncCost], smallest: float, largest: float, tensors: int
+) -> list[tuple[float, str]]:
+    """Return (from this many bytes on, the fastest transport by the fits), the smallest size first.
+
+    Args:
+        costs: of one number of receivers.
+        smallest, largest: range of sizes in bytes, of which 201 are looked at.
+    """
+    fastest: list[tuple[float, str]] = []
+    for size in np.geomspace(smallest, largest, 201).tolist():
+        winner = min(costs, key=lambda cost: cost.seconds(size, tensors)).transport
+        if not fastest or fastest[-1][1] != winner:
+            fastest.append((size, winner))
+    return fastest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from harness.compare.numbers import NOTHING, number, plural
-from harness.compare.sync import SyncCost, SyncPoint, sync_costs
+from harness.compare.syncs import SyncCost, SyncPoint, sync_costs
 from harness.report.document import Table
 
 UNSTABLE = "!"

@@ -10,8 +10,7 @@ from msgspec import structs
 
 from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences, syncs
-from harness.compare.sync import SyncCost, fastest_by_size, sync_costs, sync_points
-from harness.compare.syncs import sync_seconds
+from harness.compare.syncs import fastest_by_size, sync_costs, sync_points, sync_seconds
 from harness.report.tables import sync_table
 from harness.report.transports import sweep_tables
 from harness.results import RunFolder
@@ -80,39 +79,29 @@ def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it
     assert sync_seconds(experiment.arms["nixl"][0]) == pytest.approx(0.035)
 
 
-def test_unlike_sizes_are_not_compared(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(arm="object_store", settings=_transport("object_store"))
-    make_lagged_run(arm="nixl", num_bytes=40_000_000)
-    assert list(syncs(_experiment(tmp_path), [])) == []
-
-
-def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
+def test_seeds_are_pooled_and_arms_without_syncs_or_of_unlike_sizes_left_out(
+    make_lagged_run: Make, tmp_path: Path
+) -> None:
     for seed, publish in enumerate((2.0, 4.0, 10.0)):
         make_lagged_run(arm="nixl", seed=seed, steps=4, sync_ms=(publish, 0.0, 10.0, 0.0))
-    table = sync_table(_experiment(tmp_path))
-    assert table is not None
-    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
-    assert ("publish, ms", "5.33 [2.00, 4.00, 10.0]") in table.rows
-    assert "over 6 measured training steps" in table.notes[0]
-
-
-def test_weights_that_stay_in_the_process_have_no_table(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(settings=_transport("in_process"))
-    assert sync_table(_experiment(tmp_path)) is None
-
-
-def test_runs_of_before_syncs_were_recorded_have_no_table(make_run: Make, tmp_path: Path) -> None:
-    make_run()
-    assert sync_table(_experiment(tmp_path)) is None
-    assert list(syncs(_experiment(tmp_path), [])) == []
-
-
-def test_an_arm_without_syncs_is_left_out(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(arm="nixl")
+    make_lagged_run(arm="object_store", settings=_transport("object_store"), num_bytes=40_000_000)
     make_lagged_run(arm="one_step", steps=1)  # its only step is the first one
-    table = sync_table(_experiment(tmp_path))
+    experiment = _experiment(tmp_path)
+    table = sync_table(experiment)
     assert table is not None
-    assert (table.header, table.rows[0]) == (("", "nixl"), ("transport", "nixl"))
+    assert (table.header, table.rows[0]) == (("", "nixl", "object_store"), ("transport", "nixl", "object_store"))
+    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
+    assert table.rows[3][1] == "5.33 [2.00, 4.00, 10.0]"
+    assert list(syncs(experiment, [])) == []
+
+
+@pytest.mark.parametrize("settings", [_transport("in_process"), None])
+def test_weights_that_stay_in_the_process_and_older_runs_have_no_table(
+    make_run: Make, make_lagged_run: Make, tmp_path: Path, settings: str | None
+) -> None:
+    make_lagged_run(settings=settings) if settings else make_run()
+    experiment = _experiment(tmp_path)
+    assert (sync_table(experiment), list(syncs(experiment, []))) == (None, [])
 
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte
@@ -148,18 +137,18 @@ def test_a_point_is_the_median_of_the_counted_syncs() -> None:
     assert (point.publish_s, point.load_s, point.verify_s) == (0.001, 0.001, 0.5)
 
 
-def test_transports_come_in_the_order_of_their_largest_times() -> None:
+def test_the_fit_finds_the_costs_that_made_the_times_and_where_they_cross() -> None:
+    points = sync_points(rows())
     # at 100 MB in 200 tensors: gloo 4 + 6 + 80 = 90 ms, nixl 2 + 2 + 120 = 124 ms
-    assert list(dict.fromkeys(point.transport for point in sync_points(rows()))) == ["gloo", "nixl"]
-
-
-def test_the_fit_finds_the_costs_that_made_the_times() -> None:
-    for cost in sync_costs(sync_points(rows())):
-        fixed, per_tensor, per_byte = COSTS[cost.transport]
-        assert cost.fixed_s == pytest.approx(fixed, rel=1e-6)
-        assert cost.per_tensor_s == pytest.approx(per_tensor, rel=1e-6)
-        assert cost.per_byte_s == pytest.approx(per_byte, rel=1e-6)
+    assert list(dict.fromkeys(point.transport for point in points)) == ["gloo", "nixl"]
+    costs = sync_costs(points)
+    for cost in costs:
+        assert (cost.fixed_s, cost.per_tensor_s, cost.per_byte_s) == pytest.approx(COSTS[cost.transport], rel=1e-6)
         assert cost.worst < 1e-9
+    # nixl 0.00201 + 1.2e-9 b against gloo 0.00403 + 0.8e-9 b: equal at b = 0.00202 / 0.4e-9 = 5.05 MB
+    (smallest, first), (crossing, then) = fastest_by_size(costs, 1e6, 1e8, tensors=1)
+    assert (smallest, first, then) == (1e6, "nixl", "gloo")
+    assert 5.05e6 <= crossing <= 5.05e6 * 1e2 ** (1 / 200)
 
 
 def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
@@ -210,12 +199,3 @@ def test_no_fitted_cost_is_negative_and_what_was_not_varied_is_left_out() -> Non
     # relative least squares of a constant c: c = sum(1/s) / sum(1/s^2) = (100 + 111.1) / (10000 + 12345.7)
     assert cost.fixed_s == pytest.approx((100 + 1000 / 9) / (10000 + 1e6 / 81))
     assert cost.worst == pytest.approx(1 - cost.fixed_s / 0.010)
-
-
-def test_the_winner_changes_where_the_fitted_lines_cross() -> None:
-    costs = [SyncCost(name, 1, *numbers, 0.0) for name, numbers in COSTS.items()]
-    found = fastest_by_size(costs, 1e6, 1e8, tensors=1)
-    # nixl 0.00201 + 1.2e-9 b against gloo 0.00403 + 0.8e-9 b: equal at b = 0.00202 / 0.4e-9 = 5.05 MB
-    assert [name for _, name in found] == ["nixl", "gloo"]
-    assert found[0][0] == 1e6
-    assert 5.05e6 <= found[1][0] <= 5.05e6 * 1e2 ** (1 / 200)

@@ -9,8 +9,16 @@ from harness.compare.environment import on_gpu
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural
-from harness.compare.sync import SyncPoint, fastest_by_size, sync_costs, sync_points
-from harness.compare.syncs import Syncs, arm_syncs, pooled, syncs_of
+from harness.compare.syncs import (
+    SyncPoint,
+    Syncs,
+    arm_syncs,
+    fastest_by_size,
+    pooled,
+    sync_costs,
+    sync_points,
+    syncs_of,
+)
 
 OBJECT_STORES = {
     "object_store": "Ray's object store given torch tensors, its default",
