@@ -10,7 +10,6 @@ are wrong on noise whose truth is known is measured by ``tests/benchmarks/verdic
 from harness.compare.stats.drift import Drift, speed_drift
 from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate, of_blocks, of_occasions
 from harness.compare.stats.intervals import Interval, holm, t_interval, wilson_interval
-from harness.compare.stats.stopping import enough, half_width
 from harness.compare.stats.verdicts import (
     STAGE_THRESHOLD,
     STEP,
@@ -18,6 +17,8 @@ from harness.compare.stats.verdicts import (
     Comparison,
     Effect,
     Verdict,
+    enough,
+    half_width,
     judge,
     side_of_limit,
 )

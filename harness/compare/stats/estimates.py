@@ -33,10 +33,9 @@ MOST_CORRELATION = 0.65
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean log-ratio with what is known of its error.
+    """A mean log-ratio, above 0 where the arm was slower, with what is known of its error.
 
     Attributes:
-        point: above 0 the arm was slower.
         blocks: that it rests on; of occasions, the blocks of the one that has fewest.
         error: standard error, widened where blocks may correlate; None where nothing is known of it.
         degrees: of freedom of the error.
@@ -82,12 +81,8 @@ class Estimate:
     def smallest_effect(self, threshold: float, level: float = LEVEL) -> float | None:
         """Return the smallest true change that such blocks call ``different`` in 80% of experiments, such as 0.034.
 
-        exp(max(t * error, log(1 + threshold)) + t_.80 * error) - 1: the estimate has to pass both bounds. It is a
-        statement about the measurement, not about the arms: see Bloom, Evaluation Review 19 (1995).
-
-        Args:
-            threshold: relative change that counts.
-            level: at which p is judged, with every correction.
+        exp(max(t * error, log(1 + threshold)) + t_.80 * error) - 1: the estimate has to pass both bounds, that of p at
+        ``level`` and the threshold that counts. See Bloom, Evaluation Review 19 (1995).
         """
         if self.error is None:
             return None
@@ -96,11 +91,8 @@ class Estimate:
 
 
 def of_blocks(log_ratios: Sequence[float] | Numbers) -> Estimate | None:
-    """Return the mean of the blocks' log-ratios with its widened error; None without a block.
-
-    Args:
-        log_ratios: in the order in which the blocks ran, shape [blocks].
-    """
+    """Return the mean of the blocks' log-ratios, in the order in which they ran, with its widened error; None without
+    a block."""
     values = np.asarray(log_ratios, dtype=np.float64)
     count = len(values)
     if not count:
@@ -119,7 +111,6 @@ def of_blocks(log_ratios: Sequence[float] | Numbers) -> Estimate | None:
 
 
 def _widened(point: float, count: int, plain: float, correlation: float | None) -> Estimate:
-    """Return the estimate of so many blocks whose plain standard error is ``plain``."""
     upper = MOST_CORRELATION
     if correlation is not None:
         upper = min(max(correlation + UPPER_PER_BLOCK / count, 0.0), MOST_CORRELATION)
@@ -129,10 +120,8 @@ def _widened(point: float, count: int, plain: float, correlation: float | None) 
 
 def inflation(correlation: float, count: int) -> float:
     """Return by how much the error of a mean grows where neighbours correlate so, in 0 to 1: sqrt(v / s) of above."""
-    rho = correlation
-    # the sum over k of (1 - k / n) rho^k, written out
-    total = rho / (1 - rho) - rho * (1 - rho**count) / (count * (1 - rho) ** 2)
-    variance = 1 + 2 * total
+    rho, lags = correlation, np.arange(1, count)
+    variance = 1 + 2 * float(((1 - lags / count) * rho**lags).sum())
     return sqrt(variance * (count - 1) / (count - variance))
 
 
@@ -171,6 +160,6 @@ def of_occasions(before: Sequence[Sequence[float]], after: Sequence[Sequence[flo
 
 
 def _within(occasions: Sequence[Sequence[float]]) -> float:
-    """Return the mean squared error of an occasion's mean as its blocks tell it; 0 where no occasion has two."""
+    """Mean squared error of an occasion's mean as its blocks tell it; 0 where no occasion has two."""
     errors = [estimate.error for blocks in occasions if (estimate := of_blocks(blocks)) and estimate.error is not None]
     return float(np.mean(np.square(errors))) if errors else 0.0
