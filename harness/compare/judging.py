@@ -15,9 +15,8 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
 from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
-from harness.compare.environment import unlike
+from harness.compare.environment import unlike, unlike_threads, why_not_comparable
 from harness.compare.experiment import Experiment, Member, arm_named
 from harness.compare.imported import is_of_logs, over_steps
 from harness.compare.numbers import listed
@@ -178,10 +177,29 @@ def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
     judged, left = list[Judgement](), iter(rest)
     for draft, first in zip(drafts, deciding, strict=True):
         effects = [first, *islice(left, len(draft.comparisons) - 1)]
-        effects = [as_far_as_they_got(effect, draft.before, draft.after) for effect in effects]
+        effects = [_as_far_as_they_got(effect, draft.before, draft.after) for effect in effects]
         unfinished = sum(not member.is_completed for member in (*draft.before, *draft.after))
         judged.append(replace(draft.judgement, effects=tuple(effects), unfinished=unfinished))
     return judged
+
+
+def _as_far_as_they_got(effect: Effect, before: Members, after: Members) -> Effect:
+    """Take back what runs that did not get to their end cannot show.
+
+    That the steps before a run died are alike does not make it ``equivalent``; and where no run of a side got to its
+    end, what lies between the two is not known: there is no interval.
+    """
+    dead = [runs for runs in (before, after) if not any(run.is_completed for run in runs)]
+    unfinished = [run for run in (*before, *after) if not run.is_completed]
+    if effect.verdict is Verdict.NOT_COMPARABLE or not unfinished:
+        return effect
+    if effect.verdict is Verdict.DIFFERENT and not dead:
+        return effect
+    of = len(before) + len(after)
+    reason = f"{len(unfinished)} of {of} runs did not finish"
+    more = f"; {effect.reason}" if effect.reason and effect.verdict is Verdict.INCONCLUSIVE else ""
+    left = replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more, p=None, p_adjusted=None)
+    return replace(left, low=None, high=None, minimum_effect=None) if dead else left
 
 
 def _draft(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.comparability import why_not_comparable
+from harness.compare.environment import why_not_comparable
 from harness.compare.experiment import Member
 from harness.probes.provenance import fingerprint
 from harness.results.manifest import PROMPT_TEMPLATE, Input

@@ -100,7 +100,7 @@ def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
 
 
 def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing() -> None:
-    gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", 3, "is missing")
+    gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", "is missing")
     newer = refusals_of([Path("results/bench/20261121-080000")], Gaps((), ()))
     lost, incomplete = refusals_of([], Gaps((gap,), ("b",))), refusals_of([], Gaps((gap,), ()))
     fine = judged(FASTER)

@@ -70,7 +70,7 @@ def test_a_baseline_is_set_against_a_later_experiment_without_pairing() -> None:
     assert judged.step.ratio == pytest.approx(1.5035 / 1.0035, rel=1e-4)  # the geometric means are these to 1e-5
     assert (judged.step.verdict, judged.alternated) == (Verdict.DIFFERENT, None)
     assert judged.base == "a of made/20261102-080000 and 1 earlier"
-    assert judged.cautions == ("The commits differ: abcdef1, 1234567.",)
+    assert judged.cautions == ("The runs differ in commit (abcdef1: 16 runs; 1234567: 8 runs).",)
 
 
 @pytest.mark.parametrize("endpoint", ["weight_sync_seconds", "reward_at_rollouts"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.compare.comparability import unlike_environments, why_not_comparable
 from harness.compare.environment import (
     DIFFERENCES,
     environment_values,
@@ -16,6 +15,7 @@ from harness.compare.environment import (
     on_gpu,
     origin,
     unlike,
+    why_not_comparable,
 )
 from harness.compare.experiment import Member
 from harness.compare.judging import judgements
@@ -129,8 +129,7 @@ def test_threads_of_runs_on_a_gpu_do_not_keep_them_apart(
     assert on_gpu(members[0]) == alike
     (judged,) = judgements(experiment)
     assert (judged.step.verdict is Verdict.NOT_COMPARABLE, judged.no_gate is None) == (not alike, alike)
-    notes = [text for text in unlike(experiment.members) if text.startswith("The thread counts differ: 16, 8")]
-    assert ["compute on a GPU" in note for note in notes] == [alike]
+    assert ["threads (16 threads: 6 runs; 8 threads: 6 runs)" in text for text in unlike(experiment.members)] == [True]
     assert bool(why_not_comparable(experiment.arms["a"], experiment.arms["b"], (), one_command=False)) != alike
 
 
@@ -147,7 +146,7 @@ def test_the_origin_in_one_line() -> None:
     assert origin(made_experiment(log)) == "not in the log"
 
 
-def test_unlike_machines_versions_and_commits_are_said() -> None:
+def test_unlike_machines_versions_and_commits_are_said_with_the_runs_that_have_them() -> None:
     first = made_run(versions=VERSIONS)
     assert unlike([first, made_run(versions=VERSIONS)]) == []
     other = made_run(
@@ -156,17 +155,15 @@ def test_unlike_machines_versions_and_commits_are_said() -> None:
         threads=4,
         commit="1234567890",
     )
-    assert unlike([first, other]) == [
-        "The runs come from 2 kinds of machine (0123456789ab, ba9876543210): seconds cannot be compared.",
-        "The versions of torch differ: 2.13.0, 2.14.0.",
-        "The versions of ray differ: none, 2.60.0.",
-        "The thread counts differ: 2, 4.",
-        "The commits differ: abcdef1, 1234567.",
+    assert unlike([first, other, first]) == [
+        "The runs differ in machine (Abacus 3000, 2 cores, 24 GiB, fingerprint 0123456789ab: 2 runs; unknown CPU, "
+        "fingerprint ba9876543210: 1 run), versions (torch 2.13.0: 2 runs; ray 2.60.0, torch 2.14.0: 1 run), threads "
+        "(2 threads: 2 runs; 4 threads: 1 run) and commit (abcdef1: 2 runs; 1234567: 1 run). Seconds of unlike "
+        "machines cannot be compared."
     ]
-    assert unlike([first, made_run(versions=VERSIONS, simulated="abacus")]) == [
-        "1 run of 2 were simulated and the others are real: a difference between the two may be an error of the "
-        "simulation."
-    ]
+    (mixed,) = unlike([first, made_run(versions=VERSIONS, simulated="abacus")])
+    assert "simulation (took place: 1 run; abacus: 1 run)" in mixed
+    assert "an error of the simulation" in mixed
 
 
 def test_unlike_inputs_are_named_once_and_other_validation_data_is_a_caution() -> None:
@@ -175,27 +172,26 @@ def test_unlike_inputs_are_named_once_and_other_validation_data_is_a_caution() -
 
     one, other = made_of(train_prompts="a", tokenizer="b"), made_of("b", train_prompts="c", tokenizer="b")
     assert unlike([one, one]) == []
-    (sentence,) = unlike([one, other, one])
-    assert "SHA-256 aaaaaaaaaaaa in 2 runs of a; 8 rows, SHA-256 cccccccccccc in 1 run of b)" in sentence
-    assert "tokenizer" not in sentence
+    assert unlike([one, other, one]) == [
+        "The runs differ in train_prompts (8 rows, SHA-256 aaaaaaaaaaaa: 2 runs; 8 rows, SHA-256 cccccccccccc: 1 run)."
+    ]
     assert unlike([made_run(), one]) == []  # one of them has recorded none
-    held_out = unlike([made_of(validation_prompts="a"), made_of(validation_prompts="b")])
-    assert len(held_out) == 2
-    assert "validation" in held_out[1]
+    (held_out,) = unlike([made_of(validation_prompts="a"), made_of(validation_prompts="b")])
+    assert "Rewards on unlike validation prompts cannot be compared" in held_out
     assert unlike([made_of(**{"trackers[0]": "a", "profile.own[0]": "a"}), made_of(**{"trackers[0]": "b"})]) == []
 
 
-def test_unlike_operating_systems_are_said_and_unknown_ones_are_no_difference() -> None:
+def test_unlike_operating_systems_are_said_and_refuse_nothing_and_unknown_ones_are_no_difference() -> None:
     def on(distribution: str | None, kernel: str) -> Member:
         system = {"system": "Linux", "kernel": kernel, "distribution": distribution}
         return made_run(machine={"fingerprint": "0123456789ab", "os": system})
 
-    debian, other, before = on("Debian GNU/Linux 12", "6.1.0"), on(None, "6.18.44"), made_run()
-    assert unlike([before, before]) == unlike([debian, debian]) == []
-    assert unlike([debian, other]) == [
-        "The operating systems differ: Debian GNU/Linux 12 (kernel 6.1.0), Linux (kernel 6.18.44)."
-    ]
-    assert unlike([debian, before]) == [
-        "The operating system of 1 run is unknown; of the others it is Debian GNU/Linux 12 (kernel 6.1.0)."
-    ]
-    assert unlike_environments([debian, other, before], set()) == []
+    debian, other, before = (
+        on("Debian GNU/Linux 12", "6.1.0"),
+        on(None, "6.18.44"),
+        made_run(machine={"fingerprint": "0123456789ab"}),
+    )
+    assert unlike([before, before]) == unlike([debian, debian]) == unlike([debian, before]) == []
+    (said,) = unlike([debian, other])
+    assert "(Debian GNU/Linux 12 (kernel 6.1.0): 1 run; Linux (kernel 6.18.44): 1 run)" in said
+    assert why_not_comparable([debian, other], [before], ["settings"], one_command=True)[1:] == []

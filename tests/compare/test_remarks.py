@@ -719,7 +719,7 @@ def test_cautions_of_verdicts_are_said_once_and_not_again() -> None:
     assert said(experiment, "verdicts", judged) == [
         "The machine was not equally busy.", "b generated +9.0% tokens per step against a.",
     ]  # fmt: skip
-    assert said(experiment, "unlike") == ["The thread counts differ: 2, 4."]
+    assert said(experiment, "unlike") == ["The runs differ in threads (2 threads: 1 run; 4 threads: 1 run)."]
 
 
 def test_how_the_arms_took_turns() -> None:
