@@ -102,7 +102,7 @@ class Member:
             except UserError as error:
                 rows.append(())
                 problems.append(error.what.replace(f"{self.folder}/", ""))  # a page names nobody's home
-        return Kept(*rows, problems)
+        return Kept(rows[0], rows[1], problems)
 
     @cached_property
     def stages_s(self) -> dict[Stage, Numbers]:

@@ -219,7 +219,7 @@ def _draft(
     if not endpoint.is_step:
         # a run that diverged has its last reward, and no time
         judged = paired_runs(before, after, with_unfinished=True) if endpoint.is_difference else pairs
-        values = [[endpoint.value(each) for each in pair] for pair in judged]
+        values = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
         ratios = [log(theirs / mine) for mine, theirs in values if mine is not None and theirs is not None]
         reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
         reason = "; ".join(reasons) or None

@@ -191,7 +191,8 @@ def sync_costs(points: Sequence[SyncPoint]) -> list[SyncCost]:
         solved = np.zeros(3)
         solved[varied], _ = nnls(weighted[:, varied], np.ones(len(group)))
         worst = float(abs(weighted @ solved - 1).max())
-        costs.append(SyncCost(*key, *(solved / scale).tolist(), worst))
+        fixed_s, per_tensor_s, per_byte_s = (solved / scale).tolist()
+        costs.append(SyncCost(*key, fixed_s, per_tensor_s, per_byte_s, worst))
     return costs
 
 
