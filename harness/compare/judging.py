@@ -219,8 +219,8 @@ def _draft(
     if not endpoint.is_step:
         # a run that diverged has its last reward, and no time
         judged = paired_runs(before, after, with_unfinished=True) if endpoint.is_difference else pairs
-        values = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
-        ratios = [log(theirs / mine) for mine, theirs in values if mine is not None and theirs is not None]
+        measured = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
+        ratios = [log(theirs / mine) for mine, theirs in measured if mine is not None and theirs is not None]
         reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
         reason = "; ".join(reasons) or None
         comparisons.insert(0, Comparison(endpoint.name, of_blocks(ratios), endpoint.threshold, False, refused, reason))

@@ -31,8 +31,7 @@ Cause = Literal["failed", "equal", "cut", "weight", "gradient"]
 
 
 class Divergence(NamedTuple):
-    """The training step that could not be made, where the run had to stop; else the first from which on all rewards were
-    too low."""
+    """How a run diverged: at ``step`` it had to stop, or from there on every reward was too low."""
 
     step: int
     stopped: bool
