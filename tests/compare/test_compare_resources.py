@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.compare.resources import (
+    GpuFigures,
     InterpolatedCounter,
     contention,
     energy_by_stage,
@@ -81,39 +82,17 @@ def test_a_lost_sample_breaks_the_growth_only_where_it_was() -> None:
     assert (learner.cpu_s, learner.cores) == (2.0, 1.0)  # two seconds of four are known
 
 
-def test_a_gpu_and_the_check_of_its_energy_counter() -> None:
+def test_a_gpu_with_its_energy_counter_and_what_is_said_of_none() -> None:
     rows = series("gpu0", "utilisation", [0.5, 1.0, 1.0]) + series("gpu0", "power_w", [100.0, 300.0, 300.0])
     rows += series("gpu0", "energy_j", [1000.0, 1220.0, 1500.0]) + series("gpu0", "memory_used_bytes", [1.0, 3.0, 2.0])
     rows += series("gpu0", "throttled", [0, 2, 1])
-    (gpu,), reason = gpu_figures(rows, (0, 2 * S))
-    assert reason is None
-    assert gpu.mean_utilisation == 0.875  # (0.75 + 1.0) / 2
-    assert (gpu.peak_memory_bytes, gpu.mean_power_w) == (3.0, 250.0)
-    assert gpu.energy_j == 500.0
-    assert gpu.throttled_share == pytest.approx(2 / 3)
-
-
-def test_a_gpu_that_does_not_tell_is_none() -> None:
+    # utilisation (0.75 + 1.0) / 2, power (200 + 300) / 2
+    gpu = GpuFigures("gpu0", 0.875, 3.0, 250.0, 500.0, pytest.approx(2 / 3))
+    assert gpu_figures(rows, (0, 2 * S)) == ([gpu], None)
     rows = series("gpu0", "utilisation", [None, None]) + series("gpu0", "power_w", [100.0, 100.0])
-    (gpu,), _ = gpu_figures(rows, (0, S))
-    assert (gpu.mean_utilisation, gpu.energy_j) == (None, None)
-
-
-def test_no_gpu_and_why() -> None:
-    rows = [CounterRow(0, "gpu", {}, {"gpu": "no_driver"})]
-    assert gpu_figures(rows, (0, S)) == ([], "no_driver")
+    assert gpu_figures(rows, (0, S)) == ([GpuFigures("gpu0", None, None, 100.0, None, None)], None)
+    assert gpu_figures([CounterRow(0, "gpu", {}, {"gpu": "no_driver"})], (0, S)) == ([], "no_driver")
     assert gpu_figures([], (0, S)) == ([], "not_sampled")
-
-
-def test_cpu_time_of_a_process_that_ended_counts_with_its_parent() -> None:
-    rows = [
-        host(0, cpu_busy_s=0.0, cpu_idle_s=0.0, cpu_steal_s=0.0),
-        host(10, cpu_busy_s=8.0, cpu_idle_s=12.0, cpu_steal_s=0.0),
-    ]
-    rows += series("sampler", "cpu_s", [0.0, 0.0], 10 * S) + series("driver", "cpu_s", [1.0, 5.0], 10 * S)
-    (others,) = contention(rows, (0, 10 * S))
-    assert "0.400 cores" in others  # (8 - 4) / 10
-    assert contention(rows + series("driver", "children_cpu_s", [0.0, 4.0], 10 * S), (0, 10 * S)) == []
 
 
 def test_contention_in_sentences() -> None:
@@ -140,11 +119,16 @@ def test_contention_in_sentences() -> None:
     ]
 
 
-def test_a_quiet_machine_gives_no_sentence() -> None:
+def test_cores_of_others_are_those_that_no_process_of_the_run_used() -> None:
     level = {"cpu_busy_s": 0.0, "cpu_idle_s": 0.0, "cpu_steal_s": 0.0, "throttled_s": 0.0, "pressure_cpu_some_s": 0.0}
-    rows = [host(0, **level), host(10, **(level | {"cpu_busy_s": 10.0, "cpu_idle_s": 10.0}))]
-    rows += series("driver", "cpu_s", [0.0, 9.9], 10 * S) + series("sampler", "cpu_s", [0.0, 0.05], 10 * S)
-    assert contention(rows, (0, 10 * S)) == []
+    rows = [host(0, **level), host(10, **(level | {"cpu_busy_s": 8.0, "cpu_idle_s": 12.0}))]
+    rows += series("sampler", "cpu_s", [0.0, 0.0], 10 * S)
+    own = series("driver", "cpu_s", [1.0, 5.0], 10 * S)
+    (others,) = contention(rows + own, (0, 10 * S))
+    assert "0.400 cores" in others  # (8 - 4) / 10
+    # CPU time of a process that ended counts with its parent; where a process is unknown, others are not guessed
+    for more in (series("driver", "children_cpu_s", [0.0, 4.0], 10 * S), series("learner", "cpu_s", [None, None])):
+        assert contention(rows + own + more, (0, 10 * S)) == []
     assert contention([], (0, 10 * S)) == []
 
 
@@ -161,13 +145,6 @@ def test_another_machine_is_told_apart() -> None:
         "node1: The CPU limit of the cgroup held it back for 2.00 s, added over cores.",
         "node1: gpu0 was shared with other processes, up to 1 at a time.",
     ]
-
-
-def test_others_are_not_guessed_where_a_process_of_the_run_is_unknown() -> None:
-    level = {"cpu_busy_s": 0.0, "cpu_idle_s": 0.0, "cpu_steal_s": 0.0}
-    rows = [host(0, **level), host(10, **(level | {"cpu_busy_s": 10.0}))]
-    rows += series("sampler", "cpu_s", [0.0, 0.0], 10 * S) + series("learner", "cpu_s", [None, None], 10 * S)
-    assert contention(rows, (0, 10 * S)) == []
 
 
 def test_energy_by_stage_and_nothing_is_lost() -> None:
