@@ -7,18 +7,15 @@ tell is None, never 0.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import itemgetter
-from statistics import fmean, median
+from statistics import fmean
 
 from msgspec import structs
 
 from harness.compare.numbers import number, percent
-from harness.core.intervals import Interval, clip
-from harness.core.trace import Span, Stage
+from harness.core.intervals import Interval
 from harness.results.counters import HOST, SAMPLER, CounterRow, Sample, reasons, sources, split_source, stretches
 
 
@@ -39,16 +36,16 @@ class InterpolatedCounter:
 
     def covered_ns(self, window: Interval) -> float:
         """Return how much of the window lies within stretches."""
-        return self.within(window)[2]
+        return self._within(window)[2]
 
     def growth(self, window: Interval) -> float | None:
         """Return by how much a growing counter grew within the stretches of the window; None where it has none."""
-        growth, _, covered_ns = self.within(window)
+        growth, _, covered_ns = self._within(window)
         return max(0.0, growth) if covered_ns else None
 
     def mean(self, window: Interval) -> float | None:
         """Return the mean over the window's stretches; a single sample in it is its own mean; None without any."""
-        _, area, covered_ns = self.within(window)
+        _, area, covered_ns = self._within(window)
         inside = self.inside(window)
         return area / covered_ns if covered_ns else fmean(inside) if inside else None
 
@@ -65,7 +62,7 @@ class InterpolatedCounter:
         """Return the samples in the window, both ends included."""
         return [value for at_ns, value in self._samples if window[0] <= at_ns <= window[1]]
 
-    def within(self, window: Interval) -> tuple[float, float, float]:
+    def _within(self, window: Interval) -> tuple[float, float, float]:
         """Return (growth, integral over nanoseconds, covered nanoseconds) of the window."""
         low, high = map(self._until, window)
         return high[0] - low[0], high[1] - low[1], high[2] - low[2]
@@ -152,49 +149,6 @@ def gpu_figures(rows: Sequence[CounterRow], window: Interval) -> tuple[list[GpuF
             means = used.mean(window), memory.peak(window), power.mean(window)
             figures.append(GpuFigures(source, *means, energy.growth(window), throttled.share_above_zero(window)))
     return figures, None if figures else reasons(rows, "gpu").get("gpu", NOT_SAMPLED)
-
-
-TOLD_S = 1.0
-"""Seconds of a stage below which its energy is not told: the counter moves ten times a second or more seldom."""
-
-
-def energy_by_stage(
-    rows: Sequence[CounterRow], spans: Iterable[Span], source: str, window: Interval
-) -> dict[Stage | None, float]:
-    """Return the joules of each stage that a GPU's counter tells, and under None all others; empty without a counter.
-
-    Stages under way at once share equally; waits take no part. A stage is told that was under way for ``TOLD_S`` in
-    all, nine tenths of that sampled, and each time as long as that or as the usual time between two samples.
-    """
-    known = stretches(rows, source, "energy_j")
-    counter = InterpolatedCounter(known)
-    whole = counter.growth(window)
-    if whole is None:
-        return {}
-    period_ns = median(end - start for stretch in known for (start, _), (end, _) in pairwise(stretch))
-    lengths, joules = defaultdict[Stage, list[int]](list), defaultdict[Stage, float](float)
-    seconds, sampled = defaultdict[Stage, float](float), defaultdict[Stage, float](float)
-    edges = list[tuple[int, int, Stage]]()
-    for span in spans:
-        if not (span.stage.is_wait or span.stage is Stage.STARTUP):
-            for start_ns, end_ns in clip([(span.start_ns, span.end_ns)], window):
-                edges += [(start_ns, 1, span.stage), (end_ns, -1, span.stage)]
-                lengths[span.stage].append(end_ns - start_ns)
-    under_way = Counter[Stage]()
-    for (start_ns, change, stage), (end_ns, *_) in pairwise(sorted(edges, key=itemgetter(0))):
-        under_way[stage] += change
-        growth, _, covered_ns = counter.within((start_ns, end_ns))
-        for each in (busy := +under_way):
-            joules[each] += max(0.0, growth) / len(busy)
-            seconds[each] += (end_ns - start_ns) / 1e9
-            sampled[each] += covered_ns / 1e9
-    told: dict[Stage | None, float] = {
-        each: joules[each]
-        for each, own in lengths.items()
-        if seconds[each] >= TOLD_S and sampled[each] >= 0.9 * seconds[each]
-        and fmean(own) >= min(1e9 * TOLD_S, period_ns)
-    }  # fmt: skip
-    return told | {None: max(0.0, whole - sum(told.values()))}
 
 
 def contention(rows: Sequence[CounterRow], window: Interval) -> list[str]:

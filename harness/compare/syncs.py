@@ -132,25 +132,6 @@ class SyncPoint:
         return self.middle_s > 0.5 * self.median_s
 
 
-@dataclass(frozen=True, slots=True)
-class SyncCost:
-    """Seconds of a sync = fixed_s + per_tensor_s * tensors + per_byte_s * bytes, fitted to the medians.
-
-    ``worst`` is the largest relative error of the fit at a measured size.
-    """
-
-    transport: str
-    receivers: int
-    fixed_s: float
-    per_tensor_s: float
-    per_byte_s: float
-    worst: float
-
-    def seconds(self, num_bytes: float, tensors: int) -> float:
-        """Return what the fit says."""
-        return self.fixed_s + self.per_tensor_s * tensors + self.per_byte_s * num_bytes
-
-
 def sync_points(rows: Sequence[SyncRow]) -> list[SyncPoint]:
     """Return a point for each transport, size, tensor count and number of receivers.
 
@@ -168,46 +149,3 @@ def sync_points(rows: Sequence[SyncRow]) -> list[SyncPoint]:
         points.append(SyncPoint(*key, len(group), middle, low, high, upper - lower, *medians))
     slowest = {point.transport: point.median_s for point in sorted(points, key=lambda point: point.median_s)}
     return sorted(points, key=lambda point: (slowest[point.transport], point.receivers, point.tensors, point.num_bytes))
-
-
-def sync_costs(points: Sequence[SyncPoint]) -> list[SyncCost]:
-    """Fit the cost of each transport and number of receivers: non-negative least squares of relative errors.
-
-    Unstable points are left out, and with them what has no others. A coefficient that the sweep does not vary (one
-    tensor count, one size) is left at 0 and falls to the fixed cost.
-    """
-    from scipy.optimize import nnls
-
-    groups: dict[tuple[str, int], list[SyncPoint]] = {}
-    for point in points:
-        if not point.is_unstable:
-            groups.setdefault((point.transport, point.receivers), []).append(point)
-    costs = []
-    for key, group in groups.items():
-        columns = np.array([[1.0, point.tensors, point.num_bytes] for point in group])
-        scale = columns.max(axis=0)
-        weighted = columns / scale / np.array([[point.median_s] for point in group])
-        varied = [0, *(place for place in (1, 2) if np.ptp(columns[:, place]) > 0)]
-        solved = np.zeros(3)
-        solved[varied], _ = nnls(weighted[:, varied], np.ones(len(group)))
-        worst = float(abs(weighted @ solved - 1).max())
-        fixed_s, per_tensor_s, per_byte_s = (solved / scale).tolist()
-        costs.append(SyncCost(*key, fixed_s, per_tensor_s, per_byte_s, worst))
-    return costs
-
-
-def fastest_by_size(
-    costs: Sequence[SyncCost], smallest: float, largest: float, tensors: int
-) -> list[tuple[float, str]]:
-    """Return (from this many bytes on, the fastest transport by the fits), the smallest size first.
-
-    Args:
-        costs: of one number of receivers.
-        smallest, largest: range of sizes in bytes, of which 201 are looked at.
-    """
-    fastest: list[tuple[float, str]] = []
-    for size in np.geomspace(smallest, largest, 201).tolist():
-        winner = min(costs, key=lambda cost: cost.seconds(size, tensors)).transport
-        if not fastest or fastest[-1][1] != winner:
-            fastest.append((size, winner))
-    return fastest

@@ -10,13 +10,11 @@ from harness.compare.resources import (
     GpuFigures,
     InterpolatedCounter,
     contention,
-    energy_by_stage,
     gpu_figures,
     interpolated,
     process_figures,
     sampling_cpu_s,
 )
-from harness.core.trace import Span, Stage
 from harness.results.counters import CounterRow
 
 S = 1_000_000_000
@@ -37,10 +35,6 @@ def series(
 
 def host(at_s: int, **values: float) -> CounterRow:
     return CounterRow(at_s * S, "host", values)
-
-
-def span(lane: str, stage: Stage, start_s: float, end_s: float) -> Span:
-    return Span(lane, stage, round(start_s * S), round(end_s * S), 0, 0)
 
 
 def test_a_counter_grows_evenly_between_its_samples() -> None:
@@ -147,51 +141,7 @@ def test_another_machine_is_told_apart() -> None:
     ]
 
 
-def test_energy_by_stage_and_nothing_is_lost() -> None:
-    # 100 W for 4 s, then 300 W for 4 s, sampled each second from 0 s; two Generators are one stage
-    rows = series("gpu0", "energy_j", [0, 100, 200, 300, 400, 700, 1000, 1300, 1600])
-    spans = [
-        span("generator0", Stage.GENERATE, 0, 3.5),
-        span("generator1", Stage.GENERATE, 0.5, 3),
-        span("learner", Stage.WAIT_FOR_BATCH, 0, 4),
-        span("scorer", Stage.SCORE, 2, 3),  # shares 100 J
-        span("learner", Stage.UPDATE, 4, 7),
-        span("learner", Stage.STARTUP, 0, 8),
-    ]
-    # unattributed: 50 J from 3.5 s on, 300 J from 7 s on
-    joules = {Stage.GENERATE: 300.0, Stage.SCORE: 50.0, Stage.UPDATE: 900.0, None: 350.0}
-    assert energy_by_stage(rows, spans, "gpu0", (0, 8 * S)) == joules
-    assert energy_by_stage([], spans, "gpu0", (0, 8 * S)) == {}
-
-
-def test_shorter_stages_are_told_over_steps_and_the_shortest_not_at_all() -> None:
-    rows = series("gpu0", "energy_j", [20.0 * sample for sample in range(51)], S // 5)  # 100 W, 5 Hz, 10 s
-    spans = [span("learner", Stage.UPDATE, step, step + 0.4) for step in range(10)]
-    spans += [span("learner", Stage.WEIGHT_PUBLISH, step + 0.5, step + 0.6) for step in range(10)]  # less than 0.2 s
-    spans += [span("learner", Stage.CHECKPOINT, 9.7, 9.95)]  # less than 1 s in all
-    joules = energy_by_stage(rows, spans, "gpu0", (0, 10 * S))
-    assert joules == pytest.approx({Stage.UPDATE: 400.0, None: 600.0})
-    lost = series("gpu0", "energy_j", [0, 100, None, None, 900, 1000])
-    assert energy_by_stage(lost, [span("learner", Stage.UPDATE, 0, 5)], "gpu0", (0, 5 * S)) == {None: 200.0}
-
-
-def test_what_other_arms_used_in_their_turns_is_nobodys() -> None:
-    readings = [(0, 0.0, 0), (S, 100.0, 1), (S, 5000.0, 0), (2 * S, 5100.0, 1)]  # the run's clock stood still meanwhile
-    joules = energy_by_stage(as_rows(readings), [span("learner", Stage.UPDATE, 0, 2)], "gpu0", (0, 2 * S))
-    assert joules == {Stage.UPDATE: 200.0, None: 0.0}
-
-
-STAGES = st.sampled_from([Stage.GENERATE, Stage.UPDATE, Stage.SCORE, Stage.WAIT_FOR_BATCH, Stage.STARTUP])
 MOMENTS = st.integers(-2 * S, 12 * S)
-SPANS = st.lists(
-    st.builds(
-        lambda lane, stage, ends: Span(lane, stage, min(ends), max(ends), 0, 0),
-        st.sampled_from(["learner", "generator0", "generator1"]),
-        STAGES,
-        st.tuples(MOMENTS, MOMENTS),
-    ),
-    max_size=30,
-)
 READINGS = st.lists(
     st.tuples(st.integers(0, 10 * S), st.none() | st.floats(0, 1e6), st.integers(0, 1)), max_size=40
 ).map(lambda readings: sorted(readings, key=lambda reading: reading[0]))
@@ -204,18 +154,6 @@ def as_rows(readings: list[tuple[int, float | None, int]]) -> list[CounterRow]:
         rows.append(CounterRow(at_ns, "sampler", {"held": held}))
         rows.append(CounterRow(at_ns, "gpu0", {"energy_j": value, "utilisation": value and value / 1e6}))
     return rows
-
-
-@PROPERTY
-@given(READINGS, SPANS, WINDOWS)
-def test_energy_is_conserved_and_never_negative(
-    readings: list[tuple[int, float | None, int]], spans: list[Span], window: tuple[int, int]
-) -> None:
-    rows = as_rows(readings)
-    joules, whole = energy_by_stage(rows, spans, "gpu0", window), interpolated(rows, "gpu0", "energy_j").growth(window)
-    assert sum(joules.values()) == pytest.approx(whole or 0.0, abs=1e-6)
-    assert min(joules.values(), default=0.0) >= 0
-    assert not any(stage.is_wait for stage in joules if stage is not None)
 
 
 @PROPERTY
