@@ -6,12 +6,12 @@ tell is None, never 0.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import fmean
 
+import numpy as np
 from msgspec import structs
 
 from harness.compare.numbers import number, percent
@@ -27,12 +27,9 @@ class InterpolatedCounter:
     """
 
     def __init__(self, known: Sequence[Sequence[Sample]]) -> None:
-        pieces = [piece for stretch in known for piece in pairwise(stretch) if piece[1][0] > piece[0][0]]
         self._samples = [sample for stretch in known for sample in stretch]
-        self._pieces, self._starts = pieces, [start for (start, _), _ in pieces]
-        self._growths = [0.0, *accumulate(last - first for (_, first), (_, last) in pieces)]
-        self._areas = [0.0, *accumulate((end - start) * (first + last) / 2 for (start, first), (end, last) in pieces)]
-        self._lengths = [0, *accumulate(end - start for (start, _), (end, _) in pieces)]
+        pieces = [(*one, *two) for stretch in known for one, two in pairwise(stretch) if two[0] > one[0]]
+        self._pieces = np.array(pieces, dtype=np.float64).reshape(-1, 4).T
 
     def covered_ns(self, window: Interval) -> float:
         """Return how much of the window lies within stretches."""
@@ -46,36 +43,30 @@ class InterpolatedCounter:
     def mean(self, window: Interval) -> float | None:
         """Return the mean over the window's stretches; a single sample in it is its own mean; None without any."""
         _, area, covered_ns = self._within(window)
-        inside = self.inside(window)
+        inside = self._inside(window)
         return area / covered_ns if covered_ns else fmean(inside) if inside else None
 
     def peak(self, window: Interval) -> float | None:
         """Return the largest sample in the window; None without any."""
-        return max(self.inside(window), default=None)
+        return max(self._inside(window), default=None)
 
     def share_above_zero(self, window: Interval) -> float | None:
         """Return the share of the samples in the window that are above 0; None without any."""
-        inside = self.inside(window)
+        inside = self._inside(window)
         return sum(value > 0 for value in inside) / len(inside) if inside else None
 
-    def inside(self, window: Interval) -> list[float]:
+    def _inside(self, window: Interval) -> list[float]:
         """Return the samples in the window, both ends included."""
         return [value for at_ns, value in self._samples if window[0] <= at_ns <= window[1]]
 
     def _within(self, window: Interval) -> tuple[float, float, float]:
         """Return (growth, integral over nanoseconds, covered nanoseconds) of the window."""
-        low, high = map(self._until, window)
-        return high[0] - low[0], high[1] - low[1], high[2] - low[2]
-
-    def _until(self, at_ns: float) -> tuple[float, float, float]:
-        place = bisect_right(self._starts, at_ns) - 1
-        if place < 0:
-            return 0.0, 0.0, 0.0
-        (start, first), (end, last) = self._pieces[place]
-        part_ns = min(at_ns, end) - start
-        rise = (last - first) * part_ns / (end - start)
-        area = part_ns * (first + rise / 2)
-        return self._growths[place] + rise, self._areas[place] + area, self._lengths[place] + part_ns
+        start, first, end, last = self._pieces
+        low, high = np.clip(window[0], start, end), np.clip(window[1], start, end)
+        rise = (last - first) / (end - start)
+        before, after = first + rise * (low - start), first + rise * (high - start)
+        area = (high - low) * (before + after) / 2
+        return float((after - before).sum()), float(area.sum()), float((high - low).sum())
 
 
 def interpolated(rows: Iterable[CounterRow], source: str, name: str) -> InterpolatedCounter:

@@ -1,4 +1,4 @@
-"""Figures from counters: by hand, then for any spans and samples: nothing negative, no joule lost or made."""
+"""Figures from counters: by hand, then for any samples."""
 
 from collections.abc import Sequence
 
