@@ -26,8 +26,6 @@ class Syncs:
     Warm-up and profiled steps are left out; where no other synced, all but the first, whose syncs set up connections.
 
     Attributes:
-        transport: the scenario's ``transport.type``.
-        num_bytes, num_tensors: of one sync.
         seconds: by part, ``publish`` and ``verify`` on the Learner, ``transfer``, ``load`` and ``verify`` on a
             Generator; a part that the transport does not have is missing.
         whole_s: from publishing to loaded: publish, transfer and load together, without verification.
@@ -57,9 +55,9 @@ def syncs_of(table: RunTable) -> Syncs | None:
         for part in PARTS
     }
     whole_s = columns["publish"] + np.nan_to_num(columns["transfer"]) + columns["load"]
-    pause_us, run = table.run.setting("transport.progress_thread_delay_us"), table.run
+    pause_us = table.run.setting("transport.progress_thread_delay_us")
     return Syncs(
-        transport=str(run.setting("transport.type") or NO_TRANSPORT),
+        transport=str(table.run.setting("transport.type") or NO_TRANSPORT),
         num_bytes=float(moved.values[rows][-1]),
         num_tensors=float(table.metrics["sync/tensors"].values[rows][-1]),
         seconds={part: known for part, seconds in columns.items() if len(known := seconds[~np.isnan(seconds)])},
@@ -93,12 +91,9 @@ def sync_seconds(member: Member) -> float | None:
 class SyncPoint:
     """The timed syncs of one transport at one size, the first left out.
 
-    Attributes:
-        median_s, low_s, high_s: from the start of the publish to the end of the slowest load: the median, and the 10th
-            and 90th percentile of the repeats.
-        middle_s: from the 25th to the 75th percentile of the repeats.
-        copy_s: median of one plain copy of the same bytes in warm memory.
-        publish_s, transfer_s, load_s, verify_s: medians of the stages.
+    ``median_s``, ``low_s`` and ``high_s`` are from the start of the publish to the end of the slowest load, with the
+    10th and 90th percentile of the repeats, ``middle_s`` from the 25th to the 75th. ``copy_s`` is the median of a plain
+    copy of the same bytes in warm memory; the stages are medians too.
     """
 
     transport: str

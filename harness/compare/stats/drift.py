@@ -1,8 +1,7 @@
 """Whether the machine kept its speed over an experiment, seen by the speed probe between the training steps.
 
-Between blocks of 20 steps the probe explained 93% of the variance of log step times on a busy machine, and what it left
-had a standard deviation of 0.28 (``docs/measured/machine_speed.json``): it tells a machine that is twice as busy, and
-not one that is 10% slower. So a swing is said from 50% on, beside a verdict, which rests on blocks alone.
+What the probe leaves of log step times had a standard deviation of 0.28 (``docs/measured/machine_speed.json``), so it
+tells a machine that is twice as busy, and not one that is 10% slower: a swing is said from 50% on, beside a verdict.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """From blocks, or from occasions, to an estimate with its error; in log units.
 
-A block's value is the mean of an arm's measured steps, so that whatever took time counts, and its log-ratio is that of
-the two means. Neighbouring blocks may resemble each other: a machine's slow spell outlasts a block. The plain
-t-interval takes blocks to be independent, and covers the truth in 75% of experiments instead of 95% where the
-log-ratios of neighbours correlate by 0.5. So the interval is widened by as much as the data leave open:
+A block's log-ratio is that of the mean measured steps of two arms. Neighbouring blocks may resemble each other: the
+plain t-interval covers the truth in 75% of experiments instead of 95% where their log-ratios correlate by 0.5. So it is
+widened by as much as the data leave open:
 
     rho    = (r (n - 1) + 1) / (n - 4)      r: lag-one autocorrelation of n log-ratios, too low by (1 + 3 rho) / (n - 1)
     upper  = rho + 3.5 / n, kept to 0 ... 0.65
@@ -11,8 +10,8 @@ log-ratios of neighbours correlate by 0.5. So the interval is widened by as much
                                             s = (n - v) / (n - 1): how much of their spread such values show
 
 The bias of r is Kendall's (Biometrika 41, 1954). The summand 3.5 / n and the bound were chosen by simulation, so that
-6 to 20 blocks cover at least 93% up to a correlation of 0.5 (``tests/benchmarks/verdict_rates.py``). The price is paid
-where blocks are independent: there the interval covers 97 to 98%.
+6 to 20 blocks cover at least 93% up to a correlation of 0.5, and 97 to 98% where blocks are independent
+(``tests/benchmarks/verdict_rates.py``).
 """
 
 from __future__ import annotations
@@ -58,11 +57,8 @@ class Estimate:
         return Interval(self.point, self.point - reach, self.point + reach)
 
     def sharing(self, correlation: float) -> Estimate:
-        """Return the estimate with half of its blocks' correlation replaced by that of the whole experiment.
-
-        The machine is common to all arms, and ten blocks alone say little: an estimate that is low by chance, and an
-        interval too narrow for it, are then less likely, and no wider where blocks are independent.
-        """
+        """Return the estimate with half of its blocks' correlation replaced by that of the whole experiment, since the
+        machine is common to all arms, and ten blocks alone say little."""
         if self.error is None or self.correlation is None:
             return self
         return _widened(self.point, self.blocks, self.error / self.widening, (self.correlation + correlation) / 2)
@@ -138,8 +134,7 @@ def of_occasions(before: Sequence[Sequence[float]], after: Sequence[Sequence[flo
     ones (0 for equally many alike). With one old occasion and one new one nothing is known of the error.
 
     Args:
-        before: of each old occasion the log of each block's mean step time; after: of the new ones. No occasion is
-            without a block.
+        before, after: of each old and new occasion the log of each block's mean step time, at least one.
 
     Returns:
         None where there is no old or no new occasion.

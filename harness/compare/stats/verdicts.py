@@ -5,8 +5,7 @@
   different in at most 5% of cases. Holm's correction is weighted: the arms' primary endpoints share 80%, everything
   else 20%; what is rejected leaves its share to the rest. One arm without stages pays nothing.
 - **equivalent**: the whole 95% interval lies inside the threshold. These are two one-sided tests at 2.5% each, stricter
-  than the usual 5% (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). Each effect is on its own
-  here: Holm guards against false alarms, not against false calm.
+  than the usual 5% (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987), each effect on its own.
 - **inconclusive**: anything else, with the reason in words. Below six blocks always.
 - **not comparable**: for reasons that the caller knows, such as another machine.
 
@@ -48,16 +47,14 @@ class Effect:
     """One time of one arm against that of the baseline.
 
     Attributes:
-        ratio: exp of the mean over blocks of the log-ratio; above 1 the arm is slower than the baseline. None where
-            nothing can be said, such as without a block.
+        ratio: exp of the mean over blocks of the log-ratio; above 1 the arm is slower. None without a block.
         low, high: ends of the 95% t-interval of ``ratio``, widened where neighbouring blocks may correlate; None where
             nothing is known of the error, as with one block.
         p: two-sided, of the same widened t; None where there is no interval.
         p_adjusted: after the correction over all comparisons of the experiment; None where no verdict is possible.
         minimum_effect: the smallest true relative change that such blocks call different in 80% of experiments, after
             all corrections, such as 0.034.
-        reason: why it is inconclusive or not comparable; or what to know beside the verdict, such as that a change
-            shows but is too small to count. None otherwise.
+        reason: why it is inconclusive or not comparable, or what to know beside the verdict.
         correlation: of neighbouring blocks, half from this effect and half from the whole experiment; None where it
             was not estimated.
         widening: by how much the interval is wider than that of independent blocks, at least 1.
