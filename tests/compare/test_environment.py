@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.compare.environment import (
-    DIFFERENCES,
-    environment_values,
     machine_facts,
     on_gpu,
     origin,
@@ -22,55 +19,26 @@ from harness.compare.judging import judgements
 from harness.compare.stats import Verdict
 from harness.probes.provenance import fingerprint
 from harness.report.tables import overview_table
-from harness.results import Manifest
 from harness.results.manifest import PROMPT_TEMPLATE, Input
 from tests.stand_ins.members import MACHINE, made_experiment, made_run
 
 LARGE = {"cpu": "Abacus 9000", "cores": 1, "memory_gib": 96, "gpus": [{"name": "H100"}], "fingerprint": "fedcba987654"}
-BASE = Manifest(
-    scenario="sync_k",
-    experiment="20261120-111500",
-    started_at="2026-11-20T11:15:00.000Z",
-    versions={"torch": "2.13.0", "python": "3.11.7"},
-    machine={"cpu": "Abacus 3000", "cores": 2, "memory_gib": 24, "gpus": None, "fingerprint": "0123456789ab"},
-    threads=2,
-    commit="abcdef1",
-)
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 
 
 def test_the_machine_of_a_run_in_words() -> None:
-    assert machine_facts(BASE) == ["Abacus 3000", "2 cores", "24 GiB"]
-    large = replace(BASE, machine=LARGE)
-    assert machine_facts(large) == ["Abacus 9000", "1 core", "96 GiB", "1 x H100", "driver unknown"]
+    def facts(machine: dict[str, Any], **fields: Any) -> list[str]:
+        return machine_facts(made_run(machine=machine, **fields).manifest)
+
+    assert facts(MACHINE) == ["Abacus 3000", "2 cores", "24 GiB"]
+    assert facts(LARGE) == ["Abacus 9000", "1 core", "96 GiB", "1 x H100", "driver unknown"]
     limits = {"driver": "580.95.05", "max_sm_clock_mhz": 1980, "max_memory_clock_mhz": None, "power_limit_w": 700}
     gpus = [{"name": "H100", **limits}, {"name": "H100", **limits, "power_limit_w": 500}]
-    assert machine_facts(replace(BASE, machine=LARGE | {"gpus": gpus}))[3:] == [
+    assert facts(LARGE | {"gpus": gpus})[3:] == [
         "2 x H100", "driver 580.95.05", "power limit 500 and 700 W", "SM clock up to 1980 MHz",
     ]  # fmt: skip
-    assert machine_facts(replace(large, simulated="h100-sxm"))[3:] == ["1 x H100"]
-    assert machine_facts(replace(BASE, machine={})) == ["unknown CPU"]
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        ({}, ()),
-        ({"seed": 3, "arm": "k2", "dirty": True}, ()),
-        ({"machine": LARGE}, ("machine",)),
-        ({"versions": {"torch": "2.14.0", "python": "3.11.7"}}, ("versions",)),
-        ({"versions": {"torch": "2.13.0", "python": "3.11.7", "ray": "2.60.0"}}, ("versions",)),
-        ({"threads": 4}, ("threads",)),
-        ({"threads": None}, ("threads",)),  # unknown is not alike
-        ({"commit": "1234567"}, ("commit",)),
-        ({"commit": None}, ("commit",)),
-        ({"simulated": "abacus"}, ("simulation",)),
-        ({"commit": "1234567", "threads": 1, "machine": LARGE}, ("machine", "threads", "commit")),
-    ],
-)
-def test_what_differs_between_two_runs(change: dict[str, Any], names: tuple[str, ...]) -> None:
-    one, two = environment_values(BASE), environment_values(replace(BASE, **change))
-    assert tuple(name for name in DIFFERENCES if one[name] != two[name]) == names
+    assert facts(LARGE, simulated="h100-sxm")[3:] == ["1 x H100"]
+    assert facts({}) == ["unknown CPU"]
 
 
 def test_the_overview_says_which_machine_where_there_are_several() -> None:
@@ -163,6 +131,14 @@ def test_unlike_machines_versions_and_commits_are_said_with_the_runs_that_have_t
         "(2 threads: 2 runs; 4 threads: 1 run) and commit (abcdef1: 2 runs; 1234567: 1 run). Seconds of unlike "
         "machines cannot be compared."
     ]
+    for change, what in (
+        ({"threads": None}, "threads (2 threads: 1 run; unknown: 1 run)"),
+        ({"commit": None}, "commit (abcdef1: 1 run; unknown: 1 run)"),
+        ({"versions": VERSIONS | {"ray": "2.60.0"}}, "versions (none: 1 run; ray 2.60.0: 1 run)"),
+        ({"seed": 3, "arm": "k2", "dirty": True}, None),
+    ):
+        fields: dict[str, Any] = {"versions": VERSIONS} | change
+        assert unlike([first, made_run(**fields)]) == ([] if what is None else [f"The runs differ in {what}."])
     (mixed,) = unlike([first, made_run(versions=VERSIONS, simulated="abacus")])
     assert "simulation (took place: 1 run; abacus: 1 run)" in mixed
     assert "an error of the simulation" in mixed
