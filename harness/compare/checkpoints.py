@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from harness.compare.numbers import number
@@ -15,9 +14,6 @@ from harness.core.intervals import Interval, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, lane_kind
 from harness.results.occupancy import Occupancy
-
-FEWEST_BESIDE = 3
-"""Training steps with, and as many without, writing beside them, from which on their difference is said."""
 
 
 def best_interval_s(cost_s: float, between_failures_s: float) -> float:
@@ -46,7 +42,6 @@ class CheckpointCost:
         blocked_s: seconds in which the Learner waits for one.
         exposed_s: of these, seconds in which nobody worked for the batch that it would train on next.
         pending_s: seconds from then until an asynchronous one counts; else 0.
-        slowed_s: seconds by which writing makes training longer; 0 where that is not known.
     """
 
     every: int
@@ -54,11 +49,10 @@ class CheckpointCost:
     blocked_s: float
     exposed_s: float
     pending_s: float = 0.0
-    slowed_s: float = 0.0
 
     def best_every(self, between_failures_s: float) -> int:
         """Return after how many training steps a checkpoint loses least, of those that are written before the next."""
-        steps = best_interval_s(self.exposed_s + self.slowed_s, between_failures_s) / self.step_s
+        steps = best_interval_s(self.exposed_s, between_failures_s) / self.step_s
         return max(1, math.ceil(self.pending_s / self.step_s), round(steps))
 
 
@@ -83,8 +77,7 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], ste
     blocked = _by_version(span for span in by_kind["learner"] if span.stage in blocking)
     if not every or not blocked or not steps or has_kept_steps(run):
         return None
-    writing = [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE]
-    written = _by_version(writing)
+    written = _by_version(span for span in spans if span.stage is Stage.CHECKPOINT_WRITE)
     measured = [version for version in blocked if version in steps] or list(blocked)
     samplers = [span for span in (*by_kind["generator"], *by_kind["scorer"]) if not span.stage.is_wait]
     exposed = [_exposed_s(blocked[version], version, samplers) for version in measured]
@@ -93,13 +86,12 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], ste
         for version in measured
         if version in written
     ]
-    slowed_s = _slowed_s(by_kind["learner"], writing, steps)
-    plain_s = step_s - sum(exposed) / len(steps) - slowed_s / int(every)
+    plain_s = step_s - sum(exposed) / len(steps)
     if plain_s <= 0:
         return None
     blocked_s = median(total(blocked[version]) for version in measured) / 1e9
     pending_s = median(pending_ns) / 1e9 if pending_ns else 0.0
-    return CheckpointCost(int(every), plain_s, blocked_s, median(exposed), pending_s, slowed_s)
+    return CheckpointCost(int(every), plain_s, blocked_s, median(exposed), pending_s)
 
 
 def _exposed_s(blocked: Sequence[Interval], version: int, samplers: Sequence[Span]) -> float:
@@ -118,34 +110,14 @@ def _by_version(spans: Iterable[Span]) -> dict[int, list[Interval]]:
     return intervals
 
 
-def _slowed_s(learner: Sequence[Span], writing: Sequence[Span], steps: Collection[int]) -> float:
-    """Seconds by which updates with writing beside them are longer, for each checkpoint that was written meanwhile."""
-    updates = sorted((span for span in learner if span.stage is Stage.UPDATE and span.step in steps), key=itemgetter(2))
-    table = Occupancy.of(writing, [(span.start_ns, span.end_ns) for span in updates])
-    seconds, beside = Counter[int](), Counter[int]()
-    for span, (start, end), written_s in zip(updates, table.windows.tolist(), table.by_window().sum(1), strict=True):
-        seconds[span.step] += end - start
-        beside[span.step] += round(1e9 * written_s)
-    touched = [step for step, ns in beside.items() if ns > seconds[step] / 2]
-    alone = [step for step, ns in beside.items() if ns == 0]
-    if min(len(touched), len(alone)) < FEWEST_BESIDE:
-        return 0.0
-    longer_ns = fmean(seconds[step] for step in touched) - fmean(seconds[step] for step in alone)
-    checkpoints = len({span.version for span in writing} & set(steps))
-    return max(0.0, longer_ns / 1e9 * len(touched) / max(1, checkpoints))
-
-
 def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures: float | None) -> str:
     """Say what checkpoints cost, and which interval would lose least."""
-    longer_s = cost.exposed_s + cost.slowed_s
-    share = longer_s / (cost.every * cost.step_s + longer_s)
+    share = cost.exposed_s / (cost.every * cost.step_s + cost.exposed_s)
     text = f"{name}: a checkpoint stalls the Learner for {number(cost.blocked_s)} s"
     if cost.exposed_s < cost.blocked_s:
         text += f", {number(cost.exposed_s)} s of which delay the next step"
     if cost.pending_s:
         text += f", counts {number(cost.pending_s)} s later"
-    if cost.slowed_s:
-        text += f", and makes training beside it {number(cost.slowed_s)} s longer"
     every = "training step" if cost.every == 1 else f"{cost.every} training steps"
     text += f": {number(100 * share)}% of the time with one every {every}. "
     if hours_between_failures is None:
