@@ -38,10 +38,10 @@ class CheckpointCost:
 
     Attributes:
         every: training steps from one to the next.
-        step_s: seconds of a training step without them.
-        blocked_s: seconds in which the Learner waits for one.
-        exposed_s: of these, seconds in which nobody worked for the batch that it would train on next.
-        pending_s: seconds from then until an asynchronous one counts; else 0.
+        step_s: of a training step without them.
+        blocked_s: in which the Learner waits for one.
+        exposed_s: of these, those in which nobody worked for the batch that it would train on next.
+        pending_s: from then until an asynchronous one counts; else 0.
     """
 
     every: int

@@ -36,7 +36,7 @@ class Gaps(NamedTuple):
 
 
 def gaps(experiment: Experiment, damaged: Sequence[DamagedRun]) -> Gaps:
-    """Return what an experiment set out to run and what is damaged or not there.
+    """Return what an experiment set out to run and is damaged, or not there.
 
     What it set out to run is in its ``experiment.json``. Where that was not written it is what the names of its other
     runs let expect: every arm in every block, or with every seed.
@@ -92,12 +92,8 @@ def newer_than(
 ) -> list[Path]:
     """Return the folders of experiments that began after the one that is judged, and so should have been in its place.
 
-    Of these nothing, or not enough, can be read. One whose name is no time counts as newer.
-
-    Args:
-        experiments: that can be read, the judged one among them.
-        damaged: runs that cannot.
-        paths: below which they were looked for; an experiment that has lost all its runs is found there by its plan.
+    Of these nothing, or not enough, can be read. One whose name is no time counts as newer; one that has lost all its
+    runs is known by its plan at or below the paths.
     """
     place = judged.started_at, str(judged.folder)
     newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > place]

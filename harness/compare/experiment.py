@@ -197,8 +197,7 @@ def gather(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment],
     """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
 
     Args:
-        processes: how many may read side by side, where there are enough runs for it to pay. The caller's main module
-            must be safe to import, as of any program that starts processes.
+        processes: how many may read side by side, where it pays; the caller's main module must then be safe to import.
 
     Raises:
         UserError: a path does not exist or holds no run, or every run is damaged.
@@ -208,9 +207,8 @@ def gather(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment],
 
 
 def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], Experiment, list[DamagedRun]]:
-    """Read all runs for an overview, and those of the newest experiment in full; each once.
-
-    Of an experiment of more than ``MOST_WITH_SPANS`` runs, the spans of evenly spaced ones are read: as many at most.
+    """Read all runs for an overview, and those of the newest experiment in full, with spans of ``MOST_WITH_SPANS`` at
+    most, evenly spaced.
 
     Returns:
         the experiments, oldest first; the newest one of which a run can be read in full; the runs that cannot be read.
@@ -244,8 +242,8 @@ def read_members(
     """Return each run, in order; one that cannot be read comes with the reason.
 
     Args:
-        in_full: for each run, whether its metrics are read, and not only what an overview needs.
-        with_spans: for each run, whether its spans are; None reads them of those that are read in full.
+        in_full, with_spans: for each run, whether its metrics and its spans are read, and not only what an overview
+            needs; spans by default where metrics are.
     """
     wanted = folders, in_full, in_full if with_spans is None else with_spans
     if processes >= 2 and len(folders) >= FEWEST_FOR_PROCESSES:

@@ -24,14 +24,11 @@ _GRAVEST_FIRST = (WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE)
 
 
 class Judge:
-    """Comes to verdicts on experiments, on each of them once.
+    """Comes to verdicts on experiments, on each of them once; the last two arguments are those of ``judgements``.
 
     Args:
-        arm: what an experiment's other arms are set against; None takes the first one, and so does an experiment
-            without the arm.
+        arm: what an experiment's other arms are set against; None, or where it has none of that name, its first one.
         against: what all arms are set against in place of one; its own occasions are judged by themselves.
-        threshold: the relative change of the primary endpoint that counts.
-        allowed: differences of environment and settings that do not stand in the way.
     """
 
     def __init__(

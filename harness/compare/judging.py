@@ -55,11 +55,9 @@ class Judgement:
     """One arm against the baseline.
 
     Attributes:
-        effects: what decides first, then the whole step and every stage that either spent time in; all comparisons of
-            the experiment are corrected for together.
+        effects: what decides first, then the whole step and every stage that either spent time in.
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
         noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
-        cautions: what to know beside the figures.
         no_gate: why no gate may rest on this for the arms' own settings, such as unlike threads; None where it may.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
@@ -98,7 +96,6 @@ def judgements(
     An arm of the baseline's own settings is no candidate for a difference: it is the noise floor, judged by itself.
 
     Args:
-        experiment: blocks of its arms are paired by (seed, block).
         baseline: the arm's name; None takes the first one.
         threshold: the relative change of the step time that counts in practice.
         allowed: differences that do not stand in the way of a verdict, as of ``why_not_comparable``.
@@ -136,13 +133,12 @@ def fastest_in_turns(experiment: Experiment, judged: Sequence[Judgement]) -> str
 
     if not judged or not in_turns(judged[0].base) or all(in_turns(item.other) for item in judged):
         return None
-    ratios = {
-        item.other: item.step.ratio
+    faster = {
+        item.other: item.step.ratio or 1.0
         for item in judged
-        if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and item.step.ratio
+        if in_turns(item.other) and direction(item.step) == "faster"
     }
-    best = min(ratios, key=lambda arm: ratios[arm], default=None)
-    return best if best is not None and ratios[best] < 1 else None
+    return min(faster, key=lambda arm: faster[arm], default=None)
 
 
 @dataclass(frozen=True)
@@ -276,11 +272,7 @@ def _logs(members: Members, endpoint: Endpoint) -> list[float]:
 
 
 def paired_runs(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
-    """Return the runs of two arms that share seed and block, in the order in which the blocks ran.
-
-    Args:
-        with_unfinished: also runs that did not get to their end.
-    """
+    """Return the runs of two arms that share seed and block, in the order in which the blocks ran."""
     mine, theirs = (
         {
             (member.manifest.block, member.manifest.seed): member
@@ -294,17 +286,14 @@ def paired_runs(before: Members, after: Members, with_unfinished: bool) -> list[
 
 
 Seconds = dict[str, float]
-"""Mean seconds per step of one run in one block: of the whole ``step``, and of each stage that took any."""
+"""Mean seconds a step of one run: of the whole ``step``, and of each stage that took any."""
 
 
 def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seconds, Seconds] | None:
     """Return the seconds per measured step of two arms in one block; None where no step is left.
 
-    A step in which a stage did not run counts as 0, so that stages add up. One of 0 seconds is of unknown time.
-
-    Args:
-        alternated: whether the arms took turns by step: then only the steps that both have count, so that the two means
-            share the machine's slow moments.
+    A step in which a stage did not run counts as 0, so that stages add up. One of 0 seconds is of unknown time. Where
+    the arms took turns by step, only steps that both have count, so that the means share the machine's slow moments.
     """
     mine, theirs = (member.table.is_measured & (member.table.wall_s > 0) for member in (before, after))
     if alternated:

@@ -1,11 +1,8 @@
 """Which rank of a Learner the others wait for, and why: it has more work, is slower, or was held up now and then.
 
-Collectives make the seconds of a stage equal on all ranks, so the slow one is found by the seconds that its thread
-computed (``RankStep``), and its cause by what it had to compute.
-
-A thread whose processor others use too computes longer for the same, since caches are theirs in between. How much it is
-crowded is known: the share of its time in which it was ready and had no processor. So ranks are compared as they would
-be if equally crowded, by the line through the steps' seconds over how much more crowded one was than the others.
+Collectives make the seconds of a stage equal on all ranks, so the slow one is known by the seconds that its thread
+computed (``RankStep``). A thread whose processor others use too computes longer for the same: so ranks are compared as
+if equally crowded, by the line through the steps' seconds over how much more often one was ready without a processor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Whether a run had anything to learn from, and whether it diverged.
 
-A run has diverged where it had to stop because a loss, a gradient or a log-probability was not finite, and also where
-its reward collapsed and stayed so. The second is what AdamW with gradient clipping shows: no number ever overflows,
-but a step too large leaves a policy that is never rewarded; then all advantages in a group are 0, and so is the
-gradient, and nothing brings the policy back.
+A run has diverged where it had to stop for a number that was not finite, and also where its reward collapsed for good:
+with AdamW and clipping no number ever overflows, but a policy that is never rewarded has no gradient to bring it back.
 """
 
 from __future__ import annotations

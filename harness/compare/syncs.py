@@ -68,8 +68,7 @@ def syncs_of(table: RunTable) -> Syncs | None:
 
 def arm_syncs(members: Sequence[Member]) -> list[Syncs]:
     """Return the syncs of an arm's runs, where weights left the process."""
-    every = (syncs_of(member.table) for member in members)
-    return [each for each in every if each is not None and each.transport != NO_TRANSPORT]
+    return [each for member in members if (each := syncs_of(member.table)) and each.transport != NO_TRANSPORT]
 
 
 def pooled(syncs: Sequence[Syncs], part: str | None = None) -> Numbers:
