@@ -128,16 +128,18 @@ def _environments(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
     known = [environment_values(manifest) for manifest in manifests]
     columns = {name: [values[name] for values in known] for name in DIFFERENCES}
     columns["commit"] = [commit[:7] for commit in columns["commit"]]
-    facts = {"versions": [values.split(", ") for values in columns["versions"]]}
-    facts["machine"] = [
-        [*machine_facts(manifest), f"fingerprint {value}"]
-        for manifest, value in zip(manifests, columns["machine"], strict=True)
-    ]
-    for name, of_runs in facts.items():
-        if len({*columns[name]}) > 1:
-            alike = set(of_runs[0]).intersection(*of_runs)
-            columns[name] = [", ".join(fact for fact in own if fact not in alike) or NONE for own in of_runs]
+    if len({*columns["versions"]}) > 1:
+        columns["versions"] = _what_is_unlike([versions.split(", ") for versions in columns["versions"]])
+    if len({*columns["machine"]}) > 1:
+        named = zip(manifests, columns["machine"], strict=True)
+        columns["machine"] = _what_is_unlike([[*machine_facts(each), f"fingerprint {value}"] for each, value in named])
     return columns
+
+
+def _what_is_unlike(facts: Sequence[Sequence[str]]) -> list[str]:
+    """Return of each run the facts that not all runs share."""
+    alike = set(facts[0]).intersection(*facts)
+    return [", ".join(fact for fact in own if fact not in alike) or NONE for own in facts]
 
 
 def _differing(columns: Mapping[str, Sequence[str]]) -> dict[str, str]:
