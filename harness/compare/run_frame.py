@@ -167,7 +167,6 @@ def figures_of(table: RunTable, times: SpanTimes | None = None) -> dict[str, Any
 
 def _identity(table: RunTable) -> dict[str, Any]:
     run, about = table.run, table.run.manifest
-    imported = about.outcome.get("imported")
     lag, capacity = _whole(run.setting("max_lag")), _whole(run.setting("replay.capacity"))
     return {
         "seed": about.seed,
@@ -175,8 +174,7 @@ def _identity(table: RunTable) -> dict[str, Any]:
         "status": run.status,
         "started_at": about.started_at,
         "simulated": about.simulated,
-        "is_imported": imported is not None,
-        "row_steps": int(imported.get("steps_per_row") or 1) if isinstance(imported, dict) else 1,
+        "is_imported": about.outcome.get("imported") is not None,
         "steps": len(table),
         "planned_steps": _whole(run.setting("steps")),
         "optimizer_steps": int(table.steps["optimizer_steps"].sum()) or None,
@@ -266,7 +264,6 @@ def _rewards(table: RunTable, has_diverged: bool) -> dict[str, Any]:
         figures |= {f"reward_{name}": float(evaluated.reward[place]), f"reward_{name}_step": int(evaluated.step[place])}
         figures[f"length_{name}"] = length if np.isfinite(length) else None
     figures["prompts"] = int(evaluated.prompts[-1])
-    figures["looked_until_s"] = float(evaluated.elapsed_s[-1])
     if run.status == "completed" or has_diverged:
         figures["reward_final"] = figures["reward_last"]
     if target is not None and (reached := np.flatnonzero(evaluated.reward >= target)).size:
@@ -290,7 +287,7 @@ def _learning(table: RunTable) -> dict[str, Any]:
         bound, peak = _real(table.run.setting("optimizer.max_grad_norm")), int(norms.argmax())
         figures |= {"grad_norm": float(np.median(norms)), "grad_norm_p95": float(np.percentile(norms, 95))}
         figures |= {"grad_norm_peak": float(norms[peak]), "grad_norm_peak_step": int(steps[peak])}
-        figures |= {"max_grad_norm": bound, "scaled_down": None if bound is None else float(np.mean(norms > bound))}
+        figures["scaled_down"] = None if bound is None else float(np.mean(norms > bound))
     ages = table.metrics.get("replay/age_mean")
     if ages is not None and len(table):
         figures["replay_drawn"] = float(ages.counts.sum()) / len(table)

@@ -130,7 +130,7 @@ def test_rewards_metrics_and_health(make_run: Make) -> None:
 def test_seconds_to_a_reward_are_those_of_the_first_evaluation_that_has_it(
     target: float, seconds: float | None, step: int | None, within: int | None
 ) -> None:
-    expected = {"seconds_to_target": seconds, "target_step": step, "target_within": within, "looked_until_s": 4.0}
+    expected = {"seconds_to_target": seconds, "target_step": step, "target_within": within}
     settings = {"reward_target": target}
     assert some(made_run(evaluations=EVALUATIONS, settings=settings), *expected) == expected
     simulated = made_run(evaluations=EVALUATIONS, settings=settings, simulated="abacus")
