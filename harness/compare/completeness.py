@@ -92,18 +92,17 @@ def newer_than(
 ) -> list[Path]:
     """Return the folders of experiments that began after the one that is judged, and so should have been in its place.
 
-    Of these nothing, or not enough, can be read. One whose name is no time counts as newer; one that has lost all its
+    Of these nothing, or not enough, can be read. One whose time is not known counts as newer; one that has lost all its
     runs is known by its plan at or below the paths.
     """
     place = judged.started_at, str(judged.folder)
     newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > place]
-    homes = [
-        *(experiment_home(item.folder) for item in damaged),
-        *(home for path in paths for home in planned_homes(path)),
-    ]
+    homes: dict[Path, list[Path]] = {home: [] for path in paths for home in planned_homes(path)}
+    for item in damaged:
+        homes.setdefault(experiment_home(item.folder), []).append(item.folder)
     readable = {item.folder.resolve() for item in experiments} | {judged.folder.resolve()}
-    for home in dict.fromkeys(homes):
-        started = _started(home)
+    for home, runs in homes.items():
+        started = _started(home, runs)
         if home.resolve() not in readable and (started is None or started >= judged.started_at[: len(started)]):
             newer.append(home)
     return newer
@@ -118,8 +117,11 @@ def planned_homes(path: Path) -> list[Path]:
     return homes
 
 
-def _started(home: Path) -> str | None:
-    """Return when an experiment began, to the second, by its name."""
+def _started(home: Path, runs: Sequence[Path]) -> str | None:
+    """Return when an experiment began, to the second: by a manifest, else by its name; None where neither tells."""
+    for folder in runs:
+        with suppress(UserError):
+            return read_manifest(folder).started_at
     name = _EXPERIMENT_NAME.fullmatch(home.name)
     with suppress(ValueError):
         return datetime.strptime(name[1], "%Y%m%d-%H%M%S").isoformat() if name else None
