@@ -315,23 +315,15 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         label + (SIMULATED if manifest.simulated else "")
         for label, manifest in zip(arm_labels(points, manifests[0].scenario), manifests, strict=True)
     ]
-    arms: dict[str, list[Manifest]] = {}
-    for label, manifest in zip(labels, manifests, strict=True):
-        arms.setdefault(label, []).append(manifest)
-    firsts = {
-        label: (
-            min(math.inf if each.position is None else each.position for each in own),
-            min(each.started_at for each in own),
-            natural_order(label),
-        )
-        for label, own in arms.items()
-    }
-
-    def place(index: int) -> tuple[Any, ...]:
-        manifest = manifests[index]
-        return *firsts[labels[index]], manifest.seed, -1 if manifest.block is None else manifest.block
-
-    return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
+    starts: dict[str, list[tuple[float, str]]] = {}
+    for label, each in zip(labels, manifests, strict=True):
+        starts.setdefault(label, []).append((math.inf if each.position is None else each.position, each.started_at))
+    firsts = {label: (*map(min, zip(*own, strict=True)), natural_order(label)) for label, own in starts.items()}
+    keys = [
+        (*firsts[label], each.seed, -1 if each.block is None else each.block)
+        for label, each in zip(labels, manifests, strict=True)
+    ]
+    return [(labels[index], index) for index in sorted(range(len(labels)), key=keys.__getitem__)]
 
 
 def arm_labels(points: Sequence[tuple[str | None, Mapping[str, Any]]], otherwise: str) -> list[str]:
