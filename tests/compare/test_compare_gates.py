@@ -120,9 +120,8 @@ def test_an_arm_with_runs_that_did_not_finish_cannot_pass() -> None:
 @pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 0.5 %", 0.005), ("0.05", 0.05)])
 def test_a_limit_is_a_share(text: str, limit: float) -> None:
     assert read_limit(text) == pytest.approx(limit)
-
-
-@pytest.mark.parametrize("text", ["5", "0", "-1%", "100%", "five", "", "nan"])
-def test_a_limit_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"not a share above 0% and below 100%[\s\S]*write for example --fail-on 5%"):
-        read_limit(text)
+    for wrong in ("5", "0", "-1%", "100%", "five", "", "nan"):
+        with pytest.raises(
+            UserError, match=r"not a share above 0% and below 100%[\s\S]*write for example --fail-on 5%"
+        ):
+            read_limit(wrong)

@@ -406,14 +406,10 @@ def test_rewards_are_compared_by_their_difference_paired_by_seed() -> None:
     assert direction(back.primary) == "worse"
 
 
-def test_a_difference_of_rewards_below_what_counts_is_equivalent() -> None:
+def test_rewards_that_differ_by_less_than_counts_are_the_same_and_a_run_that_did_not_finish_has_none() -> None:
     base = [0.60, 0.70, 0.55, 0.65, 0.62, 0.68]
     (judged,) = judgements(rewarded(base, [one + more for one, more in zip(base, [0.01, -0.01] * 3, strict=True)]))
     # sd sqrt(6 * 0.0001 / 5) = 0.01095, half of the interval 0.0115, 1.8 times as wide for six blocks: within 0.03
     assert (judged.primary.verdict, direction(judged.primary)) == (Verdict.EQUIVALENT, "same")
-
-
-def test_a_run_that_did_not_finish_has_no_reward_at_equal_rollouts() -> None:
     member = made_run(evaluations={0: (0.1, 10.0)}, status="failed")
-    assert member.figures["reward_last"] == 0.1
-    assert REWARD_AT_ROLLOUTS.value(member) is None
+    assert (member.figures["reward_last"], REWARD_AT_ROLLOUTS.value(member)) == (0.1, None)
