@@ -2,8 +2,7 @@
 
 Start at ``experiment`` (runs in arms) and ``run_frame`` (the numbers of a run by name). ``judging`` says what is
 different, ``stats`` how that is tested, ``remarks`` what is said, ``gates`` which exit code follows: with
-``completeness`` (is everything there), ``comparability`` (is it alike) and ``occasions`` (a baseline of other days).
-``python -m harness.compare results/`` is the command.
+``completeness`` (is everything there), ``environment`` (is it alike) and ``occasions`` (a baseline of other days).
 """
 
 from harness.compare.experiment import Experiment, Member, gather

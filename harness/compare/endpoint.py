@@ -19,19 +19,15 @@ from harness.compare.syncs import sync_seconds
 REWARD_THRESHOLD = 0.03
 """Difference of validation reward that counts in practice."""
 SYNC_THRESHOLD = 0.05
-
-
 TIMES = 2.0
 """From this ratio on one says how many times as long something takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What decides between arms.
+    """What decides between arms: its name in a scenario's ``endpoint``, and in words.
 
     Attributes:
-        name: as a scenario's ``endpoint`` has it.
-        words: what is measured, for sentences.
         limit: what counts in practice: a relative change, or a difference of rewards.
         value: of one run, above 0 and larger where the run is worse; None where it was not measured.
         is_difference: whether arms are compared by the difference of what is read, not by a ratio.
@@ -65,22 +61,18 @@ class Endpoint:
         return f"{self.change(low)} to {self.change(high)}"
 
 
-def _reward_at_rollouts(member: Member) -> float | None:
-    """Return exp(-reward) of the final validation; runs that are compared have the same number of rollouts by then.
-
-    A run that diverged counts with its last reward, as in the ranking.
-    """
-    final = member.figures.get("reward_final")
-    return None if final is None else exp(-final)
-
-
 SECONDS_PER_STEP = Endpoint(
     "seconds_per_step", "seconds per step", STEP_THRESHOLD, lambda member: member.figures.get("step_s")
 )
 WEIGHT_SYNC_SECONDS = Endpoint("weight_sync_seconds", "seconds of a weight sync", SYNC_THRESHOLD, sync_seconds)
 REWARD_AT_ROLLOUTS = Endpoint(
-    "reward_at_rollouts", "validation reward at equal rollouts", REWARD_THRESHOLD, _reward_at_rollouts, True
+    "reward_at_rollouts",
+    "validation reward at equal rollouts",
+    REWARD_THRESHOLD,
+    lambda member: None if (final := member.figures.get("reward_final")) is None else exp(-final),
+    is_difference=True,
 )
+"""Runs have the same number of rollouts at their end; one that diverged counts with its last reward."""
 ENDPOINTS = {endpoint.name: endpoint for endpoint in (SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS, REWARD_AT_ROLLOUTS)}
 
 
@@ -97,46 +89,32 @@ def endpoint_of_effect(effect: Effect) -> Endpoint:
 
 def effect_in_words(effect: Effect, base: str, other: str) -> str:
     """Say an effect the way a person does: ``lag1 is 30% faster per step than sync (28 to 32%, 12 blocks)``."""
-    endpoint = endpoint_of_effect(effect)
+    endpoint, ratio, verdict = endpoint_of_effect(effect), effect.ratio, effect.verdict
     if endpoint.is_difference:
-        return _difference_in_words(effect, base, other)
+        if ratio is None:
+            return f"no reward of both {other} and {base} is known"
+        ends = endpoint.ends(effect)
+        shown = f"{endpoint.change(ratio)}{f', {ends}' if ends else ''}, {effect.blocks} blocks"
+        if verdict is Verdict.DIFFERENT:
+            return f"the reward of {other} is {'higher' if ratio < 1 else 'lower'} than that of {base} ({shown})"
+        if verdict is Verdict.EQUIVALENT:
+            return f"the rewards of {other} and {base} are the same ({shown})"
+        return f"no difference in reward shown between {other} and {base} ({shown})"
     what = "per step" if effect.name in (STEP, SECONDS_PER_STEP.name) else f"in {endpoint.words}"
-    blocks = plural(effect.blocks, "block")
-    if effect.ratio is None:
+    if ratio is None:
         return f"{other} and {base} cannot be compared {what}"
-    low, high = effect.low, effect.high
-    ends = "" if low is None or high is None else _ends_in_words(effect.ratio, low, high) + ", "
-    if effect.verdict is Verdict.DIFFERENT:
-        if effect.ratio >= TIMES:
-            times = "" if low is None or high is None else f"{low:.1f} to {high:.1f}, "
-            return f"{other} takes {effect.ratio:.1f} times as long {what} as {base} ({times}{blocks})"
-        return f"{other} is {_by(effect.ratio)} {what} than {base} ({ends}{blocks})"
-    if effect.verdict is Verdict.EQUIVALENT:
-        return f"{other} and {base} take the same {what}: {change(effect.ratio)} ({ends}{blocks})"
-    return f"cannot tell whether {other} is faster {what} than {base}: {change(effect.ratio)} ({ends}{blocks})"
-
-
-def _by(ratio: float) -> str:
-    """Write a ratio as ``40% faster`` or ``12% slower``."""
-    word = "faster" if ratio < 1 else "slower"
-    return f"{abs(ratio - 1):.0%} {word}" if abs(ratio - 1) >= 0.095 else f"{abs(ratio - 1):.1%} {word}"
-
-
-def _ends_in_words(ratio: float, low: float, high: float) -> str:
-    if low > 1 or high < 1:
-        ends = sorted((abs(low - 1), abs(high - 1)))
-        return f"{ends[0]:.0%} to {ends[1]:.0%}".replace("% to", " to", 1)
-    return f"{change(low)} to {change(high)}"
-
-
-def _difference_in_words(effect: Effect, base: str, other: str) -> str:
-    if effect.ratio is None:
-        return f"no reward of both {other} and {base} is known"
-    ends = REWARD_AT_ROLLOUTS.ends(effect)
-    shown = f"{REWARD_AT_ROLLOUTS.change(effect.ratio)}{f', {ends}' if ends else ''}"
-    if effect.verdict is Verdict.DIFFERENT:
-        word = "higher" if effect.ratio < 1 else "lower"
-        return f"the reward of {other} is {word} than that of {base} ({shown}, {effect.blocks} blocks)"
-    if effect.verdict is Verdict.EQUIVALENT:
-        return f"the rewards of {other} and {base} are the same ({shown}, {effect.blocks} blocks)"
-    return f"no difference in reward shown between {other} and {base} ({shown}, {effect.blocks} blocks)"
+    low, high, ends = effect.low, effect.high, ""
+    if low is not None and high is not None:
+        near, far = sorted((abs(low - 1), abs(high - 1)))
+        ends = f"{near:.0%} to {far:.0%}, ".replace("% to", " to", 1)
+        ends = ends if low > 1 or high < 1 else f"{change(low)} to {change(high)}, "
+    blocks = plural(effect.blocks, "block")
+    if verdict is Verdict.DIFFERENT and ratio >= TIMES:
+        times = "" if low is None or high is None else f"{low:.1f} to {high:.1f}, "
+        return f"{other} takes {ratio:.1f} times as long {what} as {base} ({times}{blocks})"
+    if verdict is Verdict.DIFFERENT:
+        by = f"{abs(ratio - 1):.{0 if abs(ratio - 1) >= 0.095 else 1}%} {'faster' if ratio < 1 else 'slower'}"
+        return f"{other} is {by} {what} than {base} ({ends}{blocks})"
+    if verdict is Verdict.EQUIVALENT:
+        return f"{other} and {base} take the same {what}: {change(ratio)} ({ends}{blocks})"
+    return f"cannot tell whether {other} is faster {what} than {base}: {change(ratio)} ({ends}{blocks})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +41,6 @@ SIMULATED = " (simulated)"
 """What the name of an arm ends in whose runs never took place, wherever it is shown."""
 FEWEST_SEEDS = 3
 """From so many on there is an interval over seeds."""
-_AT_A_TIME = 8
 
 
 class Kept(NamedTuple):
@@ -54,11 +53,9 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """One run of an experiment.
+    """One run of an experiment, with its figures by name (``harness.compare.run_frame``).
 
-    Attributes:
-        times: from its spans; None where they were not kept, or not read.
-        figures: by name, see ``harness.compare.run_frame``.
+    ``times`` are from its spans; None where they were not kept, or not read.
     """
 
     table: RunTable
@@ -98,16 +95,14 @@ class Member:
     @cached_property
     def kept(self) -> Kept:
         """Its counters and example rollouts."""
-        problems = list[str]()
-
-        def rows(read: Callable[[], Any]) -> Any:
+        rows, problems = list[Any](), list[str]()
+        for read in (partial(read_counters, self.folder), self.run.rollouts):
             try:
-                return read()
+                rows.append(read())
             except UserError as error:
+                rows.append(())
                 problems.append(error.what.replace(f"{self.folder}/", ""))  # a page names nobody's home
-                return ()
-
-        return Kept(rows(partial(read_counters, self.folder)), rows(self.run.rollouts), problems)
+        return Kept(rows[0], rows[1], problems)
 
     @cached_property
     def stages_s(self) -> dict[Stage, Numbers]:
@@ -117,12 +112,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The runs of one command.
+    """The runs of one command, arm by arm: arms in the order of the scenario, the runs of each by seed and block.
 
-    Attributes:
-        folder: the experiment's folder.
-        members: its runs, arm by arm: arms in the order of the scenario, the runs of each by seed and block.
-        labels: the arm of each.
+    ``labels`` name the arm of each run.
     """
 
     folder: Path
@@ -182,13 +174,13 @@ class Experiment:
 
     def mean(self, arm: str, figure: str) -> float | None:
         """Return a figure's mean over the runs of an arm that have it; None where none has."""
-        interval = self.range(arm, figure)
-        return None if interval is None else interval.value
+        values = self.values(arm, figure)
+        return math.fsum(values) / len(values) if values else None
 
     def range(self, arm: str, figure: str) -> Interval | None:
         """Return a figure's mean, lowest and highest value over the runs of an arm; None where no run has it."""
-        values = self.values(arm, figure)
-        return Interval(math.fsum(values) / len(values), min(values), max(values)) if values else None
+        mean, values = self.mean(arm, figure), self.values(arm, figure)
+        return None if mean is None else Interval(mean, min(values), max(values))
 
     def share(self, arm: str, figure: str) -> float:
         """Return the share of a step of a figure in seconds, as a mean over the runs of an arm; 0 where none has it."""
@@ -205,8 +197,7 @@ def gather(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment],
     """Read the runs at or below the paths into experiments, oldest first; the runs that cannot be read come second.
 
     Args:
-        processes: how many may read side by side, where there are enough runs for it to pay. The caller's main module
-            must be safe to import, as of any program that starts processes.
+        processes: how many may read side by side, where it pays; the caller's main module must then be safe to import.
 
     Raises:
         UserError: a path does not exist or holds no run, or every run is damaged.
@@ -216,9 +207,8 @@ def gather(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment],
 
 
 def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Experiment], Experiment, list[DamagedRun]]:
-    """Read all runs for an overview, and those of the newest experiment in full; each once.
-
-    Of an experiment of more than ``MOST_WITH_SPANS`` runs, the spans of evenly spaced ones are read: as many at most.
+    """Read all runs for an overview, and those of the newest experiment in full, with spans of ``MOST_WITH_SPANS`` at
+    most, evenly spaced.
 
     Returns:
         the experiments, oldest first; the newest one of which a run can be read in full; the runs that cannot be read.
@@ -227,7 +217,13 @@ def gather_newest(paths: Iterable[Path], processes: int = 1) -> tuple[list[Exper
         UserError: a path does not exist or holds no run, or none can be read in full.
     """
     folders = _run_folders(paths)
-    newest, own = _newest_experiment(folders)
+    starts: dict[Path, list[tuple[str, Path]]] = {}
+    for folder in folders:
+        with suppress(UserError):  # reading the run in full will say so
+            manifest = read_manifest(folder)
+            starts.setdefault(experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
+    newest = max(starts, key=lambda home: (min(starts[home])[0], str(home)), default=None)
+    own = [] if newest is None else [folder for _, folder in starts[newest]]
     spans_of = {*own[:: math.ceil(len(own) / MOST_WITH_SPANS) or 1]}
     in_full, with_spans = ([folder in chosen for folder in folders] for chosen in ({*own}, spans_of))
     experiments, damaged = _experiments(folders, read_members(folders, in_full, with_spans, processes))
@@ -246,17 +242,14 @@ def read_members(
     """Return each run, in order; one that cannot be read comes with the reason.
 
     Args:
-        in_full: for each run, whether its metrics are read, and not only what an overview needs.
-        with_spans: for each run, whether its spans are; None reads them of those that are read in full.
+        in_full, with_spans: for each run, whether its metrics and its spans are read, and not only what an overview
+            needs; spans by default where metrics are.
     """
     wanted = folders, in_full, in_full if with_spans is None else with_spans
-    if processes < 2 or len(folders) < FEWEST_FOR_PROCESSES:
-        return list(map(_read, *wanted))
-    try:
-        with spawn_pool(processes, gc.disable) as workers:  # rows have no reference cycles
-            return list(workers.map(_read, *wanted, chunksize=_AT_A_TIME))
-    except BrokenProcessPool:  # a worker was killed from outside, as where memory is short
-        return list(map(_read, *wanted))
+    if processes >= 2 and len(folders) >= FEWEST_FOR_PROCESSES:
+        with suppress(BrokenProcessPool), spawn_pool(processes, gc.disable) as workers:  # rows have no reference cycles
+            return list(workers.map(_read, *wanted, chunksize=8))
+    return list(map(_read, *wanted))  # also where a worker was killed from outside, as where memory is short
 
 
 def _read(folder: Path, in_full: bool, with_spans: bool) -> Member | DamagedRun:
@@ -279,19 +272,6 @@ def member_of(table: RunTable, with_spans: bool = True) -> Member:
 def _run_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the run folders at or below the paths, each once."""
     return list({folder.resolve(): folder for path in paths for folder in find_run_folders(path)}.values())
-
-
-def _newest_experiment(folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
-    """Return the folder of the experiment that started last and its run folders, by their manifests alone."""
-    starts: dict[Path, list[tuple[str, Path]]] = {}
-    for folder in folders:
-        with suppress(UserError):  # reading the run in full will say so
-            manifest = read_manifest(folder)
-            starts.setdefault(experiment_folder(folder, manifest), []).append((manifest.started_at, folder))
-    if not starts:
-        return None, []
-    newest = max(starts, key=lambda home: (min(starts[home])[0], str(home)))
-    return newest, [folder for _, folder in starts[newest]]
 
 
 def _experiments(
@@ -319,11 +299,7 @@ def experiment_folder(folder: Path, manifest: Manifest) -> Path:
 
 
 def experiment_of(folder: Path, members: Sequence[Member]) -> Experiment:
-    """Arrange the runs of one experiment, at least one, by arm.
-
-    Args:
-        folder: the experiment's.
-    """
+    """Arrange the runs of one experiment, at least one, by arm."""
     labelled = label_runs([member.manifest for member in members])
     return Experiment(folder, tuple(members[place] for _, place in labelled), tuple(label for label, _ in labelled))
 
@@ -339,25 +315,20 @@ def label_runs(manifests: Sequence[Manifest]) -> list[tuple[str, int]]:
         label + (SIMULATED if manifest.simulated else "")
         for label, manifest in zip(arm_labels(points, manifests[0].scenario), manifests, strict=True)
     ]
-    firsts: dict[str, tuple[Any, ...]] = {}
-    for label, manifest in zip(labels, manifests, strict=True):
-        position = math.inf if manifest.position is None else manifest.position
-        known = firsts.get(label, (position, manifest.started_at))
-        firsts[label] = min(known[0], position), min(known[1], manifest.started_at), natural_order(label)
-
-    def place(index: int) -> tuple[Any, ...]:
-        manifest = manifests[index]
-        return *firsts[labels[index]], manifest.seed, -1 if manifest.block is None else manifest.block
-
-    return [(labels[index], index) for index in sorted(range(len(labels)), key=place)]
+    starts: dict[str, list[tuple[float, str]]] = {}
+    for label, each in zip(labels, manifests, strict=True):
+        starts.setdefault(label, []).append((math.inf if each.position is None else each.position, each.started_at))
+    firsts = {label: (*map(min, zip(*own, strict=True)), natural_order(label)) for label, own in starts.items()}
+    keys = [
+        (*firsts[label], each.seed, -1 if each.block is None else each.block)
+        for label, each in zip(labels, manifests, strict=True)
+    ]
+    return [(labels[index], index) for index in sorted(range(len(labels)), key=keys.__getitem__)]
 
 
 def arm_labels(points: Sequence[tuple[str | None, Mapping[str, Any]]], otherwise: str) -> list[str]:
-    """Name each (arm, point) without its seed; sweep keys are cut to their last part where that is unambiguous.
-
-    Args:
-        otherwise: the name where there is neither an arm nor a swept key.
-    """
+    """Name each (arm, point) without its seed, ``otherwise`` where neither has a name; keys are cut to their last part
+    where that is unambiguous."""
     last_parts = {key: key.rpartition(".")[2] for _, point in points for key in point if key != "seed"}
     often = Counter(last_parts.values())
     short = {key: last if often[last] == 1 else key for key, last in last_parts.items()}

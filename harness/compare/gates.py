@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.compare.completeness import Gaps, gap_sentence
 from harness.compare.endpoint import endpoint_of_effect
@@ -23,15 +24,11 @@ _GRAVEST_FIRST = (WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE)
 
 
 class Judge:
-    """Comes to verdicts on experiments, on each of them once.
+    """Comes to verdicts on experiments, on each of them once; the last two arguments are those of ``judgements``.
 
     Args:
-        arm: what an experiment's other arms are set against; None takes the first one, and so does an experiment
-            without the arm.
-        against: what all arms of an experiment are set against in place of one of its own; experiments that are
-            occasions of it are judged by themselves.
-        threshold: the relative change of the primary endpoint that counts.
-        allowed: differences of environment and settings that do not stand in the way.
+        arm: what an experiment's other arms are set against; None, or where it has none of that name, its first one.
+        against: what all arms are set against in place of one; its own occasions are judged by themselves.
     """
 
     def __init__(
@@ -47,7 +44,12 @@ class Judge:
     def __call__(self, experiment: Experiment) -> list[Judgement]:
         """Return the verdicts on an experiment."""
         if experiment.folder not in self._judged:
-            self._judged[experiment.folder] = self._judge(experiment)
+            rules = self._threshold, self._allowed
+            self._judged[experiment.folder] = (
+                judgements(experiment, self._arm_of(experiment), *rules)
+                if self._against is None or self._against.has(experiment)
+                else judge_against(self._against, experiment, *rules)
+            )
         return self._judged[experiment.folder]
 
     def refusal(self, experiment: Experiment) -> Refusal | None:
@@ -64,14 +66,8 @@ class Judge:
     def _arm_of(self, experiment: Experiment) -> str | None:
         return next((arm for arm in experiment.arms if self._arm is not None and is_called(arm, self._arm)), None)
 
-    def _judge(self, experiment: Experiment) -> list[Judgement]:
-        if self._against is not None and not self._against.has(experiment):
-            return judge_against(self._against, experiment, self._threshold, self._allowed)
-        return judgements(experiment, self._arm_of(experiment), self._threshold, self._allowed)
 
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why a gate cannot pass, beside what the verdicts say: the exit code that it comes to, and a sentence."""
 
     code: int
@@ -86,23 +82,18 @@ class GateResult:
     sentences: tuple[str, ...]
 
 
-def refusals_of(newer: Sequence[Path], found: Gaps) -> list[Refusal]:
-    """Return what is missing of what was asked for.
-
-    Args:
-        newer: experiments that began after the judged one and cannot be read.
-        found: runs of the judged one that are damaged or missing.
-    """
+def refusals_of(newer: Sequence[Path], absent: Gaps) -> list[Refusal]:
+    """Return what is missing of what was asked for: experiments that began after the judged one and cannot be read, and
+    what is absent of the judged one."""
     refusals = []
     if newer:
         names = listed(some([repr(str(folder)) for folder in newer]))
         why = f"{names} began later and cannot be read: an older experiment does not stand for it"
         refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: {why}"))
-    if found.lost:
-        arms = listed(list(found.lost))
-        refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: no run of {arms} can be read"))
-    if found.runs:
-        refusals.append(Refusal(INCONCLUSIVE, f"cannot tell: {gap_sentence(found.runs)}"))
+    if absent.lost:
+        refusals.append(Refusal(NOT_COMPARABLE, f"not comparable: no run of {listed(absent.lost)} can be read"))
+    if absent.runs:
+        refusals.append(Refusal(INCONCLUSIVE, f"cannot tell: {gap_sentence(absent.runs)}"))
     return refusals
 
 
@@ -115,8 +106,7 @@ def gate(judgements: Sequence[Judgement], limit: float, refusals: Sequence[Refus
     counts: worse, not comparable, cannot tell, fine.
 
     Args:
-        judgements: made with ``limit`` as their threshold.
-        limit: relative, such as 0.05.
+        judgements: made with ``limit``, such as 0.05, as their threshold.
         refusals: what keeps the gate from passing whatever the verdicts are.
     """
     arms = sum(not judgement.is_noise_floor for judgement in judgements)
@@ -147,21 +137,19 @@ def read_limit(text: str, where: str = "--fail-on") -> float:
 def _judge(judgement: Judgement, limit: float, arms: int) -> tuple[int, str]:
     effect, floor = judgement.primary, judgement.noise_floor
     endpoint = endpoint_of_effect(effect)
-    against = f"gate: {judgement.other} against {judgement.base}, {endpoint.words}"
-    interval = _interval(effect)
-    if judgement.is_noise_floor:
-        word = f"not comparable: {effect.reason}" if effect.verdict is Verdict.NOT_COMPARABLE else direction(effect)
-        text = f"{against}: the same settings, {interval}: {word}."
-        if effect.verdict in (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE):
-            return NOT_COMPARABLE, text
-        return (INCONCLUSIVE if judgement.unfinished else FINE), text
+    against, interval = f"gate: {judgement.other} against {judgement.base}, {endpoint.words}", _interval(effect)
     reason = effect.reason if effect.verdict is Verdict.NOT_COMPARABLE else judgement.no_gate
+    if judgement.is_noise_floor:
+        refused = effect.verdict is Verdict.NOT_COMPARABLE
+        word = f"not comparable: {reason}" if refused else direction(effect)
+        code = INCONCLUSIVE if judgement.unfinished else FINE
+        code = NOT_COMPARABLE if refused or effect.verdict is Verdict.DIFFERENT else code
+        return code, f"{against}: the same settings, {interval}: {word}."
     if reason is None and floor is not None and floor.verdict is Verdict.DIFFERENT:
         reason = f"the baseline is {_interval(floor)} from itself"
     if reason is not None:
         return NOT_COMPARABLE, f"{against}: not comparable: {reason}."
-    decided = effect.p_adjusted is not None and effect.blocks >= FEWEST_BLOCKS
-    if effect.low is None or effect.high is None or not decided:
+    if effect.low is None or effect.p_adjusted is None or effect.blocks < FEWEST_BLOCKS:
         return INCONCLUSIVE, f"{against}: cannot tell: {effect.reason}."
     bound, side = endpoint.change(1 + limit), side_of_limit(effect, limit, arms)
     if side == "above":

@@ -15,9 +15,8 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.comparability import as_far_as_they_got, unlike_threads, why_not_comparable
-from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
-from harness.compare.environment import unlike
+from harness.compare.endpoint import ENDPOINTS, SECONDS_PER_STEP, Endpoint, endpoint_of
+from harness.compare.environment import unlike, unlike_threads, why_not_comparable
 from harness.compare.experiment import Experiment, Member, arm_named
 from harness.compare.imported import is_of_logs, over_steps
 from harness.compare.numbers import listed
@@ -27,7 +26,6 @@ from harness.compare.stats import (
     STEP,
     STEP_THRESHOLD,
     Comparison,
-    Drift,
     Effect,
     Verdict,
     judge,
@@ -57,12 +55,9 @@ class Judgement:
     """One arm against the baseline.
 
     Attributes:
-        base, other: the arms' names.
-        effects: what decides first, then the whole step and every stage that either spent time in; all comparisons of
-            the experiment are corrected for together.
+        effects: what decides first, then the whole step and every stage that either spent time in.
         alternated: whether the arms took turns by step; None where the two were not interleaved at all.
         noise_floor: the baseline against an arm of the same settings, where the experiment has one (A/A).
-        cautions: what to know beside the figures.
         no_gate: why no gate may rest on this for the arms' own settings, such as unlike threads; None where it may.
         is_noise_floor: whether this is the baseline against an arm of its own settings.
         unfinished: runs of the two that did not get to their end, and count only where step is set against step.
@@ -99,14 +94,11 @@ def judgements(
     """Set every arm of an experiment against one of them; all together, so that chance is corrected for once.
 
     An arm of the baseline's own settings is no candidate for a difference: it is the noise floor, judged by itself.
-    Asynchronous arms have to beat the fastest synchronous one: where that is not the baseline, they are told.
 
     Args:
-        experiment: blocks of its arms are paired by (seed, block).
         baseline: the arm's name; None takes the first one.
         threshold: the relative change of the step time that counts in practice.
-        allowed: differences of the environment that do not stand in the way of a verdict: ``machine``, ``versions``,
-            ``threads``, ``commit``.
+        allowed: differences that do not stand in the way of a verdict, as of ``why_not_comparable``.
         endpoint: what decides between the arms; None: what the scenario names.
 
     Raises:
@@ -114,8 +106,9 @@ def judgements(
     """
     deciding, base = endpoint or endpoint_of(experiment.members), arm_named(experiment, baseline)
     drift = speed_drift(_speeds(experiment.members))
+    unstable = [] if drift is None or drift.sentence is None else [drift.sentence]
     drafts = [
-        _draft(experiment, base, other, threshold, allowed, deciding, drift)
+        _draft(experiment, base, other, threshold, allowed, deciding, unstable)
         for other in experiment.arms
         if other != base
     ]
@@ -128,8 +121,7 @@ def judgements(
             for item in judged
         ]
     floor = next((item.primary for item in judged if item.is_noise_floor), None)
-    judged = [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in judged]
-    return judged
+    return [item if item.is_noise_floor else replace(item, noise_floor=floor) for item in judged]
 
 
 def fastest_in_turns(experiment: Experiment, judged: Sequence[Judgement]) -> str | None:
@@ -141,24 +133,12 @@ def fastest_in_turns(experiment: Experiment, judged: Sequence[Judgement]) -> str
 
     if not judged or not in_turns(judged[0].base) or all(in_turns(item.other) for item in judged):
         return None
-    ratios = {
-        item.other: item.step.ratio
+    faster = {
+        item.other: item.step.ratio or 1.0
         for item in judged
-        if in_turns(item.other) and item.step.verdict is Verdict.DIFFERENT and item.step.ratio
+        if in_turns(item.other) and direction(item.step) == "faster"
     }
-    best = min(ratios, key=lambda arm: ratios[arm], default=None)
-    return best if best is not None and ratios[best] < 1 else None
-
-
-def judge_against(
-    baseline: Baseline, experiment: Experiment, threshold: float, allowed: Sequence[str]
-) -> list[Judgement]:
-    """Set the arms of an experiment against a baseline that ran in other commands.
-
-    What the machine did on one occasion and not on another is a difference too, so the interval comes from the spread
-    between the baseline's occasions. With a single one there is no verdict.
-    """
-    return _judged([_draft_against(baseline, experiment, other, threshold, allowed) for other in experiment.arms])
+    return min(faster, key=lambda arm: faster[arm], default=None)
 
 
 @dataclass(frozen=True)
@@ -178,10 +158,26 @@ def _judged(drafts: Sequence[_Draft]) -> list[Judgement]:
     judged, left = list[Judgement](), iter(rest)
     for draft, first in zip(drafts, deciding, strict=True):
         effects = [first, *islice(left, len(draft.comparisons) - 1)]
-        effects = [as_far_as_they_got(effect, draft.before, draft.after) for effect in effects]
+        effects = [_as_far_as_they_got(effect, draft.before, draft.after) for effect in effects]
         unfinished = sum(not member.is_completed for member in (*draft.before, *draft.after))
         judged.append(replace(draft.judgement, effects=tuple(effects), unfinished=unfinished))
     return judged
+
+
+def _as_far_as_they_got(effect: Effect, before: Members, after: Members) -> Effect:
+    """Take back what runs that did not get to their end cannot show: that they are alike; and where no run of a side
+    got to its end, how far the two lie apart."""
+    dead = [runs for runs in (before, after) if not any(run.is_completed for run in runs)]
+    unfinished = [run for run in (*before, *after) if not run.is_completed]
+    if effect.verdict is Verdict.NOT_COMPARABLE or not unfinished:
+        return effect
+    if effect.verdict is Verdict.DIFFERENT and not dead:
+        return effect
+    of = len(before) + len(after)
+    reason = f"{len(unfinished)} of {of} runs did not finish"
+    more = f"; {effect.reason}" if effect.reason and effect.verdict is Verdict.INCONCLUSIVE else ""
+    left = replace(effect, verdict=Verdict.INCONCLUSIVE, reason=reason + more, p=None, p_adjusted=None)
+    return replace(left, low=None, high=None, minimum_effect=None) if dead else left
 
 
 def _draft(
@@ -191,43 +187,56 @@ def _draft(
     threshold: float,
     allowed: Sequence[str],
     endpoint: Endpoint,
-    drift: Drift | None,
+    unstable: Sequence[str],
 ) -> _Draft:
     """Prepare two arms of one experiment."""
     before, after = experiment.arms[base], experiment.arms[other]
     refused = tuple(why_not_comparable(before, after, allowed, one_command=True))
+    cautions = (*unstable, *steadiness_notes(experiment, [base, other]))
     judgement = Judgement(
-        *(base, other, ()), no_gate=unlike_threads(before, after, allowed), is_noise_floor=is_same(before, after)
+        *(base, other, ()),
+        cautions=cautions,
+        no_gate=unlike_threads(before, after, allowed),
+        is_noise_floor=is_same(before, after),
     )
-    steady, of_one_point = tuple(steadiness_notes(experiment, [base, other])), _point(before) == _point(after)
+    of_one_point = _point(before) == _point(after)
     if before[0].manifest.block is None and not of_one_point:  # points of a sweep, one after the other
-        apart = of_occasions(*([values] if values else [] for values in (_log_seconds(before), _log_seconds(after))))
+        values = [_logs(members, SECONDS_PER_STEP) for members in (before, after)]
+        apart = of_occasions(*([own] if own else [] for own in values))
         step = Comparison(STEP, apart, threshold, not_comparable=refused, undecided=NOT_IN_TURN)
-        return _Draft(replace(judgement, cautions=steady), before, after, [step])
+        return _Draft(judgement, before, after, [step])
     alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
     pairs = paired_runs(before, after, with_unfinished=alternated)
     blocks = [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
     warming = warm_up_reasons({base: before, other: after})
     undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
-    comparisons = [
-        replace(item, not_comparable=refused, undecided=undecided) for item in _step_and_stages(blocks, threshold)
-    ]
+    comparisons = _step_and_stages(blocks, threshold)
+    comparisons = [replace(item, not_comparable=refused, undecided=undecided) for item in comparisons]
     if not endpoint.is_step:
         # a run that diverged has its last reward, and no time
         judged = paired_runs(before, after, with_unfinished=True) if endpoint.is_difference else pairs
-        values = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
-        ratios = [log(theirs / mine) for mine, theirs in values if mine is not None and theirs is not None]
+        measured = [(endpoint.value(mine), endpoint.value(theirs)) for mine, theirs in judged]
+        ratios = [log(theirs / mine) for mine, theirs in measured if mine is not None and theirs is not None]
         reasons = [*_unmeasured(len(ratios), len(judged)), *([] if endpoint.is_difference else warming)]
-        deciding = Comparison(endpoint.name, of_blocks(ratios), endpoint.threshold, False, refused)
-        comparisons.insert(0, replace(deciding, undecided="; ".join(reasons) or None))
-    unstable = [] if drift is None or drift.sentence is None else [drift.sentence]
-    cautions = (*unstable, *steady)
-    return _Draft(replace(judgement, alternated=alternated, cautions=cautions), before, after, comparisons)
+        reason = "; ".join(reasons) or None
+        comparisons.insert(0, Comparison(endpoint.name, of_blocks(ratios), endpoint.threshold, False, refused, reason))
+    return _Draft(replace(judgement, alternated=alternated), before, after, comparisons)
 
 
 def _unmeasured(blocks: int, of: int) -> list[str]:
     """Say that a figure was not measured in every block that both arms have; the others alone are no verdict."""
     return [f"it was not measured in {of - blocks} of {of} blocks"] if blocks < of else []
+
+
+def judge_against(
+    baseline: Baseline, experiment: Experiment, threshold: float, allowed: Sequence[str]
+) -> list[Judgement]:
+    """Set the arms of an experiment against a baseline that ran in other commands.
+
+    What the machine did on one occasion and not on another is a difference too, so the interval comes from the spread
+    between the baseline's occasions. With a single one there is no verdict.
+    """
+    return _judged([_draft_against(baseline, experiment, other, threshold, allowed) for other in experiment.arms])
 
 
 def _draft_against(
@@ -239,18 +248,14 @@ def _draft_against(
     scenarios = list(dict.fromkeys([*(occasion.scenario for occasion in baseline.occasions), experiment.scenario]))
     reasons = [f"they are runs of the scenarios {listed(scenarios)}"] if len(scenarios) > 1 else []
     refused = (*reasons, *why_not_comparable(before, after, allowed, one_command=False))
-    known = [seconds for members in measured if (seconds := _log_seconds(members))]
-    new = [seconds for seconds in [_log_seconds(after)] if seconds]
     undecided = [ONE_OCCASION] if len(measured) < 2 else warm_up_reasons({"the baseline": before, other: after})
-    undecided += [NOT_EVERYWHERE] if len(known) < len(measured) else []
-    step = Comparison(STEP, of_occasions(known, new), threshold, False, refused, "; ".join(undecided) or None)
-    comparisons, endpoint = [step], endpoint_of(experiment.members)
-    if not endpoint.is_step:
-        values = [_log_values(members, endpoint) for members in (*measured, after)]
-        estimate = of_occasions(values[:-1], values[-1:]) if all(values) else None
-        missing = [*([] if all(values) else [NOT_EVERYWHERE]), *undecided]
-        reason = "; ".join(dict.fromkeys(missing)) or None
-        comparisons.insert(0, Comparison(endpoint.name, estimate, endpoint.threshold, False, refused, reason))
+    comparisons = []
+    for endpoint in dict.fromkeys((endpoint_of(experiment.members), SECONDS_PER_STEP)):
+        *old, new = values = [_logs(members, endpoint) for members in (*measured, after)]
+        estimate = of_occasions([own for own in old if own], [new] if new else [])
+        reason = "; ".join([*([] if all(values) else [NOT_EVERYWHERE]), *undecided]) or None
+        name, limit = (STEP, threshold) if endpoint.is_step else (endpoint.name, endpoint.threshold)
+        comparisons.append(Comparison(name, estimate, limit, False, refused, reason))
     newest, earlier = baseline.occasions[-1], len(baseline.occasions) - 1
     name = f"{baseline.arms_for(other)[-1]} of {newest.scenario}/{newest.name}"
     name += f" and {earlier} earlier" if earlier else ""
@@ -258,37 +263,37 @@ def _draft_against(
     return _Draft(Judgement(name, other, (), cautions=cautions), before, after, comparisons)
 
 
+def _logs(members: Members, endpoint: Endpoint) -> list[float]:
+    """Return the log of an endpoint's value of each run that has one, in the order in which they ran; of the time of a
+    step, only of runs that got to their end."""
+    runs = sorted(members, key=lambda member: member.manifest.started_at)
+    values = [endpoint.value(member) for member in runs if member.is_completed or not endpoint.is_step]
+    return [log(value) for value in values if value]
+
+
 def paired_runs(before: Members, after: Members, with_unfinished: bool) -> list[tuple[Member, Member]]:
-    """Return the runs of two arms that share a block, in the order in which the blocks ran.
-
-    Args:
-        with_unfinished: also runs that did not get to their end.
-    """
-
-    def by_block(members: Members) -> dict[tuple[int, int], Member]:
-        return {_block(member): member for member in members if with_unfinished or member.is_completed}
-
-    mine, theirs = by_block(before), by_block(after)
-    pairs = [(mine[key], theirs[key]) for key in sorted(mine.keys() & theirs.keys())]
-    return sorted(pairs, key=lambda pair: pair[0].manifest.started_at)
-
-
-def _block(member: Member) -> tuple[int, int]:
-    return (-1 if member.manifest.block is None else member.manifest.block, member.manifest.seed)
+    """Return the runs of two arms that share seed and block, in the order in which the blocks ran."""
+    mine, theirs = (
+        {
+            (member.manifest.block, member.manifest.seed): member
+            for member in members
+            if with_unfinished or member.is_completed
+        }
+        for members in (before, after)
+    )
+    pairs = [(mine[key], theirs[key]) for key in mine if key in theirs]
+    return sorted(pairs, key=lambda pair: (pair[0].manifest.started_at, pair[0].manifest.block or 0))
 
 
 Seconds = dict[str, float]
-"""Mean seconds per step of one run in one block: of the whole ``step``, and of each stage that took any."""
+"""Mean seconds a step of one run: of the whole ``step``, and of each stage that took any."""
 
 
 def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seconds, Seconds] | None:
     """Return the seconds per measured step of two arms in one block; None where no step is left.
 
-    A step in which a stage did not run counts as 0, so that stages add up. One of 0 seconds is of unknown time.
-
-    Args:
-        alternated: whether the arms took turns by step: then only the steps that both have count, so that the two means
-            share the machine's slow moments.
+    A step in which a stage did not run counts as 0, so that stages add up. One of 0 seconds is of unknown time. Where
+    the arms took turns by step, only steps that both have count, so that the means share the machine's slow moments.
     """
     mine, theirs = (member.table.is_measured & (member.table.wall_s > 0) for member in (before, after))
     if alternated:
@@ -301,8 +306,7 @@ def _means(member: Member, kept: np.ndarray) -> Seconds:
     columns = {STEP: member.table.wall_s} | {
         stage.value: seconds for stage, seconds in member.stages_s.items() if not stage.is_wait
     }
-    means = {name: float(sum(seconds[kept].tolist())) / int(kept.sum()) for name, seconds in columns.items()}
-    return {name: mean for name, mean in means.items() if mean > 0}
+    return {name: mean for name, seconds in columns.items() if (mean := float(seconds[kept].mean())) > 0}
 
 
 def _step_and_stages(blocks: Sequence[tuple[Seconds, Seconds]], threshold: float) -> list[Comparison]:
@@ -332,19 +336,6 @@ def _step_and_stages(blocks: Sequence[tuple[Seconds, Seconds]], threshold: float
     return comparisons
 
 
-def _log_seconds(members: Members) -> list[float]:
-    """Return the log of the seconds per step of each run that got to its end, in the order in which they ran."""
-    runs = sorted((member for member in members if member.is_completed), key=lambda member: member.manifest.started_at)
-    blocks = [block_seconds(member, member, alternated=False) for member in runs]
-    return [log(block[0][STEP]) for block in blocks if block is not None]
-
-
-def _log_values(members: Members, endpoint: Endpoint) -> list[float]:
-    """Return the log of an endpoint's value of each run that has one, in the order in which they ran."""
-    runs = sorted(members, key=lambda member: member.manifest.started_at)
-    return [log(value) for value in map(endpoint.value, runs) if value is not None and value > 0]
-
-
 def is_same(one: Members, other: Members) -> bool:
     """Whether two arms have the same settings, all of them known."""
     mine, theirs = settings_of(one[0]), settings_of(other[0])
@@ -357,7 +348,6 @@ def settings_of(member: Member) -> dict[str, object]:
 
 
 def _point(members: Members) -> dict[str, object]:
-    """The point of a sweep: its arms took turns, and the points ran one after the other."""
     return {key: value for key, value in members[0].manifest.point.items() if key != "seed"}
 
 

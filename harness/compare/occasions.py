@@ -22,12 +22,10 @@ CLOSE_S = 3600
 
 @dataclass(frozen=True)
 class Baseline:
-    """What an experiment is set against.
+    """What an experiment is set against: at least one experiment, oldest first, and the arm of them.
 
-    Attributes:
-        occasions: at least one experiment, oldest first.
-        arm: of the occasions, for all of the experiment's arms; None: the one of the same name, or where an occasion
-            has none of that name, the newest occasion's first.
+    Without an arm's name each arm is set against that of its own name, or where an occasion has none of that name,
+    against the newest occasion's first.
     """
 
     occasions: tuple[Experiment, ...]
@@ -49,18 +47,17 @@ class Baseline:
 
     def has(self, experiment: Experiment) -> bool:
         """Whether an experiment, or what it is a copy of, is one of the occasions."""
+        own = experiment.scenario, experiment.name, experiment.started_at
         return any(
-            experiment.folder.resolve() == item.folder.resolve()
-            or (experiment.scenario, experiment.name, experiment.started_at)
-            == (item.scenario, item.name, item.started_at)
+            own == (item.scenario, item.name, item.started_at) or experiment.folder.resolve() == item.folder.resolve()
             for item in self.occasions
         )
 
     def cautions(self) -> list[str]:
         """Say what keeps the spread of the occasions from being that of another day."""
-        first, *_, last = [datetime.fromisoformat(item.started_at) for item in self.occasions] * 2
-        seconds = (last - first).total_seconds()
-        if len(self.occasions) == 1 or seconds >= CLOSE_S:
+        starts = [datetime.fromisoformat(item.started_at) for item in self.occasions]
+        seconds = (starts[-1] - starts[0]).total_seconds()
+        if len(starts) == 1 or seconds >= CLOSE_S:
             return []
         within = plural(round(seconds / 60), "minute")
         return [
@@ -70,11 +67,7 @@ class Baseline:
 
 
 def read_occasions(folders: Sequence[Path], arm: str | None = None) -> Baseline:
-    """Read the experiments that are the occasions of a baseline.
-
-    Args:
-        folders: of one experiment each.
-        arm: of ``Baseline``.
+    """Read the experiments, one in each folder, that are the occasions of a baseline.
 
     Raises:
         UserError: a folder holds no experiment, or several; runs of one are damaged, missing or did not get to their

@@ -1,19 +1,16 @@
 """Which rank of a Learner the others wait for, and why: it has more work, is slower, or was held up now and then.
 
-Collectives make the seconds of a stage equal on all ranks, so the slow one is found by the seconds that its thread
-computed (``RankStep``), and its cause by what it had to compute.
-
-A thread whose processor others use too computes longer for the same, since caches are theirs in between. How much it is
-crowded is known: the share of its time in which it was ready and had no processor. So ranks are compared as they would
-be if equally crowded, by the line through the steps' seconds over how much more crowded one was than the others.
+Collectives make the seconds of a stage equal on all ranks, so the slow one is known by the seconds that its thread
+computed (``RankStep``). A thread whose processor others use too computes longer for the same: so ranks are compared as
+if equally crowded, by the line through the steps' seconds over how much more often one was ready without a processor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,29 +32,19 @@ SLOPE, SLOPE_ERROR = 0.3, 0.3
 """How much longer, in ln(seconds), a thread computes for the same that never has a processor, and how far that may be
 off. Measured once: 46 ms instead of 37, of a thread that had none for 70% of its time."""
 FEWEST_STEPS = 4
-FEW = 0.1
-"""Share of the steps that may carry a one-off."""
-
-OUTLYING = 5.0
-"""Deviations by which such a step lies above the others."""
-
-Cause = Literal["more work", "slower machine", "more work and slower machine", "other processes", "one-off"]
+FEW, OUTLYING = 0.1, 5.0
+"""Share of the steps that may carry a one-off, and the deviations by which such a step lies above the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """The rank that computes longest.
+class Straggler(NamedTuple):
+    """The rank that computes longest: ``more work``, ``slower machine``, both, ``other processes`` or ``one-off``.
 
-    Attributes:
-        longer: by what share it computes longer than the mean of the others: of the typical step, or of all seconds
-            where it is a one-off.
-        more_work: by what share it has more to compute.
-        slower: by what share it takes longer for the same.
-        steps: steps that carry a one-off; else all.
+    ``longer`` is by what share than the mean of the others: of the typical step, or of all seconds where it is a
+    one-off; ``more_work`` and ``slower`` have it for its work, and for equal work. A one-off is of ``steps`` alone.
     """
 
     rank: int
-    cause: Cause
+    cause: str
     longer: float
     more_work: float
     slower: float
@@ -99,37 +86,40 @@ def find_straggler(steps: Sequence[Sequence[RankStep]]) -> Straggler | None:
         return None
     totals = [sum(of_ranks[rank].computing_s or 0.0 for of_ranks in known) for rank in range(ranks)]
     slowest = totals.index(max(totals))
-    own_s, others_s = _against_others(known, slowest, lambda rank: rank.computing_s or 0.0)
-    own_cost, others_cost = _against_others(known, slowest, lambda rank: rank.cost)
-    own_crowding, others_crowding = _against_others(known, slowest, _crowding)
-    longer, work = np.log(own_s / others_s), np.log(own_cost / others_cost)
-    slower, crowded = longer - work, own_crowding - others_crowding
-    told = [_where_equally_crowded(longer, crowded), _mean(work), _where_equally_crowded(slower, crowded)]
-    shares = [math.expm1(each.point) for each in told]
-    if _exceeds(told[0], ranks):
-        causes = [name for name, each in (("more work", told[1]), ("slower machine", told[2])) if _exceeds(each, ranks)]
-        cause: Cause = " and ".join(causes or ["more work", "slower machine"])  # type: ignore[assignment]
-        return Straggler(slowest, cause, shares[0], shares[1], shares[2], len(known), len(known))
+
+    def against_others(value: Callable[[RankStep], float]) -> tuple[Numbers, Numbers]:
+        """Return a value of the slowest rank, and the mean of the others, in each step: shape [steps] each."""
+        values = [np.array([value(rank) for rank in of_ranks]) for of_ranks in known]
+        own, others = zip(*((each[slowest], np.delete(each, slowest).mean()) for each in values), strict=True)
+        return np.array(own), np.array(others)
+
+    own_s, others_s = against_others(lambda rank: rank.computing_s or 0.0)
+    longer = np.log(own_s / others_s)
+    work = np.log(np.divide(*against_others(lambda rank: rank.cost)))
+    crowded = np.subtract(*against_others(_crowding))
+    typical, own_work, slower = (
+        _where_equally_crowded(longer, crowded), _mean(work), _where_equally_crowded(longer - work, crowded),
+    )  # fmt: skip
+
+    def named(cause: str, longer: float, carrying: int = len(known)) -> Straggler:
+        shares = longer, math.expm1(own_work.point), math.expm1(slower.point)
+        return Straggler(slowest, cause, *shares, carrying, len(known))
+
+    if _exceeds(typical, ranks):
+        causes = {"more work": own_work, "slower machine": slower}
+        alone = [name for name, each in causes.items() if _exceeds(each, ranks)]
+        return named(" and ".join(alone or causes), math.expm1(typical.point))
     plain = _mean(longer)
     if _exceeds(plain, ranks) and _exceeds(_mean(crowded), ranks):
-        share = math.expm1(plain.point)
-        return Straggler(slowest, "other processes", share, shares[1], shares[2], len(known), len(known))
+        return named("other processes", math.expm1(plain.point))
     excess = own_s - others_s
     middle = np.median(excess)
     spread = 1.4826 * np.median(abs(excess - middle))  # of a normal distribution its standard deviation
     few = excess[excess > middle + OUTLYING * spread]
     whole, without_few = (float(seconds / others_s.sum()) for seconds in (excess.sum(), excess.sum() - few.sum()))
     if whole > WORTH_SAYING and 0 < len(few) <= math.ceil(FEW * len(known)) and without_few < whole / 2:
-        return Straggler(slowest, "one-off", whole, shares[1], shares[2], len(few), len(known))
+        return named("one-off", whole, len(few))
     return None
-
-
-def _against_others(
-    known: Sequence[Sequence[RankStep]], one: int, value: Callable[[RankStep], float]
-) -> tuple[Numbers, Numbers]:
-    """Return a value of one rank, and the mean of the others, in each step: shape [steps] each."""
-    values = [np.array([value(rank) for rank in of_ranks]) for of_ranks in known]
-    return np.array([each[one] for each in values]), np.array([np.delete(each, one).mean() for each in values])
 
 
 def _crowding(rank: RankStep) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,20 +29,17 @@ FEWEST_LOOKS = 5
 """Evaluations before the one that reached the target from which on it says when that was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A column that people read.
+class Figure(NamedTuple):
+    """A column that people read: its name in the frame and in JSON, label with unit, and form.
 
-    Attributes:
-        key: its name, in the frame and in JSON.
-        label: with the unit.
-        in_table: whether it is for people too, or for programs only.
+    Without ``in_table`` it is for programs only; with ``metric`` it is that metric combined over all steps.
     """
 
     key: str
     label: str
     form: Format
     in_table: bool = True
+    metric: str | None = None
 
 
 # ---- what spans say
@@ -52,10 +49,8 @@ class Figure:
 class BlockedTime:
     """How the lag bound held the Generators back.
 
-    Attributes:
-        batches: rollout batches before which at least one Generator waited for newer weights because of the bound.
-        bound_batches: batches that the bound applied to.
-        seconds: of these waits, as a mean over the Generators.
+    ``batches`` of ``bound_batches`` that the bound applied to, before which at least one Generator waited for newer
+    weights; the seconds of these waits are a mean over the Generators.
     """
 
     batches: int
@@ -69,14 +64,20 @@ def blocked_time(spans: Sequence[Span], max_lag: int, steps: int) -> BlockedTime
     Batch b needs policy version b - max_lag at least, so the first ``max_lag + 1`` batches wait for no training step.
     Waits after the last batch (``step`` is the number of steps then) are not the bound's.
     """
-    generators = {lane for lane in {span.lane for span in spans} if lane_kind(lane) == "generator"}
-    waits = [
-        span for span in spans if span.stage is Stage.WAIT_FOR_WEIGHTS and span.lane in generators
-        and max_lag < span.step < steps and span.end_ns > span.start_ns
-    ]  # fmt: skip
-    by_lane = [total((span.start_ns, span.end_ns) for span in waits if span.lane == lane) for lane in generators]
-    seconds = sum(by_lane) / max(1, len(generators)) / 1e9
-    return BlockedTime(len({span.step for span in waits}), max(0, steps - max_lag - 1), seconds)
+    waits: dict[str, list[Span]] = {span.lane: [] for span in spans if lane_kind(span.lane) == "generator"}
+    for span in spans:
+        if span.stage is Stage.WAIT_FOR_WEIGHTS and span.lane in waits and max_lag < span.step < steps:
+            waits[span.lane] += [span] if span.end_ns > span.start_ns else []
+    by_lane = [total((span.start_ns, span.end_ns) for span in own) for own in waits.values()]
+    batches = {span.step for own in waits.values() for span in own}
+    return BlockedTime(len(batches), max(0, steps - max_lag - 1), sum(by_lane) / max(1, len(waits)) / 1e9)
+
+
+def stages_of(table: RunTable, times: SpanTimes | None) -> dict[Stage, Numbers]:
+    """Return the seconds of each stage and wait that ran, step by step, added over lanes: those of the spans where they
+    are known, else those of the rows."""
+    stages = table.stages_s if times is None else times.by_step_s
+    return {stage: seconds for stage, seconds in stages.items() if seconds.any()}
 
 
 @dataclass(frozen=True)
@@ -113,23 +114,23 @@ def span_times(table: RunTable) -> SpanTimes | None:
         return None
     max_lag = table.run.setting("max_lag")
     is_held_back = isinstance(max_lag, int) and max_lag > 0 and table.run.setting("lag_control") != "drop"
-    has_ranks = any(span.lane != part_of(span.lane) for span in spans)
     tail = table.run.tail
     loop = loop_window(spans, tail.elapsed_s if tail else None)
-    windows, measured = step_windows(table, loop[0]), table.is_measured.tolist()
-    by_lane = Occupancy.of(spans, windows or [loop])
-    by_part = Occupancy.of(part_spans(spans), windows or [loop]) if has_ranks else by_lane
-    lanes = by_lane.within(measured) if windows else by_lane
-    parts = lanes if by_part is by_lane else by_part.within(measured) if windows else by_part
+    windows = step_windows(table, loop[0])
+    measured = table.is_measured.tolist() if windows else [True]
+    by_lane = by_part = Occupancy.of(spans, windows or [loop])
+    if any(span.lane != part_of(span.lane) for span in spans):
+        by_part = Occupancy.of(part_spans(spans), windows or [loop])
+    parts = by_part.within(measured)
     exposure, overlap = parts.exposed() if windows else None, parts.overlap()
     exposed = None
     if exposure is not None:
         exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {UNATTRIBUTED: exposure.nobody_ns}
     by_step = dict(zip(STAGES, by_part.by_window().T, strict=True)) if windows else {}
     return SpanTimes(
-        lanes=lanes.accounts(),
+        lanes=(parts if by_part is by_lane else by_lane.within(measured)).accounts(),
         parts=parts.accounts(),
-        by_step_s={stage: seconds for stage, seconds in by_step.items() if seconds.any()},
+        by_step_s=by_step,
         exposed=exposed,
         worked_s=overlap.worked_s,
         busy_s=overlap.busy_s,
@@ -153,37 +154,12 @@ def step_windows(table: RunTable, loop_start_ns: int) -> list[tuple[int, int]]:
 # ---- figures
 
 
-OF_METRICS = {
-    "length_train": "response_length",
-    "clip_fraction": "clip_fraction",
-    "engine_mismatch_max": "engine_mismatch/max",
-    "failed_groups": "score/failed_groups",
-    "processed_tokens_per_s": "perf/processed_tokens_per_s",
-    "lag_mean": "off_policy/mean",
-    "lag_max": "off_policy/max",
-    "lag_token_mean": "off_policy/token_mean",
-    "replay_size": "replay/size",
-    "replay_uses_max": "replay/uses_max",
-    "replay_age": "replay/age_mean",
-    "replay_age_max": "replay/age_max",
-    "replay_evicted_full": "replay/evicted_full",
-    "replay_evicted_age": "replay/evicted_age",
-    "replay_evicted_uses": "replay/evicted_uses",
-    "replay_unused": "replay/evicted_unused",
-}
-"""Figures that are a metric combined over all steps."""
-
-
 def figures_of(table: RunTable, times: SpanTimes | None = None) -> dict[str, Any]:
-    """Return the figures of a run.
-
-    Args:
-        times: from its spans; None where they were not kept, or not read.
-    """
+    """Return the figures of a run; ``times`` are those of its spans, None where they were not kept, or not read."""
     diverged = divergence(table)
     figures = _identity(table) | _seconds(table, times) | _rewards(table, diverged is not None)
     figures |= {f"mean/{name}": column.combined for name, column in table.metrics.items()}
-    figures |= {key: figures.get(f"mean/{name}") for key, name in OF_METRICS.items()}
+    figures |= {each.key: figures.get(f"mean/{each.metric}") for each in FIGURES if each.metric is not None}
     figures |= _learning(table) | _ledger(table.run.ledger, bool(figures["replay_capacity"])) | _memory(table)
     figures |= {"divergence": diverged, "diverged_step": None if diverged is None else diverged.step}
     return figures | {"signal": signal(table)}
@@ -191,7 +167,6 @@ def figures_of(table: RunTable, times: SpanTimes | None = None) -> dict[str, Any
 
 def _identity(table: RunTable) -> dict[str, Any]:
     run, about = table.run, table.run.manifest
-    imported = about.outcome.get("imported")
     lag, capacity = _whole(run.setting("max_lag")), _whole(run.setting("replay.capacity"))
     return {
         "seed": about.seed,
@@ -199,8 +174,7 @@ def _identity(table: RunTable) -> dict[str, Any]:
         "status": run.status,
         "started_at": about.started_at,
         "simulated": about.simulated,
-        "is_imported": imported is not None,
-        "row_steps": int(imported.get("steps_per_row") or 1) if isinstance(imported, dict) else 1,
+        "is_imported": about.outcome.get("imported") is not None,
         "steps": len(table),
         "planned_steps": _whole(run.setting("steps")),
         "optimizer_steps": int(table.steps["optimizer_steps"].sum()) or None,
@@ -258,13 +232,6 @@ def _of_spans(times: SpanTimes, steps: int) -> dict[str, Any]:
     return figures
 
 
-def stages_of(table: RunTable, times: SpanTimes | None) -> dict[Stage, Numbers]:
-    """Return the seconds of each stage and wait in every step, added over lanes: those of the spans where these are
-    known, else those of the rows; a stage that ran in no step is left out."""
-    stages = table.stages_s if times is None else times.by_step_s
-    return {stage: seconds for stage, seconds in stages.items() if seconds.any()}
-
-
 def tokens_per_second(table: RunTable) -> float | None:
     """Return the response tokens of fresh rollouts per second of the measured window; None where not known.
 
@@ -297,7 +264,6 @@ def _rewards(table: RunTable, has_diverged: bool) -> dict[str, Any]:
         figures |= {f"reward_{name}": float(evaluated.reward[place]), f"reward_{name}_step": int(evaluated.step[place])}
         figures[f"length_{name}"] = length if np.isfinite(length) else None
     figures["prompts"] = int(evaluated.prompts[-1])
-    figures["looked_until_s"] = float(evaluated.elapsed_s[-1])
     if run.status == "completed" or has_diverged:
         figures["reward_final"] = figures["reward_last"]
     if target is not None and (reached := np.flatnonzero(evaluated.reward >= target)).size:
@@ -321,7 +287,7 @@ def _learning(table: RunTable) -> dict[str, Any]:
         bound, peak = _real(table.run.setting("optimizer.max_grad_norm")), int(norms.argmax())
         figures |= {"grad_norm": float(np.median(norms)), "grad_norm_p95": float(np.percentile(norms, 95))}
         figures |= {"grad_norm_peak": float(norms[peak]), "grad_norm_peak_step": int(steps[peak])}
-        figures |= {"max_grad_norm": bound, "scaled_down": None if bound is None else float(np.mean(norms > bound))}
+        figures["scaled_down"] = None if bound is None else float(np.mean(norms > bound))
     ages = table.metrics.get("replay/age_mean")
     if ages is not None and len(table):
         figures["replay_drawn"] = float(ages.counts.sum()) / len(table)
@@ -345,13 +311,12 @@ def _ledger(ledger: LedgerFigures | None, has_buffer: bool) -> dict[str, Any]:
 
 
 def _memory(table: RunTable) -> dict[str, Any]:
-    memory = table.run.manifest.outcome.get("memory")
-    figures = {}
+    figures, memory = {}, table.run.manifest.outcome.get("memory")
     for where in ("gpu", "main"):
+        part = memory.get(where) if isinstance(memory, dict) else None
         for key in ("planned", "peak"):
-            part = memory.get(where) if isinstance(memory, dict) else None
-            value = part.get(f"{key}_bytes") if isinstance(part, dict) else None
-            figures[f"{where}_memory_{key}_gib"] = value / 2**30 if isinstance(value, int | float) else None
+            value = _real(part.get(f"{key}_bytes")) if isinstance(part, dict) else None
+            figures[f"{where}_memory_{key}_gib"] = None if value is None else value / 2**30
     return figures
 
 
@@ -364,7 +329,6 @@ def _whole(value: object) -> int | None:
 
 
 KL_ESTIMATORS = {"k3": "k3 per token", "k1": "k1 per token", "k1_sum": "k1 per response"}
-"""Of these, k1 per token is noisier than k3 and says the same."""
 
 
 OUTCOME = (
@@ -377,8 +341,8 @@ OUTCOME = (
     Figure("seconds_to_target", "seconds to the reward target", number),
     Figure("target_step", "  at step", count),
     Figure("reward_train", "training reward, last tenth of the steps", reward),
-    Figure("length_train", "response length in training, tokens", number),
-    Figure("clip_fraction", "clip fraction, mean", number),
+    Figure("length_train", "response length in training, tokens", number, metric="response_length"),
+    Figure("clip_fraction", "clip fraction, mean", number, metric="clip_fraction"),
     Figure("grad_norm", "gradient norm, median", number),
     Figure("grad_norm_p95", "gradient norm, 95th percentile", number),
     Figure("scaled_down", "steps with a gradient scaled down", percent),
@@ -389,15 +353,17 @@ OUTCOME = (
         for name, words in KL_ESTIMATORS.items()
     ),
     *(Figure(f"idle_{kind}", f"idle, {kind.capitalize()}", percent) for kind in ("generator", "scorer", "learner")),
-    Figure("engine_mismatch_max", "engine mismatch, largest log-prob gap", number),
-    Figure("failed_groups", "groups without a reward", count),
+    Figure("engine_mismatch_max", "engine mismatch, largest log-prob gap", number, metric="engine_mismatch/max"),
+    Figure("failed_groups", "groups without a reward", count, metric="score/failed_groups"),
     Figure("replaced", "parts replaced", count),
     Figure("step_s", "seconds per step", number, in_table=False),
     Figure("median_step_s", "median of single steps, seconds", number, in_table=False),
     Figure("steps", "training steps", count),
     Figure("optimizer_steps", "optimizer steps", count),
     Figure("tokens_per_s", "generated tokens per second", number),
-    Figure("processed_tokens_per_s", "tokens per second, prompts included", number),
+    Figure(
+        "processed_tokens_per_s", "tokens per second, prompts included", number, metric="perf/processed_tokens_per_s"
+    ),
     Figure("startup_s", "start-up, seconds", number),
     Figure("loop_s", "loop, seconds", number),
     *(
@@ -407,9 +373,9 @@ OUTCOME = (
     ),
 )
 OFF_POLICY = (
-    Figure("lag_mean", "lag, mean, versions", number),
-    Figure("lag_max", "lag, highest, versions", count),
-    Figure("lag_token_mean", "lag of a token, mean, versions", number),
+    Figure("lag_mean", "lag, mean, versions", number, metric="off_policy/mean"),
+    Figure("lag_max", "lag, highest, versions", count, metric="off_policy/max"),
+    Figure("lag_token_mean", "lag of a token, mean, versions", number, metric="off_policy/token_mean"),
     Figure("held_back_s", "held back by the lag bound, seconds", number),
     Figure("dropped_share", "dropped, share of generated rollouts", percent),
     Figure("generated_length", "length of a generated rollout, tokens", number),
@@ -418,14 +384,15 @@ OFF_POLICY = (
     Figure("unused_share", "never trained on, share of generated rollouts", percent),
 )
 REPLAY = (
-    Figure("replay_size", "groups held, mean", number),
+    Figure("replay_size", "groups held, mean", number, metric="replay/size"),
     Figure("replay_drawn", "groups drawn for a step, mean", number),
     Figure("replay_uses", "uses of a group that was drawn, mean", number),
-    Figure("replay_uses_max", "uses of a group, highest", count),
-    Figure("replay_age", "age of a group when drawn, mean, versions", number),
-    Figure("replay_age_max", "age of a group when drawn, highest, versions", count),
-    Figure("replay_evicted_full", "groups that made room for newer ones", count),
-    Figure("replay_evicted_age", "groups that became too old", count),
-    Figure("replay_evicted_uses", "groups that were used up", count),
-    Figure("replay_unused", "groups that left and were never drawn", count),
+    Figure("replay_uses_max", "uses of a group, highest", count, metric="replay/uses_max"),
+    Figure("replay_age", "age of a group when drawn, mean, versions", number, metric="replay/age_mean"),
+    Figure("replay_age_max", "age of a group when drawn, highest, versions", count, metric="replay/age_max"),
+    Figure("replay_evicted_full", "groups that made room for newer ones", count, metric="replay/evicted_full"),
+    Figure("replay_evicted_age", "groups that became too old", count, metric="replay/evicted_age"),
+    Figure("replay_evicted_uses", "groups that were used up", count, metric="replay/evicted_uses"),
+    Figure("replay_unused", "groups that left and were never drawn", count, metric="replay/evicted_unused"),
 )
+FIGURES = (*OUTCOME, *OFF_POLICY, *REPLAY)

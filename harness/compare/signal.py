@@ -1,21 +1,18 @@
 """Whether a run had anything to learn from, and whether it diverged.
 
-A run has diverged where it had to stop because a loss, a gradient or a log-probability was not finite, and also where
-its reward collapsed and stayed so. The second is what AdamW with gradient clipping shows: no number ever overflows,
-but a step too large leaves a policy that is never rewarded; then all advantages in a group are 0, and so is the
-gradient, and nothing brings the policy back.
+A run has diverged where it had to stop for a number that was not finite, and also where its reward collapsed for good:
+with AdamW and clipping no number ever overflows, but a policy that is never rewarded has no gradient to bring it back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
-from harness.results.frames import Numbers, RunTable
+from harness.results.frames import RunTable
 
 COLLAPSED = 0.1
 """Share of the best validation reward at or below which every later reward must be."""
@@ -31,14 +28,8 @@ FAILED_BATCHES = "score/failed_batches"
 Cause = Literal["failed", "equal", "cut", "weight", "gradient"]
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """A run that diverged.
-
-    Attributes:
-        step: the training step that could not be made; or the first from which on every reward was too low.
-        stopped: whether the run had to stop; else its reward collapsed.
-    """
+class Divergence(NamedTuple):
+    """How a run diverged: at ``step`` it had to stop, or from there on every reward was too low."""
 
     step: int
     stopped: bool
@@ -62,8 +53,7 @@ def divergence(table: RunTable) -> Divergence | None:
     return Divergence(1 + int(above.max()), stopped=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(NamedTuple):
     """How much of a run's training steps had something to learn from.
 
     Attributes:
@@ -86,8 +76,9 @@ def signal(table: RunTable) -> Signal | None:
     """Return what of the run had nothing to learn from; None where no step tells."""
     if not any(name in table.metrics for name in (GRAD_NORM, WEIGHED, NO_SIGNAL)):
         return None
+    names, unlogged = (GRAD_NORM, WEIGHED, NO_SIGNAL, LEFT_OUT, FAILED_BATCHES), np.full(len(table), np.nan)
     norms, weighed, equal, cut, failed = (
-        _values(table, name) for name in (GRAD_NORM, WEIGHED, NO_SIGNAL, LEFT_OUT, FAILED_BATCHES)
+        table.metrics[name].values if name in table.metrics else unlogged for name in names
     )
     own_loss, decays = bool(table.run.setting("loss.function")), bool(table.run.setting("optimizer.weight_decay"))
     delta, loss = table.run.setting("advantage.delta"), table.run.setting("loss.type")
@@ -111,7 +102,3 @@ def signal(table: RunTable) -> Signal | None:
     shares = None if own_loss or WEIGHED not in table.metrics else table.metrics[WEIGHED].combined
     most_common = tuple(cause for cause, _ in Counter(known).most_common())
     return Signal(len(known) / len(table), most_common, int(moved.sum()), shares)
-
-
-def _values(table: RunTable, name: str) -> Numbers:
-    return table.metrics[name].values if name in table.metrics else np.full(len(table), np.nan)

@@ -16,9 +16,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from harness.compare.comparability import SETTINGS, is_allowed
 from harness.compare.completeness import gaps, newer_than
-from harness.compare.environment import DIFFERENCES
+from harness.compare.environment import DIFFERENCES, SETTINGS, is_allowed
 from harness.compare.experiment import Experiment, arm_named, gather, gather_newest, is_called
 from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, refusals_of
 from harness.compare.numbers import plural

@@ -21,8 +21,7 @@ from harness.compare.remarks.time import stage_seconds
 from harness.compare.run_frame import TIMING, UNATTRIBUTED
 from harness.compare.stats import t_interval
 from harness.compare.steadiness import mark
-from harness.compare.sync import SyncPoint
-from harness.compare.syncs import PARTS, arm_syncs, pooled
+from harness.compare.syncs import PARTS, SyncPoint, arm_syncs, pooled
 from harness.core.trace import Span, Stage
 from harness.report import charts
 from harness.report.charts import Panel

@@ -1,4 +1,4 @@
-"""What the runs ran on and used: processes, GPUs, energy; code, settings, and how to run them again."""
+"""What the runs ran on and used: processes, GPUs; code, settings, and how to run them again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
 from harness.compare.resources import (
     GpuFigures,
-    energy_account,
     gpu_figures,
     process_figures,
     sampling_cpu_s,
 )
 from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
-from harness.core.trace import Span
 from harness.report import charts
 from harness.report.charts import Panel
 from harness.report.document import Chart, Command, Item, Section, Table
@@ -40,11 +38,10 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class Counted:
-    """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
+    """The counters of one run of an arm, and the window of its loop in nanoseconds."""
 
     arm: str
     rows: Sequence[CounterRow]
-    spans: list[Span]
     window: Interval
 
 
@@ -56,7 +53,7 @@ def counted_runs(experiment: Experiment) -> list[Counted]:
         spans = member.run.spans() if rows else []
         if spans:
             tail = member.run.tail
-            counted[arm] = Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
+            counted[arm] = Counted(arm, rows, loop_window(spans, tail.elapsed_s if tail else None))
     return list(counted.values())
 
 
@@ -65,7 +62,7 @@ def machine_section(experiment: Experiment) -> Section | None:
     counted = counted_runs(experiment)
     if not counted:
         return None
-    items = (_processes(counted), _cores_chart(experiment, counted), *_gpus(counted), _energy(counted))
+    items = (_processes(counted), _cores_chart(experiment, counted), *_gpus(counted))
     return Section("machine", "Resources", tuple(item for item in items if item is not None), folded=True)
 
 
@@ -144,24 +141,6 @@ def _gpu_cells(gpu: GpuFigures) -> tuple[str, ...]:
     memory = None if gpu.peak_memory_bytes is None else gpu.peak_memory_bytes / _GIB
     used, held = (NOTHING if value is None else percent(value) for value in (gpu.mean_utilisation, gpu.throttled_share))
     return gpu.source, used, _cell(memory), _cell(gpu.mean_power_w), _cell(gpu.energy_j), held
-
-
-def _energy(counted: Sequence[Counted]) -> Table | None:
-    """Return where each GPU's energy went by stage, where its counter tells."""
-    rows = []
-    for item in counted:
-        gpus = [gpu.source for gpu in gpu_figures(item.rows, item.window)[0]]
-        for source in gpus if len(gpus) == 1 else ():  # of several, it is not known which process works on which
-            account, _ = energy_account(item.rows, item.spans, source, item.window)
-            if account is None:
-                continue
-            for stage, part in account.stages.items():
-                joules = part.reason or "" if part.joules is None else number(part.joules)
-                rows.append((item.arm, source, stage.value, joules, number(part.seconds)))
-            rows.append((item.arm, source, "stages that cannot be told apart", number(account.untold_j), ""))
-            rows.append((item.arm, source, "unattributed", number(account.rest_j), ""))
-    header = ("arm", "GPU", "stage", "energy, J", "seconds")
-    return Table("Energy by stage", header, tuple(rows), words=3) if rows else None
 
 
 def provenance_section(experiment: Experiment) -> Section:

@@ -1,4 +1,4 @@
-"""A transport sweep as tables: times, shares of a plain copy, parts of a sync, fitted costs."""
+"""A transport sweep as tables: times, shares of a plain copy, parts of a sync."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from harness.compare.numbers import NOTHING, number, plural
-from harness.compare.sync import SyncCost, SyncPoint, sync_costs
+from harness.compare.syncs import SyncPoint
 from harness.report.document import Table
 
 UNSTABLE = "!"
@@ -18,7 +18,7 @@ def sweep_tables(points: Sequence[SyncPoint]) -> list[Table]:
     kinds = sorted({(point.receivers, point.tensors) for point in points})
     first = _of_kind(points, kinds[0])
     times = [_times(kind, _of_kind(points, kind)) for kind in kinds]
-    return [*times, _shares(first), _parts(first), _costs(sync_costs(points))]
+    return [*times, _shares(first), _parts(first)]
 
 
 def _of_kind(points: Sequence[SyncPoint], kind: tuple[int, int]) -> list[SyncPoint]:
@@ -82,19 +82,3 @@ def _parts(points: Sequence[SyncPoint]) -> Table:
     )
     header = ("transport", "publish", "transfer", "load", "verify, apart")
     return Table(f"What a sync of {largest / 1e6:g} MB is made of, ms", header, tuple(rows), notes)
-
-
-def _costs(costs: Sequence[SyncCost]) -> Table:
-    rows = [
-        (
-            *(cost.transport, str(cost.receivers), number(1e3 * cost.fixed_s), number(1e6 * cost.per_tensor_s)),
-            *(number(1e3 * 1e6 * cost.per_byte_s), f"{100 * cost.worst:.0f}%"),
-        )
-        for cost in costs
-    ]
-    header = ("transport", "receivers", "fixed", "per tensor", "per MB", "worst")
-    notes = (
-        "Milliseconds, of a tensor microseconds. Least squares on the relative errors of the medians; worst: the "
-        "largest error at a measured size.",
-    )
-    return Table("Fitted cost of a sync", header, tuple(rows), notes)

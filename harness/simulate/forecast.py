@@ -356,8 +356,7 @@ def warnings(items: Sequence[Forecasted]) -> list[str]:
 def checkpoint_cost(scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> CheckpointCost | None:
     """Return what checkpoints would cost a run; None where it makes none, or its steps take no time.
 
-    Two central runs, with and without them, say by how much one makes training longer. The seconds to start again are
-    those of the stage ``startup``, where the profile has it.
+    Two central runs, with and without them, say by how much one makes training longer.
     """
     settings = scenario.checkpoint
     if settings.every is None:
@@ -374,7 +373,6 @@ def checkpoint_cost(scenario: Scenario, machine: MachineProfile, allow: Collecti
         blocked_s=_seconds(costs.checkpoint(0)),
         exposed_s=max(0.0, loop_s - plain_s) / max(1, scenario.steps // settings.every),
         pending_s=_seconds(costs.write_checkpoint(0)) if settings.asynchronous else 0.0,
-        restart_s=model.seconds("startup", "learner", 0, {"call": 1}),
     )
 
 

@@ -29,7 +29,7 @@ def test_figures_of_a_run_that_learns() -> None:
     figures = made_run(evaluations=rewards(0.3, 0.5, 0.6), metrics=metrics, settings=settings).figures
     # norms in order 0.5, 1.0, 1.5, 2.0: place 0.95 * 3 = 2.85, so 1.5 + 0.85 * 0.5; two of four are above 1
     assert figures["grad_norm_p95"] == pytest.approx(1.925)
-    assert (figures["grad_norm"], figures["max_grad_norm"], figures["scaled_down"]) == (1.25, 1.0, 0.5)
+    assert (figures["grad_norm"], figures["scaled_down"]) == (1.25, 0.5)
     assert figures["signal"] == Signal(0.0, (), 0, None)
     assert figures["divergence"] is None
     assert [figures[f"reward_{name}"] for name in ("first", "best", "best_step", "last", "final", "train")] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,24 @@ def test_occasions_within_an_hour_are_a_caution(starts: list[str], minutes: int 
     assert [f"{minutes} minutes" in caution for caution in cautions] == [True] * (minutes is not None)
 
 
-def test_a_baseline_is_set_against_a_later_experiment_without_pairing() -> None:
-    baseline = Baseline(tuple(occasion(day, [1 + 0.001 * block for block in range(8)]) for day in (1, 2)))
-    new = occasion(9, [1.5 + 0.001 * block for block in range(8)], commit="1234567")
-    (judged,) = judge_against(baseline, new, 0.03, ())
-    assert judged.step.ratio == pytest.approx(1.5035 / 1.0035, rel=1e-4)  # the geometric means are these to 1e-5
-    assert (judged.step.verdict, judged.alternated) == (Verdict.DIFFERENT, None)
-    assert judged.base == "a of made/20261102-080000 and 1 earlier"
-    assert judged.cautions == ("The commits differ: abcdef1, 1234567.",)
+def test_a_baseline_of_several_occasions_judges_by_the_spread_between_them() -> None:
+    """Eight blocks on each day, whose weather is a tenth of a percent."""
+    weather = [1.001 if block % 2 else 1.0 for block in range(8)]
+    days = {16: 0.98, 17: 1.0, 18: 1.02, 20: 1.25}
+    *old, new = (occasion(day, [seconds * each for each in weather], commit=f"{day}") for day, seconds in days.items())
+    (judged,) = judge_against(Baseline(tuple(old)), new, 0.03, ())
+    logs = [log(0.98), 0.0, log(1.02)]
+    middle = sum(logs) / 3
+    spread = sqrt(sum((value - middle) ** 2 for value in logs) / 2)
+    # t(0.975, 2) = 4.302653, https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm
+    reach = 4.302653 * spread * sqrt(1 / 3 + 1)
+    assert judged.step.ratio == pytest.approx(1.25 / exp(middle))
+    assert judged.step.low == pytest.approx(exp(log(1.25) - middle - reach))
+    assert (judged.step.verdict, judged.step.degrees, judged.step.blocks) == (Verdict.DIFFERENT, 2, 8)
+    assert (judged.base, judged.alternated) == ("a of made/20261118-080000 and 2 earlier", None)
+    assert judged.cautions == ("The runs differ in commit (16: 8 runs; 17: 8 runs; 18: 8 runs; 20: 8 runs).",)
+    (like,) = judge_against(Baseline(tuple(old[:2])), old[2], 0.03, ())
+    assert like.step.verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("endpoint", ["weight_sync_seconds", "reward_at_rollouts"])
@@ -94,28 +105,22 @@ def test_one_occasion_and_one_without_a_measured_step_give_no_verdict() -> None:
         assert word in (judged.step.reason or "")
 
 
-def test_a_judge_comes_to_verdicts_once_with_its_threshold() -> None:
+def test_a_judge_comes_to_verdicts_once_with_its_threshold_and_shows_the_first_arm_where_its_own_is_missing() -> None:
     judge = Judge(against=Baseline(tuple(occasion(day, [1.0] * 6) for day in (1, 2))), threshold=0.2)
     new = occasion(9, [1.0] * 6)
     (judged,) = judge(new)
     assert (judged.other, judged.step.threshold) == ("a", 0.2)
     assert judge(new) is judge(new)
-
-
-def test_an_experiment_without_the_arm_that_is_the_baseline_shows_its_first_one() -> None:
-    experiment = experiment_of(Path("made"), [made_run("b"), made_run("d")])
-    (judged,) = Judge("c")(experiment)
+    (judged,) = Judge("c")(experiment_of(Path("made"), [made_run("b"), made_run("d")]))
     assert (judged.base, judged.other) == ("b", "d")
 
 
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
+def test_a_baseline_that_is_unlike_is_not_comparable() -> None:
+    for fields, word in (
         ({"scenario": "new"}, "they are runs of the scenarios made and new"),
         ({"settings": {}}, "the settings of 8 runs were not recorded"),
-    ],
-)
-def test_a_baseline_that_is_unlike_is_not_comparable(fields: dict[str, Any], word: str) -> None:
-    (judged,) = judge_against(Baseline((occasion(1, [1.0] * 8),)), occasion(2, [1.0] * 8, **fields), 0.03, ())
-    assert judged.step.verdict is Verdict.NOT_COMPARABLE
-    assert word in (judged.step.reason or "")
+    ):
+        new = occasion(2, [1.0] * 8, **fields)
+        (judged,) = judge_against(Baseline((occasion(1, [1.0] * 8),)), new, 0.03, ())
+        assert judged.step.verdict is Verdict.NOT_COMPARABLE
+        assert word in (judged.step.reason or "")

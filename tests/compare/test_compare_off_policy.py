@@ -70,13 +70,12 @@ def test_the_replay_table_is_of_the_arms_with_a_buffer(three_arms: Experiment) -
     )
 
 
-def test_synchronous_experiments_have_no_table_of_lag(make_lagged_run: Make) -> None:
+def test_synchronous_experiments_have_no_table_of_lag_and_runs_that_did_not_end_no_ledger(
+    make_lagged_run: Make,
+) -> None:
     (experiment,), _ = gather([make_lagged_run(max_lag=0, lag=(0, 0)).folder])
     assert (off_policy_table(experiment), replay_table(experiment)) == (None, None)
-
-
-def test_a_run_that_did_not_end_is_shown_without_its_ledger(make_lagged_run: Make) -> None:
-    (experiment,), _ = gather([make_lagged_run(settings="lag_control: drop\n", ledger=None).folder])
+    (experiment,), _ = gather([make_lagged_run(arm="b", settings="lag_control: drop\n", ledger=None).folder])
     table = off_policy_table(experiment)
     assert table is not None
     assert [row[0] for row in table.rows] == ["lag, mean, versions", "lag, highest, versions"]

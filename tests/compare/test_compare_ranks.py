@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.compare.experiment import gather
-from harness.compare.ranks import find_straggler
+from harness.compare.ranks import Straggler, find_straggler
 from harness.compare.remarks.time import measured_ranks
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RankStep
@@ -80,26 +80,27 @@ def made(
     ]
 
 
-def test_a_rank_that_takes_longer_for_the_same_is_a_slower_machine() -> None:
-    found = find_straggler(made([1.0, 1.3, 1.0], [500, 500, 500]))
+def straggler(steps: list[list[RankStep]]) -> Straggler:
+    found = find_straggler(steps)
     assert found is not None
-    assert (found.rank, found.cause, found.more_work) == (1, "slower machine", 0.0)
-    assert found.longer == pytest.approx(0.3, abs=0.03)
-    assert found.slower == pytest.approx(0.3, abs=0.03)
+    return found
 
 
-def test_a_rank_with_more_to_do_has_more_work_also_where_seconds_grow_less_than_tokens() -> None:
-    found = find_straggler(made([1.6, 1.0], [1000, 500]))
-    assert found is not None
-    assert (found.rank, found.cause) == (0, "more work")
-    assert found.more_work == pytest.approx(1.0)
-    assert found.slower == pytest.approx(-0.2, abs=0.03)
-
-
-def test_both_causes_are_named_where_each_alone_would_be() -> None:
-    found = find_straggler(made([1.0, 1.95], [500, 750]))
-    assert found is not None
-    assert (found.rank, found.cause) == (1, "more work and slower machine")
+@pytest.mark.parametrize(
+    ("seconds", "tokens", "rank", "cause", "longer", "more_work"),
+    [
+        ([1.0, 1.3, 1.0], [500, 500, 500], 1, "slower machine", 0.3, 0.0),
+        ([1.6, 1.0], [1000, 500], 0, "more work", 0.6, 1.0),  # seconds grow less than tokens
+        ([1.0, 1.95], [500, 750], 1, "more work and slower machine", 0.95, 0.5),  # each alone would be named
+    ],
+)
+def test_a_rank_with_more_to_do_or_slower_for_the_same_is_named_with_its_cause(
+    seconds: list[float], tokens: list[int], rank: int, cause: str, longer: float, more_work: float
+) -> None:
+    found = straggler(made(seconds, tokens))
+    assert (found.rank, found.cause, found.more_work) == (rank, cause, pytest.approx(more_work))
+    assert found.longer == pytest.approx(longer, abs=0.03)
+    assert found.slower == pytest.approx((1 + longer) / (1 + more_work) - 1, abs=0.03)
 
 
 def crowded(slower: float, shares: list[float], seed: int = 0) -> list[list[RankStep]]:
@@ -118,17 +119,14 @@ def crowded(slower: float, shares: list[float], seed: int = 0) -> list[list[Rank
 def test_a_rank_that_other_processes_crowd_is_no_slower_machine_and_a_slow_one_is_also_when_crowded() -> None:
     """Crowded by 0.45 on average, which makes exp(0.225) - 1 = 25%."""
     varying = [0.0, 0.5, 0.9, 0.3, 0.7, 0.1, 0.6, 0.8, 0.2, 0.4, 0.9, 0.0] * 3
-    found = find_straggler(crowded(1.0, varying))
-    assert found is not None
+    found = straggler(crowded(1.0, varying))
     assert (found.rank, found.cause) == (1, "other processes")
     assert found.longer == pytest.approx(np.expm1(0.5 * np.mean(varying)), abs=0.02)
-    found = find_straggler(crowded(1.3, varying))
-    assert found is not None
+    found = straggler(crowded(1.3, varying))
     assert (found.rank, found.cause) == (1, "slower machine")
     assert found.slower == pytest.approx(0.3, abs=0.03)
-    always = find_straggler(crowded(1.3, [0.7] * 36))
-    assert always is not None
-    assert always.cause == "other processes"  # nothing but the usual slope tells what it would be alone
+    # nothing but the usual slope tells what one that is always crowded would be alone
+    assert straggler(crowded(1.3, [0.7] * 36)).cause == "other processes"
 
 
 def test_a_rank_with_more_work_is_found_where_the_other_one_is_always_a_little_more_crowded() -> None:
@@ -141,8 +139,7 @@ def test_a_rank_with_more_work_is_found_where_the_other_one_is_always_a_little_m
         ]
         for _ in range(36)
     ]
-    found = find_straggler(steps)
-    assert found is not None
+    found = straggler(steps)
     assert (found.rank, found.cause) == (0, "more work")
 
 
@@ -150,21 +147,16 @@ def test_two_steps_that_carry_it_all_are_a_one_off() -> None:
     steps = made([1.0, 1.0], [500, 500], steps=20)
     for place in (4, 11):
         steps[place][1] = RankStep(500, 500, 4.0, 0.0, 0.0, 0.0)
-    found = find_straggler(steps)
-    assert found is not None
+    found = straggler(steps)
     assert (found.rank, found.cause, found.steps, found.all_steps) == (1, "one-off", 2, 20)
 
 
-def test_nobody_is_named_for_noise_or_for_what_is_not_worth_saying() -> None:
+def test_nobody_is_named_for_noise_nor_for_little_nor_where_seconds_are_unknown_or_steps_few() -> None:
     assert [find_straggler(made([1.0, 1.0], [500, 500], noise=0.1, seed=seed)) for seed in range(200)] == [None] * 200
     assert find_straggler(made([1.0, 1.09], [500, 500], noise=0.001)) is None
-
-
-def test_nobody_is_named_where_seconds_are_not_known_or_steps_too_few() -> None:
     unknown = [[RankStep(5, 5, None, None, None, 0.0), RankStep(5, 5, None, None, None, 0.1)]] * 10
-    assert find_straggler(unknown) is None
-    assert find_straggler(made([1.0, 2.0], [500, 500], steps=3)) is None
-    assert find_straggler(made([1.0], [500])) is None
+    for steps in (unknown, made([1.0, 2.0], [500, 500], steps=3), made([1.0], [500])):
+        assert find_straggler(steps) is None
 
 
 def test_the_part_of_a_rank_is_the_learner() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, log, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.compare.endpoint import Endpoint
-from harness.compare.experiment import Experiment, Member
+from harness.compare.endpoint import (
+    ENDPOINTS,
+    REWARD_AT_ROLLOUTS,
+    SECONDS_PER_STEP,
+    WEIGHT_SYNC_SECONDS,
+    Endpoint,
+    endpoint_of,
+)
+from harness.compare.experiment import Experiment, Member, member_of
 from harness.compare.gates import INCONCLUSIVE, WORSE, gate
 from harness.compare.judging import (
     Judgement,
@@ -18,15 +26,15 @@ from harness.compare.judging import (
     direction,
     fastest_in_turns,
     is_same,
-    judge_against,
     judgements,
 )
-from harness.compare.occasions import Baseline
 from harness.compare.remarks import remarks_of
 from harness.compare.stats import Verdict
 from harness.core.errors import UserError
 from harness.report.tables import verdict_table
-from harness.results.frames import Column
+from harness.results import RunFolder
+from harness.results.frames import Column, read_table
+from harness.scenario import Scenario
 from tests.stand_ins.members import made_experiment, made_run
 
 SETTINGS = {"max_lag": 0, "group_size": 8}
@@ -100,6 +108,18 @@ def test_the_weather_cancels_in_blocks_and_the_slower_stage_is_named() -> None:
     assert [row[-1] for row in table.rows] == ["slower", "same", "slower"]
     assert [row[3] for row in table.rows] == ["< 0.001", "1.000", "< 0.001"]
     assert f"{judged.step.widening:.2f} times as wide" in " ".join(table.notes)
+    # a stage has the step's threshold, and 5% at least
+    assert [effect.threshold for effect in judged.effects] == [0.03, 0.05, 0.05]
+    assert [effect.threshold for effect in only(two_arms(SLOWER), threshold=0.2).effects] == [0.2] * 3
+
+
+def test_another_arm_can_be_the_baseline() -> None:
+    experiment = two_arms(SLOWER)
+    judged = only(experiment, baseline="b")
+    assert (judged.base, judged.other) == ("b", "a")
+    assert judged.step.ratio == pytest.approx(1 / (only(experiment).step.ratio or 0))
+    with pytest.raises(UserError, match=r"has no arm called 'c'[\s\S]*it has a, b"):
+        judgements(experiment, baseline="c")
 
 
 def test_lag_against_a_synchronous_arm_that_is_not_the_fastest_is_told() -> None:
@@ -119,11 +139,18 @@ def test_lag_against_a_synchronous_arm_that_is_not_the_fastest_is_told() -> None
     assert text.startswith("lag1 against fast, the fastest synchronous arm: faster, -24.9% (")  # 0.6035 / 0.8035
 
 
-def test_runs_are_paired_by_block_and_a_block_that_one_arm_lacks_is_left_out() -> None:
+def test_runs_are_paired_by_block_and_seed_and_a_block_that_one_arm_lacks_is_left_out() -> None:
     members = [run("a", block, 0.5 + block) for block in (0, 1, 2)] + [run("b", block, 1.5 + block) for block in (2, 0)]
     step = only(made_experiment(*members)).step
     # generate takes 0.5 s, update 0.5 s more in each block of a, and 1 s more in b: 2 / 1 and 4 / 3
     assert (step.ratio, step.blocks) == (pytest.approx(sqrt(2 * 4 / 3)), 2)
+    of_seeds = [
+        run(arm, 0, 0.5 * seed * (5 if arm == "b" else 1), 0.0, seed=seed, point={"seed": seed})
+        for seed in (5, 6)
+        for arm in "ab"
+    ]
+    step = only(made_experiment(*of_seeds)).step
+    assert (step.ratio, step.low, step.high) == pytest.approx((5.0, 5.0, 5.0))
 
 
 def test_blocks_stand_in_the_order_in_which_they_ran() -> None:
@@ -138,16 +165,6 @@ def test_blocks_stand_in_the_order_in_which_they_ran() -> None:
     assert (mixed.ratio, mixed.correlation, mixed.high) == pytest.approx(
         (in_order.ratio, in_order.correlation, in_order.high)
     )
-
-
-def test_runs_of_one_block_are_paired_by_their_seed() -> None:
-    members = [
-        run(arm, 0, 0.5 * seed * (5 if arm == "b" else 1), 0.0, seed=seed, point={"seed": seed})
-        for seed in (5, 6)
-        for arm in "ab"
-    ]
-    step = only(made_experiment(*members)).step
-    assert (step.ratio, step.low, step.high) == pytest.approx((5.0, 5.0, 5.0))
 
 
 @pytest.mark.parametrize("interleaving", ["step", "run"])
@@ -197,32 +214,16 @@ def test_a_stage_of_a_thousandth_of_a_step_in_one_arm_is_judged_and_a_shorter_on
     assert [effect.name for effect in only(made_experiment(*members)).effects] == ["step", "score", "update"]
 
 
-def test_the_steps_in_which_a_stage_did_not_run_count_as_nothing_so_that_stages_add_up() -> None:
-    before, after = (
-        run(arm, 0, 0.5, columns={"timing_s/checkpoint": (0.0, 0.0, 0.0, seconds, 0.0, 0.0)})
-        for arm, seconds in (("a", 0.2), ("b", 0.4))
-    )
-    means = block_seconds(before, after, alternated=True)
-    assert means is not None
-    assert [each["checkpoint"] for each in means] == pytest.approx([0.2 / 6, 0.4 / 6])
-
-
-def test_steps_that_are_warm_up_or_profiled_do_not_count() -> None:
+def test_warm_up_and_profiled_steps_do_not_count_and_those_without_a_stage_count_as_nothing() -> None:
     after = run("b", 0, 0.5, flags=("w", "w", "w", "", "p", ""))
     # of the steps of a, only 3 and 5 are measured in b too: 3 s and 5 s
-    before = run("a", 0, 0.5, columns={"wall_s": (9.0, 9.0, 9.0, 3.0, 9.0, 5.0)})
-    means = block_seconds(before, after, alternated=True)
-    assert means is not None
-    assert [each["step"] for each in means] == pytest.approx([4.0, 1.0])
-    apart = block_seconds(before, after, alternated=False)
+    before = run("a", 0, 0.5, columns={"wall_s": (9, 9, 9, 3, 9, 5), "timing_s/checkpoint": (0, 0, 0, 0.2, 0, 0)})
+    turns, apart = (block_seconds(before, after, alternated) for alternated in (True, False))
+    assert turns is not None
     assert apart is not None
+    assert [each["step"] for each in turns] == pytest.approx([4.0, 1.0])
+    assert (turns[0]["checkpoint"], apart[0]["checkpoint"]) == pytest.approx((0.1, 0.2 / 6))
     assert apart[0]["step"] == pytest.approx(44 / 6)
-
-
-@pytest.mark.parametrize(("threshold", "of_stages"), [(0.03, 0.05), (0.2, 0.2)])
-def test_a_stage_has_the_steps_threshold_and_five_percent_at_least(threshold: float, of_stages: float) -> None:
-    judged = only(two_arms(SLOWER), threshold=threshold)
-    assert [effect.threshold for effect in judged.effects] == [threshold, of_stages, of_stages]
 
 
 def test_all_arms_are_corrected_for_together_and_a_twin_of_the_baseline_is_not_among_them() -> None:
@@ -254,7 +255,7 @@ def sync_endpoint(missing: int | None = None) -> Endpoint:
     return Endpoint("weight_sync_seconds", "seconds of a weight sync", 0.1, value)
 
 
-def test_another_endpoint_may_decide_and_the_step_is_then_one_of_the_rest() -> None:
+def test_another_endpoint_may_decide_and_one_that_a_block_lacks_has_no_verdict() -> None:
     experiment = two_arms(SLOWER)
     judged, plain = only(experiment, endpoint=sync_endpoint()), only(experiment)
     primary = judged.primary
@@ -263,23 +264,11 @@ def test_another_endpoint_may_decide_and_the_step_is_then_one_of_the_rest() -> N
     assert [effect.name for effect in judged.effects] == ["weight_sync_seconds", "step", "generate", "update"]
     assert plain.primary is plain.step
     assert judged.step.ratio == plain.step.ratio
-
-
-def test_an_endpoint_that_one_block_lacks_has_no_verdict_from_the_others() -> None:
-    judged = only(two_arms(SLOWER), endpoint=sync_endpoint(missing=9))
-    assert (judged.primary.blocks, judged.primary.verdict) == (9, Verdict.INCONCLUSIVE)
-    assert "1 of 10 blocks" in (judged.primary.reason or "")
-    assert judged.step.verdict is Verdict.DIFFERENT
-    assert gate([judged], 0.05).code == INCONCLUSIVE
-
-
-def test_another_arm_can_be_the_baseline() -> None:
-    experiment = two_arms(SLOWER)
-    judged = only(experiment, baseline="b")
-    assert (judged.base, judged.other) == ("b", "a")
-    assert judged.step.ratio == pytest.approx(1 / (only(experiment).step.ratio or 0))
-    with pytest.raises(UserError, match=r"has no arm called 'c'[\s\S]*it has a, b"):
-        judgements(experiment, baseline="c")
+    lacking = only(experiment, endpoint=sync_endpoint(missing=9))
+    assert (lacking.primary.blocks, lacking.primary.verdict) == (9, Verdict.INCONCLUSIVE)
+    assert "1 of 10 blocks" in (lacking.primary.reason or "")
+    assert lacking.step.verdict is Verdict.DIFFERENT
+    assert gate([lacking], 0.05).code == INCONCLUSIVE
 
 
 def test_an_arm_of_the_same_settings_is_the_noise_floor() -> None:
@@ -337,29 +326,6 @@ def test_unequal_work_is_said(tokens: float, told: bool) -> None:
     assert ["against a: b (-20.0%); " in text for text in said] == [True] * told
 
 
-def occasion(day: int, seconds: float) -> Experiment:
-    """Eight blocks on one day; their weather is a tenth of a percent."""
-    halves = [seconds / 2 * (1.001 if block % 2 else 1.0) for block in range(8)]
-    when = {"experiment": f"202611{day:02d}-000000", "started_at": f"2026-11-{day:02d}T11:00:00.000Z"}
-    return made_experiment(*(run("a", block, half, half, **when) for block, half in enumerate(halves)))
-
-
-def test_a_baseline_of_several_occasions_judges_by_the_spread_between_them() -> None:
-    stored = [occasion(day, seconds) for day, seconds in ((16, 0.98), (17, 1.0), (18, 1.02))]
-    (judged,) = judge_against(Baseline(tuple(stored)), occasion(20, 1.25), 0.03, ())
-    logs = [log(0.98), 0.0, log(1.02)]
-    middle = sum(logs) / 3
-    spread = sqrt(sum((value - middle) ** 2 for value in logs) / 2)
-    # t(0.975, 2) = 4.302653, https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm
-    reach = 4.302653 * spread * sqrt(1 / 3 + 1)
-    assert judged.step.ratio == pytest.approx(1.25 / exp(middle))
-    assert judged.step.low == pytest.approx(exp(log(1.25) - middle - reach))
-    assert (judged.step.verdict, judged.step.degrees, judged.step.blocks) == (Verdict.DIFFERENT, 2, 8)
-    assert judged.base == "a of made/20261118-000000 and 2 earlier"
-    (like,) = judge_against(Baseline(tuple(stored[:2])), stored[2], 0.03, ())
-    assert like.step.verdict is Verdict.INCONCLUSIVE
-
-
 def test_points_of_a_sweep_that_ran_one_after_the_other_have_no_verdict() -> None:
     members = [
         run("", seed, update_s + 0.001 * seed, block=None, settings={"epochs_per_batch": k},
@@ -388,3 +354,62 @@ def test_runs_that_did_not_finish_count_step_against_step_and_never_as_a_whole(i
     ]  # fmt: skip
     judged = only(made_experiment(*members))
     assert (judged.step.blocks, judged.unfinished) == (count, 1)
+
+
+# ---- endpoints: their values in a run, and rewards between arms
+
+
+def test_a_scenario_can_name_each_endpoint_and_no_other() -> None:
+    assert list(ENDPOINTS) == Scenario.model_json_schema()["properties"]["endpoint"]["enum"]
+    for name, endpoint in ENDPOINTS.items():
+        assert endpoint_of([made_run(settings={"endpoint": name})]) is endpoint
+    assert endpoint_of([made_run()]) is SECONDS_PER_STEP  # of before there were any
+
+
+def test_the_seconds_of_a_sync_are_publish_transfer_and_load(make_lagged_run: Callable[..., RunFolder]) -> None:
+    run = make_lagged_run(settings="transport: {type: nixl}\n", sync_ms=(5.0, 10.0, 5.0, 2.0))
+    member = member_of(read_table(Path(run.folder)))
+    assert WEIGHT_SYNC_SECONDS.value(member) == pytest.approx(0.020)  # 5 + 10 + 5 ms; verifying is not part of it
+    assert WEIGHT_SYNC_SECONDS.value(made_run()) is None
+
+
+def rewarded(base: Sequence[float], other: Sequence[float]) -> Experiment:
+    """Two arms, a block for each reward."""
+    return made_experiment(
+        *(
+            made_run(
+                arm, block, block=block, evaluations={0: (0.1, 10.0), 4: (value, 10.0)},
+                settings={"endpoint": "reward_at_rollouts", "group_size": len(arm)},
+                started_at=f"2026-11-20T11:15:0{block}.000Z",
+            )
+            for arm, rewards in (("base", base), ("other", other))
+            for block, value in enumerate(rewards)
+        )
+    )  # fmt: skip
+
+
+def test_rewards_are_compared_by_their_difference_paired_by_seed() -> None:
+    base = [0.60, 0.70, 0.00, 0.65, 0.62, 0.68]  # a reward of 0 has a difference, and no ratio
+    differences = [0.10, 0.12, 0.11, 0.09, 0.10, 0.08]  # mean 0.1, sd sqrt(0.001 / 5) = 0.014142
+    experiment = rewarded(base, [one + more for one, more in zip(base, differences, strict=True)])
+    (judged,) = judgements(experiment)
+    primary = judged.primary
+    assert (primary.name, primary.verdict, primary.blocks) == ("reward_at_rollouts", Verdict.DIFFERENT, 6)
+    assert direction(primary) == "better"
+    assert primary.ratio == pytest.approx(exp(-0.1))
+    # t(0.975, 5) = 2.5706: 2.5706 * 0.014142 / sqrt(6) = 0.01484, widened for neighbours that may be alike
+    reach = 0.01484 * primary.widening
+    assert REWARD_AT_ROLLOUTS.change(primary.ratio) == "+0.100"
+    assert REWARD_AT_ROLLOUTS.ends(primary) == f"{0.1 - reach:+.3f} to {0.1 + reach:+.3f}"
+    assert REWARD_AT_ROLLOUTS.value(experiment.arms["base"][0]) == pytest.approx(exp(-0.60))
+    (back,) = judgements(experiment, "other")
+    assert direction(back.primary) == "worse"
+
+
+def test_rewards_that_differ_by_less_than_counts_are_the_same_and_a_run_that_did_not_finish_has_none() -> None:
+    base = [0.60, 0.70, 0.55, 0.65, 0.62, 0.68]
+    (judged,) = judgements(rewarded(base, [one + more for one, more in zip(base, [0.01, -0.01] * 3, strict=True)]))
+    # sd sqrt(6 * 0.0001 / 5) = 0.01095, half of the interval 0.0115, 1.8 times as wide for six blocks: within 0.03
+    assert (judged.primary.verdict, direction(judged.primary)) == (Verdict.EQUIVALENT, "same")
+    member = made_run(evaluations={0: (0.1, 10.0)}, status="failed")
+    assert (member.figures["reward_last"], REWARD_AT_ROLLOUTS.value(member)) == (0.1, None)

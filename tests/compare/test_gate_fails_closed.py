@@ -171,25 +171,15 @@ def test_an_unreadable_experiment_that_is_older_is_in_nobodys_way(bench: Bench) 
     assert bench.gate()[0] == 0
 
 
-def test_an_arm_whose_runs_are_damaged_cannot_pass(bench: Bench) -> None:
+@pytest.mark.parametrize(("planned", "damage"), [(False, lose_steps), (True, shutil.rmtree)])
+def test_an_arm_that_cannot_be_read_cannot_pass(bench: Bench, planned: bool, damage: Callable[[Path], None]) -> None:
     """The old code passed on the arms that were left."""
-    folder = bench.run({"old": 1.0, "fine": 1.0, "slow": 1.5}, planned=False)
-    for path in folder.glob("slow,*/steps.jsonl"):
-        path.unlink()
-    code, said = bench.gate()
-    assert code == 3
-    assert "no run of slow can be read" in said
-
-
-def test_an_arm_without_folders_cannot_pass(bench: Bench) -> None:
-    """The old code did not know that it had been asked for."""
-    folder = bench.run({"old": 1.0, "fine": 1.0, "slow": 1.5})
-    for path in folder.glob("slow,*"):
-        shutil.rmtree(path)
-    code, said = bench.gate()
-    assert code == 3
-    assert "no run of slow can be read" in said
-    assert bench.gate("--baseline", "slow")[0] == 3
+    folder = bench.run({"old": 1.0, "fine": 1.0, "slow": 1.5}, planned=planned)
+    for path in [*folder.glob("slow,*")]:
+        damage(path)
+    for code, said in (bench.gate(), bench.gate("--baseline", "slow")):
+        assert code == 3
+        assert "no run of slow can be read" in said
 
 
 @pytest.mark.parametrize("planned", [True, False])
@@ -204,12 +194,6 @@ def test_a_block_that_is_damaged_or_missing_is_named(
     assert "new,block=3" in said
 
 
-def test_a_worse_arm_is_worse_whatever_is_missing_of_another(bench: Bench) -> None:
-    folder = bench.run({"old": 1.0, "slow": 1.5, "gone": 1.0})
-    shutil.rmtree(folder / "gone,block=3")
-    assert bench.gate()[0] == 1
-
-
 def test_what_the_stopping_rule_left_out_is_not_missing(bench: Bench) -> None:
     arms = {"old": 1.0, "new": 1.0}
     folder = bench.run(arms, blocks=10)
@@ -221,12 +205,15 @@ def test_what_the_stopping_rule_left_out_is_not_missing(bench: Bench) -> None:
     assert bench.gate()[0] == 0
 
 
-def test_a_run_that_was_interrupted_cannot_pass(bench: Bench) -> None:
+def test_a_worse_arm_is_worse_whatever_is_missing_and_one_with_an_interrupted_run_cannot_pass(bench: Bench) -> None:
     def status(arm: str, block: int) -> str:
         return "interrupted" if (arm, block) == ("new", 5) else "completed"
 
     bench.run({"old": 1.0, "new": 1.0}, status=status)
     assert bench.gate()[0] == 4
+    folder = bench.run({"old": 1.0, "slow": 1.5, "gone": 1.0}, day=21)
+    shutil.rmtree(folder / "gone,block=3")
+    assert bench.gate()[0] == 1
 
 
 def test_nothing_new_since_the_baseline_is_nothing_to_compare(bench: Bench, tmp_path: Path) -> None:
@@ -241,25 +228,16 @@ def test_nothing_new_since_the_baseline_is_nothing_to_compare(bench: Bench, tmp_
     assert bench.gate(*main, at=copy)[0] == 3  # nor is a copy of an occasion anything new
 
 
-def test_one_occasion_is_no_baseline_to_gate_on(bench: Bench) -> None:
+def test_one_occasion_is_no_baseline_to_gate_on_and_counts_once(bench: Bench, tmp_path: Path) -> None:
     """The old code judged one evening against another by the noise within them: exit 1 at a half per cent of noise."""
-    main = bench.record({"work": 1.0}, occasions=1)
-    bench.run({"work": 1.3})
-    code, said = bench.gate(*main)
-    assert code == 4
-    assert "one occasion" in said
-
-
-def test_an_occasion_counts_once(bench: Bench, tmp_path: Path) -> None:
-    """Twice the same experiment would be two occasions that lie 0% apart."""
     main = bench.record({"work": 1.0}, occasions=1)
     bench.run({"work": 1.3})
     copy = tmp_path / "copy" / "20261101-080000"
     shutil.copytree(main[-1], copy)
-    for again in (main[-1], str(copy)):
-        code, said = bench.gate(*main, again)
-        assert code == 3
-        assert "are the same run" in said
+    for more, wanted, words in (([], 4, "one occasion"), ([main[-1]], 3, "same run"), ([str(copy)], 3, "same run")):
+        code, said = bench.gate(*main, *more)
+        assert code == wanted
+        assert words in said
 
 
 def test_an_occasion_that_is_unlike_the_others_compares_with_nothing(bench: Bench) -> None:
@@ -285,11 +263,8 @@ def test_an_occasion_that_is_not_whole_is_refused(bench: Bench, damage: Callable
 
 
 def test_a_folder_that_is_no_occasion_is_refused(bench: Bench, tmp_path: Path) -> None:
-    def status(arm: str, block: int) -> str:
-        return "interrupted" if block == 5 else "completed"
-
     main = bench.record({"work": 1.0}, occasions=3)
-    stopped = bench.run({"work": 1.0}, day=9, status=status)
+    stopped = bench.run({"work": 1.0}, day=9, status=lambda arm, block: "interrupted" if block == 5 else "completed")
     emptied = bench.run({"work": 1.0}, day=10, scenario="emptied")
     bench.run({"work": 1.0}, day=11, scenario="emptied")
     bench.run({"work": 1.0})
@@ -313,19 +288,18 @@ def test_unlike_settings_are_not_comparable_with_a_baseline(bench: Bench) -> Non
     code, said = bench.gate(*main)
     assert code == 3
     assert "model.preset (small, tiny)" in said
-    assert bench.gate(*main, "--allow-difference", "model.preset")[0] == 0
-    assert bench.gate(*main, "--allow-difference", "settings")[0] == 0
-    assert bench.gate(*main, "--allow-difference", "mod")[0] == 2  # there is no such setting
+    allowed = {"model.preset": 0, "settings": 0, "mod": 2}  # of which the last is no setting
+    assert {name: bench.gate(*main, "--allow-difference", name)[0] for name in allowed} == allowed
 
 
 def test_arms_of_unlike_threads_pass_no_gate_unless_that_is_allowed(bench: Bench) -> None:
     """The old code passed 1 thread against 2 with a line under "Caveats"."""
 
-    def settings(arm: str, block: int) -> str:
-        return f"model: {{threads: {1 if arm == 'new' else 2}}}\n"
-
     def threads(arm: str, block: int) -> int:
         return 1 if arm == "new" else 2
+
+    def settings(arm: str, block: int) -> str:
+        return f"model: {{threads: {threads(arm, block)}}}\n"
 
     bench.run({"old": 1.0, "new": 0.9}, settings=settings, threads=threads)
     code, said = bench.gate()
@@ -334,16 +308,13 @@ def test_arms_of_unlike_threads_pass_no_gate_unless_that_is_allowed(bench: Bench
     assert bench.gate("--allow-difference", "threads")[0] == 0
 
 
+def dead(arm: str, block: int) -> str:
+    return "failed" if arm == "new" else "completed"
+
+
 def test_a_dead_arm_is_not_equivalent(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """The old code printed "equivalent, -0.5%" from three steps a block of an arm that died at step 5 in every one."""
-
-    def status(arm: str, block: int) -> str:
-        return "failed" if arm == "new" else "completed"
-
-    def steps(arm: str, block: int) -> int:
-        return 5 if arm == "new" else 12
-
-    bench.run({"old": 1.0, "new": 1.0}, blocks=10, status=status, steps=steps)
+    bench.run({"old": 1.0, "new": 1.0}, blocks=10, status=dead, steps=lambda arm, block: 5 if arm == "new" else 12)
     assert main([str(bench.results), "--fail-on", "5%"]) == 4
     output = " ".join(capsys.readouterr().out.split())
     reasons = "10 of 20 runs did not finish; 10 of 10 runs of new have too few steps"
@@ -353,8 +324,5 @@ def test_a_dead_arm_is_not_equivalent(bench: Bench, capsys: pytest.CaptureFixtur
 
 
 def test_a_dead_arm_that_was_slower_while_it_lived_is_not_worse(bench: Bench) -> None:
-    def status(arm: str, block: int) -> str:
-        return "failed" if arm == "new" else "completed"
-
-    bench.run({"old": 1.0, "new": 1.5}, status=status)
+    bench.run({"old": 1.0, "new": 1.5}, status=dead)
     assert bench.gate()[0] == 4

@@ -10,8 +10,7 @@ from msgspec import structs
 
 from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences, syncs
-from harness.compare.sync import SyncCost, fastest_by_size, sync_costs, sync_points
-from harness.compare.syncs import sync_seconds
+from harness.compare.syncs import sync_points, sync_seconds
 from harness.report.tables import sync_table
 from harness.report.transports import sweep_tables
 from harness.results import RunFolder
@@ -80,39 +79,29 @@ def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it
     assert sync_seconds(experiment.arms["nixl"][0]) == pytest.approx(0.035)
 
 
-def test_unlike_sizes_are_not_compared(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(arm="object_store", settings=_transport("object_store"))
-    make_lagged_run(arm="nixl", num_bytes=40_000_000)
-    assert list(syncs(_experiment(tmp_path), [])) == []
-
-
-def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
+def test_seeds_are_pooled_and_arms_without_syncs_or_of_unlike_sizes_left_out(
+    make_lagged_run: Make, tmp_path: Path
+) -> None:
     for seed, publish in enumerate((2.0, 4.0, 10.0)):
         make_lagged_run(arm="nixl", seed=seed, steps=4, sync_ms=(publish, 0.0, 10.0, 0.0))
-    table = sync_table(_experiment(tmp_path))
-    assert table is not None
-    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
-    assert ("publish, ms", "5.33 [2.00, 4.00, 10.0]") in table.rows
-    assert "over 6 measured training steps" in table.notes[0]
-
-
-def test_weights_that_stay_in_the_process_have_no_table(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(settings=_transport("in_process"))
-    assert sync_table(_experiment(tmp_path)) is None
-
-
-def test_runs_of_before_syncs_were_recorded_have_no_table(make_run: Make, tmp_path: Path) -> None:
-    make_run()
-    assert sync_table(_experiment(tmp_path)) is None
-    assert list(syncs(_experiment(tmp_path), [])) == []
-
-
-def test_an_arm_without_syncs_is_left_out(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(arm="nixl")
+    make_lagged_run(arm="object_store", settings=_transport("object_store"), num_bytes=40_000_000)
     make_lagged_run(arm="one_step", steps=1)  # its only step is the first one
-    table = sync_table(_experiment(tmp_path))
+    experiment = _experiment(tmp_path)
+    table = sync_table(experiment)
     assert table is not None
-    assert (table.header, table.rows[0]) == (("", "nixl"), ("transport", "nixl"))
+    assert (table.header, table.rows[0]) == (("", "nixl", "object_store"), ("transport", "nixl", "object_store"))
+    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
+    assert table.rows[3][1] == "5.33 [2.00, 4.00, 10.0]"
+    assert list(syncs(experiment, [])) == []
+
+
+@pytest.mark.parametrize("settings", [_transport("in_process"), None])
+def test_weights_that_stay_in_the_process_and_older_runs_have_no_table(
+    make_run: Make, make_lagged_run: Make, tmp_path: Path, settings: str | None
+) -> None:
+    make_lagged_run(settings=settings) if settings else make_run()
+    experiment = _experiment(tmp_path)
+    assert (sync_table(experiment), list(syncs(experiment, []))) == (None, [])
 
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte
@@ -137,8 +126,11 @@ def rows() -> list[SyncRow]:
     ]
 
 
-def test_a_point_is_the_median_of_the_counted_syncs() -> None:
-    (point,) = [p for p in sync_points(rows()) if (p.transport, p.num_bytes, p.tensors) == ("nixl", 10_000_000, 1)]
+def test_a_point_is_the_median_of_the_counted_syncs_and_the_fastest_transport_comes_first() -> None:
+    points = sync_points(rows())
+    # at 100 MB in 200 tensors: gloo 4 + 6 + 80 = 90 ms, nixl 2 + 2 + 120 = 124 ms
+    assert list(dict.fromkeys(point.transport for point in points)) == ["gloo", "nixl"]
+    (point,) = [p for p in points if (p.transport, p.num_bytes, p.tensors) == ("nixl", 10_000_000, 1)]
     whole = 0.002 + 10e-6 + 10e6 * 1.2e-9  # 0.01401
     assert (point.repeats, point.receivers) == (3, 1)
     assert point.median_s == pytest.approx(whole)
@@ -148,23 +140,7 @@ def test_a_point_is_the_median_of_the_counted_syncs() -> None:
     assert (point.publish_s, point.load_s, point.verify_s) == (0.001, 0.001, 0.5)
 
 
-def test_transports_come_in_the_order_of_their_largest_times() -> None:
-    # at 100 MB in 200 tensors: gloo 4 + 6 + 80 = 90 ms, nixl 2 + 2 + 120 = 124 ms
-    assert list(dict.fromkeys(point.transport for point in sync_points(rows()))) == ["gloo", "nixl"]
-
-
-def test_the_fit_finds_the_costs_that_made_the_times() -> None:
-    for cost in sync_costs(sync_points(rows())):
-        fixed, per_tensor, per_byte = COSTS[cost.transport]
-        assert cost.fixed_s == pytest.approx(fixed, rel=1e-6)
-        assert cost.per_tensor_s == pytest.approx(per_tensor, rel=1e-6)
-        assert cost.per_byte_s == pytest.approx(per_byte, rel=1e-6)
-        assert cost.worst < 1e-9
-
-
-def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_a_time_that_does_not_repeat_is_marked(make_run: Make, tmp_path: Path) -> None:
     # 0.6, 0.8, 1, 1.2 and 1.4: the middle half spans 0.4; 0.6, 0.7, 1, 1.3 and 1.4: 0.6 of the median
     spreads = {100: (9.0, 0.6, 0.7, 1.0, 1.3, 1.4)}
     timed = [
@@ -175,9 +151,6 @@ def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
     timed = [structs.replace(it, total_s=3 * it.total_s) if it.num_bytes == 100_000_000 else it for it in timed]
     points = sync_points(timed)
     assert [(point.megabytes, point.is_unstable) for point in points] == [(10, False), (50, False), (100, True)]
-    (cost,) = sync_costs(points)
-    assert (cost.per_byte_s, cost.worst) == (pytest.approx(COSTS["nixl"][2]), pytest.approx(0.0, abs=1e-9))
-    assert sync_costs(points[2:]) == []
     run = make_run(status="running")
     for item in timed:
         run.append(item)
@@ -187,13 +160,12 @@ def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
     assert [note.startswith("! ") for note in times.notes] == [False, True]
 
 
-def test_a_sweep_names_the_fastest_its_share_and_the_crossover() -> None:
+def test_a_sweep_names_the_fastest_by_size_and_its_share() -> None:
     # 100 MB in one tensor: gloo 84.03 ms, plain copy 20 ms: 24%; nixl 122.01 ms: 16%
     assert sweep_sentences(sync_points(rows())) == [
         "At 100 MB with 1 receiver and 1 tensor gloo is the fastest: 84.0 ms from publish to the receiver's own "
         "tensors (median), 24% of the bandwidth of a plain copy in memory (nixl 16%).",
-        "By the fitted costs of 1 receiver and 1 tensor the fastest is nixl for the smallest weights, from about 5 MB "
-        "on gloo.",
+        "The fastest with 1 receiver and 1 tensor by size: nixl at 1 MB; gloo at 10 and 100 MB.",
     ]
     gloo = row("gloo", 100, 1, 1)
     points = sync_points([gloo, structs.replace(gloo, transport="object_store", total_s=0.31)])
@@ -201,21 +173,3 @@ def test_a_sweep_names_the_fastest_its_share_and_the_crossover() -> None:
     assert sweep_sentences(points)[1] == (
         "Times at 100 MB over those of Ray's object store given torch tensors, its default (object_store): gloo 0.27."
     )
-
-
-def test_no_fitted_cost_is_negative_and_what_was_not_varied_is_left_out() -> None:
-    falling = [structs.replace(row("nixl", size, 1, 1), total_s=seconds) for size, seconds in ((1, 0.010), (10, 0.009))]
-    (cost,) = sync_costs(sync_points(falling))
-    assert (cost.per_tensor_s, cost.per_byte_s) == (0.0, 0.0)
-    # relative least squares of a constant c: c = sum(1/s) / sum(1/s^2) = (100 + 111.1) / (10000 + 12345.7)
-    assert cost.fixed_s == pytest.approx((100 + 1000 / 9) / (10000 + 1e6 / 81))
-    assert cost.worst == pytest.approx(1 - cost.fixed_s / 0.010)
-
-
-def test_the_winner_changes_where_the_fitted_lines_cross() -> None:
-    costs = [SyncCost(name, 1, *numbers, 0.0) for name, numbers in COSTS.items()]
-    found = fastest_by_size(costs, 1e6, 1e8, tensors=1)
-    # nixl 0.00201 + 1.2e-9 b against gloo 0.00403 + 0.8e-9 b: equal at b = 0.00202 / 0.4e-9 = 5.05 MB
-    assert [name for _, name in found] == ["nixl", "gloo"]
-    assert found[0][0] == 1e6
-    assert 5.05e6 <= found[1][0] <= 5.05e6 * 1e2 ** (1 / 200)

@@ -9,8 +9,14 @@ from harness.compare.environment import on_gpu
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural
-from harness.compare.sync import SyncPoint, fastest_by_size, sync_costs, sync_points
-from harness.compare.syncs import Syncs, arm_syncs, pooled, syncs_of
+from harness.compare.syncs import (
+    SyncPoint,
+    Syncs,
+    arm_syncs,
+    pooled,
+    sync_points,
+    syncs_of,
+)
 
 OBJECT_STORES = {
     "object_store": "Ray's object store given torch tensors, its default",
@@ -197,12 +203,13 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
         if store in by_name and others:
             ratios = ", ".join(f"{point.transport} {point.median_s / by_name[store].median_s:.2f}" for point in others)
             sentences.append(f"Times at {best.megabytes:g} MB over those of {words} ({store}): {ratios}.")
-    costs = [cost for cost in sync_costs(points) if cost.receivers == receivers]
-    if min(sizes) < max(sizes) and len(costs) > 1:
-        (_, fastest), *later = fastest_by_size(costs, min(sizes), max(sizes), tensors)
-        changes = "".join(f", from about {size / 1e6:.1g} MB on {name}" for size, name in later)
-        where = f"for the smallest weights{changes}" if later else "at every size measured"
-        sentences.append(f"By the fitted costs of {counts} the fastest is {fastest} {where}.")
+    winners: dict[str, list[str]] = {}
+    for size in sorted({*sizes}):
+        fastest = min((point for point in alike if point.num_bytes == size), key=lambda point: point.median_s)
+        winners.setdefault(fastest.transport, []).append(f"{fastest.megabytes:g}")
+    if len(winners) > 1:
+        told = "; ".join(f"{name} at {listed(own)} MB" for name, own in winners.items())
+        sentences.append(f"The fastest with {counts} by size: {told}.")
     return sentences
 
 

@@ -35,8 +35,7 @@ def ratio_over_steps(base_s: Sequence[float], other_s: Sequence[float], seed: in
     it leaves out 1 for equal runs is in ``docs/importing.md``, from ``tests/benchmarks/imported_rates.py``.
 
     Args:
-        base_s: seconds of each step of one run, all above 0, in order.
-        other_s: of the other run.
+        base_s, other_s: seconds of each step of the two runs, all above 0, in order.
         seed: of the draws.
 
     Returns:
@@ -56,7 +55,6 @@ def ratio_over_steps(base_s: Sequence[float], other_s: Sequence[float], seed: in
 
 
 def _resampled_means(seconds: Numbers, generator: np.random.Generator) -> Numbers:
-    """Return the mean of each resample."""
     length = block_length(len(seconds))
     sums = np.concatenate([[0.0], np.cumsum(seconds)])
     block_means = (sums[length:] - sums[:-length]) / length
