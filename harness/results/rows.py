@@ -1,8 +1,7 @@
 """The rows of a run's JSONL files: one struct for each kind, which writes the row and which it is checked against.
 
-Each file starts with a header row that names its schema and version. A row's ``kind`` says what it holds; a reader
-skips kinds it does not know. A field that has its default is left out of the file. NaN and infinity stand there as
-Python writes them: ``NaN``, ``Infinity``.
+Each file starts with a header row. A reader skips rows of a ``kind`` it does not know. A field that has its default is
+left out. NaN and infinity stand there as Python writes them.
 """
 
 from __future__ import annotations
@@ -22,15 +21,8 @@ from harness.core.types import ExampleRollout, Metric, Metrics, Purpose, RankSte
 
 T = TypeVar("T")
 
-SCHEMA_VERSIONS = {
-    "harness.manifest": 1,
-    "harness.spans": 1,
-    "harness.steps": 1,
-    "harness.rollouts": 1,
-    "harness.counters": 1,
-    "harness.groups": 1,
-    "harness.arrivals": 1,
-}
+SCHEMA_VERSION = 1
+"""Of every file of a run."""
 MOST_SECONDS = 1e9
 """Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
 MOST_WHOLE = 2**63 - 1
@@ -53,6 +45,15 @@ class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=_kind):
     def kind(self) -> str:
         """What the row holds."""
         return _kind(type(self).__name__)
+
+    def metric(self, name: str) -> Metric | None:
+        """Return a metric of a step or an evaluation, or None if it has none of that name."""
+        stored: Mapping[str, float] = getattr(self, "metrics", {}).get(name, {})
+        for reduction in REDUCTIONS:
+            if reduction in stored:
+                count = stored.get("count", 1)
+                return Metric(stored[reduction], reduction, int(count) if math.isfinite(count) else 0)
+        return None
 
     def line(self) -> bytes:
         """Return the line of the file."""
@@ -106,8 +107,7 @@ class WarmUp:
     Attributes:
         steps: how many training steps, from the first.
         steady: whether what follows keeps one level; None where there are too few steps to tell.
-        slow_start: whether the run starts on a slower level that ends too late to be cut, so that its figures hold some
-            of its warm-up.
+        slow_start: whether the run starts on a slower level that ends too late to be cut.
     """
 
     steps: int
@@ -115,8 +115,13 @@ class WarmUp:
     slow_start: bool = False
 
 
+def _add_stages(row: TailRow | StepRow) -> None:
+    if not row.stages_s:
+        msgspec.structs.force_setattr(row, "stages_s", sum_stages(row.lanes))
+
+
 class TailRow(Row, frozen=True):
-    """What ended after the last training step, so that a run's totals are complete."""
+    """What ended after the last training step, so that a run's totals are complete; fields as in ``StepRow``."""
 
     wall_s: Seconds
     elapsed_s: Seconds
@@ -125,8 +130,7 @@ class TailRow(Row, frozen=True):
     version_changes: tuple[VersionChange, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.stages_s:
-            msgspec.structs.force_setattr(self, "stages_s", sum_stages(self.lanes))
+        _add_stages(self)
 
 
 class StepRow(Row, frozen=True):
@@ -134,19 +138,17 @@ class StepRow(Row, frozen=True):
 
     Attributes:
         version: the policy version it made.
-        wall_s: seconds since the previous row, or since the loop's start.
-        elapsed_s: seconds since the loop's start.
-        lanes: seconds of the spans that ended in this row's window, by lane and stage; an instant under two spans of
-            a lane counts for the one that began last.
+        wall_s: since the previous row, or since the loop's start.
+        elapsed_s: since the loop's start.
+        lanes: of the spans that ended in this row's window; an instant under two spans of a lane counts for the one
+            that began last.
         stages_s: the same summed over the parts: of a Learner of several ranks, the seconds in which any rank was in
             the stage, and in a wait those in which none worked. Where it is not given, the sums over the lanes.
         versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
-        version_changes: since the previous row.
         lags: how many of the rollouts trained on were how many versions behind; a rollout's oldest token counts.
-        warmup: the run was not in its steady state yet: kept, and left out of statistics.
-        profiled: a profiler ran in this step: never part of statistics.
-        optimizer_step_metrics: of the optimizer steps, where there are several: see ``optimizer_step_columns``.
-        ranks: what each rank of the Learner did, rank by rank; empty where it is one process.
+        warmup, profiled: not in the steady state yet; a profiler ran: left out of statistics.
+        optimizer_step_metrics: of the optimizer steps, where there are several.
+        ranks: what each rank of the Learner did; empty where it is one process.
     """
 
     step: Whole
@@ -166,12 +168,7 @@ class StepRow(Row, frozen=True):
     ranks: tuple[RankStep, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.stages_s:
-            msgspec.structs.force_setattr(self, "stages_s", sum_stages(self.lanes))
-
-    def metric(self, name: str) -> Metric | None:
-        """Return a metric, or None if the step has none of that name."""
-        return read_metric(self.metrics, name)
+        _add_stages(self)
 
 
 class EvaluationRow(Row, frozen=True):
@@ -182,18 +179,12 @@ class EvaluationRow(Row, frozen=True):
     elapsed_s: Seconds
     metrics: StoredMetrics
 
-    def metric(self, name: str) -> Metric | None:
-        """Return a metric, or None if the evaluation has none of that name."""
-        return read_metric(self.metrics, name)
-
 
 class RolloutRow(Row, frozen=True):
     """One rollout kept for people to read. Its text is generated: treat it as untrusted.
 
-    Attributes:
-        purpose: ``evaluate`` or ``train``.
-        step, advantage, log_probs: of one that was trained on: the training step, what its loss was weighed by, and the
-            log-probabilities of its first tokens as the engine reported them at sampling.
+    ``step``, ``advantage`` and ``log_probs`` are of one that was trained on: the training step, what its loss was
+    weighed by, and the log-probabilities of its first tokens as the engine reported them at sampling.
     """
 
     purpose: str
@@ -216,19 +207,15 @@ class RolloutRow(Row, frozen=True):
 
 
 class ShardRow(Row, frozen=True):
-    """The rollouts of one scored shard, with their token counts.
+    """The rollouts of one scored shard, by group.
 
     Attributes:
-        purpose: ``train`` or ``evaluate``.
         step: number of the rollout batch, or for an evaluation the policy version.
-        shard: part of the batch.
-        prompt_ids: of each group.
-        prompt_tokens: of each group's prompt; None where no tokens are behind it.
+        prompt_tokens: None where no tokens are behind a prompt.
         versions: (oldest, newest) policy version of each group's tokens.
-        lengths: response tokens of each rollout, by group.
-        rewards: of each rollout, by group.
+        lengths: response tokens of each rollout.
         failed_groups: groups that got no reward and are in no other field.
-        attempts: of each group, how often its place had been sampled before; empty where no group was sampled again.
+        attempts: how often each group's place had been sampled before; empty where no group was sampled again.
     """
 
     purpose: str
@@ -263,7 +250,7 @@ class ShardRow(Row, frozen=True):
 
 
 class DiscardedRow(Row, frozen=True):
-    """The groups of a shard that dynamic sampling discarded; the attributes are those of ``ShardRow``."""
+    """The groups of a shard that dynamic sampling discarded; fields as in ``ShardRow``."""
 
     step: Whole
     shard: Whole
@@ -302,16 +289,12 @@ class ArrivalRow(Row, frozen=True):
 
 
 class SyncRow(Row, frozen=True):
-    """One timed weight sync of a transport sweep.
+    """One timed weight sync of a transport sweep, of the slowest receiver.
 
     Attributes:
-        num_bytes, tensors: of the weights.
-        receivers: Generators that loaded them; times of the slowest one.
         repeat: 0 was not counted, since it sets connections up and touches fresh memory.
         total_s: from the start of the publish until the weights are in tensors of the slowest receiver's own, without
             verification. Where a transport delivers into the receiver's own memory, ``load_s`` is not part of it.
-        publish_s, transfer_s, load_s: the stages; between them lie the calls from process to process.
-        verify_s: the checksums on both sides.
         plain_copy_s: one copy of as many bytes in warm memory, right after it.
     """
 
@@ -379,10 +362,7 @@ MOST_OPTIMIZER_STEPS = 64
 
 
 def optimizer_step_columns(steps: Sequence[Metrics]) -> dict[str, tuple[float, ...]]:
-    """Return the values of a training step's optimizer steps by metric; empty where there is only one.
-
-    One value for each, with six digits. Of n > m = ``MOST_OPTIMIZER_STEPS``, value i is that of step i n // m.
-    """
+    """Return the values of a training step's optimizer steps by metric, with six digits; empty where there is one."""
     if len(steps) < 2:
         return {}
     most = min(len(steps), MOST_OPTIMIZER_STEPS)
@@ -407,15 +387,9 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 
 def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
-    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; by name and number
-    within."""
+    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; naturally within."""
     kinds = ("generator", "scorer", "learner")
-
-    def place(lane: str) -> tuple[int, list[tuple[int, str]]]:
-        kind = next((index for index, kind in enumerate(kinds) if lane.startswith(kind)), len(kinds))
-        return kind, natural_order(lane)
-
-    return sorted(lanes, key=place)
+    return sorted(lanes, key=lambda lane: ([*map(lane.startswith, kinds), True].index(True), natural_order(lane)))
 
 
 def sum_stages(lanes: LaneSeconds) -> dict[str, float]:
@@ -430,18 +404,6 @@ def sum_stages(lanes: LaneSeconds) -> dict[str, float]:
 def store_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
     """Return the stored form of metrics: the reduction names the value, with the count beside it."""
     return {name: {metric.reduction: metric.value, "count": metric.count} for name, metric in metrics.items()}
-
-
-def read_metric(metrics: StoredMetrics, name: str) -> Metric | None:
-    """Return one stored metric, or None."""
-    stored = metrics.get(name)
-    if stored is None:
-        return None
-    for reduction in REDUCTIONS:
-        if reduction in stored:
-            count = stored.get("count", 1)
-            return Metric(stored[reduction], reduction, int(count) if math.isfinite(count) else 0)
-    return None
 
 
 def with_nulls(value: T) -> T:

@@ -29,7 +29,7 @@ from harness.results.anonymous import Scrubber, safe_name
 from harness.results.counters import COUNTERS, CounterRow
 from harness.results.manifest import Manifest
 from harness.results.rows import (
-    SCHEMA_VERSIONS,
+    SCHEMA_VERSION,
     ArrivalRow,
     BatchRow,
     DiscardedRow,
@@ -131,7 +131,7 @@ class RunFolder:
             self._files[name] = file = AppendOnly(self.folder / name, self._goes_on)
             stem, _, kind = name.partition(".")
             if kind == "jsonl" and not file.size:
-                file.append(HeaderRow(f"harness.{stem}", SCHEMA_VERSIONS[f"harness.{stem}"]).line())
+                file.append(HeaderRow(f"harness.{stem}", SCHEMA_VERSION).line())
         return self._files[name]
 
     @classmethod

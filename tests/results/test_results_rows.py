@@ -17,7 +17,6 @@ from harness.results.rows import (
     TailRow,
     VersionChange,
     lane_kind,
-    read_metric,
     store_metrics,
     with_nulls,
 )
@@ -70,8 +69,9 @@ def test_metrics_keep_their_reduction_and_count() -> None:
         "off_policy/max": {"max": 2, "count": 8},
         "tokens": {"sum": 90, "count": 3},
     }
-    assert {name: read_metric(stored, name) for name in stored} == metrics
-    assert read_metric(stored, "absent") is None
+    row = EvaluationRow(4, 4, 2.0, stored)
+    assert {name: row.metric(name) for name in stored} == metrics
+    assert row.metric("absent") is None
 
 
 def test_stage_seconds_are_summed_over_lanes() -> None:
