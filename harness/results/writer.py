@@ -1,8 +1,7 @@
 """Write a run's folder so that it can be read at any moment, also after the process was killed.
 
-Rows are kept in memory until ``flush``, which appends whole lines. A file that cannot take a whole line is cut back to
-the last one. While the run lives, its process holds a lock on ``steps.jsonl``: that is how a reader tells a running run
-from one that was killed.
+Rows are kept in memory until ``flush``, which appends whole lines. While the run lives, its process holds a lock on
+``steps.jsonl``: that is how a reader tells a running run from one that was killed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -70,11 +68,7 @@ def experiment_name(root: Path, scenario: str, now: datetime) -> str:
 def begin_experiment(
     root: Path, scenario: str, variant_name: str | None, echo: Callable[[str], None] | None = None
 ) -> tuple[RunFolder, str]:
-    """Make the first run folder of a new experiment; return it and the experiment's name, which no other command has
-    taken.
-
-    Args:
-        root, scenario, variant_name, echo: see ``RunFolder.create``.
+    """Make the first run folder of a new experiment; return it and the experiment's name, which nobody else has taken.
 
     Raises:
         UserError: it cannot be written to, or other commands took every name.
@@ -84,8 +78,7 @@ def begin_experiment(
         try:
             return RunFolder.create(root, scenario, name, variant_name, echo=echo), name
         except UserError as error:
-            taken = isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()
-            if not taken:
+            if not (isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()):
                 raise
     raise UserError(f"no free folder name below {root} in {ATTEMPTS} attempts", str(root))
 
@@ -96,12 +89,7 @@ def utc_now() -> datetime:
 
 
 class RunFolder:
-    """The files of one run. Make one with ``create``.
-
-    Attributes:
-        folder: where the files are.
-        manifest: as written last, or None.
-    """
+    """The files of one run, made with ``create``; ``manifest`` is the one that was written last, or None."""
 
     def __init__(
         self,
@@ -121,8 +109,10 @@ class RunFolder:
             for name in (SPANS, ROLLOUTS, LOG):
                 self._file(name)
             self.flush()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise cannot_write(folder, error) from error
             raise
 
     def _file(self, name: str) -> AppendOnly:
@@ -152,9 +142,6 @@ class RunFolder:
 
         Args:
             root: the results folder.
-            scenario: names the folder in it.
-            experiment: names the one in that.
-            variant_name: names the one in that, where there are several.
             scrubber: keeps names and paths out; None: those of this process.
             clock: of the log.
             echo: called with each line of the log, without its time, once it is on disk.
@@ -170,13 +157,11 @@ class RunFolder:
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
         except OSError as error:
-            raise cannot_create(folder, error) from error
+            raise cannot_write(folder, error) from error
         try:
             return cls(folder, scrubber, clock, echo)
-        except (OSError, UserError) as error:
+        except UserError:
             shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise cannot_create(folder, error) from error
             raise
 
     @classmethod
@@ -186,10 +171,7 @@ class RunFolder:
         Raises:
             UserError: it cannot be written to.
         """
-        try:
-            opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
-        except OSError as error:
-            raise cannot_create(folder, error) from error
+        opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
         opened.manifest = manifest
         return opened
 
@@ -242,12 +224,7 @@ class RunFolder:
                 self._echo(line)
 
     def finish(self, status: str, error: str | None = None, outcome: dict[str, Any] | None = None) -> None:
-        """Flush, say in the manifest how the run ended, and close the files.
-
-        Args:
-            status: ``completed``, ``interrupted`` or ``failed``.
-            error: what went wrong; saved without names and absolute paths.
-            outcome: figures of the run.
+        """Flush, say in the manifest how the run ended: ``completed``, ``interrupted`` or ``failed``; close the files.
 
         Raises:
             UserError: the disk is full or gone. A run that was complete otherwise has failed, and says so where it can.
@@ -263,8 +240,8 @@ class RunFolder:
             full = met
             if status == "completed":
                 status, error = "failed", str(met)
-        ended = replace(self.manifest, status=status, error=error, finished_at=timestamp(now), outcome=outcome or {})
-        ended = replace(ended, duration_s=round(seconds, 3))
+        facts = {"finished_at": timestamp(now), "duration_s": round(seconds, 3), "outcome": outcome or {}}
+        ended = replace(self.manifest, status=status, error=error, **facts)
         try:
             self.write_manifest(ended)
         except UserError as met:
@@ -279,7 +256,7 @@ class RunFolder:
             raise full
 
     def close(self) -> None:
-        """Close the files without a word about how the run ended; closing twice does no harm."""
+        """Close the files without a word about how the run ended."""
         for file in self._files.values():
             file.close()
 
@@ -291,9 +268,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _as_text(self, manifest: Manifest) -> str:
@@ -308,15 +283,9 @@ class RunFolder:
 
 
 class AppendOnly:
-    """A file that only ever grows by whole pieces: lines that are kept until ``flush``, or bytes at once.
+    """A file of ``size`` bytes that only ever grows by whole pieces: lines kept until ``flush``, or bytes at once.
 
-    Args:
-        path: of a new file.
-        go_on: it may be there already.
-
-    Attributes:
-        file: itself, open.
-        size: bytes of it.
+    Where it is there already, it has to be one to ``go_on`` with.
     """
 
     def __init__(self, path: Path, go_on: bool = False) -> None:
@@ -362,21 +331,9 @@ def timestamp(now: datetime) -> str:
 
 
 def cannot_write(folder: Path, error: OSError) -> UserError:
-    """Return what to say where files in a results folder cannot be written."""
-    what = f"cannot write results to {str(folder)!r}: {error.strerror or error}"
-    return UserError(what, where=str(folder), fix="free some space there, or choose a folder with --out DIR")
-
-
-def cannot_create(folder: Path, error: OSError) -> UserError:
-    """Return what to say where a results folder, or one in it, cannot be made."""
+    """Return what to say where a results folder, or a file in one, cannot be made or written."""
     if isinstance(error, FileExistsError) and folder.is_dir():
-        return UserError(
-            f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten",
-            where=str(folder),
-            fix="start the run again, or choose another folder with --out DIR",
-        )
-    return UserError(
-        f"cannot write to the results folder {str(folder)!r}: {error.strerror or error}",
-        where=str(folder),
-        fix="choose a folder you can write to with --out DIR",
-    )
+        what = f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten"
+        return UserError(what, str(folder), "start the run again, or choose another folder with --out DIR")
+    what = f"cannot write results to {str(folder)!r}: {error.strerror or error}"
+    return UserError(what, str(folder), "free some space there, or choose a folder you can write to with --out DIR")

@@ -161,8 +161,7 @@ def test_a_results_folder_that_is_a_file_is_refused(tmp_path: Path, create: Crea
     (tmp_path / "results").write_text("not a folder")
     with pytest.raises(UserError) as caught:
         create(tmp_path / "results")
-    assert caught.value.what.startswith(f"cannot write to the results folder '{tmp_path}/results/quickstart/")
-    assert caught.value.fix == "choose a folder you can write to with --out DIR"
+    assert caught.value.what.startswith(f"cannot write results to '{tmp_path}/results/quickstart/")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
