@@ -240,7 +240,11 @@ class RunFolder:
             full = met
             if status == "completed":
                 status, error = "failed", str(met)
-        facts = {"finished_at": timestamp(now), "duration_s": round(seconds, 3), "outcome": outcome or {}}
+        facts: dict[str, Any] = {
+            "finished_at": timestamp(now),
+            "duration_s": round(seconds, 3),
+            "outcome": outcome or {},
+        }
         ended = replace(self.manifest, status=status, error=error, **facts)
         try:
             self.write_manifest(ended)
