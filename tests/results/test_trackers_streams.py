@@ -21,7 +21,7 @@ from harness.results import EvaluationRow, StepRow, store_metrics
 from harness.results.importers.logs import STEP as AT
 from harness.results.importers.logs import TIME, read_events
 from harness.results.rows import HeaderRow
-from harness.results.trackers import Streams, check_trackers, flat_metrics, open_streams
+from harness.results.trackers import Streams, flat_metrics, open_streams
 
 DEFAULT = ("jsonl", "tensorboard")
 LANES = {"learner": {"update": 0.5}, "generator0": {"generate": 0.25}, "generator1": {"generate": 0.5}}
@@ -181,15 +181,6 @@ def test_a_tracker_that_fails_to_close_does_not_keep_the_others_open() -> None:
     Streams({"wandb": failing, "jsonl": other}, notes.append).close()
     assert notes == ["tracker wandb failed when it was closed: RuntimeError: cannot finish"]
     assert other.closed == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"), [("tensorbord", "did you mean 'tensorboard'?"), ("x", "one or more of jsonl, tensorboard")]
-)
-def test_an_unknown_tracker_is_refused(name: str, fix: str) -> None:
-    with pytest.raises(UserError, match="unknown tracker") as caught:
-        check_trackers(["jsonl", name])
-    assert str(caught.value.fix).startswith(fix)
 
 
 def test_a_missing_package_is_told_with_its_command_before_anything_is_opened(tmp_path: Path) -> None:
