@@ -1,11 +1,9 @@
 """Counters of a run, sampled beside it: ``counters.jsonl``, one row for each source and sample.
 
-A source is ``host`` (the machine), ``gpu0`` (the first GPU that the run may use), ``sampler`` (the probe itself), or a
-process: its lane, several lanes joined by ``+``, or ``driver``, which holds every lane without a process of its own; or
-a user's own probe, by its ``package.module:Name``.
-Sources of another machine have its name and ``/`` in front.
-What could not be read is null, with the reason under ``missing``; a name that a row lacks was not read at that time.
-A ``sampler`` row with ``held`` 1 closes a stretch: what was counted between it and the next row is not the run's.
+A source is ``host``, ``gpu0`` (the first GPU that the run may use), ``sampler`` (the probe itself), a process (its
+lane, several joined by ``+``, or ``driver``, which holds every other lane), or a user's own probe by its
+``package.module:Name``; of another machine, with its name and ``/`` in front. What could not be read is null, with the
+reason under ``missing``. What was counted between a ``sampler`` row with ``held`` 1 and the next row is not the run's.
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ HELD = "held"
 
 
 class Counter(NamedTuple):
-    """What a counter's values are.
-
-    ``grows``: it counts up from an origin that is not the run's, so that only differences mean something.
-    """
+    """What a counter's values are; one that ``grows`` counts up from an origin that is not the run's."""
 
     unit: str
     meaning: str
@@ -73,7 +68,6 @@ GPU_COUNTERS = {
 }
 """Beside these, ``throttle/<reason>`` is 1 while that reason holds the clock down, and 0 after it has been seen."""
 
-
 _REASONS = {
     "not_supported": "this device or kernel does not tell it",
     "no_permission": "this user may not read it",
@@ -97,12 +91,7 @@ def explain(reason: str) -> str:
 
 
 class CounterRow(Row, frozen=True):
-    """One reading of one source.
-
-    Attributes:
-        at_ns: nanoseconds of the run's clock, as in spans.
-        values: by name; None where ``missing`` has the reason.
-    """
+    """One reading of one source, at a time of the run's clock."""
 
     at_ns: Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
     source: str
