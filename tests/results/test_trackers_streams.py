@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,17 +53,17 @@ def events(data: bytes) -> dict[int, dict[str, float]]:
 
 
 class Taking:
-    """A tracker that remembers what it got, and fails at one step if told to."""
+    """A tracker that remembers the steps that it got, and fails at one of them if told to."""
 
     def __init__(self, fails_at: int | None = None, fails_to_close: bool = False) -> None:
-        self.got: list[tuple[int, str, dict[str, float]]] = []
+        self.got: list[int] = []
         self.closed = 0
         self._fails_at, self._fails_to_close = fails_at, fails_to_close
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         if step == self._fails_at:
             raise ConnectionError("no route to the server\nwith a second line")
-        self.got.append((step, kind, dict(values)))
+        self.got.append(step)
 
     def close(self) -> None:
         self.closed += 1
@@ -71,47 +71,38 @@ class Taking:
             raise RuntimeError("cannot finish")
 
 
-def test_a_step_row_becomes_flat_names_with_the_values_of_their_reductions() -> None:
-    assert flat_metrics(STEP) == FLAT_STEP
-
-
-def test_an_evaluation_row_has_no_stages() -> None:
-    assert flat_metrics(EVALUATION) == {"elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5}
-
-
-def test_steps_outside_of_statistics_are_marked() -> None:
-    flat = flat_metrics(replace(STEP, warmup=True, profiled=True))
-    assert (flat["warmup"], flat["profiled"]) == (1.0, 1.0)
-
-
-def test_no_flat_name_is_a_path_prefix_of_another() -> None:
-    """MLflow's stores keep names as paths, where a name cannot be both a file and a folder."""
-    names = set(FLAT_STEP) | set(flat_metrics(EVALUATION))
-    assert not [(a, b) for a in names for b in names if b.startswith(a + "/")]
+def opened(folder: Path, *rows: StepRow | EvaluationRow, names: Sequence[str] = DEFAULT) -> None:
+    """Pass the rows on to streams in a folder."""
+    streams = open_streams(names, folder, "sync_k")
+    for row in rows:
+        streams.on_row(row)
+    streams.close()
+    streams.close()
 
 
 def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
+    flat = {"elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5}
     streams = open_streams(DEFAULT, tmp_path, "sync_k")
     streams.on_row(STEP)
     streams.on_row(EVALUATION)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before they are closed: each row is there at once
     assert [json.loads(line) for line in lines] == [
         {"step": 4, "kind": "step"} | FLAT_STEP,
-        {"step": 5, "kind": "evaluation", "elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5},
+        {"step": 5, "kind": "evaluation"} | flat,
     ]
     (file,) = (tmp_path / "tensorboard").iterdir()
-    assert events(file.read_bytes()) == {4: FLAT_STEP, 5: flat_metrics(EVALUATION)}
+    assert events(file.read_bytes()) == {4: FLAT_STEP, 5: flat}
     streams.close()
-    streams.close()
+    assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\.harness", file.name)
+    assert os.uname().nodename.encode() not in file.read_bytes()
+    outside = flat_metrics(replace(STEP, warmup=True, profiled=True))
+    assert outside == FLAT_STEP | {"warmup": 1.0, "profiled": 1.0}
 
 
 def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Path) -> None:
     """It goes on from step 5; step 5 was made before, the evaluation of version 5 was told before the checkpoint."""
     later = replace(STEP, step=5, version=6)
-    first = open_streams(["tensorboard"], tmp_path, "sync_k")
-    for row in (STEP, EVALUATION, later):
-        first.on_row(row)
-    first.close()
+    opened(tmp_path, STEP, EVALUATION, later, names=["tensorboard"])
     rows = (HeaderRow("harness.steps", 1), STEP, EVALUATION)
     (tmp_path / "steps.jsonl").write_bytes(b"".join(row.line() for row in rows))
     before = {file: file.read_bytes() for file in (tmp_path / "tensorboard").iterdir()}
@@ -124,28 +115,16 @@ def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Pat
     assert events(whole[len(old) :]) == {5: flat_metrics(EVALUATION) | FLAT_STEP | {"policy_version": 6.0}}
 
 
-def test_non_finite_numbers_are_null_in_json_and_stay_in_tensorboard(tmp_path: Path) -> None:
-    metrics = {"loss": {"mean": math.nan}, "grad_norm": {"mean": math.inf}}
-    row = StepRow(0, 1, 1.0, 1.0, 1, {}, metrics=metrics)
-    streams = open_streams(DEFAULT, tmp_path, "sync_k")
-    streams.on_row(row)
-    streams.close()
+def test_any_number_and_name_is_taken_and_what_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
+    name = 'reward/"x"\n\u202e\U0001f600'
+    metrics = {"loss": {"mean": math.nan}, "grad_norm": {"mean": math.inf}, name: {"mean": 1.0}}
+    opened(tmp_path, StepRow(0, 1, 1.0, 1.0, 1, {}, metrics=metrics))
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert (line["loss"], line["grad_norm"]) == (None, None)
+    assert (line["loss"], line["grad_norm"], line[name]) == (None, None, 1.0)
     (file,) = (tmp_path / "tensorboard").iterdir()
     values = events(file.read_bytes())[0]
     assert math.isnan(values["loss"])
-    assert values["grad_norm"] == math.inf
-
-
-def test_the_event_file_names_no_host(tmp_path: Path) -> None:
-    streams = open_streams(["tensorboard"], tmp_path, "sync_k")
-    streams.on_row(STEP)
-    streams.close()
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\.harness", file.name)
-    assert set(events(file.read_bytes())[4]) == set(FLAT_STEP)  # the records hold nothing else: their lengths add up
-    assert os.uname().nodename.encode() not in file.read_bytes()
+    assert (values["grad_norm"], values[name]) == (math.inf, 1.0)
 
 
 def test_streams_leave_no_thread_and_no_open_file(tmp_path: Path) -> None:
@@ -159,28 +138,19 @@ def test_streams_leave_no_thread_and_no_open_file(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_a_tracker_that_fails_is_left_out_with_one_note() -> None:
+def test_a_tracker_that_fails_is_left_out_with_one_note_and_keeps_no_other_open() -> None:
     notes: list[str] = []
-    failing, other = Taking(fails_at=1), Taking()
-    streams = Streams({"wandb": failing, "jsonl": other}, notes.append)
+    failing, other, stuck = Taking(fails_at=1), Taking(), Taking(fails_to_close=True)
+    streams = Streams({"wandb": failing, "mlflow": stuck, "jsonl": other}, notes.append)
     for step in range(4):
         streams.on_row(replace(STEP, step=step))
-    assert notes == [
-        "tracker wandb failed at step 1 and is left out from here on: ConnectionError: no route to the server"
-    ]
-    assert [step for step, _, _ in failing.got] == [0]
-    assert [step for step, _, _ in other.got] == [0, 1, 2, 3]
-    assert failing.closed == 1
+    assert (failing.got, other.got, failing.closed) == ([0], [0, 1, 2, 3], 1)
     streams.close()
     assert (failing.closed, other.closed) == (1, 1)
-
-
-def test_a_tracker_that_fails_to_close_does_not_keep_the_others_open() -> None:
-    notes: list[str] = []
-    failing, other = Taking(fails_to_close=True), Taking()
-    Streams({"wandb": failing, "jsonl": other}, notes.append).close()
-    assert notes == ["tracker wandb failed when it was closed: RuntimeError: cannot finish"]
-    assert other.closed == 1
+    assert notes == [
+        "tracker wandb failed at step 1 and is left out from here on: ConnectionError: no route to the server",
+        "tracker mlflow failed when it was closed: RuntimeError: cannot finish",
+    ]
 
 
 def test_a_missing_package_is_told_with_its_command_before_anything_is_opened(tmp_path: Path) -> None:
@@ -215,14 +185,3 @@ def test_a_run_without_a_tracker_does_not_load_its_package(tmp_path: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_a_name_may_hold_any_text(tmp_path: Path) -> None:
-    name = 'reward/"x"\n\u202e\U0001f600'
-    streams = open_streams(DEFAULT, tmp_path, "sync_k")
-    streams.on_row(EvaluationRow(0, 0, 0.0, {name: {"mean": 1.0, "count": 1}}))
-    streams.close()
-    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)[name] == 1.0
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    assert events(file.read_bytes()) == {0: {"elapsed_s": 0.0, "policy_version": 0.0, name: 1.0}}
