@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from msgspec import Meta
 
 from harness.results.jsonl import read_rows
-from harness.results.rows import MOST_WHOLE, Row, Whole
+from harness.results.rows import COUNTERS, MOST_WHOLE, Row, Whole
 
-COUNTERS = "counters.jsonl"
 HOST, SAMPLER, DRIVER = "host", "sampler", "driver"
 HELD = "held"
 
@@ -93,6 +92,7 @@ def explain(reason: str) -> str:
 class CounterRow(Row, frozen=True):
     """One reading of one source, at a time of the run's clock."""
 
+    file: ClassVar[str] = COUNTERS
     at_ns: Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
     source: str
     values: Mapping[str, Whole | Annotated[float, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)] | None]
@@ -110,7 +110,7 @@ def read_counters(folder: Path) -> list[CounterRow]:
     Raises:
         UserError: the file is damaged (named with its line) or of an unknown schema version.
     """
-    return read_rows(folder / COUNTERS, CounterRow)
+    return read_rows(folder, CounterRow)
 
 
 def is_growing(name: str) -> bool:

@@ -19,10 +19,10 @@ import msgspec
 
 from harness.core.errors import UserError
 from harness.core.regular_files import MOST_BYTES, read_regular
-from harness.results.rows import SCHEMA_VERSION, Whole
+from harness.results.rows import SCHEMA_VERSION, Row, SpanRow, Whole
 
 T = TypeVar("T")
-AnyRow = TypeVar("AnyRow", bound=msgspec.Struct)
+AnyRow = TypeVar("AnyRow", bound=Row | SpanRow)
 
 MOST_FACTS_BYTES = 2**22
 """Of a manifest, a resolved scenario and whatever else is no file of rows."""
@@ -97,8 +97,8 @@ def _restored(row: Any) -> Any:
     return row
 
 
-def read_rows(path: Path, *kinds: type[AnyRow]) -> list[AnyRow]:
-    """Read the rows of known kinds of a JSONL file, which is called after its schema; others are skipped.
+def read_rows(folder: Path, *kinds: type[AnyRow]) -> list[AnyRow]:
+    """Read the rows of these kinds from their file in a run's folder; others are skipped.
 
     Returns:
         the rows in the order of the file; none if there is no file.
@@ -106,6 +106,7 @@ def read_rows(path: Path, *kinds: type[AnyRow]) -> list[AnyRow]:
     Raises:
         UserError: the file is damaged (named with its line) or of an unknown schema version.
     """
+    path = folder / kinds[0].file
     if not os.path.lexists(path):
         return []
     return read_checked(path, lambda data: _rows(data, path, kinds), MOST_BYTES)
@@ -115,7 +116,8 @@ def _rows(data: bytes, path: Path, kinds: tuple[type[AnyRow], ...]) -> list[AnyR
     head, end, body = data[: data.rfind(b"\n") + 1].partition(b"\n")
     if not end:
         return []
-    number, kind, rows = 1, reduce(or_, kinds), list[AnyRow]()
+    kind: Any = reduce(or_, kinds)
+    number, rows = 1, list[AnyRow]()
     try:
         check_schema(head, f"harness.{path.stem}", f"{path}, line 1")
         if b"non_finite" not in body:

@@ -21,6 +21,7 @@ from harness.core.trace import Span
 from harness.results.jsonl import RESTORE, read_checked, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
+    STEPS,
     ArrivalRow,
     BatchRow,
     DiscardedRow,
@@ -35,20 +36,7 @@ from harness.results.rows import (
     VersionChange,
     WarmUp,
 )
-from harness.results.writer import (
-    ARRIVALS,
-    CHECKPOINTS,
-    GROUPS,
-    KEPT_STEPS,
-    MANIFEST,
-    PICTURES,
-    POLICIES,
-    POLICY,
-    ROLLOUTS,
-    SCENARIO,
-    SPANS,
-    STEPS,
-)
+from harness.results.writer import CHECKPOINTS, KEPT_STEPS, MANIFEST, PICTURES, POLICIES, POLICY, SCENARIO
 
 if TYPE_CHECKING:
     from harness.loop.arrivals import Arrival
@@ -84,25 +72,25 @@ class Run:
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
-        return list(map(Span._make, map(astuple, read_rows(self.folder / SPANS, SpanRow))))
+        return list(map(Span._make, map(astuple, read_rows(self.folder, SpanRow))))
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
-        return read_rows(self.folder / ROLLOUTS, RolloutRow)
+        return read_rows(self.folder, RolloutRow)
 
     def groups(self) -> list[ShardRow | BatchRow]:
         """Read how long which rollouts were and what they earned; empty in a run of before it was written."""
-        return read_rows(self.folder / GROUPS, ShardRow, BatchRow)
+        return read_rows(self.folder, ShardRow, BatchRow)
 
     def discarded(self) -> list[DiscardedRow]:
         """Read what dynamic sampling discarded; empty in a run without it."""
-        return read_rows(self.folder / GROUPS, DiscardedRow)
+        return read_rows(self.folder, DiscardedRow)
 
     def arrivals(self) -> tuple[Arrival, ...]:
         """Read the order in which things arrived; empty in a run that did not write it."""
         from harness.loop.arrivals import Arrival  # and with it the whole loop
 
-        return tuple(Arrival(*astuple(row)) for row in read_rows(self.folder / ARRIVALS, ArrivalRow))
+        return tuple(Arrival(*astuple(row)) for row in read_rows(self.folder, ArrivalRow))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -163,7 +151,7 @@ def load_run(folder: Path) -> Run:
     status = manifest.status
     if status == "running" and not is_running(folder):
         status = DID_NOT_FINISH
-    rows = read_rows(folder / STEPS, StepRow, EvaluationRow, TailRow, SyncRow)
+    rows = read_rows(folder, StepRow, EvaluationRow, TailRow, SyncRow)
     steps = [row for row in rows if isinstance(row, StepRow)]
     tails = [row for row in rows if isinstance(row, TailRow)]
     for before, row in pairwise(steps):

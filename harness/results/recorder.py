@@ -12,9 +12,10 @@ from harness.loop import RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats
 from harness.models.flops import Utilisation
 from harness.results import RunFolder, VersionChange
-from harness.results.counters import COUNTERS, HELD, SAMPLER, CounterRow
+from harness.results.counters import HELD, SAMPLER, CounterRow
 from harness.results.occupancy import Occupancy, part_spans
 from harness.results.rows import (
+    COUNTERS,
     WARMUP_FLOOR,
     BatchRow,
     DiscardedRow,

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 """Of every file of a run."""
+SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
+COUNTERS, ARRIVALS = "counters.jsonl", "arrivals.jsonl"
 MOST_SECONDS = 1e9
 """Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
 MOST_WHOLE = 2**63 - 1
@@ -39,7 +41,9 @@ def _kind(name: str) -> str:
 
 
 class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=_kind):
-    """A line of a file; its ``kind`` is its class's name without ``Row``."""
+    """A line of a ``file``; its ``kind`` is its class's name without ``Row``."""
+
+    file: ClassVar[str] = STEPS
 
     @property
     def kind(self) -> str:
@@ -78,6 +82,7 @@ class VersionChange(NamedTuple):
 class SpanRow(Struct, frozen=True, gc=False):
     """A span, as its file has it."""
 
+    file: ClassVar[str] = SPANS
     lane: str
     stage: Stage
     start_ns: Whole
@@ -187,6 +192,7 @@ class RolloutRow(Row, frozen=True):
     weighed by, and the log-probabilities of its first tokens as the engine reported them at sampling.
     """
 
+    file: ClassVar[str] = ROLLOUTS
     purpose: str
     version: Whole
     prompt: str
@@ -206,81 +212,92 @@ class RolloutRow(Row, frozen=True):
         return cls(purpose=purpose.value, step=trained, **asdict(rollout))
 
 
-class ShardRow(Row, frozen=True):
-    """The rollouts of one scored shard, by group.
+class GroupsRow(Row, frozen=True):
+    """Groups of one scored shard, by group.
 
     Attributes:
         step: number of the rollout batch, or for an evaluation the policy version.
-        prompt_tokens: None where no tokens are behind a prompt.
         versions: (oldest, newest) policy version of each group's tokens.
         lengths: response tokens of each rollout.
+    """
+
+    file: ClassVar[str] = GROUPS
+    step: Whole
+    shard: Whole
+    prompt_ids: tuple[Whole, ...]
+    versions: tuple[tuple[Whole, Whole], ...]
+    lengths: tuple[tuple[Whole, ...], ...]
+    rewards: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for name in ("versions", "lengths", "rewards", "prompt_tokens", "attempts"):
+            items = len(getattr(self, name, self.prompt_ids))
+            if items != len(self.prompt_ids) and (items or name != "attempts" or isinstance(self, DiscardedRow)):
+                raise ValueError(f"{name!r} has {items} items for {len(self.prompt_ids)} groups")
+
+
+class ShardRow(GroupsRow, frozen=True):
+    """The rollouts of one scored shard.
+
+    Attributes:
+        prompt_tokens: None where no tokens are behind a prompt.
         failed_groups: groups that got no reward and are in no other field.
         attempts: how often each group's place had been sampled before; empty where no group was sampled again.
     """
 
     purpose: str
-    step: Whole
-    shard: Whole
-    prompt_ids: tuple[Whole, ...]
     prompt_tokens: tuple[Whole | None, ...]
-    versions: tuple[tuple[Whole, Whole], ...]
-    lengths: tuple[tuple[Whole, ...], ...]
-    rewards: tuple[tuple[float, ...], ...]
     failed_groups: Whole = 0
     attempts: tuple[Whole, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_lengths(self, ("prompt_tokens", "versions", "lengths", "rewards"))
-        if self.attempts:
-            _check_lengths(self, ("attempts",))
 
     @classmethod
     def of(cls, scored: ScoredBatch) -> ShardRow:
         """Return the row of a scored shard."""
-        item, groups = scored.item, scored.groups
+        groups = scored.groups
         return cls(
-            purpose=item.purpose.value,
-            step=item.step,
-            shard=item.shard,
+            **_columns(scored, groups),
+            purpose=scored.item.purpose.value,
             prompt_tokens=tuple(group.prompt_length for group in groups),
             failed_groups=scored.failed_groups,
             attempts=tuple(group.attempt for group in groups) if any(group.attempt for group in groups) else (),
-            **_columns(groups),
         )
 
 
-class DiscardedRow(Row, frozen=True):
-    """The groups of a shard that dynamic sampling discarded; fields as in ``ShardRow``."""
+class DiscardedRow(GroupsRow, frozen=True):
+    """The groups of a shard that dynamic sampling discarded; ``attempts`` as in ``ShardRow``."""
 
-    step: Whole
-    shard: Whole
-    prompt_ids: tuple[Whole, ...]
-    versions: tuple[tuple[Whole, Whole], ...]
-    lengths: tuple[tuple[Whole, ...], ...]
-    rewards: tuple[tuple[float, ...], ...]
     attempts: tuple[Whole, ...]
-
-    def __post_init__(self) -> None:
-        _check_lengths(self, ("versions", "lengths", "rewards", "attempts"))
 
     @classmethod
     def of(cls, scored: ScoredBatch) -> DiscardedRow:
         """Return the row of a scored shard's discarded groups."""
         groups = scored.discarded or ()
-        attempts = tuple(group.attempt for group in groups)
-        return cls(step=scored.item.step, shard=scored.item.shard, attempts=attempts, **_columns(groups))
+        return cls(**_columns(scored, groups), attempts=tuple(group.attempt for group in groups))
+
+
+def _columns(scored: ScoredBatch, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    return {
+        "step": scored.item.step,
+        "shard": scored.item.shard,
+        "prompt_ids": tuple(group.prompt_id for group in groups),
+        "versions": tuple((group.min_version, group.max_version) for group in groups),
+        "lengths": tuple(group.lengths for group in groups),
+        "rewards": tuple(group.rewards for group in groups),
+    }
 
 
 class BatchRow(Row, frozen=True):
     """The groups that a training step trained on, where that is not the fresh batch: (batch number, prompt id)."""
 
+    file: ClassVar[str] = GROUPS
     step: Whole
     groups: tuple[tuple[Whole, Whole], ...]
 
 
 class ArrivalRow(Row, frozen=True):
-    """An event of the loop; see ``harness.loop.arrivals``."""
+    """An event of the loop, an ``Arrival`` of ``harness.loop.arrivals``."""
 
+    file: ClassVar[str] = ARRIVALS
     who: str
     what: str
     orders: tuple[tuple[str, Whole, Whole, Whole], ...] = ()
@@ -339,21 +356,6 @@ class LedgerFigures:
     def share(self, column: Rollouts) -> float:
         """Return a column's share of the generated rollouts; 0 where there were none."""
         return column.rollouts / self.generated.rollouts if self.generated.rollouts else 0.0
-
-
-def _columns(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    return {
-        "prompt_ids": tuple(group.prompt_id for group in groups),
-        "versions": tuple((group.min_version, group.max_version) for group in groups),
-        "lengths": tuple(group.lengths for group in groups),
-        "rewards": tuple(group.rewards for group in groups),
-    }
-
-
-def _check_lengths(row: ShardRow | DiscardedRow, names: Sequence[str]) -> None:
-    for name in names:
-        if len(getattr(row, name)) != len(row.prompt_ids):
-            raise ValueError(f"{name!r} has {len(getattr(row, name))} items for {len(row.prompt_ids)} groups")
 
 
 OPTIMIZER_STEP_METRICS = ("loss", "grad_norm", "clip_fraction", "kl/penalty")

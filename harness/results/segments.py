@@ -22,13 +22,12 @@ from harness.core.file_locks import holding
 from harness.core.trace import Span
 from harness.core.types import Metric
 from harness.loop.replay import ReplayStats
-from harness.results.counters import COUNTERS
 from harness.results.jsonl import read_json
 from harness.results.manifest import Input
 from harness.results.reader import is_running
-from harness.results.rows import StepSeconds
+from harness.results.rows import ARRIVALS, COUNTERS, GROUPS, ROLLOUTS, SPANS, STEPS, StepSeconds
 from harness.results.trackers import METRICS
-from harness.results.writer import ARRIVALS, GROUPS, LOG, MANIFEST, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.writer import LOG, MANIFEST, SCENARIO
 
 RECORDED = "recorded.json"
 """The file in the folder of a checkpoint."""

@@ -26,7 +26,7 @@ from harness.core.own_code import OwnKind, make_part
 from harness.results.anonymous import Scrubber
 from harness.results.jsonl import read_rows
 from harness.results.rows import EvaluationRow, StepRow
-from harness.results.writer import STEPS, AppendOnly
+from harness.results.writer import AppendOnly
 
 METRICS = "metrics.jsonl"
 PROJECT = "grpo-harness"
@@ -146,7 +146,7 @@ class TensorBoard(AppendOnly):
         if goes_on_from is not None:
             restart = {"status": 1}  # SessionLog.START: what purge_step of a SummaryWriter writes
             self.write(event_record(wall_time=start, step=goes_on_from, session_log=restart))
-            for row in read_rows(folder / STEPS, EvaluationRow):
+            for row in read_rows(folder, EvaluationRow):
                 if row.step >= goes_on_from:
                     self.log(row.step, row.kind, flat_metrics(row))
 

@@ -24,34 +24,14 @@ from harness.core.file_locks import lock
 from harness.core.terminal_text import plain
 from harness.core.trace import Span
 from harness.results.anonymous import Scrubber, safe_name
-from harness.results.counters import COUNTERS, CounterRow
 from harness.results.manifest import Manifest
-from harness.results.rows import (
-    SCHEMA_VERSION,
-    ArrivalRow,
-    BatchRow,
-    DiscardedRow,
-    HeaderRow,
-    RolloutRow,
-    Row,
-    ShardRow,
-    SpanRow,
-)
+from harness.results.rows import ROLLOUTS, SCHEMA_VERSION, SPANS, STEPS, HeaderRow, Row, SpanRow
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
-SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
 ATTEMPTS = 100
 """Names that a new experiment tries."""
 POLICY, POLICIES, PICTURES, PROFILES, REPORT = "policy", "policies", "pictures", "profiles", "report.html"
-ARRIVALS = "arrivals.jsonl"
 CHECKPOINTS, KEPT_STEPS = "checkpoints", "kept_steps"
-FILES: dict[type[Row], str] = {
-    RolloutRow: ROLLOUTS,
-    **dict.fromkeys((ShardRow, DiscardedRow, BatchRow), GROUPS),
-    CounterRow: COUNTERS,
-    ArrivalRow: ARRIVALS,
-}
-"""Where rows are written; those of other kinds into ``STEPS``."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -196,7 +176,7 @@ class RunFolder:
         """
         try:
             for row in rows:
-                self._file(FILES.get(type(row), STEPS)).append(row.line())
+                self._file(row.file).append(row.line())
         except OSError as error:
             raise cannot_write(self.folder, error) from error
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from harness.probes import reading
 from harness.results.counters import (
-    COUNTERS,
     CounterRow,
     explain,
     is_growing,
@@ -14,7 +13,7 @@ from harness.results.counters import (
     sources,
     stretches,
 )
-from harness.results.rows import HeaderRow
+from harness.results.rows import COUNTERS, HeaderRow
 
 
 def sampler(at_ns: int, held: int = 0) -> CounterRow:

@@ -33,10 +33,10 @@ from harness.results import (
 from harness.results.frames import over_optimizer_steps, table_of
 from harness.results.occupancy import Occupancy
 from harness.results.recorder import RunRecorder
-from harness.results.rows import StepSeconds, optimizer_step_columns
+from harness.results.rows import STEPS, StepSeconds, optimizer_step_columns
 from harness.results.step_metrics import idle_ratios, lag_metrics, step_metrics, sync_metrics, trained_lags
 from harness.results.warmup import warm_up_of
-from harness.results.writer import MANIFEST, STEPS
+from harness.results.writer import MANIFEST
 
 MB = 1_000_000
 ITEM = WorkItem(Purpose.TRAIN, 3, 0, (0, 1), 2, 0)
@@ -274,11 +274,11 @@ def test_groups_of_shards_and_evaluations_are_kept_with_what_was_discarded_and_r
     run = _read(recorder)
     versions, lengths, rewards = ((3, 3), (1, 3)), ((4, 6), (10, 10)), ((0.0, 1.0), (1.0, 1.0))
     assert run.groups() == [
-        ShardRow("train", 3, 0, (0, 1), (None, None), versions, lengths, rewards, 0),
-        ShardRow("train", 3, 1, (0,), (7,), ((3, 3),), ((4, 6),), ((0.0, 1.0),), 1),
-        ShardRow("train", 3, 2, (9, 1), (None, None), versions, lengths, rewards, 1, attempts=(2, 0)),
+        ShardRow(3, 0, (0, 1), versions, lengths, rewards, "train", (None, None)),
+        ShardRow(3, 1, (0,), ((3, 3),), ((4, 6),), ((0.0, 1.0),), "train", (7,), 1),
+        ShardRow(3, 2, (9, 1), versions, lengths, rewards, "train", (None, None), 1, attempts=(2, 0)),
         BatchRow(3, ((1, 1), (3, 0))),  # (batch number, prompt id)
-        ShardRow("evaluate", 4, 0, (0,), (None,), ((4, 4),), ((9,),), ((1.0,),), 0),
+        ShardRow(4, 0, (0,), ((4, 4),), ((9,),), ((1.0,),), "evaluate", (None,)),
     ]
     assert run.discarded() == [
         DiscardedRow(3, 2, (0, 8), ((2, 3), (1, 3)), ((10, 10),) * 2, ((1.0, 1.0),) * 2, attempts=(0, 1))
