@@ -18,7 +18,7 @@ from harness.core.errors import UserError
 from harness.core.file_locks import holding
 from harness.results.jsonl import check_schema, decode_json, read_checked
 from harness.results.rows import SCHEMA_VERSION, Whole
-from harness.results.writer import cannot_write
+from harness.results.writer import writing
 
 EXPERIMENT, SCHEMA = "experiment.json", "harness.experiment"
 
@@ -62,11 +62,8 @@ def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
         UserError: it cannot be written.
     """
     data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | asdict(plan)
-    try:
-        with whole_file(experiment / EXPERIMENT) as stream:
-            stream.write((json.dumps(data, indent=1) + "\n").encode())
-    except OSError as error:
-        raise cannot_write(experiment, error) from error
+    with writing(experiment), whole_file(experiment / EXPERIMENT) as stream:
+        stream.write((json.dumps(data, indent=1) + "\n").encode())
 
 
 def read_plan(experiment: Path) -> ExperimentPlan | None:

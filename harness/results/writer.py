@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,18 +81,17 @@ class RunFolder:
     ) -> None:
         self.folder, self._goes_on = folder, go_on
         self.manifest: Manifest | None = None
-        self._scrubber, self._clock, self._echo = scrubber, clock, echo
+        self._scrubber, self._clock, self._echo = scrubber, clock, echo or (lambda line: None)
         self._to_echo: list[str] = []
         self._files: dict[str, AppendOnly] = {}
         try:
-            lock(self._file(STEPS).file, wait=True)
-            for name in (SPANS, ROLLOUTS, LOG):
-                self._file(name)
+            with writing(folder):
+                lock(self._file(STEPS).file, wait=True)
+                for name in (SPANS, ROLLOUTS, LOG):
+                    self._file(name)
             self.flush()
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, OSError):
-                raise cannot_write(folder, error) from error
             raise
 
     def _file(self, name: str) -> AppendOnly:
@@ -133,11 +132,9 @@ class RunFolder:
         folder = root / safe_name(scenario) / safe_name(experiment)
         if variant_name is not None:
             folder /= safe_name(scrubber.paths(variant_name))
-        try:
+        with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
-        except OSError as error:
-            raise cannot_write(folder, error) from error
         try:
             return cls(folder, scrubber, clock, echo)
         except UserError:
@@ -174,18 +171,15 @@ class RunFolder:
         Raises:
             UserError: a file that is not there yet cannot be made.
         """
-        try:
+        with writing(self.folder):
             for row in rows:
                 self._file(row.file).append(row.line())
-        except OSError as error:
-            raise cannot_write(self.folder, error) from error
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, made plain, without names and absolute paths."""
         line = plain(self._scrubber.text(text))
         self._files[LOG].append(f"{timestamp(self._clock())} {line}\n".encode(errors="backslashreplace"))
-        if self._echo is not None:
-            self._to_echo.append(line)
+        self._to_echo.append(line)
 
     def flush(self) -> None:
         """Put everything added so far on disk.
@@ -193,15 +187,12 @@ class RunFolder:
         Raises:
             UserError: the disk is full or gone. The files end on a whole line.
         """
-        try:
+        with writing(self.folder):
             for file in self._files.values():
                 file.flush()
-        except OSError as error:
-            raise cannot_write(self.folder, error) from error
-        said, self._to_echo = self._to_echo, []
-        if self._echo is not None:
-            for line in said:
-                self._echo(line)
+        lines, self._to_echo = self._to_echo, []
+        for line in lines:
+            self._echo(line)
 
     def finish(self, status: str, error: str | None = None, outcome: dict[str, Any] | None = None) -> None:
         """Flush, say in the manifest how the run ended: ``completed``, ``interrupted`` or ``failed``; close the files.
@@ -220,12 +211,8 @@ class RunFolder:
             full = met
             if status == "completed":
                 status, error = "failed", str(met)
-        facts: dict[str, Any] = {
-            "finished_at": timestamp(now),
-            "duration_s": round(seconds, 3),
-            "outcome": outcome or {},
-        }
-        ended = replace(self.manifest, status=status, error=error, **facts)
+        ended = replace(self.manifest, status=status, error=error, finished_at=timestamp(now), outcome=outcome or {})
+        ended = replace(ended, duration_s=round(seconds, 3))
         try:
             self.write_manifest(ended)
         except UserError as met:
@@ -259,11 +246,8 @@ class RunFolder:
         return json.dumps(manifest.to_json(self._scrubber), indent=2) + "\n"
 
     def _replace(self, name: str, text: str) -> None:
-        try:
-            with whole_file(self.folder / name) as stream:
-                stream.write(text.encode(errors="backslashreplace"))
-        except OSError as error:
-            raise cannot_write(self.folder, error) from error
+        with writing(self.folder), whole_file(self.folder / name) as stream:
+            stream.write(text.encode(errors="backslashreplace"))
 
 
 class AppendOnly:
@@ -321,3 +305,12 @@ def cannot_write(folder: Path, error: OSError) -> UserError:
         return UserError(what, str(folder), "start the run again, or choose another folder with --out DIR")
     what = f"cannot write results to {str(folder)!r}: {error.strerror or error}"
     return UserError(what, str(folder), "free some space there, or choose a folder you can write to with --out DIR")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise ``cannot_write`` in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(folder, error) from error
