@@ -151,12 +151,13 @@ def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
     assert metrics["response_tokens"] == Metric(30, "sum")  # 4 + 6 + 10 + 10
     assert metrics["perf/throughput_total"] == Metric(15.0)
     assert (metrics["reward/total"], metrics["loss"]) == (Metric(0.75, count=4), Metric(0.5, count=4))
-    assert "perf/throughput_total" not in step_metrics(FACTS, wall_s=0.0)
+    assert not {"perf/throughput_total", "score/failed_groups"} & step_metrics(FACTS, wall_s=0.0).keys()
+    parts = (replace(SCORED, failed_groups=2), replace(SCORED, groups=(), metrics={}, failed_groups=1))
+    assert step_metrics(replace(FACTS, scored=parts), 1.0)["score/failed_groups"] == Metric(3, "sum")
 
 
 def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRecorder, clock: HandClock) -> None:
-    """Old code: evaluation was in the seconds only with lag, and compare's figure had it always."""
-    recorder._tracer.finished.append(Span("generator0", Stage.EVALUATE, 10_000_000_000, 11_000_000_000, 3, 3))
+    recorder._tracer.finished.append(_span("generator0", Stage.EVALUATE, 10.0, 11.0))
     clock.set(12.0)
     recorder.on_step(FACTS)
     recorder.loop_ends()
@@ -165,14 +166,19 @@ def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRe
     assert tokens_per_second(table_of(run)) == pytest.approx(30 / 2.0)
 
 
-def test_groups_with_equal_rewards_are_counted_among_those_trained_on() -> None:
-    """Old code: in no metric. YOUNG has rewards 0 and 1, OLD 1 and 1; one rollout alone tells nothing either way."""
-    assert step_metrics(FACTS, 1.0)["zero_variance_fraction"] == Metric(0.5, count=2)
-    alone = replace(YOUNG, rewards=(1.0,), lengths=(4,))
-    taken = (Taken(OLD, 1, 0), Taken(alone, 1, 0))
-    assert step_metrics(replace(FACTS, taken=taken), 1.0)["zero_variance_fraction"] == Metric(1.0, count=1)
-    unknown = (Taken(replace(OLD, rewards=None), 1, 0),)
-    assert "zero_variance_fraction" not in step_metrics(replace(FACTS, taken=unknown), 1.0)
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ((YOUNG, OLD), Metric(0.5, count=2)),  # rewards 0 and 1; 1 and 1
+        ((OLD, replace(YOUNG, rewards=(1.0,), lengths=(4,))), Metric(1.0, count=1)),  # one alone tells nothing
+        ((replace(OLD, rewards=None),), None),
+    ],
+)
+def test_groups_with_equal_rewards_are_counted_among_those_trained_on(
+    groups: tuple[RolloutGroup, ...], expected: Metric | None
+) -> None:
+    facts = replace(FACTS, taken=tuple(Taken(group, 1, 0) for group in groups))
+    assert step_metrics(facts, 1.0).get("zero_variance_fraction") == expected
 
 
 def test_dynamic_sampling_counts_groups_tokens_and_attempts() -> None:
@@ -204,17 +210,9 @@ def test_optimizer_steps_are_kept_where_there_are_several(recorder: RunRecorder,
 
 
 def test_of_many_optimizer_steps_evenly_spaced_ones_are_kept() -> None:
-    many = [{"loss": Metric(float(place))} for place in range(160)]
-    kept = optimizer_step_columns(many)["loss"]
-    assert len(kept) == 64
-    assert kept[:4] == (0.0, 2.0, 5.0, 7.0)  # i * 160 // 64: 0, 2.5, 5, 7.5
-    assert kept[-1] == 157.0  # 63 * 2.5 = 157.5
-
-
-def test_failed_groups_are_counted_where_there_are_any() -> None:
-    parts = (replace(SCORED, failed_groups=2), replace(SCORED, groups=(), metrics={}, failed_groups=1))
-    assert step_metrics(replace(FACTS, scored=parts), 1.0)["score/failed_groups"] == Metric(3, "sum")
-    assert "score/failed_groups" not in step_metrics(FACTS, 1.0)
+    kept = optimizer_step_columns([{"loss": Metric(float(place))} for place in range(160)])["loss"]
+    # i * 160 // 64: 0, 2.5, 5, 7.5, and at last 63 * 2.5 = 157.5
+    assert (len(kept), kept[:4], kept[-1]) == (64, (0.0, 2.0, 5.0, 7.0), 157.0)
 
 
 def test_a_sync_is_the_mean_over_publishes_and_over_receivers() -> None:
@@ -411,16 +409,8 @@ def test_no_metric_name_is_a_path_prefix_of_another(
 ) -> None:
     clock.set(11.0)
     tracer.finished.extend(_span("learner", stage, 10.0, 10.1) for stage in Stage if stage.value.startswith("weight_"))
-    mixed = replace(OLD, mean_version=2.5)
-    recorder.on_step(
-        replace(
-            FACTS,
-            scored=(replace(SCORED, failed_groups=1),),
-            taken=(Taken(mixed, 1, 2),),
-            dropped=Count(4, 90),
-            replay=(ReplayStats(), 0),
-        )
-    )
+    taken, scored = (Taken(replace(OLD, mean_version=2.5), 1, 2),), (replace(SCORED, failed_groups=1),)
+    recorder.on_step(replace(FACTS, scored=scored, taken=taken, dropped=Count(4, 90), replay=(ReplayStats(), 0)))
     (row,) = _read(recorder).steps
     names = set(row.metrics)
     assert {"off_policy/dropped_length", "sync/bandwidth_gb_s", "replay/size", "score/failed_groups"} <= names
