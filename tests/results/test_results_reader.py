@@ -22,32 +22,18 @@ Make = Callable[..., RunFolder]
 
 def test_a_run_comes_back_as_it_was_written(make_run: Make) -> None:
     rollout = ExampleRollout("Say hi", "hi\x1b[31m", "hi", 1.0, 3, "stop", 4)
-    written = make_run(
-        arm="k4",
-        steps=2,
-        gap_s=0.25,
-        evaluations={0: (0.25, 12.0), 2: (0.5, 18.0)},
-        rollouts=[rollout],
-        optimizer_steps=4,
-    )
-    run = load_run(written.folder)
+    evaluations = {0: (0.25, 12.0), 2: (0.5, 18.0)}
+    plan = {"arm": "k4", "steps": 2, "gap_s": 0.25, "evaluations": evaluations, "optimizer_steps": 4}
+    run = load_run(make_run(**plan, rollouts=[rollout]).folder)
     assert (run.status, run.manifest.arm, run.manifest.parameters) == ("completed", "k4", 3_300_000)
     assert run.manifest.outcome == {"final_reward": 0.5}
     # start-up 2 s, then: evaluation 1 s + step 1 s + gap 0.25 s; step 1 s + gap 0.25 s + evaluation 1 s
-    assert [(row.step, row.version, row.wall_s, row.elapsed_s) for row in run.steps] == [
-        (0, 1, 2.25, 2.25),
-        (1, 2, 2.25, 4.5),
-    ]
-    assert [row.optimizer_steps for row in run.steps] == [4, 4]
-    assert run.steps[0].lanes["generator"] == {
-        "evaluate": 1.0,
-        "generate": 0.3,
-        "wait_for_weights": 0.6,
-        "weight_load": 0.1,
-    }
+    figures = [(row.step, row.version, row.wall_s, row.elapsed_s, row.optimizer_steps) for row in run.steps]
+    assert figures == [(0, 1, 2.25, 2.25, 4), (1, 2, 2.25, 4.5, 4)]
+    seconds = {"evaluate": 1.0, "generate": 0.3, "wait_for_weights": 0.6, "weight_load": 0.1}
+    assert run.steps[0].lanes["generator"] == seconds
     assert run.steps[0].stages_s["wait_for_batch"] == 1.5
-    assert run.steps[1].metric("loss") == Metric(0.5, count=64)
-    assert run.steps[1].metric("absent") is None
+    assert (run.steps[1].metric("loss"), run.steps[1].metric("absent")) == (Metric(0.5, count=64), None)
     assert [(row.version, row.elapsed_s, row.metric("validation/reward")) for row in run.evaluations] == [
         (0, 1.0, Metric(0.25, count=256)),
         (2, 4.5, Metric(0.5, count=256)),
@@ -270,12 +256,6 @@ def test_no_runs_and_no_folder_are_errors(tmp_path: Path) -> None:
     for name, problem in (("", "no runs in"), ("absent", "does not exist"), ("file", "is not a folder")):
         with pytest.raises(UserError, match=problem):
             find_run_folders(tmp_path / name)
-
-
-def test_a_damaged_scenario_is_named(make_run: Make) -> None:
-    run = load_run(make_run(steps=1, settings="steps: [\n").folder)
-    with pytest.raises(UserError, match=r"cannot read .*scenario\.resolved\.yaml"):
-        run.setting("steps")
 
 
 def _rewrite(path: Path, warmup: object, **facts: object) -> Run:

@@ -71,8 +71,7 @@ def test_metrics_keep_their_reduction_and_count() -> None:
 
 def test_stage_seconds_are_summed_over_lanes() -> None:
     lanes = {"generator": {"generate": 0.3, "evaluate": 0.3}, "scorer": {"evaluate": 0.05}}
-    row = StepRow(step=0, version=1, wall_s=0.65, elapsed_s=0.65, optimizer_steps=1, lanes=lanes)
-    assert row.stages_s == {"generate": 0.3, "evaluate": 0.35}
+    assert StepRow(0, 1, 0.65, 0.65, 1, lanes).stages_s == {"generate": 0.3, "evaluate": 0.35}
 
 
 def test_the_kind_of_a_lane_is_its_name_without_the_number() -> None:
