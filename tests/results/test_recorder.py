@@ -153,7 +153,9 @@ def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
     assert (metrics["reward/total"], metrics["loss"]) == (Metric(0.75, count=4), Metric(0.5, count=4))
     assert not {"perf/throughput_total", "score/failed_groups"} & step_metrics(FACTS, wall_s=0.0).keys()
     parts = (replace(SCORED, failed_groups=2), replace(SCORED, groups=(), metrics={}, failed_groups=1))
-    assert step_metrics(replace(FACTS, scored=parts), 1.0)["score/failed_groups"] == Metric(3, "sum")
+    some, all_failed = (step_metrics(replace(FACTS, scored=scored), 1.0) for scored in (parts, parts[1:]))
+    assert (some["score/failed_groups"], some.get("score/failed_batches")) == (Metric(3, "sum"), None)
+    assert all_failed["score/failed_batches"] == Metric(1, "sum")
 
 
 def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRecorder, clock: HandClock) -> None:
@@ -358,6 +360,20 @@ def test_a_replaced_part_holds_no_version_and_is_logged(recorder: RunRecorder, c
         "1.000000 s: generator1 died (killed again); a new one takes its place",
     ]
     assert recorder.outcome()["replaced"] == {"generator1": 2, "scorer": 1}
+
+
+def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder: RunRecorder) -> None:
+    for seconds in (1.0, 3.0):
+        recorder.on_sync("generator0", 3, {"sync/wire_s": Metric(seconds)})
+    recorder.on_step(FACTS)
+    recorder.on_step(NEXT)
+    recorder.on_sync("generator0", 4, {"sync/wire_s": Metric(5.0)})
+    first, second = _read(recorder).steps
+    assert (first.metric("sync/wire_s"), second.metric("sync/wire_s")) == (Metric(2.0, count=2), None)
+    assert recorder.outcome()["syncs"] == {"sync/wire_s": 3.0}
+    recorded = recorder.recorded()
+    recorder.on_step(replace(FACTS, step=5))
+    assert (len(recorded.seconds), recorded.measured) == (2, {"sync/wire_s": Metric(5.0)})
 
 
 def test_a_wait_counts_in_every_row_that_it_reaches_into(
