@@ -13,13 +13,6 @@ from harness.loop.replay import ReplayStats
 from harness.results import lane_kind
 from harness.results.occupancy import LaneAccount
 
-SYNC_STAGES = {
-    "publish": Stage.WEIGHT_PUBLISH,
-    "transfer": Stage.WEIGHT_TRANSFER,
-    "load": Stage.WEIGHT_LOAD,
-    "verify": Stage.WEIGHT_VERIFY,
-}
-
 
 def step_metrics(facts: StepReport, wall_s: float) -> Metrics:
     """Return the metrics of a training step; each is of the same rollouts and seconds whatever the lag.
@@ -85,10 +78,8 @@ def lag_metrics(facts: StepReport) -> Metrics:
     }
     if rollouts:  # none, where no group of a batch had a reward
         mean = sum(lag * number for lag, number in lags.items()) / rollouts
-        metrics |= {
-            "off_policy/mean": Metric(mean, count=rollouts),
-            "off_policy/max": Metric(max(lags), "max", rollouts),
-        }
+        metrics["off_policy/mean"] = Metric(mean, count=rollouts)
+        metrics["off_policy/max"] = Metric(max(lags), "max", rollouts)
     if facts.dropped.mean_length is not None:
         metrics["off_policy/dropped_length"] = Metric(facts.dropped.mean_length, count=facts.dropped.rollouts)
     if any(group.mean_version is not None for group in facts.groups):
@@ -108,8 +99,9 @@ def sync_metrics(weight_handle: WeightHandle, spans: Sequence[Span]) -> Metrics:
     if weight_handle.num_bytes == 0:
         return {}
     metrics = {"sync/bytes": Metric(weight_handle.num_bytes), "sync/tensors": Metric(weight_handle.num_tensors)}
-    for name, stage in SYNC_STAGES.items():
-        by_sync: Counter[tuple[str, int]] = Counter()
+    moving_s = 0.0
+    for name in ("publish", "transfer", "load", "verify"):
+        stage, by_sync = Stage(f"weight_{name}"), Counter[tuple[str, int]]()
         for span in spans:
             if span.stage is stage:
                 by_sync[span.lane, span.version] += span.end_ns - span.start_ns
@@ -119,9 +111,7 @@ def sync_metrics(weight_handle: WeightHandle, spans: Sequence[Span]) -> Metrics:
         if by_kind:
             seconds = sum(sum(times) / len(times) for times in by_kind.values()) / 1e9
             metrics[f"sync/{name}_s"] = Metric(seconds, count=max(map(len, by_kind.values())))
-    moving_s = sum(
-        metrics[name].value for name in ("sync/publish_s", "sync/transfer_s", "sync/load_s") if name in metrics
-    )
+            moving_s += seconds if name != "verify" else 0.0
     if {"sync/publish_s", "sync/load_s"} <= metrics.keys() and moving_s > 0:
         metrics["sync/bandwidth_gb_s"] = Metric(weight_handle.num_bytes / moving_s / 1e9)
     return metrics
