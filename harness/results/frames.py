@@ -130,8 +130,12 @@ class RunTable:
 
     @cached_property
     def is_measured(self) -> NDArray[np.bool_]:
-        """Which steps figures of time rest on: no warm-up, not profiled, of known seconds; all where none is left."""
-        measured = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0) & (self.steps["wall_s"] > 0)
+        """Which steps figures of time rest on: no warm-up, not profiled, of known seconds; all where none is left.
+
+        A step of 0 s has unknown seconds in another trainer's log; in a simulated run it takes no time.
+        """
+        known = (self.steps["wall_s"] > 0) | ("imported" not in self.run.manifest.outcome)
+        measured = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0) & known
         return measured if measured.any() else np.ones(len(self), dtype=np.bool_)
 
     @cached_property
