@@ -36,11 +36,7 @@ LaneSeconds = dict[str, dict[str, Seconds]]  # lane -> stage -> seconds
 StoredMetrics = Mapping[str, Mapping[str, Whole | float]]  # name -> {reduction: value, "count": n}
 
 
-def _kind(name: str) -> str:
-    return name.removesuffix("Row").lower()
-
-
-class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=_kind):
+class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=lambda name: name.removesuffix("Row").lower()):
     """A line of a ``file``; its ``kind`` is its class's name without ``Row``."""
 
     file: ClassVar[str] = STEPS
@@ -48,7 +44,7 @@ class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=_kind):
     @property
     def kind(self) -> str:
         """What the row holds."""
-        return _kind(type(self).__name__)
+        return str(self.__struct_config__.tag)
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric of a step or an evaluation, or None if it has none of that name."""
