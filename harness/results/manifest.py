@@ -30,18 +30,9 @@ _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
 
 
 # what is read of ``machine`` and ``outcome``, which are free in form else
-class _Machine(TypedDict, total=False):
-    cores: Whole | None
-    missing: dict[str, Any] | None
-
-
-class _Imported(TypedDict, total=False):
-    steps_per_row: Whole | None
-
-
-class _Outcome(TypedDict, total=False):
-    replaced: dict[str, Whole]
-    imported: _Imported
+_Machine = msgspec.defstruct("_Machine", [("cores", Whole | None, None), ("missing", dict[str, Any] | None, None)])
+_Imported = msgspec.defstruct("_Imported", [("steps_per_row", Whole | None, None)])
+_Outcome = msgspec.defstruct("_Outcome", [("replaced", dict[str, Whole], {}), ("imported", _Imported, None)])
 
 
 class Input(TypedDict, total=False):
