@@ -72,12 +72,8 @@ class Recorded:
 
     def copy(self, **changes: Any) -> Recorded:
         """Return one with these changes, that stays as it is when the recorder goes on."""
-        growing: dict[str, Any] = {
-            "seconds": [*self.seconds],
-            "evaluations": [*self.evaluations],
-            "replaced": {**self.replaced},
-        }
-        return replace(self, **growing, **changes)
+        own: dict[str, Any] = {"seconds": self.seconds[:], "evaluations": self.evaluations[:]}
+        return replace(self, **own, replaced={**self.replaced}, **changes)
 
     def to_json(self) -> bytes:
         """Return what ``read_recorded`` reads."""
