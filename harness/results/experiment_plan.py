@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.file_locks import holding
-from harness.results.jsonl import read_json
-from harness.results.rows import Whole
-from harness.results.writer import cannot_write
+from harness.results.jsonl import check_schema, decode_json, read_checked
+from harness.results.rows import SCHEMA_VERSION, Whole
+from harness.results.writer import writing
 
-EXPERIMENT = "experiment.json"
-SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
+EXPERIMENT, SCHEMA = "experiment.json", "harness.experiment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,9 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentPlan:
-    """Every run that an experiment set out to make.
+    """Every run that an experiment set out to make, in the order of the scenario.
 
-    Attributes:
-        runs: in the order of the scenario.
-        enough_after: blocks after which its own rule (``stop_at_half_width``) ended it; None where it did not.
+    ``enough_after``: blocks after which its own rule (``stop_at_half_width``) ended it; None where it did not.
     """
 
     runs: tuple[PlannedRun, ...]
@@ -54,13 +51,8 @@ class ExperimentPlan:
     @property
     def due(self) -> list[PlannedRun]:
         """The runs that have to be there: all, or those of the blocks up to the one that was enough."""
-        if self.enough_after is None:
-            return list(self.runs)
-        return [run for run in self.runs if run.block is None or run.block < self.enough_after]
-
-    def ended_after(self, blocks: int) -> ExperimentPlan:
-        """Return the plan of an experiment whose own rule ended it after so many blocks."""
-        return replace(self, enough_after=blocks)
+        end = self.enough_after
+        return [run for run in self.runs if end is None or run.block is None or run.block < end]
 
 
 def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
@@ -70,11 +62,8 @@ def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
         UserError: it cannot be written.
     """
     data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | asdict(plan)
-    try:
-        with whole_file(experiment / EXPERIMENT) as stream:
-            stream.write((json.dumps(data, indent=1) + "\n").encode())
-    except OSError as error:
-        raise cannot_write(experiment, error) from error
+    with writing(experiment), whole_file(experiment / EXPERIMENT) as stream:
+        stream.write((json.dumps(data, indent=1) + "\n").encode())
 
 
 def read_plan(experiment: Path) -> ExperimentPlan | None:
@@ -86,18 +75,17 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
     path = experiment / EXPERIMENT
     if not path.exists():
         return None
-    head = read_json(path, dict[str, Any])
-    if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
-        raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
-    return read_json(path, ExperimentPlan)
+
+    def parse(data: bytes) -> ExperimentPlan:
+        check_schema(data, SCHEMA, str(path))
+        return cast(ExperimentPlan, decode_json(data, ExperimentPlan))
+
+    return read_checked(path, parse)
 
 
 @contextmanager
 def held(file: Path) -> Iterator[None]:
-    """Keep other commands out of an experiment; the hold ends with the process, however that ends.
-
-    Args:
-        file: in its folder, which is never replaced.
+    """Keep other commands out of the experiment that a file lies in; the hold ends with the process, however that ends.
 
     Raises:
         UserError: another command is at work there.

@@ -1,19 +1,16 @@
-"""Runs as tables: the rows of each run as columns, read once, and those of a folder as pandas frames.
-
-``read_table`` makes columns of a run and lets its rows go. ``Results`` stacks the tables of many runs into frames, each
-when it is asked for: that is what comparisons, reports and notebooks read. Loads no torch and no Ray.
-"""
+"""Runs as tables: the rows of each run as columns, read once, and those of a folder as pandas frames."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from msgspec.structs import asdict
@@ -22,11 +19,13 @@ from numpy.typing import NDArray
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import RankStep, Reduction
-from harness.results.reader import DamagedRun, Run, find_run_folders, load_run
+from harness.results.reader import DamagedRun, Run, load_run, read_each
 from harness.results.rows import REDUCTIONS, StoredMetrics, VersionChange
 
 if TYPE_CHECKING:
     import pandas as pd
+
+T = TypeVar("T")
 
 NANO = 1e-9
 REWARD, LENGTH = "validation/reward", "validation/response_length"
@@ -37,6 +36,7 @@ _STEP_COLUMNS = {name: name for name in ("step", "version", "wall_s", "elapsed_s
     "is_warmup": "warmup",
     "is_profiled": "profiled",
 }
+_ABSENT: Mapping[str, float] = {"count": 0}  # a metric that a row lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class Column:
     Attributes:
         values: one a row; NaN where the row lacks it, and where it was NaN.
         counts: how many values each stands for; 0 where the row lacks it.
-        reduction: what each is of them.
     """
 
     values: Numbers
@@ -72,9 +71,7 @@ class Column:
             return None
         if self.reduction == "mean":
             return float(values @ counts / counts.sum())
-        return float(
-            values.sum() if self.reduction == "sum" else values.max() if self.reduction == "max" else values.min()
-        )
+        return float(getattr(np, self.reduction)(values))
 
     @property
     def last(self) -> float | None:
@@ -89,7 +86,6 @@ class Evaluated:
 
     Attributes:
         step: training steps made by then.
-        elapsed_s: seconds of the loop.
         prompts: behind each reward.
         length: mean response length in tokens; NaN where unknown.
     """
@@ -112,13 +108,11 @@ class RunTable:
         run: without its rows of steps and evaluations.
         steps: ``step``, ``version``, ``wall_s``, ``elapsed_s``, ``optimizer_steps``, ``is_warmup``, ``is_profiled`` and
             ``timing_s/<stage>`` of each stage that ran; shape [steps] each.
-        metrics: by name, over the training steps.
+        metrics: over the training steps.
         evaluated: ``version``, ``step`` and ``elapsed_s`` of each evaluation; shape [evaluations] each.
-        validation: metrics by name, over the evaluations.
-        lags: of each training step, how many of the rollouts trained on were how many versions behind.
-        optimizer_steps: of each training step, the values of its optimizer steps by metric; empty where it made one.
-        ranks: of each training step, what each rank of the Learner did; empty where it is one process.
-        version_changes: when which lane took which policy version, in order.
+        validation: metrics over the evaluations.
+        lags, optimizer_steps, ranks: of each training step, as in ``StepRow``.
+        version_changes: in order.
     """
 
     run: Run
@@ -136,18 +130,19 @@ class RunTable:
 
     @cached_property
     def is_measured(self) -> NDArray[np.bool_]:
-        """Which steps figures of time rest on: neither warm-up nor profiled; of these, those that took time, since a log
-        of another trainer may lack the seconds of some. All where no other is left."""
-        plain = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0)
-        timed = plain & (self.steps["wall_s"] > 0)
-        return next((steps for steps in (timed, plain) if steps.any()), np.ones(len(self), dtype=np.bool_))
+        """Which steps figures of time rest on: no warm-up, not profiled, of known seconds; all where none is left.
+
+        A step of 0 s has unknown seconds in another trainer's log; in a simulated run it takes no time.
+        """
+        known = (self.steps["wall_s"] > 0) | ("imported" not in self.run.manifest.outcome)
+        measured = (self.steps["is_warmup"] == 0) & (self.steps["is_profiled"] == 0) & known
+        return measured if measured.any() else np.ones(len(self), dtype=np.bool_)
 
     @cached_property
     def wall_s(self) -> Numbers:
         """Seconds of each step; the last one ends with the evaluation that ended after it, where one did.
 
-        The last evaluation of a run in turns lies in the row of its last step, and that of a run with lag after it. So
-        it counts in both, and the two can be compared.
+        For the last evaluation of a run in turns lies in the row of its last step, and that of a run with lag after it.
         """
         return self._closed(self.steps["wall_s"], 0.0 if self.closing is None else self.closing.wall_s)
 
@@ -190,10 +185,7 @@ class RunTable:
 
 
 def read_table(folder: Path, with_metrics: bool = True) -> RunTable:
-    """Read one run folder into columns.
-
-    Args:
-        with_metrics: those of the training steps too, which are most of the work.
+    """Read one run folder into columns; the metrics of the training steps, most of the work, can be left out.
 
     Raises:
         UserError: a file is missing, damaged (named with its line) or of an unknown schema version; or a metric is
@@ -230,52 +222,33 @@ def _numbers(values: Iterable[float]) -> Numbers:
 
 
 def _columns(rows: Sequence[StoredMetrics]) -> dict[str, Column]:
-    if not rows:
-        return {}
-    names = dict.fromkeys(chain.from_iterable(rows))
-    columns = ((name, _quick_column(rows, name) or _column(rows, name)) for name in names)
-    return {name: column for name, column in columns if column is not None}
+    columns = dict[str, Column]()
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        stored = _each(rows, name, _ABSENT)
+        keys = set().union(*stored)
+        reductions = [each for each in REDUCTIONS if each in keys]
+        if len(reductions) > 1:
+            raise UserError(f"the metric {name!r} changes its reduction within the run: {' and '.join(reductions)}")
+        for reduction in reductions:
+            values, counts = _each(stored, reduction, math.nan), _each(stored, "count", 1)
+            columns[name] = Column(_numbers(values), _numbers(counts), reduction)
+    return columns
 
 
-def _quick_column(rows: Sequence[StoredMetrics], name: str) -> Column | None:
-    """Return the column where every row has it in the reduction of the first, as nearly always; None otherwise."""
-    reduction = next((each for each in REDUCTIONS if each in rows[0].get(name, ())), None)
-    if reduction is None:
-        return None
+def _each(rows: Sequence[Mapping[str, T]], key: str, default: T) -> list[T]:
     try:
-        stored = list(map(itemgetter(name), rows))
-        return Column(
-            _numbers(map(itemgetter(reduction), stored)), _numbers(map(itemgetter("count"), stored)), reduction
-        )
+        return list(map(itemgetter(key), rows))  # as nearly always, and quicker
     except KeyError:
-        return None
-
-
-def _column(rows: Sequence[StoredMetrics], name: str) -> Column | None:
-    values, counts, reductions = np.full(len(rows), np.nan), np.zeros(len(rows)), list[Reduction]()
-    for place, row in enumerate(rows):
-        stored = row.get(name, {})
-        reduction = next((each for each in REDUCTIONS if each in stored), None)
-        if reduction is not None:
-            reductions.append(reduction)
-            values[place], counts[place] = stored[reduction], stored.get("count", 1)
-    if len({*reductions}) > 1:
-        what = f"the metric {name!r} changes its reduction within the run: {' and '.join(dict.fromkeys(reductions))}"
-        raise UserError(what)
-    return Column(values, counts, reductions[0]) if reductions else None
+        return [row.get(key, default) for row in rows]
 
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a results folder, and what they recorded as frames.
+    """The runs of a results folder in the order of their folders, and what they recorded as frames.
 
     The frames share their first columns: ``scenario``, ``experiment`` (when its command was started), ``arm``,
     ``block``, ``seed``, the values of a sweep by their dotted keys, and ``run``, the place of the run in ``tables``.
     Metrics stand under their own names, each as its value: a mean, sum, maximum or minimum over what the step counted.
-
-    Attributes:
-        tables: in the order of their folders.
-        damaged: folders that could not be read, and why.
     """
 
     tables: tuple[RunTable, ...]
@@ -292,14 +265,16 @@ class Results:
 
         ``is_warmup`` and ``is_profiled`` mark steps that are in no figure of a comparison.
         """
-        frame = self._stack(lambda table: table.steps | _values(table.metrics))
+        frame = self._stack(lambda table: table.steps | {name: column.values for name, column in table.metrics.items()})
         whole, flags = ("step", "version", "optimizer_steps"), ("is_warmup", "is_profiled")
         return frame.astype(dict.fromkeys(whole, np.int64) | dict.fromkeys(flags, np.bool_))
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
         """One row for each evaluation of a policy version, with its metrics."""
-        frame = self._stack(lambda table: table.evaluated | _values(table.validation))
+        frame = self._stack(
+            lambda table: table.evaluated | {name: column.values for name, column in table.validation.items()}
+        )
         return frame.astype(dict.fromkeys(("version", "step"), np.int64))
 
     @cached_property
@@ -327,26 +302,21 @@ class Results:
     def _stack(self, columns_of: Callable[[RunTable], Mapping[str, Any]]) -> pd.DataFrame:
         import pandas as pd
 
-        heads = [_head(table.run) | {"run": number} for number, table in enumerate(self.tables)]
-        frames = [
-            pd.DataFrame(columns_of(table)).assign(**head) for table, head in zip(self.tables, heads, strict=True)
-        ]
+        frames, first = list[pd.DataFrame](), dict[str, None]()
+        for number, table in enumerate(self.tables):
+            about = table.run.manifest
+            head = {name: getattr(about, name) for name in ("scenario", "experiment", "arm", "block", "seed")}
+            head |= about.point | {"run": number}
+            first |= dict.fromkeys(head)
+            frames.append(pd.DataFrame(columns_of(table)).assign(**head))
         stacked = pd.concat([frame for frame in frames if len(frame)] or frames, ignore_index=True)
-        first = dict.fromkeys(chain.from_iterable(heads))
         return stacked[[*first, *(name for name in stacked if name not in first)]]
 
     def __repr__(self) -> str:
-        """Return a line for each experiment: what ran in it."""
-        lines = [f"{len(self.tables)} runs" + (f", {len(self.damaged)} folders damaged" if self.damaged else "")]
-        experiments: dict[tuple[str, str], list[RunTable]] = {}
-        for table in self.tables:
-            about = table.run.manifest
-            experiments.setdefault((about.scenario, about.experiment), []).append(table)
-        for (scenario, started), tables in experiments.items():
-            arms = dict.fromkeys(table.run.manifest.arm for table in tables if table.run.manifest.arm)
-            said = f", arms {', '.join(arms)}" if arms else ""
-            lines.append(f"  {scenario} of {started}: {len(tables)} runs{said}, {sum(map(len, tables))} steps")
-        return "\n".join(lines)
+        """Return what ran."""
+        arms = Counter((about.scenario, about.experiment, about.arm) for about in (run.manifest for run in self.runs))
+        lines = [f"  {' '.join(filter(None, names))}: {runs} runs" for names, runs in arms.items()]
+        return "\n".join([f"{len(self.tables)} runs, {len(self.damaged)} folders damaged", *lines])
 
 
 def load_results(folder: str | Path) -> Results:
@@ -355,23 +325,8 @@ def load_results(folder: str | Path) -> Results:
     Raises:
         UserError: there is no such folder, or no run in it.
     """
-    tables, damaged = list[RunTable](), list[DamagedRun]()
-    for each in find_run_folders(Path(folder)):
-        try:
-            tables.append(read_table(each))
-        except UserError as error:
-            damaged.append(DamagedRun(each, error))
+    tables, damaged = read_each(Path(folder), read_table)
     return Results(tuple(tables), tuple(damaged))
-
-
-def _head(run: Run) -> dict[str, Any]:
-    about = run.manifest
-    named = {"scenario": about.scenario, "experiment": about.experiment, "arm": about.arm, "block": about.block}
-    return named | {"seed": about.seed} | about.point
-
-
-def _values(columns: Mapping[str, Column]) -> dict[str, Numbers]:
-    return {name: column.values for name, column in columns.items()}
 
 
 def _by_field(rows: Iterable[Any]) -> dict[str, list[Any]]:
@@ -380,11 +335,7 @@ def _by_field(rows: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def over_optimizer_steps(table: RunTable, name: str) -> list[tuple[float, float]]:
-    """Return (number of the optimizer step, value) of a metric over the whole run, where it is finite.
-
-    Training steps with a single optimizer step give their own figure; those of which no optimizer steps were kept, as
-    in older runs, are left out where they made several.
-    """
+    """Return (number of the optimizer step, value) of a metric over the whole run, where it is finite and was kept."""
     points, done = list[tuple[float, float]](), 0
     column = table.metrics.get(name)
     for place, inner in enumerate(table.optimizer_steps):

@@ -24,7 +24,7 @@ from harness.core.terminal_text import plain
 from harness.results import EvaluationRow, Manifest, RunFolder, StepRow, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.importers.trainers import ASYNCHRONOUS_SIGNS, CROSSWALKS, VERL_ASYNCHRONOUS, Crosswalk
-from harness.results.writer import cannot_create, timestamp, utc_now
+from harness.results.writer import cannot_write, timestamp, utc_now
 
 if TYPE_CHECKING:
     from harness.results.importers.convert import Converted, Points
@@ -257,7 +257,7 @@ def write_experiment(
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(temporary / safe_name(scenario) / experiment, target)
     except OSError as error:
-        raise cannot_create(out, error) from error
+        raise cannot_write(out, error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -19,10 +19,10 @@ import msgspec
 
 from harness.core.errors import UserError
 from harness.core.regular_files import MOST_BYTES, read_regular
-from harness.results.rows import SCHEMA_VERSIONS, HeaderRow, Whole
+from harness.results.rows import SCHEMA_VERSION, Row, SpanRow, Whole
 
 T = TypeVar("T")
-AnyRow = TypeVar("AnyRow", bound=msgspec.Struct)
+AnyRow = TypeVar("AnyRow", bound=Row | SpanRow)
 
 MOST_FACTS_BYTES = 2**22
 """Of a manifest, a resolved scenario and whatever else is no file of rows."""
@@ -41,12 +41,7 @@ else:
 
 
 def read_checked(path: Path, parse: Callable[[bytes], T], most_bytes: int = MOST_FACTS_BYTES) -> T:
-    """Read and parse a file.
-
-    Args:
-        path: the file.
-        parse: takes its content; may raise what is in ``DAMAGE``.
-        most_bytes: a larger one is refused.
+    """Read a file of at most so many bytes and parse its content, which may raise what is in ``DAMAGE``.
 
     Raises:
         UserError: it is missing, no regular file, too large, or damaged.
@@ -102,12 +97,8 @@ def _restored(row: Any) -> Any:
     return row
 
 
-def read_rows(path: Path, *kinds: type[AnyRow]) -> list[AnyRow]:
-    """Read the rows of known kinds of a JSONL file, which is called after its schema; others are skipped.
-
-    Args:
-        path: the file.
-        kinds: the classes of rows; each says what a row of its kind holds.
+def read_rows(folder: Path, *kinds: type[AnyRow]) -> list[AnyRow]:
+    """Read the rows of these kinds from their file in a run's folder; others are skipped.
 
     Returns:
         the rows in the order of the file; none if there is no file.
@@ -115,6 +106,7 @@ def read_rows(path: Path, *kinds: type[AnyRow]) -> list[AnyRow]:
     Raises:
         UserError: the file is damaged (named with its line) or of an unknown schema version.
     """
+    path = folder / kinds[0].file
     if not os.path.lexists(path):
         return []
     return read_checked(path, lambda data: _rows(data, path, kinds), MOST_BYTES)
@@ -124,12 +116,10 @@ def _rows(data: bytes, path: Path, kinds: tuple[type[AnyRow], ...]) -> list[AnyR
     head, end, body = data[: data.rfind(b"\n") + 1].partition(b"\n")
     if not end:
         return []
-    number, kind, rows = 1, reduce(or_, kinds), list[AnyRow]()
+    kind: Any = reduce(or_, kinds)
+    number, rows = 1, list[AnyRow]()
     try:
-        header = _row(head, HeaderRow, (HeaderRow,))
-        if [row.schema for row in header] != [f"harness.{path.stem}"]:
-            raise ValueError(f"the header of harness.{path.stem} is missing")
-        check_version(header[0].schema, header[0].schema_version, f"{path}, line 1")
+        check_schema(head, f"harness.{path.stem}", f"{path}, line 1")
         if b"non_finite" not in body:
             with suppress(ValueError, RecursionError):
                 return list(_decoder(kind).decode_lines(body))  # all lines in one go
@@ -148,27 +138,33 @@ def _row(line: bytes, kind: Any, kinds: tuple[type[AnyRow], ...]) -> list[AnyRow
     try:
         return [decode_json(line, kind)]
     except msgspec.ValidationError:
-        name = decode_json(line, _AnyRow).kind
-        if name == "header" and HeaderRow not in kinds:
+        name = decode_json(line, _Header).kind
+        if name == "header":
             raise ValueError("a second header: rows of two runs stand in one file") from None
         if name in [known.__struct_config__.tag for known in kinds]:
             raise
         return []
 
 
-class _AnyRow(msgspec.Struct):
+class _Header(msgspec.Struct):
     kind: str | None = None
+    schema: str | None = None
+    schema_version: Any = None
 
 
-def check_version(schema: str, version: object, where: str) -> None:
-    """Refuse a schema version that this reader does not know.
+def check_schema(data: bytes, schema: str, where: str) -> None:
+    """Refuse a header row, or a whole JSON file, of another schema or of a version that this reader does not know.
 
     Raises:
-        UserError: naming the version found and the one that is known.
+        ValueError: it is no JSON, or of another schema.
+        UserError: naming the version that it has and the one that is known.
     """
-    if version != SCHEMA_VERSIONS[schema]:
+    header = decode_json(data, _Header)
+    if header.schema != schema:
+        raise ValueError(f"its schema is not {schema!r}")
+    if header.schema_version != SCHEMA_VERSION:
         raise UserError(
-            f"{schema} has schema_version {version!r}; this harness reads {SCHEMA_VERSIONS[schema]}",
+            f"{schema} has schema_version {header.schema_version!r}; this harness reads {SCHEMA_VERSION}",
             where=where,
             fix="read it with the version of the harness that wrote it (the manifest's versions.harness)",
         )

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from harness.results.anonymous import Scrubber, change_strings
-from harness.results.jsonl import Free, check_version, decode_json
-from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, Whole
+from harness.results.jsonl import Free, check_schema, decode_json
+from harness.results.rows import MOST_SECONDS, SCHEMA_VERSION, Whole
 
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
@@ -29,29 +29,14 @@ COMPUTE_NOTHING = "trackers", "profile"
 _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
 
 
-class _Machine(TypedDict, total=False):
-    """What is read of ``machine``, else free in form."""
-
-    cores: Whole | None
-    missing: dict[str, Any] | None
-
-
-class _Imported(TypedDict, total=False):
-    """What is read of ``outcome.imported``, else free in form."""
-
-    steps_per_row: Whole | None
-
-
-class _Outcome(TypedDict, total=False):
-    """What is read of ``outcome``, else free in form."""
-
-    replaced: dict[str, Whole]
-    imported: _Imported
+# what is read of ``machine`` and ``outcome``, which are free in form else
+_Machine = msgspec.defstruct("_Machine", [("cores", Whole | None, None), ("missing", dict[str, Any] | None, None)])
+_Imported = msgspec.defstruct("_Imported", [("steps_per_row", Whole | None, None)])
+_Outcome = msgspec.defstruct("_Outcome", [("replaced", dict[str, Whole], {}), ("imported", _Imported, None)])
 
 
 class Input(TypedDict, total=False):
-    """Something that a run is made of: the SHA-256 of its content (None where there is no file), its name, the number
-    of rows of a data set, the text of a prompt template."""
+    """Something that a run is made of, with the SHA-256 of its content; None where there is no file."""
 
     sha256: Required[str | None]
     name: str | None
@@ -65,14 +50,12 @@ class Segment:
 
     Attributes:
         start_step: training steps that were done.
-        started_at: UTC, ISO 8601.
-        elapsed_s: seconds of the loop before it, which go on from there.
-        startup_s: seconds of its own start, which are in no other figure.
-        commit, dirty: see ``Manifest``.
-        ranks: of the Learner. None in runs of before it was written.
+        elapsed_s: of the loop before it.
+        startup_s: of its own start, which is in no other figure.
+        ranks: of the Learner; None in older runs.
         was: settings by dotted key that are others from here on, with their former values.
-        failed: why the run had failed before it; None where it was killed, stopped by its user, or had ended.
-        cause: why: ``resumed`` by its user, or in the same process, since the ``learner died``.
+        failed: why the run had failed before it.
+        cause: ``resumed`` by its user, or in the same process, since the ``learner died``.
         thrown_away: rollouts that were sampled after the checkpoint; None where the process that knew has ended.
     """
 
@@ -91,28 +74,24 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One run's facts. Names no host, no user and no absolute path.
+    """One run's facts; older runs lack some. Names no host, no user and no absolute path. Times are UTC, ISO 8601.
 
     Attributes:
-        arm: name of the arm, or None in a scenario without arms.
-        point: the sweep's values of this run by dotted key, ``seed`` among them; empty without a sweep.
-        experiment: the command that started this run and its siblings: ``YYYYmmdd-HHMMSS`` in UTC.
+        point: the sweep's values of this run by dotted key, ``seed`` among them.
+        experiment: when the command started that made this run and its siblings: ``YYYYmmdd-HHMMSS``.
         status: one of ``STATUSES``.
-        started_at, finished_at: UTC, ISO 8601.
-        startup_s: seconds from the start of the run to the start of its loop.
+        startup_s: from the start of the run to the start of its loop.
         interleaving: how the arms of the experiment took turns: by ``step``, by ``run``, or None for a single run.
-        position: of the run among the experiment's, in the order of the scenario. Arms may run in another order, and
-            are shown in this one. None in runs of before it was written.
-        block: number of the block, in which every arm runs once; None where the scenario asks for no blocks.
+        position: of the run in the order of the scenario, in which arms are shown.
+        block: number of the block, in which every arm runs once.
         profile: name of the probe profile.
-        machine: see ``harness.probes.provenance.machine_facts``.
+        machine: from ``harness.probes.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
-        end_tokens: the tokens that end a response, by id with their texts; empty in runs of before it was written.
-        inputs: what the run is made of and is no setting, by name: prompts, templates, tokenizer, start weights, and
-            the user's own files by the setting that names each. Of runs of before it was written those files and the
-            prompt template alone.
-        segments: where the run went on from a checkpoint, in order; empty where it ran through.
+        end_tokens: the tokens that end a response, by id with their texts.
+        inputs: what the run is made of and is no setting: ``MADE_OF``, and the user's own files by the setting that
+            names each.
+        segments: where the run went on from a checkpoint, in order.
         simulated: name of the machine profile by which the run was simulated; None in a run that took place.
         outcome: figures of the finished run, free in form.
     """
@@ -147,15 +126,15 @@ class Manifest:
     @property
     def newest_start(self) -> tuple[float, str]:
         """Seconds of the loop before the run was last started, and when that was."""
-        last = self.segments[-1] if self.segments else None
-        return (0.0, self.started_at) if last is None else (last.elapsed_s, last.started_at)
+        starts = [(0.0, self.started_at), *((each.elapsed_s, each.started_at) for each in self.segments)]
+        return starts[-1]
 
     def to_json(self, scrubber: Scrubber) -> dict[str, Any]:
         """Return the JSON object, free of names and absolute paths."""
         saved = asdict(self)
         saved["point"] = change_strings(self.point, scrubber.paths)
         saved |= {key: change_strings(saved[key], scrubber.text) for key in ("error", "outcome", "inputs")}
-        return {"schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]} | saved
+        return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | saved
 
     @classmethod
     def from_json(cls, content: bytes, where: str) -> Manifest:
@@ -165,11 +144,9 @@ class Manifest:
             ValueError, RecursionError: it is no manifest, or a field is missing or of the wrong type.
             UserError: it is of an unknown version.
         """
+        check_schema(content, SCHEMA, where)
         data: dict[str, Any] = decode_json(content, dict[str, Any])
         json.dumps(data, ensure_ascii=False).encode()  # no half of a surrogate pair, which cannot be printed
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA!r}")
-        check_version(SCHEMA, data.get("schema_version"), where)
         template = {PROMPT_TEMPLATE: data["prompt_template"]} if data.get("prompt_template") else {}
         data = {"experiment": data.get("campaign"), "inputs": {**data.get("functions", {}), **template}} | data
         manifest = msgspec.convert(data, cls)

@@ -24,15 +24,9 @@ _CODES = {stage: code for code, stage in enumerate(STAGES)}
 _IS_WAIT = np.array([stage.is_wait for stage in STAGES])
 _IS_LAST = np.array([stage in (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER) for stage in STAGES])
 _IS_WORK = ~_IS_WAIT & (np.array(STAGES) != Stage.STARTUP)
-_NEAREST_FIRST = (
-    Stage.SCORE,
-    Stage.WEIGHT_LOAD,
-    Stage.WEIGHT_VERIFY,
-    Stage.WEIGHT_TRANSFER,
-    Stage.WEIGHT_PUBLISH,
-    Stage.GENERATE,
-    Stage.EVALUATE,
-)
+_NEAREST_FIRST = tuple(map(Stage, (
+    "score", "weight_load", "weight_verify", "weight_transfer", "weight_publish", "generate", "evaluate",
+)))  # fmt: skip
 PRECEDENCE = (*_NEAREST_FIRST, *(stage for stage in STAGES if not stage.is_wait and stage not in _NEAREST_FIRST))
 """Who owns an instant in which the Learner waits and several stages run in other lanes: the first of these."""
 # how strong a stage's claim on an instant is: another lane's while the Learner waits, and the Learner's; 0: a wait
@@ -42,13 +36,7 @@ _LEARNER_CLAIMS = np.where(_IS_WAIT, 0, len(STAGES) - np.arange(len(STAGES)))
 
 @dataclass(frozen=True, slots=True)
 class LaneAccount:
-    """Where one lane's time went.
-
-    Attributes:
-        wall_ns: length of the windows.
-        stages_ns: nanoseconds by stage, waits included.
-        unattributed_ns: in no stage and no wait.
-    """
+    """Where one lane's time in the windows went: to stages and waits, and the rest to none of them."""
 
     lane: str
     wall_ns: int
@@ -72,13 +60,7 @@ class LaneAccount:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How the clock divides among the stages that the loop had to wait for.
-
-    Attributes:
-        wall_ns: length of the windows; the sum of all that follows.
-        stages_ns: exposed nanoseconds by stage, without waits, in the order of ``Stage``.
-        nobody_ns: nanoseconds that no stage owns.
-    """
+    """How the clock (``wall_ns``) divides among the stages that the loop had to wait for, and what no stage owns."""
 
     wall_ns: int
     stages_ns: dict[Stage, int]
@@ -90,11 +72,9 @@ class Overlap:
     """Work of the lanes against the clock: all stages but waits and start-up.
 
     Attributes:
-        loop_s: seconds of the loop that were looked at.
-        worked_s: seconds that the lanes worked, added over lanes: what they would take one after the other, if their
-            stages took as long then.
-        busy_s: seconds in which at least one lane worked.
-        together_s: seconds in which at least two lanes worked.
+        loop_s: length of the windows.
+        worked_s: added over lanes.
+        busy_s, together_s: in which at least one lane worked, and at least two.
     """
 
     loop_s: float
@@ -110,9 +90,8 @@ class Occupancy:
     Attributes:
         lanes: those with a span that reaches in between the first window's start and the last one's end.
         windows: (start, end) in nanoseconds, shape [windows, 2], in order and disjoint; such as the training steps.
-        lane, span, stage, window: of each piece its place in ``lanes``, in the spans, in ``Stage`` and in ``windows``,
-            shape [pieces].
-        start_ns, end_ns: of each piece, shape [pieces].
+        lane, span, stage, window: of each piece its place in ``lanes``, in the spans, in ``Stage`` and in ``windows``;
+            shape [pieces], as are the two that follow.
     """
 
     lanes: tuple[str, ...]
@@ -184,11 +163,7 @@ class Occupancy:
         return sums.astype(np.int64).reshape(rows, len(STAGES))
 
     def seconds(self, spans: Sequence[Span], first: int = 0) -> LaneSeconds:
-        """Return the seconds of some spans by lane and stage: 0.0 where others have all of their time.
-
-        Args:
-            spans: those from place ``first`` on of all that the table was made of.
-        """
+        """Return the seconds of spans, those from place ``first`` on, by lane and stage: 0.0 where others have all."""
         lengths = self._of_spans[first : first + len(spans)].tolist()
         lengths += [0.0] * (len(spans) - len(lengths))
         lanes: dict[str, dict[str, float]] = {}
@@ -205,20 +180,13 @@ class Occupancy:
     def exposed(self) -> Exposure | None:
         """Divide the clock among the stages; None where the Learner is none of the lanes.
 
-        Time spent counts every second that a lane worked; lanes that work side by side make it add up to more than the
-        clock. Exposed time divides the clock: each instant of the loop goes to exactly one of these, in this order.
+        Each instant of the loop goes to exactly one of these, in this order:
 
-        1. The stage that the Learner is in: the loop advances through the Learner's updates, so its work is always
-           exposed.
-        2. While the Learner waits, the stage of the other lanes that it waits for. Where several run at once, the one
-           nearest to the Learner's next batch: ``score``, then the weight stages from ``weight_load`` back to
-           ``weight_publish`` (a Generator that loads cannot generate yet), then ``generate``, then ``evaluate``, then
-           anything else.
-        3. Nobody: the Learner waits and no lane works (calls between actors, and the event loop), or no span says what
-           the Learner does.
+        1. the stage that the Learner is in, for the loop advances through its updates;
+        2. while the Learner waits, the stage of the other lanes that is nearest to its next batch, by ``PRECEDENCE``;
+        3. nobody: the Learner waits and no lane works, or no span says what the Learner does.
 
-        So exposed times and the time that no stage owns add up to the loop, to the nanosecond, and a stage that hides
-        behind the Learner's work is exposed for 0 seconds however long it takes.
+        So a stage that hides behind the Learner's work is exposed for 0 seconds however long it takes.
         """
         learners = np.array([lane_kind(lane) == "learner" for lane in self.lanes], dtype=bool)
         if not learners.any():
@@ -327,8 +295,7 @@ def _painted(first: Integers, last: Integers, strength: Integers, cells: int) ->
     """Return for each cell the strongest of the ranges that cover it; -1 where none does: shape [cells].
 
     A range is two overlapping blocks of 2^k cells. Each block is noted at its first cell; then the blocks of each size,
-    from the largest on, pass on to their two halves. Where no range has more than one cell, as where spans take turns,
-    that is a single step.
+    from the largest on, pass on to their two halves.
 
     Args:
         first, last, strength: ranges [first, last) and their strengths, at least -1: shape [ranges].
@@ -351,12 +318,8 @@ def _cut(start_ns: Integers, end_ns: Integers, windows: Integers) -> tuple[Integ
     counts = np.maximum(np.searchsorted(windows[:, 0], end_ns, side="left") - first, 0)
     piece = np.repeat(np.arange(len(start_ns)), counts)
     window = np.arange(len(piece)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-    return (
-        piece,
-        window,
-        np.maximum(start_ns[piece], windows[window, 0]),
-        np.minimum(end_ns[piece], windows[window, 1]),
-    )
+    start_ns, end_ns = np.maximum(start_ns[piece], windows[window, 0]), np.minimum(end_ns[piece], windows[window, 1])
+    return piece, window, start_ns, end_ns
 
 
 def _united(group: Integers, start_ns: Integers, end_ns: Integers) -> tuple[Integers, Integers, Integers]:

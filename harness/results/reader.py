@@ -1,23 +1,18 @@
-"""Read run folders back, those of killed runs too.
-
-A last line without its end is what a killed process leaves: it is dropped. Any other damage is an error that names
-file and line. A run folder holds ``manifest.json`` and ``steps.jsonl``; spans and rollouts may have been left out of a
-copy.
-"""
+"""Read run folders back, those of killed runs too: ``manifest.json``, ``steps.jsonl``, and what else a copy has."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from harness.core.errors import UserError
 from harness.core.file_locks import lock
@@ -26,6 +21,7 @@ from harness.core.trace import Span
 from harness.results.jsonl import RESTORE, read_checked, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
+    STEPS,
     ArrivalRow,
     BatchRow,
     DiscardedRow,
@@ -40,30 +36,18 @@ from harness.results.rows import (
     VersionChange,
     WarmUp,
 )
-from harness.results.writer import (
-    ARRIVALS,
-    CHECKPOINTS,
-    GROUPS,
-    KEPT_STEPS,
-    MANIFEST,
-    PICTURES,
-    POLICIES,
-    POLICY,
-    ROLLOUTS,
-    SCENARIO,
-    SPANS,
-    STEPS,
-)
+from harness.results.writer import CHECKPOINTS, KEPT_STEPS, MANIFEST, PICTURES, POLICIES, POLICY, SCENARIO
 
 if TYPE_CHECKING:
     from harness.loop.arrivals import Arrival
+
+T = TypeVar("T")
 
 RESULTS, REFERENCE = "results", "reference"
 """Where runs are, and the folder in it of those that come with the project."""
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
 """Mappings and lists within each other in a resolved scenario; ours have under 10."""
-UNKNOWN_WARM_UP = WarmUp(0, None)
 
 
 @dataclass(frozen=True)
@@ -84,29 +68,29 @@ class Run:
     evaluations: tuple[EvaluationRow, ...]
     tail: TailRow | None
     syncs: tuple[SyncRow, ...] = ()
-    warm_up: WarmUp = UNKNOWN_WARM_UP
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(0, None))
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
-        return list(map(Span._make, map(astuple, read_rows(self.folder / SPANS, SpanRow))))
+        return list(map(Span._make, map(astuple, read_rows(self.folder, SpanRow))))
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
-        return read_rows(self.folder / ROLLOUTS, RolloutRow)
+        return read_rows(self.folder, RolloutRow)
 
     def groups(self) -> list[ShardRow | BatchRow]:
         """Read how long which rollouts were and what they earned; empty in a run of before it was written."""
-        return read_rows(self.folder / GROUPS, ShardRow, BatchRow)
+        return read_rows(self.folder, ShardRow, BatchRow)
 
     def discarded(self) -> list[DiscardedRow]:
-        """Read what dynamic sampling threw away; empty in a run without it."""
-        return read_rows(self.folder / GROUPS, DiscardedRow)
+        """Read what dynamic sampling discarded; empty in a run without it."""
+        return read_rows(self.folder, DiscardedRow)
 
     def arrivals(self) -> tuple[Arrival, ...]:
         """Read the order in which things arrived; empty in a run that did not write it."""
         from harness.loop.arrivals import Arrival  # and with it the whole loop
 
-        return tuple(Arrival(*astuple(row)) for row in read_rows(self.folder / ARRIVALS, ArrivalRow))
+        return tuple(Arrival(*astuple(row)) for row in read_rows(self.folder, ArrivalRow))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -167,11 +151,15 @@ def load_run(folder: Path) -> Run:
     status = manifest.status
     if status == "running" and not is_running(folder):
         status = DID_NOT_FINISH
-    rows = read_rows(folder / STEPS, StepRow, EvaluationRow, TailRow, SyncRow)
+    rows = read_rows(folder, StepRow, EvaluationRow, TailRow, SyncRow)
     steps = [row for row in rows if isinstance(row, StepRow)]
-    warm_up = read_warm_up(manifest.outcome, steps)
-    _check_order(steps, folder / STEPS)
     tails = [row for row in rows if isinstance(row, TailRow)]
+    for before, row in pairwise(steps):
+        if row.step <= before.step or row.elapsed_s < before.elapsed_s:
+            what = f"{str(folder / STEPS)!r} is damaged: step {row.step} at {row.elapsed_s:g} s stands behind"
+            what += f" step {before.step} at {before.elapsed_s:g} s"
+            raise UserError(what, str(folder / STEPS), "it holds rows of two runs; " + RESTORE)
+    warm_up = read_warm_up(manifest.outcome, steps)
     return Run(
         folder=folder,
         manifest=manifest,
@@ -182,21 +170,6 @@ def load_run(folder: Path) -> Run:
         syncs=tuple(row for row in rows if isinstance(row, SyncRow)),
         warm_up=warm_up,
     )
-
-
-def _check_order(steps: Sequence[StepRow], path: Path) -> None:
-    """Refuse steps that do not follow one another: rows of two runs, or rows that were sorted.
-
-    Raises:
-        UserError: naming the first pair.
-    """
-    for before, row in pairwise(steps):
-        if row.step <= before.step or row.elapsed_s < before.elapsed_s:
-            what = (
-                f"{str(path)!r} is damaged: step {row.step} at {row.elapsed_s:g} s stands behind step {before.step} "
-                f"at {before.elapsed_s:g} s"
-            )
-            raise UserError(what, str(path), "it holds rows of two runs: restore it from a copy, or leave this run out")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -210,19 +183,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _flagged(rows: list[StepRow], warm_up: WarmUp, starts: Sequence[int]) -> tuple[StepRow, ...]:
-    """Flag the steps of the warm-up: more than were flagged when written show only at the end of the run.
+    """Flag the steps of the warm-up, which shows only at the end of the run, after each start of a process.
 
-    Each new process warms up as the first one did, so as many steps are flagged after each of ``starts``. Where no step
-    would be left, the rows keep their flags: all of a short run count, or none.
+    Where no step would be left, the rows keep their flags: all of a short run count, or none.
     """
     spells = [range(start, start + warm_up.steps) for start in starts]  # however long a damaged manifest says they are
-    warm = [any(row.step in spell for spell in spells) for row in rows]
-    if all(warm):
+    warm = {row.step for row in rows if any(row.step in spell for spell in spells)}
+    if len(warm) == len(rows):
         return tuple(rows)
-    return tuple(
-        msgspec.structs.replace(row, warmup=True) if is_warm and not row.warmup else row
-        for row, is_warm in zip(rows, warm, strict=True)
-    )
+    return tuple(replace(row, warmup=True) if row.step in warm and not row.warmup else row for row in rows)
 
 
 def find_run_folders(path: Path) -> list[Path]:
@@ -267,11 +236,15 @@ def find_runs(path: Path) -> tuple[list[Run], list[DamagedRun]]:
     Raises:
         UserError: there is no such folder, or no run in it.
     """
-    runs: list[Run] = []
-    damaged: list[DamagedRun] = []
+    return read_each(path, load_run)
+
+
+def read_each(path: Path, read: Callable[[Path], T]) -> tuple[list[T], list[DamagedRun]]:
+    """As ``find_runs``, with any way to read a folder."""
+    runs, damaged = list[T](), list[DamagedRun]()
     for folder in find_run_folders(path):
         try:
-            runs.append(load_run(folder))
+            runs.append(read(folder))
         except UserError as error:
             damaged.append(DamagedRun(folder, error))
     return runs, damaged
@@ -301,10 +274,8 @@ def parse_settings(text: str) -> dict[str, Any]:
     Raises:
         ValueError, ArithmeticError: it is no YAML, or nothing that the harness writes.
     """
-    found = _SEED.search(text)
-    if found is None:
-        return _parse_yaml(text)
-    return _parse_yaml(_SEED.sub("seed: 0", text, count=1)) | {"seed": int(found[1])}
+    seed = _SEED.search(text)
+    return _parse_yaml(_SEED.sub("seed: 0", text, count=1)) | ({"seed": int(seed[1])} if seed else {})
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

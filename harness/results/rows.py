@@ -1,8 +1,7 @@
 """The rows of a run's JSONL files: one struct for each kind, which writes the row and which it is checked against.
 
-Each file starts with a header row that names its schema and version. A row's ``kind`` says what it holds; a reader
-skips kinds it does not know. A field that has its default is left out of the file. NaN and infinity stand there as
-Python writes them: ``NaN``, ``Infinity``.
+Each file starts with a header row. A reader skips rows of a ``kind`` it does not know. A field that has its default is
+left out. NaN and infinity stand there as Python writes them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,15 +21,10 @@ from harness.core.types import ExampleRollout, Metric, Metrics, Purpose, RankSte
 
 T = TypeVar("T")
 
-SCHEMA_VERSIONS = {
-    "harness.manifest": 1,
-    "harness.spans": 1,
-    "harness.steps": 1,
-    "harness.rollouts": 1,
-    "harness.counters": 1,
-    "harness.groups": 1,
-    "harness.arrivals": 1,
-}
+SCHEMA_VERSION = 1
+"""Of every file of a run."""
+SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
+COUNTERS, ARRIVALS = "counters.jsonl", "arrivals.jsonl"
 MOST_SECONDS = 1e9
 """Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
 MOST_WHOLE = 2**63 - 1
@@ -42,17 +36,24 @@ LaneSeconds = dict[str, dict[str, Seconds]]  # lane -> stage -> seconds
 StoredMetrics = Mapping[str, Mapping[str, Whole | float]]  # name -> {reduction: value, "count": n}
 
 
-def _kind(name: str) -> str:
-    return name.removesuffix("Row").lower()
+class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=lambda name: name.removesuffix("Row").lower()):
+    """A line of a ``file``; its ``kind`` is its class's name without ``Row``."""
 
-
-class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=_kind):
-    """A line of a file; its ``kind`` is its class's name without ``Row``."""
+    file: ClassVar[str] = STEPS
 
     @property
     def kind(self) -> str:
         """What the row holds."""
-        return _kind(type(self).__name__)
+        return str(self.__struct_config__.tag)
+
+    def metric(self, name: str) -> Metric | None:
+        """Return a metric of a step or an evaluation, or None if it has none of that name."""
+        stored: Mapping[str, float] = getattr(self, "metrics", {}).get(name, {})
+        for reduction in REDUCTIONS:
+            if reduction in stored:
+                count = stored.get("count", 1)
+                return Metric(stored[reduction], reduction, int(count) if math.isfinite(count) else 0)
+        return None
 
     def line(self) -> bytes:
         """Return the line of the file."""
@@ -77,6 +78,7 @@ class VersionChange(NamedTuple):
 class SpanRow(Struct, frozen=True, gc=False):
     """A span, as its file has it."""
 
+    file: ClassVar[str] = SPANS
     lane: str
     stage: Stage
     start_ns: Whole
@@ -106,8 +108,7 @@ class WarmUp:
     Attributes:
         steps: how many training steps, from the first.
         steady: whether what follows keeps one level; None where there are too few steps to tell.
-        slow_start: whether the run starts on a slower level that ends too late to be cut, so that its figures hold some
-            of its warm-up.
+        slow_start: whether the run starts on a slower level that ends too late to be cut.
     """
 
     steps: int
@@ -115,8 +116,13 @@ class WarmUp:
     slow_start: bool = False
 
 
+def _add_stages(row: TailRow | StepRow) -> None:
+    if not row.stages_s:
+        msgspec.structs.force_setattr(row, "stages_s", sum_stages(row.lanes))
+
+
 class TailRow(Row, frozen=True):
-    """What ended after the last training step, so that a run's totals are complete."""
+    """What ended after the last training step, so that a run's totals are complete; fields as in ``StepRow``."""
 
     wall_s: Seconds
     elapsed_s: Seconds
@@ -125,8 +131,7 @@ class TailRow(Row, frozen=True):
     version_changes: tuple[VersionChange, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.stages_s:
-            msgspec.structs.force_setattr(self, "stages_s", sum_stages(self.lanes))
+        _add_stages(self)
 
 
 class StepRow(Row, frozen=True):
@@ -134,19 +139,17 @@ class StepRow(Row, frozen=True):
 
     Attributes:
         version: the policy version it made.
-        wall_s: seconds since the previous row, or since the loop's start.
-        elapsed_s: seconds since the loop's start.
-        lanes: seconds of the spans that ended in this row's window, by lane and stage; an instant under two spans of
-            a lane counts for the one that began last.
+        wall_s: since the previous row, or since the loop's start.
+        elapsed_s: since the loop's start.
+        lanes: of the spans that ended in this row's window; an instant under two spans of a lane counts for the one
+            that began last.
         stages_s: the same summed over the parts: of a Learner of several ranks, the seconds in which any rank was in
             the stage, and in a wait those in which none worked. Where it is not given, the sums over the lanes.
         versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
-        version_changes: since the previous row.
         lags: how many of the rollouts trained on were how many versions behind; a rollout's oldest token counts.
-        warmup: the run was not in its steady state yet: kept, and left out of statistics.
-        profiled: a profiler ran in this step: never part of statistics.
-        optimizer_step_metrics: of the optimizer steps, where there are several: see ``optimizer_step_columns``.
-        ranks: what each rank of the Learner did, rank by rank; empty where it is one process.
+        warmup, profiled: not in the steady state yet; a profiler ran: left out of statistics.
+        optimizer_step_metrics: of the optimizer steps, where there are several.
+        ranks: what each rank of the Learner did; empty where it is one process.
     """
 
     step: Whole
@@ -166,12 +169,7 @@ class StepRow(Row, frozen=True):
     ranks: tuple[RankStep, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.stages_s:
-            msgspec.structs.force_setattr(self, "stages_s", sum_stages(self.lanes))
-
-    def metric(self, name: str) -> Metric | None:
-        """Return a metric, or None if the step has none of that name."""
-        return read_metric(self.metrics, name)
+        _add_stages(self)
 
 
 class EvaluationRow(Row, frozen=True):
@@ -182,20 +180,15 @@ class EvaluationRow(Row, frozen=True):
     elapsed_s: Seconds
     metrics: StoredMetrics
 
-    def metric(self, name: str) -> Metric | None:
-        """Return a metric, or None if the evaluation has none of that name."""
-        return read_metric(self.metrics, name)
-
 
 class RolloutRow(Row, frozen=True):
     """One rollout kept for people to read. Its text is generated: treat it as untrusted.
 
-    Attributes:
-        purpose: ``evaluate`` or ``train``.
-        step, advantage, log_probs: of one that was trained on: the training step, what its loss was weighed by, and the
-            log-probabilities of its first tokens as the engine reported them at sampling.
+    ``step``, ``advantage`` and ``log_probs`` are of one that was trained on: the training step, what its loss was
+    weighed by, and the log-probabilities of its first tokens as the engine reported them at sampling.
     """
 
+    file: ClassVar[str] = ROLLOUTS
     purpose: str
     version: Whole
     prompt: str
@@ -215,85 +208,92 @@ class RolloutRow(Row, frozen=True):
         return cls(purpose=purpose.value, step=trained, **asdict(rollout))
 
 
-class ShardRow(Row, frozen=True):
-    """The rollouts of one scored shard, with their token counts.
+class GroupsRow(Row, frozen=True):
+    """Groups of one scored shard, by group.
 
     Attributes:
-        purpose: ``train`` or ``evaluate``.
         step: number of the rollout batch, or for an evaluation the policy version.
-        shard: part of the batch.
-        prompt_ids: of each group.
-        prompt_tokens: of each group's prompt; None where no tokens are behind it.
         versions: (oldest, newest) policy version of each group's tokens.
-        lengths: response tokens of each rollout, by group.
-        rewards: of each rollout, by group.
-        failed_groups: groups that got no reward and are in no other field.
-        attempts: of each group, how often its place had been sampled before; empty where no group was sampled again.
+        lengths: response tokens of each rollout.
     """
 
-    purpose: str
+    file: ClassVar[str] = GROUPS
     step: Whole
     shard: Whole
     prompt_ids: tuple[Whole, ...]
-    prompt_tokens: tuple[Whole | None, ...]
     versions: tuple[tuple[Whole, Whole], ...]
     lengths: tuple[tuple[Whole, ...], ...]
     rewards: tuple[tuple[float, ...], ...]
-    failed_groups: Whole = 0
-    attempts: tuple[Whole, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_lengths(self, ("prompt_tokens", "versions", "lengths", "rewards"))
-        if self.attempts:
-            _check_lengths(self, ("attempts",))
+        for name in ("versions", "lengths", "rewards", "prompt_tokens", "attempts"):
+            items = len(getattr(self, name, self.prompt_ids))
+            if items != len(self.prompt_ids) and (items or name != "attempts" or isinstance(self, DiscardedRow)):
+                raise ValueError(f"{name!r} has {items} items for {len(self.prompt_ids)} groups")
+
+
+class ShardRow(GroupsRow, frozen=True):
+    """The rollouts of one scored shard.
+
+    Attributes:
+        prompt_tokens: None where no tokens are behind a prompt.
+        failed_groups: groups that got no reward and are in no other field.
+        attempts: how often each group's place had been sampled before; empty where no group was sampled again.
+    """
+
+    purpose: str
+    prompt_tokens: tuple[Whole | None, ...]
+    failed_groups: Whole = 0
+    attempts: tuple[Whole, ...] = ()
 
     @classmethod
     def of(cls, scored: ScoredBatch) -> ShardRow:
         """Return the row of a scored shard."""
-        item, groups = scored.item, scored.groups
+        groups = scored.groups
         return cls(
-            purpose=item.purpose.value,
-            step=item.step,
-            shard=item.shard,
+            **_columns(scored, groups),
+            purpose=scored.item.purpose.value,
             prompt_tokens=tuple(group.prompt_length for group in groups),
             failed_groups=scored.failed_groups,
             attempts=tuple(group.attempt for group in groups) if any(group.attempt for group in groups) else (),
-            **_columns(groups),
         )
 
 
-class DiscardedRow(Row, frozen=True):
-    """The groups of a shard that dynamic sampling discarded; the attributes are those of ``ShardRow``."""
+class DiscardedRow(GroupsRow, frozen=True):
+    """The groups of a shard that dynamic sampling discarded; ``attempts`` as in ``ShardRow``."""
 
-    step: Whole
-    shard: Whole
-    prompt_ids: tuple[Whole, ...]
-    versions: tuple[tuple[Whole, Whole], ...]
-    lengths: tuple[tuple[Whole, ...], ...]
-    rewards: tuple[tuple[float, ...], ...]
     attempts: tuple[Whole, ...]
-
-    def __post_init__(self) -> None:
-        _check_lengths(self, ("versions", "lengths", "rewards", "attempts"))
 
     @classmethod
     def of(cls, scored: ScoredBatch) -> DiscardedRow:
         """Return the row of a scored shard's discarded groups."""
         groups = scored.discarded or ()
-        attempts = tuple(group.attempt for group in groups)
-        return cls(step=scored.item.step, shard=scored.item.shard, attempts=attempts, **_columns(groups))
+        return cls(**_columns(scored, groups), attempts=tuple(group.attempt for group in groups))
+
+
+def _columns(scored: ScoredBatch, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    return {
+        "step": scored.item.step,
+        "shard": scored.item.shard,
+        "prompt_ids": tuple(group.prompt_id for group in groups),
+        "versions": tuple((group.min_version, group.max_version) for group in groups),
+        "lengths": tuple(group.lengths for group in groups),
+        "rewards": tuple(group.rewards for group in groups),
+    }
 
 
 class BatchRow(Row, frozen=True):
     """The groups that a training step trained on, where that is not the fresh batch: (batch number, prompt id)."""
 
+    file: ClassVar[str] = GROUPS
     step: Whole
     groups: tuple[tuple[Whole, Whole], ...]
 
 
 class ArrivalRow(Row, frozen=True):
-    """An event of the loop; see ``harness.loop.arrivals``."""
+    """An event of the loop, an ``Arrival`` of ``harness.loop.arrivals``."""
 
+    file: ClassVar[str] = ARRIVALS
     who: str
     what: str
     orders: tuple[tuple[str, Whole, Whole, Whole], ...] = ()
@@ -302,16 +302,12 @@ class ArrivalRow(Row, frozen=True):
 
 
 class SyncRow(Row, frozen=True):
-    """One timed weight sync of a transport sweep.
+    """One timed weight sync of a transport sweep, of the slowest receiver.
 
     Attributes:
-        num_bytes, tensors: of the weights.
-        receivers: Generators that loaded them; times of the slowest one.
         repeat: 0 was not counted, since it sets connections up and touches fresh memory.
         total_s: from the start of the publish until the weights are in tensors of the slowest receiver's own, without
             verification. Where a transport delivers into the receiver's own memory, ``load_s`` is not part of it.
-        publish_s, transfer_s, load_s: the stages; between them lie the calls from process to process.
-        verify_s: the checksums on both sides.
         plain_copy_s: one copy of as many bytes in warm memory, right after it.
     """
 
@@ -358,31 +354,13 @@ class LedgerFigures:
         return column.rollouts / self.generated.rollouts if self.generated.rollouts else 0.0
 
 
-def _columns(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    return {
-        "prompt_ids": tuple(group.prompt_id for group in groups),
-        "versions": tuple((group.min_version, group.max_version) for group in groups),
-        "lengths": tuple(group.lengths for group in groups),
-        "rewards": tuple(group.rewards for group in groups),
-    }
-
-
-def _check_lengths(row: ShardRow | DiscardedRow, names: Sequence[str]) -> None:
-    for name in names:
-        if len(getattr(row, name)) != len(row.prompt_ids):
-            raise ValueError(f"{name!r} has {len(getattr(row, name))} items for {len(row.prompt_ids)} groups")
-
-
 OPTIMIZER_STEP_METRICS = ("loss", "grad_norm", "clip_fraction", "kl/penalty")
 MOST_OPTIMIZER_STEPS = 64
 """Optimizer steps of a training step that are kept; of more, so many evenly spaced ones."""
 
 
 def optimizer_step_columns(steps: Sequence[Metrics]) -> dict[str, tuple[float, ...]]:
-    """Return the values of a training step's optimizer steps by metric; empty where there is only one.
-
-    One value for each, with six digits. Of n > m = ``MOST_OPTIMIZER_STEPS``, value i is that of step i n // m.
-    """
+    """Return the values of a training step's optimizer steps by metric, with six digits; empty where there is one."""
     if len(steps) < 2:
         return {}
     most = min(len(steps), MOST_OPTIMIZER_STEPS)
@@ -407,15 +385,9 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 
 def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
-    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; by name and number
-    within."""
+    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; naturally within."""
     kinds = ("generator", "scorer", "learner")
-
-    def place(lane: str) -> tuple[int, list[tuple[int, str]]]:
-        kind = next((index for index, kind in enumerate(kinds) if lane.startswith(kind)), len(kinds))
-        return kind, natural_order(lane)
-
-    return sorted(lanes, key=place)
+    return sorted(lanes, key=lambda lane: ([*map(lane.startswith, kinds), True].index(True), natural_order(lane)))
 
 
 def sum_stages(lanes: LaneSeconds) -> dict[str, float]:
@@ -430,18 +402,6 @@ def sum_stages(lanes: LaneSeconds) -> dict[str, float]:
 def store_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
     """Return the stored form of metrics: the reduction names the value, with the count beside it."""
     return {name: {metric.reduction: metric.value, "count": metric.count} for name, metric in metrics.items()}
-
-
-def read_metric(metrics: StoredMetrics, name: str) -> Metric | None:
-    """Return one stored metric, or None."""
-    stored = metrics.get(name)
-    if stored is None:
-        return None
-    for reduction in REDUCTIONS:
-        if reduction in stored:
-            count = stored.get("count", 1)
-            return Metric(stored[reduction], reduction, int(count) if math.isfinite(count) else 0)
-    return None
 
 
 def with_nulls(value: T) -> T:

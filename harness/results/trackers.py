@@ -7,7 +7,6 @@ programs to themselves as far as they can be told; ``docs/trackers.md`` says wha
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import json
 import logging
@@ -23,15 +22,21 @@ from typing import Any, Protocol
 
 from harness.core.errors import UserError
 from harness.core.installation import how_to_install
-from harness.core.own_code import OwnKind, import_part, make_part
+from harness.core.own_code import OwnKind, make_part
 from harness.results.anonymous import Scrubber
 from harness.results.jsonl import read_rows
 from harness.results.rows import EvaluationRow, StepRow
-from harness.results.writer import STEPS, AppendOnly
+from harness.results.writer import AppendOnly
 
-JSONL, TENSORBOARD, WANDB, MLFLOW = TRACKERS = ("jsonl", "tensorboard", "wandb", "mlflow")
 METRICS = "metrics.jsonl"
-_PACKAGES = {TENSORBOARD: ("tensorboardX",), WANDB: ("wandb",), MLFLOW: ("mlflow", "sqlalchemy", "alembic")}
+PROJECT = "grpo-harness"
+_PACKAGES = {"tensorboard": ("tensorboardX",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+# Read when the packages are imported. MLflow starts a thread that reports its use over the network otherwise.
+_QUIET = {
+    "WANDB_ERROR_REPORTING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+}
 
 
 class MetricStream(Protocol):
@@ -62,13 +67,9 @@ OWN_TRACKER = OwnKind(
 
 
 class Streams:
-    """The metric streams of one run.
+    """The metric streams of one run, by the tracker's name.
 
-    A stream that fails is closed and left out from then on. That is a note, never the end of the run.
-
-    Args:
-        streams: by the tracker's name.
-        note: takes a sentence for the run's log.
+    A stream that fails is closed and left out from then on. That is a note in the run's log, never the end of the run.
     """
 
     def __init__(self, streams: Mapping[str, MetricStream], note: Callable[[str], None]) -> None:
@@ -97,13 +98,7 @@ class Streams:
 
 
 def flat_metrics(row: StepRow | EvaluationRow) -> dict[str, float]:
-    """Return the numbers of a row by flat name.
-
-    ``timing_s/step`` are the seconds since the previous row, evaluation included, and ``timing_s/<stage>`` those of a
-    stage or wait, added over lanes. ``elapsed_s``, ``optimizer_steps`` and ``policy_version`` are the row's; a metric
-    keeps its name, with the value of its reduction. ``warmup`` and ``profiled`` are there, as 1, in steps that are no
-    part of statistics. NaN and infinities stay.
-    """
+    """Return the numbers of a row by flat name, as ``docs/trackers.md`` lists them. NaN and infinities stay."""
     flat: dict[str, float] = {"elapsed_s": row.elapsed_s, "policy_version": row.version}
     if isinstance(row, StepRow):
         flat |= {"optimizer_steps": row.optimizer_steps, "timing_s/step": row.wall_s}
@@ -114,19 +109,15 @@ def flat_metrics(row: StepRow | EvaluationRow) -> dict[str, float]:
 
 
 class JsonLines(AppendOnly):
-    """``metrics.jsonl``: one flat object for each row, with ``step`` and ``kind`` first; NaN and infinities as null.
-
-    What a null stood for is in the row of ``steps.jsonl``.
-    """
+    """``metrics.jsonl``: one flat object for each row, with ``step`` and ``kind`` first; NaN and infinities as null."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / METRICS, go_on=True)
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Append one line."""
-        row: dict[str, Any] = {"step": step, "kind": kind}
-        row |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self.write(json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self.write(json.dumps({"step": step, "kind": kind} | finite, separators=(",", ":")).encode() + b"\n")
 
 
 class TensorBoard(AppendOnly):
@@ -136,7 +127,6 @@ class TensorBoard(AppendOnly):
     thread, so that a killed run loses its last rows and nobody hears of a full disk.
 
     Args:
-        folder: of the run.
         goes_on_from: training steps from which a run goes on, with its rows cut back to there: TensorBoard forgets
             those of its former files from this step on. Evaluations of this very step, which are not made again, are
             written once more. None in a run that begins.
@@ -145,8 +135,8 @@ class TensorBoard(AppendOnly):
     def __init__(self, folder: Path, goes_on_from: int | None = None) -> None:
         start = time.time()
         first = event_record(wall_time=start, file_version="brain.Event:2")
-        (folder / TENSORBOARD).mkdir(exist_ok=True)
-        path = folder / TENSORBOARD / f"events.out.tfevents.{int(start):010d}.harness"
+        (folder / "tensorboard").mkdir(exist_ok=True)
+        path = folder / "tensorboard" / f"events.out.tfevents.{int(start):010d}.harness"
         super().__init__(path, go_on=True)  # a run that goes on has one more, unless it does so at once
         try:
             self.write(first)
@@ -156,7 +146,7 @@ class TensorBoard(AppendOnly):
         if goes_on_from is not None:
             restart = {"status": 1}  # SessionLog.START: what purge_step of a SummaryWriter writes
             self.write(event_record(wall_time=start, step=goes_on_from, session_log=restart))
-            for row in read_rows(folder / STEPS, EvaluationRow):
+            for row in read_rows(folder, EvaluationRow):
                 if row.step >= goes_on_from:
                     self.log(row.step, row.kind, flat_metrics(row))
 
@@ -177,44 +167,32 @@ def event_record(**fields: Any) -> bytes:
     return length + crc_of_length + data + crc
 
 
-PROJECT = "grpo-harness"
-# Read when the packages are imported. MLflow starts a thread that reports its use over the network otherwise.
-_QUIET = {
-    "WANDB_ERROR_REPORTING": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
-}
-_WANDB_SETTINGS: dict[str, Any] = {
-    "x_disable_meta": True,  # host, user, program, command line, Python's and the project's paths
-    "x_disable_machine_info": True,
-    "x_disable_stats": True,  # ours come from the probes
-    "x_disable_viewer": True,
-    "x_save_requirements": False,
-    "disable_git": True,
-    "disable_code": True,
-    "console": "off",
-    "silent": True,
-    "host": "",
-    "program": "harness",
-}
-
-
 class WeightsAndBiases:
     """A run of Weights & Biases in the run folder's ``wandb/``; ``wandb sync`` uploads it later.
 
     The mode is ``offline`` unless the environment has ``WANDB_MODE``. The step is a metric of its own (``step``), since
     an evaluation may finish after later steps, and the package drops what comes with a lower step than its last one.
-
-    Args:
-        settings: what the user wants passed to ``wandb.init``, such as ``project``.
     """
 
-    def __init__(self, folder: Path, run_name: str, settings: Mapping[str, Any]) -> None:
-        wandb: Any = import_module(WANDB)
-        wanted = {"project": PROJECT, "name": run_name, "mode": os.environ.get("WANDB_MODE", "offline")}
-        quiet = wandb.Settings(**_WANDB_SETTINGS)
-        self._run = wandb.init(dir=str(folder), reinit="create_new", settings=quiet, **(wanted | dict(settings)))
-        self._folder = folder / WANDB
+    def __init__(self, folder: Path, run_name: str) -> None:
+        wandb: Any = import_module("wandb")
+        quiet = wandb.Settings(
+            x_disable_meta=True,  # host, user, program, command line, Python's and the project's paths
+            x_disable_machine_info=True,
+            x_disable_stats=True,  # ours come from the probes
+            x_disable_viewer=True,
+            x_save_requirements=False,
+            disable_git=True,
+            disable_code=True,
+            console="off",
+            silent=True,
+            host="",
+            program="harness",
+        )
+        mode = os.environ.get("WANDB_MODE", "offline")
+        named = {"project": PROJECT, "name": run_name, "dir": str(folder)}
+        self._run = wandb.init(mode=mode, reinit="create_new", settings=quiet, **named)
+        self._folder = folder / "wandb"
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -232,27 +210,22 @@ class WeightsAndBiases:
 
 
 class MlFlow:
-    """A run of MLflow, by default in ``mlflow.db`` (SQLite) in the run folder.
+    """A run of MLflow in ``mlflow.db`` (SQLite) in the run folder, or where ``MLFLOW_TRACKING_URI`` says.
 
-    ``MLFLOW_TRACKING_URI`` in the environment, or ``tracking_uri`` in the settings, chooses another store. MLflow's
-    folder of plain files is not used: it is being phased out and refuses to open.
-
-    Args:
-        settings: ``tracking_uri`` and ``experiment``.
+    MLflow's folder of plain files is not used: it is being phased out and refuses to open.
     """
 
-    def __init__(self, folder: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, run_name: str) -> None:
         entities: Any = import_module("mlflow.entities")
-        client_class: Any = import_module(MLFLOW).MlflowClient
+        client_class: Any = import_module("mlflow").MlflowClient
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        store = settings.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
+        store = os.environ.get("MLFLOW_TRACKING_URI")
         if not store:  # keeps it from writing down the current folder's path as one for artifacts, which there are none
             os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", "mlflow-artifacts:/")
         self._client = client_class(tracking_uri=store or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
-        experiment = settings.get("experiment", PROJECT)
-        known = self._client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else self._client.create_experiment(experiment)
+        known = self._client.get_experiment_by_name(PROJECT)
+        number = known.experiment_id if known else self._client.create_experiment(PROJECT)
         self._run_id = str(self._client.create_run(number, run_name=run_name).info.run_id)
         self._metric = entities.Metric
 
@@ -268,24 +241,18 @@ class MlFlow:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse unknown trackers and those whose package is missing, importing none but the user's own.
+    """Refuse trackers whose package is missing, importing none.
 
     Raises:
-        UserError: with the nearest name, or the command that installs the package; see ``import_part`` for one's own.
+        UserError: with the command that installs the package.
     """
     for name in names:
-        if ":" in name:
-            import_part(name, OWN_TRACKER, {})
-        elif name not in TRACKERS:
-            near = difflib.get_close_matches(name, TRACKERS, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else f"one or more of {', '.join(TRACKERS)}"
-            raise UserError(f"unknown tracker {name!r}; there are {', '.join(TRACKERS)}", where="trackers", fix=fix)
         missing = [package for package in _PACKAGES.get(name, ()) if importlib.util.find_spec(package) is None]
         if missing:
             raise UserError(
                 f"the tracker {name!r} needs {', '.join(missing)}, which is not installed",
                 where="trackers",
-                fix=f"{how_to_install('train' if name == TENSORBOARD else name)}, or take {name!r} out of trackers",
+                fix=f"{how_to_install('train' if name == 'tensorboard' else name)}, or take {name!r} out of trackers",
             )
 
 
@@ -293,31 +260,35 @@ def open_streams(
     names: Sequence[str],
     folder: Path,
     run_name: str,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
     note: Callable[[str], None] = lambda sentence: None,
     goes_on_from: int | None = None,
 ) -> Streams:
     """Open the streams of a run.
 
     Args:
-        names: of the trackers, out of ``TRACKERS``, or one's own as ``package.module:Name``; what comes twice counts
-            once.
+        names: the trackers of a scenario; what comes twice counts once.
         folder: the run folder, which exists.
         run_name: how the run is called in a service.
-        settings: for a tracker, by its name; see ``WeightsAndBiases`` and ``MlFlow``.
         note: takes a sentence for the run's log.
-        goes_on_from: see ``TensorBoard``.
+        goes_on_from: training steps from which a run goes on; None in one that begins.
 
     Raises:
-        UserError: an unknown tracker, a missing package, or one that cannot be opened; none is left open.
+        UserError: a missing package, or a stream that cannot be opened; none is left open.
     """
     check_trackers(names)
-    if {WANDB, MLFLOW} & set(names):
+    if {"wandb", "mlflow"} & set(names):
         os.environ.update(_QUIET | os.environ)
+    ours: dict[str, Callable[[], MetricStream]] = {
+        "jsonl": lambda: JsonLines(folder),
+        "tensorboard": lambda: TensorBoard(folder, goes_on_from),
+        "wandb": lambda: WeightsAndBiases(folder, run_name),
+        "mlflow": lambda: MlFlow(folder, run_name),
+    }
     opened: dict[str, MetricStream] = {}
     for name in dict.fromkeys(names):
         try:
-            opened[name] = _open(name, folder, run_name, (settings or {}).get(name, {}), goes_on_from)
+            given = {"folder": folder, "run_name": run_name}
+            opened[name] = ours[name]() if name in ours else make_part(name, OWN_TRACKER, given, {})
         except Exception as error:
             Streams(opened, note).close()
             fix = f"take {name!r} out of trackers, or set it up as docs/trackers.md says"
@@ -325,23 +296,6 @@ def open_streams(
     return Streams(opened, note)
 
 
-def _open(
-    name: str, folder: Path, run_name: str, settings: Mapping[str, Any], goes_on_from: int | None
-) -> MetricStream:
-    match name:
-        case "jsonl":
-            return JsonLines(folder)
-        case "tensorboard":
-            return TensorBoard(folder, goes_on_from=goes_on_from)
-        case "wandb":
-            return WeightsAndBiases(folder, run_name, settings)
-        case "mlflow":
-            return MlFlow(folder, run_name, settings)
-    stream: MetricStream = make_part(name, OWN_TRACKER, {"folder": folder, "run_name": run_name}, {})
-    return stream
-
-
 def _brief(error: Exception) -> str:
     """Return kind and first line of an error. It goes into the log, which is kept free of names and paths."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    return ": ".join([type(error).__name__, *(line[:300] for line in str(error).splitlines()[:1])])

@@ -1,8 +1,7 @@
 """Write a run's folder so that it can be read at any moment, also after the process was killed.
 
-Rows are kept in memory until ``flush``, which appends whole lines. A file that cannot take a whole line is cut back to
-the last one. While the run lives, its process holds a lock on ``steps.jsonl``: that is how a reader tells a running run
-from one that was killed.
+Rows are kept in memory until ``flush``, which appends whole lines. While the run lives, its process holds a lock on
+``steps.jsonl``: that is how a reader tells a running run from one that was killed.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -26,34 +24,14 @@ from harness.core.file_locks import lock
 from harness.core.terminal_text import plain
 from harness.core.trace import Span
 from harness.results.anonymous import Scrubber, safe_name
-from harness.results.counters import COUNTERS, CounterRow
 from harness.results.manifest import Manifest
-from harness.results.rows import (
-    SCHEMA_VERSIONS,
-    ArrivalRow,
-    BatchRow,
-    DiscardedRow,
-    HeaderRow,
-    RolloutRow,
-    Row,
-    ShardRow,
-    SpanRow,
-)
+from harness.results.rows import ROLLOUTS, SCHEMA_VERSION, SPANS, STEPS, HeaderRow, Row, SpanRow
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
-SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
 ATTEMPTS = 100
 """Names that a new experiment tries."""
 POLICY, POLICIES, PICTURES, PROFILES, REPORT = "policy", "policies", "pictures", "profiles", "report.html"
-ARRIVALS = "arrivals.jsonl"
 CHECKPOINTS, KEPT_STEPS = "checkpoints", "kept_steps"
-FILES: dict[type[Row], str] = {
-    RolloutRow: ROLLOUTS,
-    **dict.fromkeys((ShardRow, DiscardedRow, BatchRow), GROUPS),
-    CounterRow: COUNTERS,
-    ArrivalRow: ARRIVALS,
-}
-"""Where rows are written; those of other kinds into ``STEPS``."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -70,11 +48,7 @@ def experiment_name(root: Path, scenario: str, now: datetime) -> str:
 def begin_experiment(
     root: Path, scenario: str, variant_name: str | None, echo: Callable[[str], None] | None = None
 ) -> tuple[RunFolder, str]:
-    """Make the first run folder of a new experiment; return it and the experiment's name, which no other command has
-    taken.
-
-    Args:
-        root, scenario, variant_name, echo: see ``RunFolder.create``.
+    """Make the first run folder of a new experiment; return it and the experiment's name, which nobody else has taken.
 
     Raises:
         UserError: it cannot be written to, or other commands took every name.
@@ -84,8 +58,7 @@ def begin_experiment(
         try:
             return RunFolder.create(root, scenario, name, variant_name, echo=echo), name
         except UserError as error:
-            taken = isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()
-            if not taken:
+            if not (isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()):
                 raise
     raise UserError(f"no free folder name below {root} in {ATTEMPTS} attempts", str(root))
 
@@ -96,12 +69,7 @@ def utc_now() -> datetime:
 
 
 class RunFolder:
-    """The files of one run. Make one with ``create``.
-
-    Attributes:
-        folder: where the files are.
-        manifest: as written last, or None.
-    """
+    """The files of one run, made with ``create``; ``manifest`` is the one that was written last, or None."""
 
     def __init__(
         self,
@@ -113,13 +81,14 @@ class RunFolder:
     ) -> None:
         self.folder, self._goes_on = folder, go_on
         self.manifest: Manifest | None = None
-        self._scrubber, self._clock, self._echo = scrubber, clock, echo
+        self._scrubber, self._clock, self._echo = scrubber, clock, echo or (lambda line: None)
         self._to_echo: list[str] = []
         self._files: dict[str, AppendOnly] = {}
         try:
-            lock(self._file(STEPS).file, wait=True)
-            for name in (SPANS, ROLLOUTS, LOG):
-                self._file(name)
+            with writing(folder):
+                lock(self._file(STEPS).file, wait=True)
+                for name in (SPANS, ROLLOUTS, LOG):
+                    self._file(name)
             self.flush()
         except BaseException:
             self.close()
@@ -131,7 +100,7 @@ class RunFolder:
             self._files[name] = file = AppendOnly(self.folder / name, self._goes_on)
             stem, _, kind = name.partition(".")
             if kind == "jsonl" and not file.size:
-                file.append(HeaderRow(f"harness.{stem}", SCHEMA_VERSIONS[f"harness.{stem}"]).line())
+                file.append(HeaderRow(f"harness.{stem}", SCHEMA_VERSION).line())
         return self._files[name]
 
     @classmethod
@@ -152,9 +121,6 @@ class RunFolder:
 
         Args:
             root: the results folder.
-            scenario: names the folder in it.
-            experiment: names the one in that.
-            variant_name: names the one in that, where there are several.
             scrubber: keeps names and paths out; None: those of this process.
             clock: of the log.
             echo: called with each line of the log, without its time, once it is on disk.
@@ -166,17 +132,13 @@ class RunFolder:
         folder = root / safe_name(scenario) / safe_name(experiment)
         if variant_name is not None:
             folder /= safe_name(scrubber.paths(variant_name))
-        try:
+        with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
-        except OSError as error:
-            raise cannot_create(folder, error) from error
         try:
             return cls(folder, scrubber, clock, echo)
-        except (OSError, UserError) as error:
+        except UserError:
             shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise cannot_create(folder, error) from error
             raise
 
     @classmethod
@@ -186,10 +148,7 @@ class RunFolder:
         Raises:
             UserError: it cannot be written to.
         """
-        try:
-            opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
-        except OSError as error:
-            raise cannot_create(folder, error) from error
+        opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
         opened.manifest = manifest
         return opened
 
@@ -212,18 +171,15 @@ class RunFolder:
         Raises:
             UserError: a file that is not there yet cannot be made.
         """
-        try:
+        with writing(self.folder):
             for row in rows:
-                self._file(FILES.get(type(row), STEPS)).append(row.line())
-        except OSError as error:
-            raise cannot_write(self.folder, error) from error
+                self._file(row.file).append(row.line())
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, made plain, without names and absolute paths."""
         line = plain(self._scrubber.text(text))
         self._files[LOG].append(f"{timestamp(self._clock())} {line}\n".encode(errors="backslashreplace"))
-        if self._echo is not None:
-            self._to_echo.append(line)
+        self._to_echo.append(line)
 
     def flush(self) -> None:
         """Put everything added so far on disk.
@@ -231,23 +187,15 @@ class RunFolder:
         Raises:
             UserError: the disk is full or gone. The files end on a whole line.
         """
-        try:
+        with writing(self.folder):
             for file in self._files.values():
                 file.flush()
-        except OSError as error:
-            raise cannot_write(self.folder, error) from error
-        said, self._to_echo = self._to_echo, []
-        if self._echo is not None:
-            for line in said:
-                self._echo(line)
+        lines, self._to_echo = self._to_echo, []
+        for line in lines:
+            self._echo(line)
 
     def finish(self, status: str, error: str | None = None, outcome: dict[str, Any] | None = None) -> None:
-        """Flush, say in the manifest how the run ended, and close the files.
-
-        Args:
-            status: ``completed``, ``interrupted`` or ``failed``.
-            error: what went wrong; saved without names and absolute paths.
-            outcome: figures of the run.
+        """Flush, say in the manifest how the run ended: ``completed``, ``interrupted`` or ``failed``; close the files.
 
         Raises:
             UserError: the disk is full or gone. A run that was complete otherwise has failed, and says so where it can.
@@ -279,7 +227,7 @@ class RunFolder:
             raise full
 
     def close(self) -> None:
-        """Close the files without a word about how the run ended; closing twice does no harm."""
+        """Close the files without a word about how the run ended."""
         for file in self._files.values():
             file.close()
 
@@ -291,32 +239,21 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _as_text(self, manifest: Manifest) -> str:
         return json.dumps(manifest.to_json(self._scrubber), indent=2) + "\n"
 
     def _replace(self, name: str, text: str) -> None:
-        try:
-            with whole_file(self.folder / name) as stream:
-                stream.write(text.encode(errors="backslashreplace"))
-        except OSError as error:
-            raise cannot_write(self.folder, error) from error
+        with writing(self.folder), whole_file(self.folder / name) as stream:
+            stream.write(text.encode(errors="backslashreplace"))
 
 
 class AppendOnly:
-    """A file that only ever grows by whole pieces: lines that are kept until ``flush``, or bytes at once.
+    """A file of ``size`` bytes that only ever grows by whole pieces: lines kept until ``flush``, or bytes at once.
 
-    Args:
-        path: of a new file.
-        go_on: it may be there already.
-
-    Attributes:
-        file: itself, open.
-        size: bytes of it.
+    Where it is there already, it has to be one to ``go_on`` with.
     """
 
     def __init__(self, path: Path, go_on: bool = False) -> None:
@@ -362,21 +299,18 @@ def timestamp(now: datetime) -> str:
 
 
 def cannot_write(folder: Path, error: OSError) -> UserError:
-    """Return what to say where files in a results folder cannot be written."""
-    what = f"cannot write results to {str(folder)!r}: {error.strerror or error}"
-    return UserError(what, where=str(folder), fix="free some space there, or choose a folder with --out DIR")
-
-
-def cannot_create(folder: Path, error: OSError) -> UserError:
-    """Return what to say where a results folder, or one in it, cannot be made."""
+    """Return what to say where a results folder, or a file in one, cannot be made or written."""
     if isinstance(error, FileExistsError) and folder.is_dir():
-        return UserError(
-            f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten",
-            where=str(folder),
-            fix="start the run again, or choose another folder with --out DIR",
-        )
-    return UserError(
-        f"cannot write to the results folder {str(folder)!r}: {error.strerror or error}",
-        where=str(folder),
-        fix="choose a folder you can write to with --out DIR",
-    )
+        what = f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten"
+        return UserError(what, str(folder), "start the run again, or choose another folder with --out DIR")
+    what = f"cannot write results to {str(folder)!r}: {error.strerror or error}"
+    return UserError(what, str(folder), "free some space there, or choose a folder you can write to with --out DIR")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise ``cannot_write`` in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(folder, error) from error

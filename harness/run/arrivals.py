@@ -7,8 +7,8 @@ from pathlib import Path
 from harness.core.errors import UserError
 from harness.loop.arrivals import DONE, Arrival, Arrivals, AsItComes, Repeated
 from harness.results.reader import load_run
-from harness.results.rows import ArrivalRow
-from harness.results.writer import ARRIVALS, RunFolder
+from harness.results.rows import ARRIVALS, ArrivalRow
+from harness.results.writer import RunFolder
 from harness.run.resume import check_same
 from harness.scenario import Scenario
 

@@ -246,7 +246,7 @@ class Experiment:
             UserError: it cannot be written.
         """
         if self.folder is not None:
-            write_plan(self.folder, self._plan.ended_after(blocks))
+            write_plan(self.folder, replace(self._plan, enough_after=blocks))
 
     def open_run(
         self,

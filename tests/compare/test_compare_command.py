@@ -226,7 +226,7 @@ def test_where_the_newest_experiment_has_damaged_spans_the_next_one_is_shown(
     assert main([str(results)]) == 0
     output = capsys.readouterr()
     assert output.err.startswith(f"warning: left out '{newest}': ")
-    assert "the header of harness.spans is missing" in output.err
+    assert "its schema is not 'harness.spans'" in output.err
     assert output.out.startswith("sync_k / 20261120-111500\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_what_the_stopping_rule_left_out_is_not_missing(bench: Bench) -> None:
     code, said = bench.gate()
     assert code == 4
     assert "60 runs" in said  # 30 blocks of two arms
-    write_plan(folder, plan_of(arms, 40).ended_after(10))
+    write_plan(folder, replace(plan_of(arms, 40), enough_after=10))
     assert bench.gate()[0] == 0
 
 

@@ -13,8 +13,8 @@ import pytest
 from harness.cli import main
 from harness.core.types import ExampleRollout, Metric, Metrics
 from harness.results import RunFolder, find_runs
-from harness.results.counters import COUNTERS, CounterRow
-from harness.results.rows import HeaderRow
+from harness.results.counters import CounterRow
+from harness.results.rows import COUNTERS, HeaderRow
 from tests.report.html_reader import Page
 
 Make = Callable[..., RunFolder]

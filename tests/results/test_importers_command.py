@@ -169,7 +169,7 @@ def test_an_asynchronous_run_is_recognised_by_its_names_or_said(
         (["verl", "LOG", "--validation", "x"], "fix:   one of 1: val-core/gsm8k/reward/mean@1"),
         (["verl", "missing.jsonl"], "'missing.jsonl' does not exist"),
         (["verl", "EMPTY"], "is empty"),
-        (["verl", "LOG", "-o", "EMPTY"], "cannot write to the results folder"),
+        (["verl", "LOG", "-o", "EMPTY"], "cannot write results to"),
         (["verl", "a=LOG", "a=LOG"], "two arms are called 'a'"),
         (["verl", "LOG", "LOG"], "two arms are called 'log'"),
         (["verl", "=LOG", "b=LOG"], "is not NAME=LOG"),

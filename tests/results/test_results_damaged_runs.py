@@ -45,14 +45,14 @@ def _ends() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def write(text: str) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        path.write_text(text)
-
-    return damage
+Damage = Callable[[Path], object]
 
 
-def add(line: str) -> Callable[[Path], None]:
+def write(text: str) -> Damage:
+    return lambda path: path.write_text(text)
+
+
+def add(line: str) -> Damage:
     """Append a row to a file that may not be there yet."""
 
     def damage(path: Path) -> None:
@@ -62,7 +62,7 @@ def add(line: str) -> Callable[[Path], None]:
     return damage
 
 
-def change(*keys: str, to: str) -> Callable[[Path], None]:
+def change(*keys: str, to: str) -> Damage:
     """Put a JSON text in the place of a value of the manifest, or of the first training step."""
 
     def damage(path: Path) -> None:
@@ -85,8 +85,7 @@ def twice(path: Path) -> None:
 
 def again(path: Path) -> None:
     """The rows of another run behind those of this one, under one header."""
-    header, rows = path.read_bytes().split(b"\n", 1)
-    path.write_bytes(header + b"\n" + rows * 2)
+    path.write_bytes(path.read_bytes() + path.read_bytes().partition(b"\n")[2])
 
 
 def pipe(path: Path) -> None:
@@ -104,7 +103,7 @@ def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-CASES: list[tuple[str, str, Callable[[Path], None]]] = [
+CASES: list[tuple[str, str, Damage]] = [
     ("nested", MANIFEST, write(DEEP)),
     ("nested", STEPS, add(DEEP)),
     ("nested", SPANS, add(DEEP)),
@@ -157,7 +156,7 @@ def _not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_ends", "_not_drawn")
 @pytest.mark.parametrize(("what", "file", "damage"), CASES, ids=[f"{what}-{file}" for what, file, _ in CASES])
 def test_a_damaged_run_is_left_out_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, file: str, damage: Callable[[Path], None]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, file: str, damage: Damage
 ) -> None:
     experiment = tmp_path / "results" / "sync_k1-vs-sync_k2" / "20261125-205319"
     for name in ("sound", "damaged"):

@@ -22,32 +22,18 @@ Make = Callable[..., RunFolder]
 
 def test_a_run_comes_back_as_it_was_written(make_run: Make) -> None:
     rollout = ExampleRollout("Say hi", "hi\x1b[31m", "hi", 1.0, 3, "stop", 4)
-    written = make_run(
-        arm="k4",
-        steps=2,
-        gap_s=0.25,
-        evaluations={0: (0.25, 12.0), 2: (0.5, 18.0)},
-        rollouts=[rollout],
-        optimizer_steps=4,
-    )
-    run = load_run(written.folder)
+    evaluations = {0: (0.25, 12.0), 2: (0.5, 18.0)}
+    plan = {"arm": "k4", "steps": 2, "gap_s": 0.25, "evaluations": evaluations, "optimizer_steps": 4}
+    run = load_run(make_run(**plan, rollouts=[rollout]).folder)
     assert (run.status, run.manifest.arm, run.manifest.parameters) == ("completed", "k4", 3_300_000)
     assert run.manifest.outcome == {"final_reward": 0.5}
     # start-up 2 s, then: evaluation 1 s + step 1 s + gap 0.25 s; step 1 s + gap 0.25 s + evaluation 1 s
-    assert [(row.step, row.version, row.wall_s, row.elapsed_s) for row in run.steps] == [
-        (0, 1, 2.25, 2.25),
-        (1, 2, 2.25, 4.5),
-    ]
-    assert [row.optimizer_steps for row in run.steps] == [4, 4]
-    assert run.steps[0].lanes["generator"] == {
-        "evaluate": 1.0,
-        "generate": 0.3,
-        "wait_for_weights": 0.6,
-        "weight_load": 0.1,
-    }
+    figures = [(row.step, row.version, row.wall_s, row.elapsed_s, row.optimizer_steps) for row in run.steps]
+    assert figures == [(0, 1, 2.25, 2.25, 4), (1, 2, 2.25, 4.5, 4)]
+    seconds = {"evaluate": 1.0, "generate": 0.3, "wait_for_weights": 0.6, "weight_load": 0.1}
+    assert run.steps[0].lanes["generator"] == seconds
     assert run.steps[0].stages_s["wait_for_batch"] == 1.5
-    assert run.steps[1].metric("loss") == Metric(0.5, count=64)
-    assert run.steps[1].metric("absent") is None
+    assert (run.steps[1].metric("loss"), run.steps[1].metric("absent")) == (Metric(0.5, count=64), None)
     assert [(row.version, row.elapsed_s, row.metric("validation/reward")) for row in run.evaluations] == [
         (0, 1.0, Metric(0.25, count=256)),
         (2, 4.5, Metric(0.5, count=256)),
@@ -61,19 +47,13 @@ def test_a_run_comes_back_as_it_was_written(make_run: Make) -> None:
     assert (run.setting("reward_target"), run.setting("loss.kl.reference")) == (0.5, None)
 
 
-def test_a_row_of_before_versions_were_recorded_reads_as_none_recorded(make_run: Make) -> None:
+def test_runs_of_before_versions_were_recorded_and_the_reference_runs_are_read(make_run: Make) -> None:
     run = load_run(make_run(steps=2).folder)
     assert b"version_changes" not in (run.folder / "steps.jsonl").read_bytes()
     assert [(row.versions, row.version_changes, row.lags) for row in run.steps] == [({}, (), {}), ({}, (), {})]
-    assert run.tail is not None
-    assert run.tail.version_changes == ()
     assert (run.version_changes, run.ledger, run.replaced, run.groups()) == ([], None, {}, [])
-
-
-def test_the_reference_runs_can_still_be_read() -> None:
     runs, damaged = find_runs(Path(__file__).parents[2] / "results" / "reference" / "sync_k")
-    assert damaged == []
-    assert len(runs) == 4
+    assert (len(runs), damaged) == (4, [])
     assert all(row.metric("reward/total") for run in runs for row in run.steps)
 
 
@@ -95,14 +75,9 @@ def test_a_half_written_last_line_is_dropped(make_run: Make) -> None:
     _cut(folder / "steps.jsonl", 40)
     _cut(folder / "spans.jsonl", 5)
     run = load_run(folder)
-    assert [row.step for row in run.steps] == [0, 1]
+    assert ([row.step for row in run.steps], run.tail) == ([0, 1], None)
     assert len(run.spans()) == 3 + 3 * 4 * 3 - 1
-    assert run.tail is None
-
-
-def test_a_run_killed_before_its_first_row_is_empty(make_run: Make) -> None:
-    folder = make_run(steps=0, status="killed").folder
-    _cut(folder / "steps.jsonl", 30)  # half of the header
+    (folder / "steps.jsonl").write_text(header("steps")[:-30])  # killed before its first row
     run = load_run(folder)
     assert (run.steps, run.evaluations, run.status) == ((), (), "did not finish")
 
@@ -123,16 +98,14 @@ from harness.results import Manifest, RunFolder, StepRow
 run = RunFolder.create(Path(sys.argv[1]), "quickstart", "20261120-120000", None)
 run.write_manifest(Manifest(scenario="quickstart", experiment="20261120-120000", started_at="2026-11-20T12:00:00Z"))
 for step in range(3):
-    row = dict(step=step, version=step + 1, wall_s=1.0, elapsed_s=step + 1.0, optimizer_steps=1, lanes={}, metrics={})
-    run.append(StepRow(**row))
+    run.append(StepRow(step, step + 1, 1.0, step + 1.0, 1, {}))
     if step < 2:
         run.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
-    assert done.returncode == -9
     run = load_run(tmp_path / "quickstart" / "20261120-120000")
-    assert run.status == "did not finish"
+    assert (done.returncode, run.status) == (-9, "did not finish")
     assert [row.elapsed_s for row in run.steps] == [1.0, 2.0]  # the third row was never flushed
 
 
@@ -204,33 +177,28 @@ def test_an_unknown_schema_version_and_a_file_without_its_header_are_refused(mak
         read_all(path.parent)
 
 
-def test_spans_with_more_fields_and_rows_of_another_kind_are_read_too(make_run: Make) -> None:
-    path = make_run(steps=1).folder / "spans.jsonl"
+def test_rows_of_another_kind_are_skipped_and_fields_that_are_not_known(make_run: Make) -> None:
+    path = make_run(steps=2).folder / "spans.jsonl"
     before = load_run(path.parent).spans()
     _edit_line(path, 2, '{"kind":"weather","rain":true}')
     _edit_line(path, 3, path.read_text().splitlines()[2].replace('"version":', '"colour":"red","version":'))
-    assert load_run(path.parent).spans() == before[1:]
+    _edit_line(path.with_name("steps.jsonl"), 2, '{"kind":"weather","rain":true}')
+    run = load_run(path.parent)
+    assert (run.spans(), [row.step for row in run.steps]) == (before[1:], [1])
 
 
-def test_numbers_that_only_python_writes_are_read_as_ever(make_run: Make) -> None:
-    path = make_run(steps=3, metrics=lambda step: {"loss": Metric(0.5, count=64)}).folder / "steps.jsonl"
-    _edit_line(path, 3, path.read_text().splitlines()[2].replace('"mean":0.5', '"mean":NaN'))
-    _edit_line(path, 4, path.read_text().splitlines()[3].replace('"mean":0.5', '"mean":-Infinity'))
+def test_numbers_that_only_python_writes_are_read(make_run: Make) -> None:
+    path = make_run(steps=3).folder / "steps.jsonl"
+    for line, number in ((3, "NaN"), (4, "-Infinity")):
+        _edit_line(path, line, path.read_text().splitlines()[line - 1].replace('"mean":0.5', f'"mean":{number}'))
     losses = [row.metrics["loss"]["mean"] for row in load_run(path.parent).steps]
-    assert (losses[0], losses[2]) == (0.5, -math.inf)
-    assert math.isnan(losses[1])
+    assert losses == [0.5, pytest.approx(math.nan, nan_ok=True), -math.inf]
 
 
 def test_runs_that_differ_in_the_seed_alone_have_their_own_settings(make_run: Make) -> None:
     settings = "steps: 4\nseed: {}\ntask:\n  seed: 9\n"
     runs = [load_run(make_run(arm=f"a{seed}", steps=1, settings=settings.format(seed)).folder) for seed in (0, 17)]
     assert [run.settings for run in runs] == [{"steps": 4, "seed": seed, "task": {"seed": 9}} for seed in (0, 17)]
-
-
-def test_rows_of_an_unknown_kind_are_skipped(make_run: Make) -> None:
-    path = make_run(steps=2).folder / "steps.jsonl"
-    _edit_line(path, 2, '{"kind":"weather","rain":true}')
-    assert [row.step for row in load_run(path.parent).steps] == [1]
 
 
 @pytest.mark.parametrize(
@@ -251,11 +219,7 @@ def test_a_damaged_manifest_says_what_is_wrong(make_run: Make, change: dict[str,
         load_run(path.parent)
     assert caught.value.what.startswith(f"cannot read {str(path)!r}: it is damaged: {problem}")
     assert caught.value.where == str(path)
-
-
-def test_a_manifest_of_an_unknown_version_is_refused(make_run: Make) -> None:
-    path = make_run(steps=1).folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 7}))
+    path.write_text(json.dumps({"schema": "harness.manifest", "schema_version": 7}))
     with pytest.raises(UserError, match=r"harness\.manifest has schema_version 7; this harness reads 1"):
         load_run(path.parent)
 
@@ -288,19 +252,10 @@ def test_runs_are_found_at_any_depth_and_damaged_ones_come_second(make_run: Make
 
 
 def test_no_runs_and_no_folder_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no runs in"):
-        find_run_folders(tmp_path)
-    with pytest.raises(UserError, match="does not exist"):
-        find_run_folders(tmp_path / "absent")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is not a folder"):
-        find_run_folders(tmp_path / "file")
-
-
-def test_a_damaged_scenario_is_named(make_run: Make) -> None:
-    run = load_run(make_run(steps=1, settings="steps: [\n").folder)
-    with pytest.raises(UserError, match=r"cannot read .*scenario\.resolved\.yaml"):
-        run.setting("steps")
+    for name, problem in (("", "no runs in"), ("absent", "does not exist"), ("file", "is not a folder")):
+        with pytest.raises(UserError, match=problem):
+            find_run_folders(tmp_path / name)
 
 
 def _rewrite(path: Path, warmup: object, **facts: object) -> Run:

@@ -17,7 +17,6 @@ from harness.results.rows import (
     TailRow,
     VersionChange,
     lane_kind,
-    read_metric,
     store_metrics,
     with_nulls,
 )
@@ -64,20 +63,15 @@ def test_json_for_other_programs_has_null() -> None:
 
 def test_metrics_keep_their_reduction_and_count() -> None:
     metrics = {"loss": Metric(0.25, count=64), "off_policy/max": Metric(2, "max", 8), "tokens": Metric(90, "sum", 3)}
-    stored = store_metrics(metrics)
-    assert stored == {
-        "loss": {"mean": 0.25, "count": 64},
-        "off_policy/max": {"max": 2, "count": 8},
-        "tokens": {"sum": 90, "count": 3},
-    }
-    assert {name: read_metric(stored, name) for name in stored} == metrics
-    assert read_metric(stored, "absent") is None
+    row = EvaluationRow(4, 4, 2.0, store_metrics(metrics))
+    assert row.metrics["off_policy/max"] == {"max": 2, "count": 8}
+    assert {name: row.metric(name) for name in row.metrics} == metrics
+    assert row.metric("absent") is None
 
 
 def test_stage_seconds_are_summed_over_lanes() -> None:
     lanes = {"generator": {"generate": 0.3, "evaluate": 0.3}, "scorer": {"evaluate": 0.05}}
-    row = StepRow(step=0, version=1, wall_s=0.65, elapsed_s=0.65, optimizer_steps=1, lanes=lanes)
-    assert row.stages_s == {"generate": 0.3, "evaluate": 0.35}
+    assert StepRow(0, 1, 0.65, 0.65, 1, lanes).stages_s == {"generate": 0.3, "evaluate": 0.35}
 
 
 def test_the_kind_of_a_lane_is_its_name_without_the_number() -> None:

@@ -27,8 +27,9 @@ from harness.core.errors import PartDied, RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.results import load_run
 from harness.results.frames import table_of
+from harness.results.rows import STEPS
 from harness.results.segments import cut_back, taken
-from harness.results.writer import CHECKPOINTS, STEPS
+from harness.results.writer import CHECKPOINTS
 from harness.results.writer import SCENARIO as SCENARIO_FILE
 from harness.run.checkpoints import RunCheckpoints
 from harness.run.experiment import go_on_with, run_scenario

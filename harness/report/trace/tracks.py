@@ -18,7 +18,8 @@ from harness.results.counters import CounterRow
 from harness.results.frames import RunTable
 from harness.results.jsonl import read_checked
 from harness.results.occupancy import loop_window
-from harness.results.writer import LOG, SPANS
+from harness.results.rows import SPANS
+from harness.results.writer import LOG
 
 Window = tuple[int, int, str]
 """Begin and end of a training step in nanoseconds; categories ``,warmup`` and ``,profiled`` where they hold."""

@@ -29,7 +29,7 @@ from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind, natural_order
 from harness.results.occupancy import loop_window, part_spans
-from harness.results.writer import SPANS
+from harness.results.rows import SPANS
 from harness.simulate.features import Group
 from harness.simulate.parts import Sampled, with_rewards
 

@@ -1,4 +1,7 @@
-"""Metric streams: what a row becomes, the files, what happens where a tracker fails, and what is not loaded."""
+"""Metric streams: what a row becomes, the files, what happens where a tracker fails, and what is not loaded.
+
+Weights & Biases and MLflow offline, where their packages are installed.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import json
 import math
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +25,7 @@ from harness.results import EvaluationRow, StepRow, store_metrics
 from harness.results.importers.logs import STEP as AT
 from harness.results.importers.logs import TIME, read_events
 from harness.results.rows import HeaderRow
-from harness.results.trackers import Streams, check_trackers, flat_metrics, open_streams
+from harness.results.trackers import Streams, flat_metrics, open_streams
 
 DEFAULT = ("jsonl", "tensorboard")
 LANES = {"learner": {"update": 0.5}, "generator0": {"generate": 0.25}, "generator1": {"generate": 0.5}}
@@ -53,17 +57,17 @@ def events(data: bytes) -> dict[int, dict[str, float]]:
 
 
 class Taking:
-    """A tracker that remembers what it got, and fails at one step if told to."""
+    """A tracker that remembers the steps that it got, and fails at one of them if told to."""
 
     def __init__(self, fails_at: int | None = None, fails_to_close: bool = False) -> None:
-        self.got: list[tuple[int, str, dict[str, float]]] = []
+        self.got: list[int] = []
         self.closed = 0
         self._fails_at, self._fails_to_close = fails_at, fails_to_close
 
     def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         if step == self._fails_at:
             raise ConnectionError("no route to the server\nwith a second line")
-        self.got.append((step, kind, dict(values)))
+        self.got.append(step)
 
     def close(self) -> None:
         self.closed += 1
@@ -71,47 +75,38 @@ class Taking:
             raise RuntimeError("cannot finish")
 
 
-def test_a_step_row_becomes_flat_names_with_the_values_of_their_reductions() -> None:
-    assert flat_metrics(STEP) == FLAT_STEP
-
-
-def test_an_evaluation_row_has_no_stages() -> None:
-    assert flat_metrics(EVALUATION) == {"elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5}
-
-
-def test_steps_outside_of_statistics_are_marked() -> None:
-    flat = flat_metrics(replace(STEP, warmup=True, profiled=True))
-    assert (flat["warmup"], flat["profiled"]) == (1.0, 1.0)
-
-
-def test_no_flat_name_is_a_path_prefix_of_another() -> None:
-    """MLflow's stores keep names as paths, where a name cannot be both a file and a folder."""
-    names = set(FLAT_STEP) | set(flat_metrics(EVALUATION))
-    assert not [(a, b) for a in names for b in names if b.startswith(a + "/")]
+def opened(folder: Path, *rows: StepRow | EvaluationRow, names: Sequence[str] = DEFAULT) -> None:
+    """Pass the rows on to streams in a folder."""
+    streams = open_streams(names, folder, "sync_k")
+    for row in rows:
+        streams.on_row(row)
+    streams.close()
+    streams.close()
 
 
 def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
+    flat = {"elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5}
     streams = open_streams(DEFAULT, tmp_path, "sync_k")
     streams.on_row(STEP)
     streams.on_row(EVALUATION)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before they are closed: each row is there at once
     assert [json.loads(line) for line in lines] == [
         {"step": 4, "kind": "step"} | FLAT_STEP,
-        {"step": 5, "kind": "evaluation", "elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5},
+        {"step": 5, "kind": "evaluation"} | flat,
     ]
     (file,) = (tmp_path / "tensorboard").iterdir()
-    assert events(file.read_bytes()) == {4: FLAT_STEP, 5: flat_metrics(EVALUATION)}
+    assert events(file.read_bytes()) == {4: FLAT_STEP, 5: flat}
     streams.close()
-    streams.close()
+    assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\.harness", file.name)
+    assert os.uname().nodename.encode() not in file.read_bytes()
+    outside = flat_metrics(replace(STEP, warmup=True, profiled=True))
+    assert outside == FLAT_STEP | {"warmup": 1.0, "profiled": 1.0}
 
 
 def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Path) -> None:
     """It goes on from step 5; step 5 was made before, the evaluation of version 5 was told before the checkpoint."""
     later = replace(STEP, step=5, version=6)
-    first = open_streams(["tensorboard"], tmp_path, "sync_k")
-    for row in (STEP, EVALUATION, later):
-        first.on_row(row)
-    first.close()
+    opened(tmp_path, STEP, EVALUATION, later, names=["tensorboard"])
     rows = (HeaderRow("harness.steps", 1), STEP, EVALUATION)
     (tmp_path / "steps.jsonl").write_bytes(b"".join(row.line() for row in rows))
     before = {file: file.read_bytes() for file in (tmp_path / "tensorboard").iterdir()}
@@ -124,28 +119,16 @@ def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Pat
     assert events(whole[len(old) :]) == {5: flat_metrics(EVALUATION) | FLAT_STEP | {"policy_version": 6.0}}
 
 
-def test_non_finite_numbers_are_null_in_json_and_stay_in_tensorboard(tmp_path: Path) -> None:
-    metrics = {"loss": {"mean": math.nan}, "grad_norm": {"mean": math.inf}}
-    row = StepRow(0, 1, 1.0, 1.0, 1, {}, metrics=metrics)
-    streams = open_streams(DEFAULT, tmp_path, "sync_k")
-    streams.on_row(row)
-    streams.close()
+def test_any_number_and_name_is_taken_and_what_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
+    name = 'reward/"x"\n\u202e\U0001f600'
+    metrics = {"loss": {"mean": math.nan}, "grad_norm": {"mean": math.inf}, name: {"mean": 1.0}}
+    opened(tmp_path, StepRow(0, 1, 1.0, 1.0, 1, {}, metrics=metrics))
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert (line["loss"], line["grad_norm"]) == (None, None)
+    assert (line["loss"], line["grad_norm"], line[name]) == (None, None, 1.0)
     (file,) = (tmp_path / "tensorboard").iterdir()
     values = events(file.read_bytes())[0]
     assert math.isnan(values["loss"])
-    assert values["grad_norm"] == math.inf
-
-
-def test_the_event_file_names_no_host(tmp_path: Path) -> None:
-    streams = open_streams(["tensorboard"], tmp_path, "sync_k")
-    streams.on_row(STEP)
-    streams.close()
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    assert re.fullmatch(r"events\.out\.tfevents\.\d{10}\.harness", file.name)
-    assert set(events(file.read_bytes())[4]) == set(FLAT_STEP)  # the records hold nothing else: their lengths add up
-    assert os.uname().nodename.encode() not in file.read_bytes()
+    assert (values["grad_norm"], values[name]) == (math.inf, 1.0)
 
 
 def test_streams_leave_no_thread_and_no_open_file(tmp_path: Path) -> None:
@@ -159,37 +142,19 @@ def test_streams_leave_no_thread_and_no_open_file(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_a_tracker_that_fails_is_left_out_with_one_note() -> None:
+def test_a_tracker_that_fails_is_left_out_with_one_note_and_keeps_no_other_open() -> None:
     notes: list[str] = []
-    failing, other = Taking(fails_at=1), Taking()
-    streams = Streams({"wandb": failing, "jsonl": other}, notes.append)
+    failing, other, stuck = Taking(fails_at=1), Taking(), Taking(fails_to_close=True)
+    streams = Streams({"wandb": failing, "mlflow": stuck, "jsonl": other}, notes.append)
     for step in range(4):
         streams.on_row(replace(STEP, step=step))
-    assert notes == [
-        "tracker wandb failed at step 1 and is left out from here on: ConnectionError: no route to the server"
-    ]
-    assert [step for step, _, _ in failing.got] == [0]
-    assert [step for step, _, _ in other.got] == [0, 1, 2, 3]
-    assert failing.closed == 1
+    assert (failing.got, other.got, failing.closed) == ([0], [0, 1, 2, 3], 1)
     streams.close()
     assert (failing.closed, other.closed) == (1, 1)
-
-
-def test_a_tracker_that_fails_to_close_does_not_keep_the_others_open() -> None:
-    notes: list[str] = []
-    failing, other = Taking(fails_to_close=True), Taking()
-    Streams({"wandb": failing, "jsonl": other}, notes.append).close()
-    assert notes == ["tracker wandb failed when it was closed: RuntimeError: cannot finish"]
-    assert other.closed == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"), [("tensorbord", "did you mean 'tensorboard'?"), ("x", "one or more of jsonl, tensorboard")]
-)
-def test_an_unknown_tracker_is_refused(name: str, fix: str) -> None:
-    with pytest.raises(UserError, match="unknown tracker") as caught:
-        check_trackers(["jsonl", name])
-    assert str(caught.value.fix).startswith(fix)
+    assert notes == [
+        "tracker wandb failed at step 1 and is left out from here on: ConnectionError: no route to the server",
+        "tracker mlflow failed when it was closed: RuntimeError: cannot finish",
+    ]
 
 
 def test_a_missing_package_is_told_with_its_command_before_anything_is_opened(tmp_path: Path) -> None:
@@ -226,12 +191,61 @@ def test_a_run_without_a_tracker_does_not_load_its_package(tmp_path: Path) -> No
     assert done.stdout == "[]\n"
 
 
-def test_a_name_may_hold_any_text(tmp_path: Path) -> None:
-    name = 'reward/"x"\n\u202e\U0001f600'
-    streams = open_streams(DEFAULT, tmp_path, "sync_k")
-    streams.on_row(EvaluationRow(0, 0, 0.0, {name: {"mean": 1.0, "count": 1}}))
+ODD = StepRow(3, 4, 1.25, 6.0, 2, {"learner": {"update": 0.5}}, metrics={"loss": {"mean": math.nan, "count": 1}})
+LATE = EvaluationRow(version=2, step=2, elapsed_s=3.5, metrics={"validation/reward": {"mean": 0.5, "count": 8}})
+
+
+def files_with_names(folder: Path) -> list[str]:
+    """Name the files below the folder that hold the name of the host or a path."""
+    words = [os.uname().nodename, str(folder), os.path.expanduser("~/")]
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path.name for path in files if any(word.encode() in path.read_bytes() for word in words)]
+
+
+@pytest.fixture
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write_offline(folder: Path, tracker: str) -> None:
+    streams = open_streams([tracker], folder, "lag1,seed=0")
+    streams.on_row(ODD)
+    streams.on_row(LATE)
     streams.close()
-    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)[name] == 1.0
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    assert events(file.read_bytes()) == {0: {"elapsed_s": 0.0, "policy_version": 0.0, name: 1.0}}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, about SQLAlchemy
+@pytest.mark.usefixtures("_offline")
+def test_mlflow_keeps_the_values_in_a_database_in_the_run_folder(tmp_path: Path) -> None:
+    for package in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(package)
+    write_offline(tmp_path, "mlflow")
+    connection = sqlite3.connect(tmp_path / "mlflow.db")
+    metrics = connection.execute("select key, value, step, is_nan from metrics order by key, step").fetchall()
+    assert metrics == [
+        ("elapsed_s", 3.5, 2, 0),
+        ("elapsed_s", 6.0, 3, 0),
+        ("loss", 0.0, 3, 1),
+        ("optimizer_steps", 2.0, 3, 0),
+        ("policy_version", 2.0, 2, 0),
+        ("policy_version", 4.0, 3, 0),
+        ("timing_s/step", 1.25, 3, 0),
+        ("timing_s/update", 0.5, 3, 0),
+        ("validation/reward", 0.5, 2, 0),
+    ]
+    runs = connection.execute("select name, status, user_id from runs").fetchall()
+    connection.close()
+    assert runs == [("lag1,seed=0", "FINISHED", "unknown")]
+    assert files_with_names(tmp_path) == []
+
+
+@pytest.mark.usefixtures("_offline")
+def test_wandb_keeps_the_values_in_a_run_that_can_be_synced_later(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    write_offline(tmp_path, "wandb")
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    data = file.read_bytes()
+    for word in (b"lag1,seed=0", b"timing_s/update", b"validation/reward", b"grpo-harness"):
+        assert word in data
+    assert files_with_names(tmp_path) == []
