@@ -108,7 +108,7 @@ def unlike(members: Sequence[Member]) -> list[str]:
     machines = dict.fromkeys(str(manifest.machine.get("fingerprint", UNKNOWN)) for manifest in manifests)
     if len(machines) > 1:
         kinds = f"{len(machines)} kinds of machine ({', '.join(machines)})"
-        sentences.append(f"The runs come from {kinds}: seconds cannot be compared.")
+        sentences.append(f"The runs come from {kinds}, on which seconds depend.")
     systems = [_system(manifest.machine.get("os")) for manifest in manifests if manifest.simulated is None]
     known = dict.fromkeys(name for name in systems if name != UNKNOWN)
     sentences += _differ("operating systems", known)

@@ -20,9 +20,10 @@ from harness.compare.endpoint import ENDPOINTS, Endpoint, endpoint_of
 from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment, Member, arm_named
 from harness.compare.imported import is_of_logs, over_steps
-from harness.compare.numbers import listed
+from harness.compare.numbers import listed, plural
 from harness.compare.occasions import Baseline
 from harness.compare.stats import (
+    FEWEST_BLOCKS,
     STAGE_THRESHOLD,
     STEP,
     STEP_THRESHOLD,
@@ -41,6 +42,7 @@ from harness.core.trace import Stage
 from harness.results.rows import SPEED_PROBE
 
 Members = Sequence[Member]
+CANNOT_TELL, HOLDS_0 = "cannot tell", "holds 0"
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: name the folders of 3 at least, better 5"
 )
@@ -206,7 +208,7 @@ def _draft(
         return _Draft(replace(judgement, cautions=steady), before, after, [step])
     alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
     pairs = paired_runs(before, after, with_unfinished=alternated)
-    blocks = [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
+    blocks = _blocks(pairs, alternated)
     warming = warm_up_reasons({base: before, other: after})
     undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
     comparisons = [
@@ -279,6 +281,28 @@ def _block(member: Member) -> tuple[int, int]:
 
 Seconds = dict[str, float]
 """Mean seconds per step of one run in one block: of the whole ``step``, and of each stage that took any."""
+
+
+def _blocks(pairs: Sequence[tuple[Member, Member]], alternated: bool) -> list[tuple[Seconds, Seconds]]:
+    return [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
+
+
+def judged_seconds(experiment: Experiment, judgement: Judgement) -> tuple[Seconds, Seconds] | None:
+    """Return the mean seconds per step of two arms over what they are judged by: the steps, or the blocks, of both.
+
+    Returns:
+        of the baseline and of the other arm; None where they share none, or the baseline ran in another command.
+    """
+    if judgement.base not in experiment.arms:
+        return None
+    before, after = (experiment.arms[arm] for arm in (judgement.base, judgement.other))
+    alternated = judgement.alternated is True
+    sides = [*zip(*_blocks(paired_runs(before, after, with_unfinished=alternated), alternated), strict=True)]
+    names = dict.fromkeys(name for side in sides for block in side for name in block)
+    mine, theirs = (
+        {name: fmean(block.get(name, 0.0) for block in side) for name in names} for side in sides or ((), ())
+    )
+    return (mine, theirs) if sides else None
 
 
 def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seconds, Seconds] | None:
@@ -377,7 +401,23 @@ def direction(effect: Effect) -> str:
     if effect.verdict is Verdict.EQUIVALENT:
         return "same"
     if effect.verdict is not Verdict.DIFFERENT or effect.ratio is None:
-        return "cannot tell"
+        return CANNOT_TELL
     endpoint = ENDPOINTS.get(effect.name)
     words = ("better", "worse") if endpoint is not None and endpoint.is_difference else ("faster", "slower")
     return words[effect.ratio > 1]
+
+
+def why_open(effect: Effect) -> str:
+    """Return in two words why one cannot tell which way an effect goes; empty where one can."""
+    if effect.verdict in (Verdict.DIFFERENT, Verdict.EQUIVALENT):
+        return ""
+    if effect.verdict is Verdict.NOT_COMPARABLE:
+        return "unlike runs"
+    if effect.blocks < FEWEST_BLOCKS:
+        return plural(effect.blocks, "block")
+    if effect.p_adjusted is None or effect.ratio is None:
+        return "see above"  # what is missing for a verdict, which the answer says
+    if not effect.shows:
+        return HOLDS_0
+    is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
+    return "chance?" if is_large else f"under {effect.threshold:.0%}"

@@ -12,7 +12,7 @@ from harness.compare.endpoint import ENDPOINTS, endpoint_of_effect
 from harness.compare.environment import environment_values, unlike
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import Judgement, direction
+from harness.compare.judging import Judgement, direction, judged_seconds, why_open
 from harness.compare.numbers import NOTHING, Format, change, count, listed, number, percent, plural, reward, some
 from harness.compare.remarks.time import measured_ranks
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, UNATTRIBUTED, Figure
@@ -60,8 +60,7 @@ def cell(experiment: Experiment, arm: str, figure: str, form: Format) -> str:
     return ranged(experiment.range(arm, figure), form, len(values), len(experiment.arms[arm]))
 
 
-def _mean(experiment: Experiment, arm: str, figure: str, form: Format) -> str:
-    value = experiment.mean(arm, figure)
+def _form(value: float | None, form: Format) -> str:
     return NOTHING if value is None else form(value)
 
 
@@ -79,25 +78,38 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
     arms = arms_from(experiment, judged)
     if len(arms) == 1:
         return _one_arm(experiment)
-    steps = {item.other: item.step for item in judged}
+    names = {"step_s": STEP} | {TIMING + stage: stage.value for stage in main_stages(experiment)}
+    seconds = {arm: {name: experiment.mean(arm, figure) for figure, name in names.items()} for arm in arms}
+    is_pair = len(arms) == 2 and arms[0] not in {item.other for item in judged}
+    notes = [*_stable(experiment), *_from_elsewhere(arms, judged)]
+    for item in judged:  # of an arm that did not finish, what its change is of
+        if item.unfinished and (known := judged_seconds(experiment, item)) is not None:
+            both = "the steps that both made" if item.alternated else "the blocks that both finished"
+            seconds[item.other] = {name: known[1].get(name) for name in names.values()}
+            if is_pair:
+                seconds[item.base] = {name: known[0].get(name) for name in names.values()}
+                notes.append(f"Seconds per step are of {both}.")
+            else:
+                of_base = f"{number(known[0][STEP])} s per step in {item.base}"
+                notes.append(f"Seconds of {item.other} are of {both}, with {of_base}.")
     if len(arms) > MOST_BESIDE:
-        return _one_row_each(experiment, judged, steps)
-    is_pair = len(arms) == 2 and arms[0] not in steps
-    beside = {item.other: {effect.name: effect for effect in item.effects} for item in judged}
-    columns = {"whole step": ("step_s", STEP)}
-    columns |= {stage.value: (TIMING + stage, stage.value) for stage in main_stages(experiment)}
+        return _one_row_each(experiment, judged, {arm: own[STEP] for arm, own in seconds.items()}, notes)
+    effects = {item.other: {effect.name: effect for effect in item.effects} for item in judged}
     rows = list[tuple[str, ...]]()
-    for label, (figure, name) in columns.items():
-        marks = [mark(experiment, arm) if figure == "step_s" else "" for arm in arms]
-        seconds = [_mean(experiment, arm, figure, number) + sign for arm, sign in zip(arms, marks, strict=True)]
-        effects = [beside.get(arm, {}).get(name) for arm in arms]
-        changes = _ratio_cells(effects[1]) if is_pair else ("",) * 3
-        rows.append((label, *(seconds if is_pair else map(_changed, seconds, effects)), *changes))
+    for name in names.values():
+        marks = [mark(experiment, arm) if name == STEP else "" for arm in arms]
+        cells = [_form(seconds[arm][name], number) + sign for arm, sign in zip(arms, marks, strict=True)]
+        own = [effects.get(arm, {}).get(name) for arm in arms]
+        changes = _ratio_cells(own[1]) if is_pair else ("",) * 3
+        rows.append(
+            ("whole step" if name == STEP else name, *(cells if is_pair else map(_changed, cells, own)), *changes)
+        )
     for label, figure, form in MAIN_FIGURES:
         if experiment.has(figure):
-            rows.append((label, *(_mean(experiment, arm, figure, form) for arm in arms), "", "", ""))
-    notes = (*_stable(experiment), *_from_elsewhere(arms, judged))
-    return _without_empty(Table("", ("seconds per step", *arms, "change", "95% interval", ""), tuple(rows), notes))
+            rows.append((label, *(_form(experiment.mean(arm, figure), form) for arm in arms), "", "", ""))
+    return _without_empty(
+        Table("", ("seconds per step", *arms, "change", "95% interval", ""), tuple(rows), tuple(notes))
+    )
 
 
 def _without_empty(table: Table) -> Table:
@@ -136,7 +148,9 @@ def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
         added = max(effect.ratio, 1 / effect.ratio) - 1
         return f"{'+' if effect.ratio > 1 else '-'}{added:.1%}", "of a step", ""
     ends = endpoint_of_effect(effect).ends(effect)
-    return change(effect.ratio), ends or "", direction(effect) if ends and effect.reason != NOT_REPEATED else ""
+    if ends is None or effect.reason == NOT_REPEATED:
+        return change(effect.ratio), ends or "", ""
+    return change(effect.ratio), ends, ": ".join(filter(None, (direction(effect), why_open(effect))))
 
 
 def _one_arm(experiment: Experiment) -> Table:
@@ -154,30 +168,31 @@ def _one_arm(experiment: Experiment) -> Table:
     return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), _stable(experiment))
 
 
-def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Mapping[str, Effect]) -> Table:
+def _one_row_each(
+    experiment: Experiment, judged: Sequence[Judgement], seconds: Mapping[str, float | None], notes: Sequence[str]
+) -> Table:
     """A row for each arm, the fastest first; of many arms the fastest and the slowest five."""
-    arms = sorted(experiment.arms, key=lambda arm: experiment.mean(arm, "step_s") or float("inf"))
-    left = len(arms) - MOST_ROWS
-    first, last = arms[: MOST_ROWS // 2], arms[-(MOST_ROWS // 2) :]
-    base = [arm for arm in experiment.arms if arm not in steps and arm not in (*first, *last)]
-    shown = arms if left <= 0 else [*first, *base, *last]
+    steps = {item.other: item.step for item in judged}
+    arms = sorted(seconds, key=lambda arm: seconds[arm] or float("inf"))
+    shown = arms
+    if len(arms) > MOST_ROWS:
+        ends = (*arms[: MOST_ROWS // 2], *arms[-(MOST_ROWS // 2) :])
+        shown = [arm for arm in arms if arm in ends or arm not in steps]
+        most = f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms"
+        base = " and the baseline" if len(shown) > MOST_ROWS else ""
+        notes = [f"{most}{base}; {len(arms) - len(shown)} left out.", *notes]
     rows = []
     for arm in shown:
         effect = steps.get(arm)
         rows.append(
             (
-                arm,
-                _mean(experiment, arm, "step_s", number) + mark(experiment, arm),
+                *(arm, _form(seconds[arm], number) + mark(experiment, arm)),
                 "baseline" if effect is None else NOTHING if effect.ratio is None else change(effect.ratio),
                 "" if effect is None else endpoint_of_effect(effect).ends(effect) or "",
-                _mean(experiment, arm, "reward_last", reward),
-                _mean(experiment, arm, "length_last", number),
+                _form(experiment.mean(arm, "reward_last"), reward),
+                _form(experiment.mean(arm, "length_last"), number),
             )
         )
-    notes = [*_stable(experiment), *_from_elsewhere(list(experiment.arms), judged)]
-    if left > 0:
-        most = f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms{' and the baseline' if base else ''}"
-        notes.insert(0, f"{most}; {len(arms) - len(shown)} left out.")
     header = ("arm", "s per step", "change", "95% interval", "reward", "tokens")
     return Table("", header, tuple(rows), tuple(notes))
 

@@ -20,8 +20,8 @@ from harness.results import RolloutRow
 
 LONGEST_TEXT = 400
 """Characters of a prompt or response."""
-SHORTEST_NAME = 12
-"""Characters of a column's name that stay in one line."""
+SHORTEST_NAME, SHORTEST_PART = 12, 7
+"""Characters of a column's name that stay in one line; and where that is too wide."""
 SHORTEST_LABEL = 24
 """Characters of a label in a table that has no room for more."""
 STYLES = {"faster": "green", "slower": "red", "better": "green", "worse": "red", "cannot tell": "dim"}
@@ -81,12 +81,12 @@ def print_table(console: Console, table: Table) -> None:
     """
     if table.title:
         console.print(Text(f"\n{plain(table.title)}", style="bold"))
-    widths = [max(len(row[column]) for row in table.rows or [table.header]) for column in range(len(table.header))]
-    header = [_broken(name, max(width, SHORTEST_NAME)) for name, width in zip(table.header, widths, strict=True)]
-    if sum(max(width, len(name)) + 2 for width, name in zip(widths, table.header, strict=True)) <= console.width:
-        header = list(table.header)
-    widths = [max(width, *map(len, name.split("\n"))) for width, name in zip(widths, header, strict=True)]
-    gap = 2 if sum(widths) + 2 * len(widths) <= console.width + 1 else 1
+    cells = [max(len(row[column]) for row in table.rows or [table.header]) for column in range(len(table.header))]
+    for shortest, gap in ((console.width, 2), (SHORTEST_NAME, 2), (SHORTEST_NAME, 1), (SHORTEST_PART, 1)):
+        header = [_broken(name, max(width, shortest)) for name, width in zip(table.header, cells, strict=True)]
+        widths = [max(width, *map(len, name.split("\n"))) for width, name in zip(cells, header, strict=True)]
+        if sum(widths) + gap * len(widths) <= console.width + 1:
+            break
     if sum(widths) + gap * len(widths) > console.width + 1 and table.words < len(widths):
         widths = [min(width, SHORTEST_LABEL) if place < table.words else width for place, width in enumerate(widths)]
     for columns in _parts([width + gap for width in widths], table.words, console.width):
@@ -104,7 +104,7 @@ def print_table(console: Console, table: Table) -> None:
             )
         for row in table.rows:
             cells = (row[column] for column in columns)
-            drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell, "")) for cell in cells))
+            drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell.partition(":")[0], "")) for cell in cells))
         console.print(Padding(drawn, (0, 0, 0, 1)))
     _print_notes(console, table.notes)
 

@@ -59,14 +59,14 @@ def typed(capsys: Capture, *arguments: str | Path) -> str:
     [
         (
             "async_lag1",
-            "lag1 against sync_two_threads, the fastest synchronous arm: cannot tell, -3.1% (-7.3% to +1.2%, 12 "
-            "blocks).",
+            "Cannot tell whether lag1 is faster per step than sync_two_threads, the fastest synchronous arm: -3.1% "
+            "(-7.3% to +1.2%, 12 blocks); the interval holds 0.",
             "whole step 0.501* 0.361* -27.8% 0.394* -21.3% 0.350* -30.1%",
         ),
         (
             "rdt_nixl",
             "object_store is 58% slower in seconds of a weight sync than nixl (39 to 80%, 7 blocks).",
-            "whole step 0.533* 0.556* +4.4% +0.7% to +8.3% cannot tell",
+            "whole step 0.533* 0.556* +4.4% +0.7% to +8.3% cannot tell: chance?",
         ),
         (
             "sync_k",

@@ -157,7 +157,7 @@ def test_unlike_machines_versions_and_commits_are_said() -> None:
         commit="1234567890",
     )
     assert unlike([first, other]) == [
-        "The runs come from 2 kinds of machine (0123456789ab, ba9876543210): seconds cannot be compared.",
+        "The runs come from 2 kinds of machine (0123456789ab, ba9876543210), on which seconds depend.",
         "The versions of torch differ: 2.13.0, 2.14.0.",
         "The versions of ray differ: none, 2.60.0.",
         "The thread counts differ: 2, 4.",

@@ -124,7 +124,7 @@ def test_what_was_not_measured_is_left_out(make_run: Make, tmp_path: Path) -> No
 @pytest.mark.parametrize("fields", [{"steps": 0, "status": "failed"}, {"status": "killed"}], ids=["no step", "killed"])
 def test_a_run_that_did_not_get_to_its_end_is_shown(make_run: Make, tmp_path: Path, fields: dict[str, Any]) -> None:
     page = Page(_report(make_run(**fields).folder, tmp_path / "r.html"))
-    told = "failed after 0 steps" if "steps" in fields else "did not finish after 4 steps"
+    told = "failed after 0 of 4 steps" if "steps" in fields else "did not finish after 4 of 4 steps"
     assert any(told in text for text in page.text("p"))
 
 

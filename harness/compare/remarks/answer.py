@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from math import ceil, log, log1p
 from statistics import fmean
 
-from harness.compare.endpoint import REWARD_THRESHOLD, SECONDS_PER_STEP, effect_in_words, endpoint_of_effect
+from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import NOT_IN_TURN, Judgement, direction, fastest_in_turns, judgements
+from harness.compare.judging import (
+    CANNOT_TELL,
+    HOLDS_0,
+    NOT_IN_TURN,
+    Judgement,
+    direction,
+    fastest_in_turns,
+    judgements,
+    why_open,
+)
 from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
 from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
@@ -25,7 +34,6 @@ ALIKE = 0.0005
 """A smaller change is written as 0.0%."""
 NOISY = 2.0
 """An interval that reaches a change by this factor says nothing."""
-OPEN = "cannot tell whether"
 
 
 def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -42,7 +50,8 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     if arms and not known:
         silent = [arm for arm in experiment.arms if experiment.mean(arm, "step_s") is None]
         of = f" of {listed(some(silent))}" if silent else " of arms that share a block"
-        yield f"Cannot tell which arm is faster: no {endpoint_of_effect(arms[0].primary).words} are known{of}."
+        why = _unfinished(experiment, arms[0]) or f"no {endpoint_of_effect(arms[0].primary).words} are known{of}"
+        yield f"Cannot tell which arm is faster: {why}."
     if not arms:
         yield from (_alone(experiment, arm) for arm in [*experiment.arms][:MOST_ARMS])
 
@@ -50,63 +59,75 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
 def fairest(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Set asynchronous arms against the fastest synchronous one too, where that is not the baseline."""
     best = fastest_in_turns(experiment, judged)
-    if best is None:
-        return
-    for item in judgements(experiment, best):
-        effect, is_in_turns = item.step, experiment.arms[item.other][0].settings.get("max_lag") == 0
-        ends = SECONDS_PER_STEP.ends(effect)
-        if not is_in_turns and ends is not None:
-            blocks = f"{change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
-            yield f"{item.other} against {best}, the fastest synchronous arm: {direction(effect)}, {blocks}."
+    for item in [] if best is None else judgements(experiment, best):
+        if experiment.arms[item.other][0].settings.get("max_lag") != 0 and item.step.low is not None:
+            text = _verdict_words(item.step, f"{best}, the fastest synchronous arm", item.other, with_reason=False)
+            yield _sentence(text + ("; the interval holds 0" if why_open(item.step) == HOLDS_0 else ""))
 
 
 def _against(experiment: Experiment, item: Judgement) -> str:
     """Set an arm against the baseline in one sentence: what decides first, then reward or time beside it."""
-    if item.primary.verdict is Verdict.NOT_COMPARABLE:
-        return f"{_verdict_words(item)}."
-    endpoint = endpoint_of_effect(item.primary)
-    rewards = reward_words(experiment, item.base, item.other, with_names=endpoint.is_difference)
-    parts = [rewards or _verdict_words(item)] if endpoint.is_difference else [_verdict_words(item), rewards]
+    decides, names = item.primary, (item.base, item.other)
+    if decides.verdict is Verdict.NOT_COMPARABLE:
+        return _sentence(_verdict_words(decides, *names))
+    unfinished, is_reward = _unfinished(experiment, item), endpoint_of_effect(decides).is_difference
+    rewards = reward_words(experiment, *names, with_names=is_reward)
+    verdict = _verdict_words(decides, *names, with_reason=not unfinished)
+    parts = [rewards or verdict, unfinished] if is_reward else [verdict, unfinished, rewards]
     beside = (effect for effect in item.effects[1:] if effect.name == STEP)
-    decided = (Verdict.DIFFERENT, Verdict.EQUIVALENT)
-    parts += [effect_in_words(step, item.base, item.other) for step in beside if step.verdict in decided]
-    text = "; ".join(filter(None, parts))
-    return f"{text[:1].upper() if text.startswith(OPEN) else text[:1]}{text[1:]}."
+    parts += [_verdict_words(effect, *names) for effect in beside if direction(effect) != CANNOT_TELL]
+    return _sentence("; ".join(filter(None, parts)))
 
 
-def _verdict_words(item: Judgement) -> str:
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper() if text.startswith(CANNOT_TELL) else text[:1]}{text[1:]}."
+
+
+def _unfinished(experiment: Experiment, item: Judgement) -> str:
+    """Say which of two arms did not finish; empty where both did."""
+    parts = []
+    for arm in (item.base, item.other):
+        runs = experiment.arms.get(arm, ())
+        if cut := sum(not member.is_completed for member in runs):
+            parts.append(f"{'' if len(runs) == 1 else f'{cut} of {len(runs)} runs of '}{arm} did not finish")
+    return " and ".join(parts)
+
+
+def _verdict_words(effect: Effect, base: str, other: str, with_reason: bool = True) -> str:
     """Say the verdict on what decides; where it is open, what such blocks can tell and how many more would."""
-    effect = item.primary
     if effect.verdict is Verdict.NOT_COMPARABLE or effect.ratio is None:
-        return f"{item.other} and {item.base} cannot be compared: {effect.reason}"
+        return f"{other} and {base} cannot be compared: {effect.reason}"
     endpoint = endpoint_of_effect(effect)
     if effect.verdict is not Verdict.INCONCLUSIVE or endpoint.is_difference:
-        return effect_in_words(effect, item.base, item.other)
-    what = "per step" if endpoint.is_step else f"in {endpoint.words}"
-    ends = endpoint.ends(effect)
-    if ends is not None and effect.reason == NOT_REPEATED:
-        over = f"{ends} over their steps; {NOT_REPEATED}"
-        if effect.shows:
-            return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({over})"
-        return f"{OPEN} {item.other} was faster {what} than {item.base}: {change(effect.ratio)} ({over})"
-    if ends is None or effect.low is None or effect.high is None:
+        return effect_in_words(effect, base, other)
+    what = "per step" if effect.name == STEP or endpoint.is_step else f"in {endpoint.words}"
+    ends, is_of_steps = endpoint.ends(effect), effect.reason == NOT_REPEATED
+    if ends is None or (is_of_steps and effect.shows):
         runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} runs each"
-        why = f"; {effect.reason}" if effect.blocks > 1 and effect.reason not in (None, NOT_IN_TURN) else ""
-        return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs}{why})"
-    text = f"{OPEN} {item.other} is faster {what} than {item.base}"
-    if effect.low < 1 / NOISY or effect.high > NOISY:
+        has_reason = effect.blocks > 1 and with_reason and effect.reason not in (None, NOT_IN_TURN)
+        over = f"{runs}{f'; {effect.reason}' if has_reason else ''}"
+        over = f"{ends} over their steps; {NOT_REPEATED}" if is_of_steps and ends else over
+        return f"{other} was {_pace(effect.ratio)} {base} {what} ({over})"
+    if is_of_steps:
+        over = f"{change(effect.ratio)} ({ends} over their steps; {NOT_REPEATED})"
+        return f"{CANNOT_TELL} whether {other} was faster {what} than {base}: {over}"
+    text = f"{CANNOT_TELL} whether {other} is faster {what} than {base}"
+    if min(effect.low or 0.0, 1 / (effect.high or 1.0)) < 1 / NOISY:
         return f"{text}: unknown (blocks too noisy)"
     is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
     if effect.shows and not is_large:
         word = "faster" if effect.ratio < 1 else "slower"
-        text = f"cannot tell whether {item.other} is {percent(endpoint.limit)} {word} {what} than {item.base}"
+        text = f"{CANNOT_TELL} whether {other} is {percent(endpoint.limit)} {word} {what} than {base}"
     text += f": {endpoint.change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
     if effect.blocks < FEWEST_BLOCKS:
         return f"{text}; a verdict needs {FEWEST_BLOCKS} blocks"
     if effect.p_adjusted is None or effect.minimum_effect is None:
-        return f"{text}; {effect.reason}"
-    chance = ", which may be chance among so many comparisons" if effect.shows and is_large else ""
-    return f"{text}{chance}; {_blocks_words(effect, effect.minimum_effect)}"
+        return f"{text}; {effect.reason}" if with_reason else text
+    text += ", which may be chance among so many comparisons" if effect.shows and is_large else ""
+    needed = ceil(effect.blocks * (log1p(effect.minimum_effect) / log1p(effect.threshold)) ** 2)
+    many = f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+    reach = f"such blocks tell differences from {percent(effect.minimum_effect)} on"
+    return f"{text}; {reach}, and {percent(endpoint.limit)} takes {many} of them" if with_reason else text
 
 
 def _pace(ratio: float) -> str:
@@ -115,14 +136,6 @@ def _pace(ratio: float) -> str:
     if 0.5 < ratio < NOISY:
         return f"{abs(ratio - 1):.1%} {'faster' if ratio < 1 else 'slower'} than"
     return f"{max(ratio, 1 / ratio):.1f} times as {'fast' if ratio < 1 else 'slow'} as"
-
-
-def _blocks_words(effect: Effect, seen: float) -> str:
-    """Say from which difference on such blocks tell in 80% of experiments, and how many tell one at the threshold."""
-    needed = ceil(effect.blocks * (log1p(seen) / log1p(effect.threshold)) ** 2)
-    many = f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
-    limit = endpoint_of_effect(effect).limit
-    return f"such blocks tell differences from {percent(seen)} on, and {percent(limit)} takes {many} of them"
 
 
 def _alone(experiment: Experiment, arm: str) -> str:

@@ -48,7 +48,8 @@ def unfinished(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
         for member in members:
             if not member.is_completed:
                 reason = f": {member.manifest.error}" if member.manifest.error else ""
-                after = f"{member.run.status} after {plural(member.steps, 'step')}"
+                planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
+                after = f"{member.run.status} after {member.steps}{planned} steps"
                 yield f"{run_name(experiment, arm, member)}: {after}{reason.removesuffix('.')}."
 
 

@@ -80,11 +80,17 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     first = next((item.base for item in judged if item.base in largest), next(iter(largest)))
     stage = largest[first]
     gain, of = percent(FASTER * shares[first][stage]), f" of {first}" if len(largest) > 1 else ""
-    text = f"Bottleneck on the critical path: {'; '.join(where)}."
-    text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
+    text = f"Bottleneck on the critical path{_of_runs(experiment)}: {'; '.join(where)}."
+    text += f" {FASTER:.0%} off {stage} takes at most {gain} off a step{of}."
     more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
     unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]
     yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else "")
+
+
+def _of_runs(experiment: Experiment) -> str:
+    """Say of how many runs the critical path is known, where not of all."""
+    known = sum(bool(stage_seconds([member])) for member in experiment.members)
+    return "" if known == len(experiment.members) else f" ({known} of {len(experiment.members)} runs)"
 
 
 def _largest(shares: dict[str, float]) -> str | None:
