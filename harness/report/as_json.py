@@ -56,7 +56,9 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str
         "started_at": experiment.started_at,
         "variants": [_arm(experiment, arm) for arm in experiment.arms],
         "verdicts": [_judgement(judgement) for judgement in judged],
-        "findings": [{"key": each.key, "text": each.text} for each in said if each.kind != "caution"],
+        "findings": [
+            {"key": each.key, "text": f"{each.text} {each.command}".strip()} for each in said if each.kind != "caution"
+        ],
         "cautions": [each.text for each in said if each.kind == "caution"],
     }
 

@@ -34,7 +34,7 @@ def write_page(
     """
     check_replaceable(out, "report", is_page)
     table = [overview_table(overview)] if len(overview) > 1 else []
-    items: list[Item] = [*(Remark("left_out", sentence, "caution", "cautions") for sentence in left_out), *table]
+    items: list[Item] = [*(Remark("left_out", sentence, "cautions") for sentence in left_out), *table]
     text = page(documents, Section("overview", "Experiments", tuple(items), folded=not left_out) if items else None)
     try:
         with whole_file(out) as stream:

@@ -516,10 +516,6 @@ def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:
     ]
     if any(effect.of_step for effect in effects):
         notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
-    floor = next((item.noise_floor for item in judged if item.noise_floor is not None), None)
-    if floor is not None and floor.ratio is not None:
-        endpoint = endpoint_of_effect(floor)
-        notes.append(f"The baseline against itself: {endpoint.change(floor.ratio)}, {endpoint.ends(floor)}.")
     return tuple(notes)
 
 

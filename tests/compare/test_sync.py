@@ -9,14 +9,13 @@ import pytest
 from msgspec import structs
 
 from harness.compare.experiment import Experiment, Member, gather
-from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences, syncs
+from harness.compare.remarks.syncs import sweep_points, sweep_sentences
 from harness.compare.sync import SyncCost, fastest_by_size, sync_costs, sync_points
 from harness.compare.syncs import sync_seconds
 from harness.report.tables import sync_table
 from harness.report.transports import sweep_tables
 from harness.results import RunFolder
 from harness.results.rows import SyncRow
-from tests.messages import facts
 from tests.stand_ins.members import made_experiment, made_run
 
 Make = Callable[..., RunFolder]
@@ -76,14 +75,7 @@ def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it
     assert table.rows[3] == ("publish, ms", "20.0 [5.00, 5.00, 47.0]", "10.0 [10.0, 10.0, 10.0]")
     assert table.rows[6][1] == "35.0 [20.0, 20.0, 62.0]"
     assert ("GB/s", "0.571", "0.500") in table.rows  # 20 MB in 35 ms, and in 40 ms
-    assert [facts(text) for text in syncs(experiment, [])] == ["20.0 0.88 35.0 40.0"]
     assert sync_seconds(experiment.arms["nixl"][0]) == pytest.approx(0.035)
-
-
-def test_unlike_sizes_are_not_compared(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(arm="object_store", settings=_transport("object_store"))
-    make_lagged_run(arm="nixl", num_bytes=40_000_000)
-    assert list(syncs(_experiment(tmp_path), [])) == []
 
 
 def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
@@ -104,7 +96,6 @@ def test_weights_that_stay_in_the_process_have_no_table(make_lagged_run: Make, t
 def test_runs_of_before_syncs_were_recorded_have_no_table(make_run: Make, tmp_path: Path) -> None:
     make_run()
     assert sync_table(_experiment(tmp_path)) is None
-    assert list(syncs(_experiment(tmp_path), [])) == []
 
 
 def test_an_arm_without_syncs_is_left_out(make_lagged_run: Make, tmp_path: Path) -> None:

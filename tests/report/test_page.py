@@ -16,7 +16,7 @@ from harness.report import charts
 from harness.report.build import document
 from harness.report.canvas import ARM_COLOURS, COLOUR_NAMES
 from harness.report.charts import Panel
-from harness.report.document import Chart, Command, Document, Remark, Rollouts, Section, Table
+from harness.report.document import Chart, Document, Remark, Rollouts, Section, Table
 from harness.report.page import page
 from harness.report.svg import page_svg
 from harness.results import RolloutRow
@@ -54,15 +54,20 @@ def _document(name: str = "k1") -> Document:
         title=name,
         origin=f"From {name}.",
         description=name,
-        answer=(Remark("verdict", f"lag1 is 40% faster than {name}: 3.1 s.", "answer", "answer"),),
+        answer=(Remark("verdict", f"lag1 is 40% faster than {name}: 3.1 s.", "answer"),),
         sections=(
             Section(
                 "findings",
                 "Findings",
-                (Remark("x", name, "finding", "time"), Remark("y", name, "caution", "cautions"), _bars(name)),
+                (Remark("x", name, "time"), Remark("y", name, "cautions"), _bars(name)),
             ),
             Section("learned", "What was learned", (_curves(name), _timeline(), Rollouts(name, ((rollout, rollout),)))),
-            Section("again", "Run it again", (Command(f"run {name}"), Table(name, (name, "n"), ((name, "1"),))), True),
+            Section(
+                "again",
+                "Run it again",
+                (Remark("z", name, "next", f"run {name}"), Table(name, (name, "n"), ((name, "1"),))),
+                True,
+            ),
         ),
     )
 

@@ -21,7 +21,7 @@ from harness.compare.stats import STEP, Effect, Verdict
 from harness.core.terminal_text import plain, plain_ends
 from harness.report.build import before_and_after, document
 from harness.report.console import shown_path
-from harness.report.document import Command, Table
+from harness.report.document import Table
 from harness.report.markdown import escaped
 from harness.report.tables import comparison_table
 from harness.report.terminal import print_document, print_table
@@ -55,7 +55,7 @@ def test_it_fits_on_a_screen(name: str) -> None:
     experiment = _reference(name)
     lines = _printed(experiment)
     assert len(lines) <= 30
-    commands = [item.text for item in document(experiment, []).sections[0].items if isinstance(item, Command)]
+    commands = [item.command for item in document(experiment, []).sections[0].items if isinstance(item, Remark)]
     assert max(len(line) for line in lines if line not in commands) <= 80  # what is to be pasted is not broken
     full = [line for line in _printed(experiment, full=True) if "python -m" not in line and "git checkout" not in line]
     assert max(map(len, full)) <= 80
@@ -222,7 +222,7 @@ def test_what_the_short_form_leaves_is_in_the_full_one() -> None:
     experiment = _reference("sync_k1-vs-sync_k2")
     (verdicts,) = (item for item in document(experiment, judgements(experiment)).sections if item.key == "verdicts")
     assert any(isinstance(item, Remark) and item.key == "noise_floor" for item in verdicts.items)
-    experiment = _reference("sync_k")
+    experiment = _reference("async_lag1")
     (cautions,) = (item for item in document(experiment, judgements(experiment)).sections if item.key == "cautions")
     assert _printed(experiment)[-1] == f"- {len(cautions.items)} more cautions: --full."
     assert "more caution" not in _words(_printed(experiment, full=True))

@@ -22,7 +22,7 @@ from harness.compare.judging import (
     why_open,
 )
 from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
-from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
+from harness.compare.remarks.syncs import sweep_points, sweep_sentences
 from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
 from harness.core.experiment import MOST_BLOCKS
@@ -143,12 +143,9 @@ def _alone(experiment: Experiment, arm: str) -> str:
     seconds, members = experiment.range(arm, "step_s"), experiment.arms[arm]
     if seconds is None:
         return f"{arm}: {', '.join(dict.fromkeys(member.run.status for member in members))}, no step was measured."
-    ranged = (
-        f" ({number(seconds.low)} to {number(seconds.high)} in {plural(len(members), 'run')})"
-        if len(members) > 1
-        else ""
-    )
-    text = f"{arm}: {number(seconds.value)} s per step{ranged}"
+    text = f"{arm}: {number(seconds.value)} s per step"
+    if len(members) > 1:
+        text += f" ({number(seconds.low)} to {number(seconds.high)} in {plural(len(members), 'run')})"
     first, last = experiment.mean(arm, "reward_first"), experiment.values(arm, "reward_last")
     if first is not None and experiment.mean(arm, "reward_last_step"):
         prompts = None if members[0].figures["is_imported"] else experiment.mean(arm, "prompts")
@@ -165,53 +162,40 @@ def _of_prompts(reward: float, prompts: float) -> str:
 
 def interval_words(values: Sequence[float]) -> str:
     """Return the 95% interval of a mean over seeds in brackets; the range of two, nothing of one."""
-    seeds = len(values)
-    interval = t_interval(values, CONFIDENCE) if seeds >= FEWEST_SEEDS else None
+    interval = t_interval(values, CONFIDENCE) if len(values) >= FEWEST_SEEDS else None
     if interval is not None:
-        return f" (95% interval {interval.low:.2f} to {interval.high:.2f}, {seeds} seeds)"
-    return f" ({min(values):.2f} to {max(values):.2f}, {seeds} seeds)" if seeds > 1 else ""
+        return f" (95% interval {interval.low:.2f} to {interval.high:.2f}, {len(values)} seeds)"
+    return f" ({min(values):.2f} to {max(values):.2f}, {len(values)} seeds)" if len(values) > 1 else ""
 
 
 def noise_floor(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say how far an arm of the baseline's own settings lies from it."""
     for item in judged:
         if item.is_noise_floor and item.primary.ratio is not None and len(judged) > 1:
-            ends = endpoint_of_effect(item.primary).ends(item.primary)
-            change = endpoint_of_effect(item.primary).change(item.primary.ratio)
-            shown = f"{change} ({ends})" if ends else change
+            endpoint = endpoint_of_effect(item.primary)
+            shown, ends = endpoint.change(item.primary.ratio), endpoint.ends(item.primary)
+            shown += f" ({ends})" if ends else ""
             yield f"{item.other} has the settings of {item.base}: the {shown} between them is the machine's noise."
 
 
 # ---- final rewards over seeds
 
 
-@dataclass(frozen=True)
-class FinalRewards:
-    """An arm's final rewards by seed, of which there is at least one, and its runs that were cut before their end.
+def final_rewards(experiment: Experiment) -> dict[str, dict[int, float]]:
+    """Return the final reward of each seed of each arm that has any, the arms in their order.
 
     A run that diverged counts with what is left of its reward. One that was cut says nothing of what its reward would
     have been.
     """
-
-    arm: str
-    by_seed: dict[int, float]
-    cut: tuple[Member, ...]
-
-    @property
-    def mean(self) -> float:
-        """The mean over the seeds."""
-        return fmean(self.by_seed.values())
-
-
-def final_rewards(experiment: Experiment) -> list[FinalRewards]:
-    """Return the final rewards of each arm that has any, in the order of the arms."""
-    known = []
-    for arm, members in experiment.arms.items():
-        rewards = [(member, member.figures.get("reward_final")) for member in members]
-        by_seed = {member.manifest.seed: value for member, value in rewards if value is not None}
-        if by_seed:
-            known.append(FinalRewards(arm, by_seed, tuple(member for member, value in rewards if value is None)))
-    return known
+    finals = {
+        arm: {
+            member.manifest.seed: reward
+            for member in members
+            if (reward := member.figures.get("reward_final")) is not None
+        }
+        for arm, members in experiment.arms.items()
+    }
+    return {arm: by_seed for arm, by_seed in finals.items() if by_seed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +225,7 @@ def reward_difference(experiment: Experiment, base: str, other: str) -> Differen
     """
     members = [member for arm in (base, other) for member in experiment.arms.get(arm, ())]
     prompts = {known["sha256"] for member in members if (known := member.manifest.inputs.get(VALIDATION_PROMPTS))}
-    finals = {item.arm: item.by_seed for item in final_rewards(experiment)}
+    finals = final_rewards(experiment)
     before, after = finals.get(base, {}), finals.get(other, {})
     if before.keys() != after.keys() or len(before) < FEWEST_SEEDS or len(prompts) > 1:
         return None
@@ -267,17 +251,12 @@ def reward_words(experiment: Experiment, base: str, other: str, with_names: bool
     between = f" between {other} and {base}" if with_names else ""
     if max(-known.low, known.high) <= REWARD_THRESHOLD:
         return f"same final reward{between} ({shown})"
-    needed = f"to see {REWARD_THRESHOLD} takes {_seeds_needed(known)} seeds"
-    return f"no difference in reward shown{between} ({shown}; {needed})"
-
-
-def _seeds_needed(known: Difference) -> str:
-    """Return how many seeds would show a difference of ``REWARD_THRESHOLD`` in 80% of experiments, with this spread."""
+    # seeds that show a difference of the threshold in 80% of experiments, with this spread
     level = t_quantile(1 - (1 - CONFIDENCE) / known.pairs / 2, known.seeds - 1)
-    error = (known.high - known.low) / 2 / level
-    reach = (level + t_quantile(POWER, known.seeds - 1)) * error
+    reach = (1 + t_quantile(POWER, known.seeds - 1) / level) * (known.high - known.low) / 2
     seeds = ceil(known.seeds * (reach / REWARD_THRESHOLD) ** 2)
-    return f"about {seeds}" if seeds <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+    needed = f"about {seeds}" if seeds <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+    return f"no difference in reward shown{between} ({shown}; to see {REWARD_THRESHOLD} takes {needed} seeds)"
 
 
 def reward_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -291,32 +270,30 @@ def reward_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 
 def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Give the final rewards in order, each with its interval over seeds, and what became of the other seeds."""
-    finals = sorted(final_rewards(experiment), key=lambda item: -item.mean)
-    if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({item.mean for item in finals}) == 1):
+    finals = final_rewards(experiment)
+    means = {arm: fmean(by_seed.values()) for arm, by_seed in finals.items()}
+    if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({*means.values()}) == 1):
         return
-    text = f"Final validation reward: {'; '.join(some([_final(experiment, item) for item in finals]))}"
-    if all(len(item.by_seed) == 1 for item in finals):
-        text += " (one seed each)"
-    unequal = [item.arm for item in finals[1:] if item.by_seed.keys() != finals[0].by_seed.keys()]
+    best, *others = sorted(finals, key=lambda arm: -means[arm])
+    words, cut = list[str](), list[str]()
+    for arm in (best, *others):
+        lost = [
+            each for each in experiment.arms[arm] if each.figures["divergence"] and each.manifest.seed in finals[arm]
+        ]
+        error = interval_words([*finals[arm].values()])
+        words.append(f"{arm} {means[arm]:.2f}{error}{f', {len(lost)} diverged' if lost else ''}")
+    for arm, member in zip(experiment.labels, experiment.members, strict=True):
+        last = member.figures.get("reward_last")
+        if last is not None and member.figures.get("reward_final") is None:
+            cut.append(
+                f"{run_name(experiment, arm, member)} ({last:.2f} at step {count(member.figures['reward_last_step'])})"
+            )
+    text = f"Final validation reward: {'; '.join(some(words))}"
+    text += " (one seed each)" if max(map(len, finals.values())) == 1 else ""
+    unequal = [arm for arm in others if finals[arm].keys() != finals[best].keys()]
     if unequal:
-        text += f"; {finals[0].arm} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
-    counted = {item.arm for item in finals}
-    cut = [(item.arm, member) for item in finals for member in item.cut]
-    cut += [(arm, member) for arm, members in experiment.arms.items() if arm not in counted for member in members]
-    parts = [
-        f"{run_name(experiment, arm, member)} ({last:.2f} at step {count(member.figures['reward_last_step'])})"
-        for arm, member in cut
-        if (last := member.figures.get("reward_last")) is not None
-    ]
-    yield f"{text}.{f' Not counted, cut before the end: {listed(some(parts))}.' if parts else ''}"
-
-
-def _final(experiment: Experiment, item: FinalRewards) -> str:
-    members = experiment.arms[item.arm]
-    lost = [each for each in members if each.figures["divergence"] and each.manifest.seed in item.by_seed]
-    return f"{item.arm} {item.mean:.2f}{interval_words([*item.by_seed.values()])}" + (
-        f", {len(lost)} diverged" if lost else ""
-    )
+        text += f"; {best} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
+    yield f"{text}.{f' Not counted, cut before the end: {listed(some(cut))}.' if cut else ''}"
 
 
 def run_name(experiment: Experiment, arm: str, member: Member) -> str:
@@ -330,42 +307,34 @@ def only_sleeps(member: Member) -> bool:
 
 
 def target(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say by how many seeds of each arm the reward target was reached, and at which step."""
+    """Say by how many seeds of each arm the reward target was reached, and by which step."""
     targets = {member.figures.get("reward_target") for member in experiment.members}
     (value,) = targets if len(targets) == 1 else (None,)
     if value is None or len(experiment.members) == 1 or all(map(only_sleeps, experiment.members)):
         return
-    if not experiment.has("target_step"):
+    reached = {arm: experiment.range(arm, "target_step") for arm in experiment.arms}
+    if not any(reached.values()):
         yield f"No run reached validation reward {value:g}."
         return
-    text = f"Validation reward {value:g}: {'; '.join(some([_reached(experiment, arm) for arm in experiment.arms]))}"
-    within = [steps for arm in experiment.arms for steps in experiment.values(arm, "target_within")]
-    yield text + (f"; evaluations are up to {plural(round(max(within)), 'step')} apart." if within else ".")
-
-
-def _reached(experiment: Experiment, arm: str) -> str:
-    seeds, at = len(experiment.arms[arm]), experiment.range(arm, "target_step")
-    text = arm if seeds == 1 else f"{arm} {len(experiment.values(arm, 'target_step'))} of {seeds} seeds"
-    if at is None:
-        return f"{arm} not reached" if seeds == 1 else text
-    steps = f"{at.low:.0f}" if at.low == at.high else f"{at.low:.0f} to {at.high:.0f}"
-    return f"{text} {'by' if experiment.values(arm, 'target_within') else 'at'} step {steps}"
+    words = []
+    for arm, at in reached.items():
+        seeds, known = len(experiment.arms[arm]), len(experiment.values(arm, "target_step"))
+        text = f"{arm} {known} of {seeds} seeds" if seeds > 1 else arm if at else f"{arm} not reached"
+        ends = [] if at is None else sorted({f"{at.low:.0f}", f"{at.high:.0f}"}, key=float)
+        words.append(f"{text} by step {' to '.join(ends)}" if ends else text)
+    yield f"Validation reward {value:g}: {'; '.join(some(words))}."
 
 
 def diverged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which runs diverged at which training step, and how that shows."""
-    stopped, collapsed, finite = list[str](), list[str](), True
-    for arm, members in experiment.arms.items():
-        for member in members:
-            lost = member.figures["divergence"]
-            if lost is not None:
-                name = f"{run_name(experiment, arm, member)} at step {lost.step}"
-                (stopped if lost.stopped else collapsed).append(name)
-                finite = finite and not any(column.non_finite for column in member.table.metrics.values())
-    if stopped:
-        yield f"Diverged: {listed(some(stopped))}, where a number was not finite and the run had to stop."
-    if collapsed:
-        yield (
-            f"Diverged: {listed(some(collapsed))}: from there on every reward was at most a tenth of the run's best "
-            f"validation reward{', though all numbers stayed finite' if finite else ''}."
-        )
+    runs: dict[bool, list[str]] = {True: [], False: []}
+    for arm, member in zip(experiment.labels, experiment.members, strict=True):
+        lost = member.figures["divergence"]
+        if lost is not None:
+            runs[lost.stopped].append(f"{run_name(experiment, arm, member)} at step {lost.step}")
+    for stopped, names in runs.items():
+        how = "a number was not finite and the run had to stop"
+        if not stopped:
+            how = "from there on every reward was at most a tenth of the run's best validation reward"
+        if names:
+            yield f"Diverged: {listed(some(names))}: {how}."

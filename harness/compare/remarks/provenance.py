@@ -12,7 +12,7 @@ from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, listed, plural, some
 from harness.compare.remarks.answer import only_sleeps, run_name
-from harness.compare.remarks.lag_and_syncs import sweep_points
+from harness.compare.remarks.syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
@@ -133,36 +133,36 @@ def unlike_runs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator
 
 
 def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say how the arms took turns."""
+    """Say where the arms did not take turns step by step."""
     ways = {member.manifest.interleaving for member in experiment.members}
     points = [member.manifest.point for member in experiment.members]
     if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment) or is_of_logs(experiment):
         return
     if ways != {"step"} and any(member.manifest.block is not None for member in experiment.members):
         yield "The arms of a block ran one after the other, in mirrored order from block to block."
-    elif ways != {"step"}:
-        yield "The runs ran one after the other, so drift of the machine shows as a difference between them."
-    elif any(point != points[0] for point in points):
-        yield "The arms took turns step by step; the values of the sweep ran one after the other."
-    else:
-        yield "The arms took turns step by step, so a slow phase of the machine affects all of them."
+    elif ways != {"step"} or any(point != points[0] for point in points):
+        yield "Runs followed each other, so drift of the machine shows as a difference between them."
 
 
-def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say where there are no error bars, and what to type for some."""
-    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+def of_logs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what is not known of arms that are one imported run each."""
     if is_of_logs(experiment):
         yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
         steps = {arm: int(members[0].table.is_measured.sum()) for arm, members in experiment.arms.items()}
         few = [f"{arm} has {own}" for arm, own in steps.items() if own < FEWEST_STEPS]
         if few:
             yield f"An interval over steps takes {FEWEST_STEPS} measured steps: {listed(some(few))}."
-    elif max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
+
+
+def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[tuple[str, str]]:
+    """Say where there are no error bars, and what to type for some."""
+    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+    if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
         command = as_typed(f"python -m harness bench {experiment.scenario.replace(VERSUS, ' ')} --blocks 10")
-        yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"
+        yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
 
 
-def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+def contention_of_arms(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say what stood in the way of the first run of each arm that has counters, or may have."""
     for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
         for member in members:

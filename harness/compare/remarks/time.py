@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, compress, permutations
+from itertools import chain, compress
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from harness.compare.checkpoints import checkpoint_cost, checkpoint_sentence
 from harness.compare.experiment import Experiment, Member
-from harness.compare.judging import Judgement, judgements, settings_of
-from harness.compare.numbers import change, listed, number, percent, some
+from harness.compare.judging import Judgement
+from harness.compare.numbers import listed, number, percent, some
 from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING, UNATTRIBUTED
-from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.steadiness import steadiness_notes, uneven_sentence
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.results.occupancy import part_spans
-from harness.results.reader import flat_settings
 
 FASTER = 0.1
 """What a bottleneck is asked about: a stage that took so much less time."""
@@ -29,19 +26,13 @@ GAIN = 1.05
 """Speed-up of a loop from which on it is worth saying that more overlap could bring it."""
 MOST_STAGES, WORTH_A_WORD = 3, 0.01
 """Stages that a difference comes from, and the share of a step below which one is left out."""
-CORES = (
-    "model.threads",
-    *(f"placement.{part}.{what}" for part in ("generator", "scorer", "learner") for what in ("cpus", "threads")),
-)
-"""Settings that say how many cores an arm has."""
 
 
 def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool = False) -> dict[str, float]:
     """Return the seconds a step of each stage, as a mean over the runs that have any.
 
     Args:
-        kind: on the critical path, where they add up to the step with those that are ``UNATTRIBUTED``; or ``TIMING``,
-            busy, added over processes.
+        kind: on the critical path, with those that are ``UNATTRIBUTED``; or ``TIMING``: busy, added over processes.
         of_step: shares of each run's step in place of seconds.
     """
     names = {stage.value: kind + stage for stage in Stage if not stage.is_wait}
@@ -66,24 +57,25 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     largest = {arm: stage for arm, own in shares.items() if (stage := _largest(own)) is not None}
     if not largest:
         return
-    parts: dict[str, list[str]] = {}
+    is_one, parts, unknown = len(largest) == 1, dict[str, list[str]](), list[str]()
     for arm, stage in largest.items():
-        added = ", added over processes" if shares[arm][stage] > 1 else ""
-        share = f"{percent(shares[arm][stage])}{'' if parts else ' of a step'}{added}"
-        parts.setdefault(stage, []).append(f"{arm} ({share})" if len(largest) > 1 else share)
-    where = [
-        f"{stage} in {listed(some(own))}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()
-    ]
+        own, rest = shares[arm][stage], shares[arm].get(UNATTRIBUTED, 0.0)
+        added = ", added over processes" if own > 1 else ""
+        text = f"{percent(own)}{'' if parts else ' of a step'}{added}"
+        parts.setdefault(stage, []).append(text if is_one else f"{arm} ({text})")
+        unknown += [f"{percent(rest)} in {arm}"] if rest > own else []
+    where = "; ".join(
+        f"{stage}, {own[0]}" if is_one else f"{stage} in {listed(some(own))}" for stage, own in parts.items()
+    )
     if kind == TIMING:
-        yield f"Largest stage: {'; '.join(where)}."
+        yield f"Largest stage: {where}."
         return
     first = next((item.base for item in judged if item.base in largest), next(iter(largest)))
-    stage = largest[first]
-    gain, of = percent(FASTER * shares[first][stage]), f" of {first}" if len(largest) > 1 else ""
-    text = f"Bottleneck on the critical path{_of_runs(experiment)}: {'; '.join(where)}."
-    text += f" {FASTER:.0%} off {stage} takes at most {gain} off a step{of}."
-    more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
-    unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]
+    gain = percent(FASTER * shares[first][largest[first]])
+    text = (
+        f"Bottleneck on the critical path{_of_runs(experiment)}: {where}. {FASTER:.0%} off {largest[first]} takes at "
+    )
+    text += f"most {gain} off a step{'' if is_one else f' of {first}'}."
     yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else "")
 
 
@@ -136,49 +128,23 @@ def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     saved, bounds = list[str](), list[str]()
     for arm, members in experiment.arms.items():
         times = [member.times for member in members if member.times is not None and member.times.parts]
-        accounts = [[*each.parts.values()] for each in times]
-        busiest = [max(parts, key=lambda account: account.busy_ns) for parts in accounts]
-        wall_s = fmean(account.wall_ns for account in busiest) / 1e9 if busiest else 0.0
-        longest_s = fmean(account.busy_ns for account in busiest) / 1e9 if busiest else 0.0
+        busiest = [max(each.parts.values(), key=lambda account: account.busy_ns) for each in times]
+        wall_s, longest_s = (sum(getattr(each, ns) for each in busiest) / 1e9 for ns in ("wall_ns", "busy_ns"))
         if not wall_s or not longest_s:
             continue
-        worked, busy, together = (
-            fmean(getattr(each, name) for each in times) for name in ("worked_s", "busy_s", "together_s")
-        )
-        if together > 0:
-            share = f"two processes busy {together / wall_s:.0%} of the time"
-            saved.append(f"{number(worked - busy)} of {number(worked)} s in {arm} ({share})")
+        runs = len(times)
+        if together_s := sum(each.together_s for each in times):
+            worked_s = sum(each.worked_s for each in times)
+            less = number((worked_s - sum(each.busy_s for each in times)) / runs)
+            share = f"two processes busy {together_s / wall_s:.0%} of the time"
+            saved.append(f"{less} of {number(worked_s / runs)} s in {arm} ({share})")
         if wall_s / longest_s >= GAIN:
-            work = f"{busiest[0].lane} busy {number(longest_s)} of {number(wall_s)} s"
+            work = f"{busiest[0].lane} busy {number(longest_s / runs)} of {number(wall_s / runs)} s"
             bounds.append(f"{wall_s / longest_s:.2f} times as fast in {arm} ({work})")
     if saved:
         yield f"Overlap saved {'; '.join(some(saved))}."
     if bounds:
         yield f"With perfect overlap the loop would be at most {'; '.join(some(bounds))}."
-
-
-def idle_cores(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say where an arm with more CPUs or threads than another of the same settings is not faster."""
-    alike: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for arm, members in experiment.arms.items():
-        settings = flat_settings(settings_of(members[0]))
-        cores = {key: settings.pop(key, None) for key in CORES}
-        alike.setdefault(repr(sorted(settings.items())), []).append((arm, cores))
-    for arms in alike.values():
-        for (fewer, given), (more, wanted) in permutations(arms, 2):
-            unlike = {key: (given[key], wanted[key]) for key in CORES if given[key] != wanted[key]}
-            pairs = unlike.values()
-            if not unlike or not all(low is not None and high is not None and low < high for low, high in pairs):
-                continue
-            (step,) = (item.step for item in judgements(experiment, fewer) if item.other == more)
-            if step.ratio is None or step.low is None or step.high is None or step.high < 1:
-                continue
-            what = ", ".join(f"{key} {high} against {low}" for key, (low, high) in unlike.items())
-            is_not = "is not" if step.low > 1 - STEP_THRESHOLD else "is not shown to be"
-            yield (
-                f"{more} {is_not} faster than {fewer}, which has the same settings and fewer cores ({what}): "
-                f"{change(step.ratio)} seconds per step ({change(step.low)} to {change(step.high)})."
-            )
 
 
 def drift(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -194,8 +160,7 @@ def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
 def stragglers(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which of the Learner's ranks the others wait for, and why."""
     for arm, members in experiment.arms.items():
-        straggler = find_straggler(measured_ranks(members))
-        if straggler is not None:
+        if (straggler := find_straggler(measured_ranks(members))) is not None:
             yield f"{arm}: {straggler.sentence}."
 
 
