@@ -103,7 +103,6 @@ def _sections(experiment: Experiment, judged: Sequence[Judgement], left: Sequenc
         _section(
             *("off_policy", "Lag and waste"),
             [drawings.lag_chart(experiment), drawings.waste_chart(experiment), tables.off_policy_table(experiment)],
-            [tables.replay_table(experiment)],
             folded=True,
         ),
         _section("syncs", "Weight syncs", [drawings.sync_chart(experiment)], folded=True),

@@ -40,8 +40,8 @@ class Counted:
     window: Interval
 
 
-def counted_runs(experiment: Experiment) -> list[Counted]:
-    """Return of each arm the first run that has counters and spans."""
+def machine_section(experiment: Experiment) -> Section:
+    """Return what the first run of each arm that has counters used."""
     counted = dict[str, Counted]()
     for arm, member in zip(experiment.labels, experiment.members, strict=True):
         rows = member.kept.counters if arm not in counted else ()
@@ -49,15 +49,8 @@ def counted_runs(experiment: Experiment) -> list[Counted]:
         if spans:
             tail = member.run.tail
             counted[arm] = Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
-    return list(counted.values())
-
-
-def machine_section(experiment: Experiment) -> Section | None:
-    """Return the section; None where no run has counters. Of several runs, the first that has some is shown."""
-    counted = counted_runs(experiment)
-    if not counted:
-        return None
-    items = (_processes(counted), *_gpus(counted), _energy(counted))
+    every = [*counted.values()]
+    items = (_processes(every), *_gpus(every), _energy(every)) if every else ()
     return Section("machine", "Resources", tuple(item for item in items if item is not None), folded=True)
 
 

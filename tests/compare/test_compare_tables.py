@@ -70,7 +70,7 @@ def test_the_stage_table(two_arms: Experiment) -> None:
         ("whole step", "1.50 100.0%", "2.12 100.0%"),
         ("median of single steps, p10 to p90", "1.50, 1.10 to 1.90", "2.12, 1.72 to 2.52"),
     )
-    assert table.notes == ("Means over steps 2 to 3 of 4 (2 warm-up steps left out), evaluations included.",)
+    assert table.notes == ("Means over steps 2 to 3 of 4 (left out: 2 warm-up), evaluations included.",)
 
 
 def test_a_stage_of_four_in_five_steps_counts_as_one_of_every_step() -> None:
@@ -143,11 +143,11 @@ def test_seeds_are_shown_as_mean_and_range(make_run: Make, tmp_path: Path) -> No
     ("runs", "words"),
     [
         ([("", "", "", "")], "steps 0 to 3 of 4"),
-        ([("w", "w", "", "")], "steps 2 to 3 of 4 (2 warm-up steps left out)"),
-        ([("w", "w", "p", "")], "step 3 of 4 (2 warm-up steps and 1 profiled step left out)"),
-        ([("w", "wp", "p", "")], "step 3 of 4 (1 warm-up step and 2 profiled steps left out)"),
+        ([("w", "w", "", "")], "steps 2 to 3 of 4 (left out: 2 warm-up)"),
+        ([("w", "w", "p", "")], "step 3 of 4 (left out: 2 warm-up, 1 profiled)"),
+        ([("w", "wp", "p", "")], "step 3 of 4 (left out: 1 warm-up, 2 profiled)"),
         ([("w", "w", "w", "p")], "steps 0 to 3 of 4, all of them warm-up or profiled"),
-        ([("w", "w", "", "", ""), ("w", "w", "w", "", "")], "2 to 3 steps of each run (2 to 3 warm-up steps left out)"),
+        ([("w", "w", "", "", ""), ("w", "w", "w", "", "")], "2 to 3 steps of each run (left out: 2 to 3 warm-up)"),
     ],
 )
 def test_which_steps_the_figures_are_of(runs: Sequence[Sequence[str]], words: str) -> None:
