@@ -17,7 +17,7 @@ from harness.report.build import document
 from harness.report.canvas import ARM_COLOURS, COLOUR_NAMES
 from harness.report.charts import Panel
 from harness.report.document import Chart, Document, Remark, Rollouts, Section, Table
-from harness.report.page import page
+from harness.report.files import page
 from harness.report.svg import page_svg
 from harness.results import RolloutRow
 from tests.report.html_reader import Page

@@ -144,7 +144,7 @@ def test_a_transport_sweep_is_its_times(tmp_path: Path) -> None:
     assert _row(text, "Publish to own tensors, ms: 1 receiver, 1 tensor", "nixl") == [
         "3.82 +-8%", "7.95 +-5%", "41.0 +-4%", "173 +-5%",
     ]  # fmt: skip
-    assert _row(text, "Bandwidth as a share of a plain copy", "nixl") == ["3%", "20%", "36%", "41%"]
+
     assert "A weight sync by size" in text
 
 

@@ -282,12 +282,10 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
         ]
         error = interval_words([*finals[arm].values()])
         words.append(f"{arm} {means[arm]:.2f}{error}{f', {len(lost)} diverged' if lost else ''}")
-    for arm, member in zip(experiment.labels, experiment.members, strict=True):
+    for name, member in named_runs(experiment):
         last = member.figures.get("reward_last")
         if last is not None and member.figures.get("reward_final") is None:
-            cut.append(
-                f"{run_name(experiment, arm, member)} ({last:.2f} at step {count(member.figures['reward_last_step'])})"
-            )
+            cut.append(f"{name} ({last:.2f} at step {count(member.figures['reward_last_step'])})")
     text = f"Final validation reward: {'; '.join(some(words))}"
     text += " (one seed each)" if max(map(len, finals.values())) == 1 else ""
     unequal = [arm for arm in others if finals[arm].keys() != finals[best].keys()]
@@ -296,9 +294,10 @@ def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     yield f"{text}.{f' Not counted, cut before the end: {listed(some(cut))}.' if cut else ''}"
 
 
-def run_name(experiment: Experiment, arm: str, member: Member) -> str:
-    """Name a run by its arm, and by its seed where the arm has several runs."""
-    return arm if len(experiment.arms[arm]) == 1 else f"{arm} (seed {member.manifest.seed})"
+def named_runs(experiment: Experiment) -> Iterator[tuple[str, Member]]:
+    """Yield each run, named by its arm, and by its seed where the arm has several runs."""
+    for arm, members in experiment.arms.items():
+        yield from ((arm if len(members) == 1 else f"{arm} (seed {each.manifest.seed})", each) for each in members)
 
 
 def only_sleeps(member: Member) -> bool:
@@ -328,10 +327,9 @@ def target(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
 def diverged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which runs diverged at which training step, and how that shows."""
     runs: dict[bool, list[str]] = {True: [], False: []}
-    for arm, member in zip(experiment.labels, experiment.members, strict=True):
-        lost = member.figures["divergence"]
-        if lost is not None:
-            runs[lost.stopped].append(f"{run_name(experiment, arm, member)} at step {lost.step}")
+    for name, member in named_runs(experiment):
+        if (lost := member.figures["divergence"]) is not None:
+            runs[lost.stopped].append(f"{name} at step {lost.step}")
     for stopped, names in runs.items():
         how = "a number was not finite and the run had to stop"
         if not stopped:

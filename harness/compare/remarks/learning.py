@@ -11,7 +11,7 @@ import numpy as np
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural, some
-from harness.compare.remarks.answer import only_sleeps, run_name
+from harness.compare.remarks.answer import named_runs, only_sleeps
 from harness.compare.signal import Cause
 from harness.results.frames import Numbers
 
@@ -85,12 +85,12 @@ def stability(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[s
 
     Of an arm's first run with any of these, and how many there are.
     """
-    for arm, members in experiment.arms.items():
-        unstable = [(member, parts) for member in members if (parts := _upsets(member))]
+    names = {id(member): name for name, member in named_runs(experiment)}
+    for members in experiment.arms.values():
+        unstable = [(names[id(member)], parts) for member in members if (parts := _upsets(member))]
         if unstable:
-            member, parts = unstable[0]
             more = f" ({len(unstable)} of {len(members)} runs have the like)" if len(members) > 1 else ""
-            yield f"{run_name(experiment, arm, member)}: {'; '.join(parts)}{more}."
+            yield f"{unstable[0][0]}: {'; '.join(unstable[0][1])}{more}."
 
 
 def _upsets(member: Member) -> list[str]:

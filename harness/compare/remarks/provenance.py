@@ -7,11 +7,11 @@ from statistics import fmean
 
 from harness.compare.completeness import gaps
 from harness.compare.environment import unlike
-from harness.compare.experiment import Experiment, Member
+from harness.compare.experiment import Experiment
 from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, listed, plural, some
-from harness.compare.remarks.answer import only_sleeps, run_name
+from harness.compare.remarks.answer import named_runs, only_sleeps
 from harness.compare.remarks.syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
@@ -44,33 +44,26 @@ def simulated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[s
 
 def unfinished(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Name the runs that did not get to their end, and why."""
-    for arm, members in experiment.arms.items():
-        for member in members:
-            if not member.is_completed:
-                reason = f": {member.manifest.error}" if member.manifest.error else ""
-                planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
-                after = f"{member.run.status} after {member.steps}{planned} steps"
-                yield f"{run_name(experiment, arm, member)}: {after}{reason.removesuffix('.')}."
+    for name, member in named_runs(experiment):
+        if not member.is_completed:
+            reason = f": {member.manifest.error}" if member.manifest.error else ""
+            planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
+            yield f"{name}: {member.run.status} after {member.steps}{planned} steps{reason.removesuffix('.')}."
 
 
 def damaged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Name files that are left out of the machine's counters and of example rollouts."""
-    for arm, members in experiment.arms.items():
-        for member in members:
-            if member.times is not None:  # of very many runs, those of which more than the steps is read
-                yield from (f"{run_name(experiment, arm, member)}: {text}." for text in member.kept.problems)
+    for name, member in named_runs(experiment):
+        if member.times is not None:  # of very many runs, those of which more than the steps is read
+            yield from (f"{name}: {text}." for text in member.kept.problems)
 
 
 def unknown_seconds(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say of how many steps the log of another trainer has no seconds, where it has those of others."""
-    for arm, members in experiment.arms.items():
-        for member in members:
-            known = int((member.table.steps["wall_s"] > 0).sum())
-            if member.figures["is_imported"] and 0 < known < member.steps:
-                yield (
-                    f"{run_name(experiment, arm, member)}: the log has seconds of {known} of "
-                    f"{plural(member.steps, 'step')}; the others count in no time."
-                )
+    for name, member in named_runs(experiment):
+        known = int((member.table.steps["wall_s"] > 0).sum())
+        if member.figures["is_imported"] and 0 < known < member.steps:
+            yield f"{name}: the log has seconds of {known} of {member.steps} steps; the others count in no time."
 
 
 def missing(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -95,25 +88,21 @@ def asleep(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
 
 def unequal_work(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say where arms may be faster because they generated less, or slower because they generated more."""
-    unlike: dict[str, list[str]] = {}
+    tokens = dict[str, float]()
+    for arm, members in experiment.arms.items():
+        sums = ((each.figures.get("mean/response_tokens"), len(each.table)) for each in members)
+        if known := [own / steps for own, steps in sums if own and steps]:
+            tokens[arm] = fmean(known)
+    others: dict[str, list[str]] = {}
     for item in judged:
-        mine, theirs = (_tokens_per_step(experiment.arms.get(arm, ())) for arm in (item.other, item.base))
-        if mine and theirs and abs(mine / theirs - 1) >= UNEQUAL_WORK:
-            unlike.setdefault(item.base, []).append(f"{item.other} ({change(mine / theirs)})")
-    for base, others in unlike.items():
+        ratio = tokens[item.other] / tokens[item.base] if {item.base, item.other} <= {*tokens} else 1.0
+        if abs(ratio - 1) >= UNEQUAL_WORK:
+            others.setdefault(item.base, []).append(f"{item.other} ({change(ratio)})")
+    for base, of_base in others.items():
         yield (
-            f"Work was not equal: tokens generated per step against {base}: {listed(some(others))}; "
+            f"Work was not equal: tokens generated per step against {base}: {listed(some(of_base))}; "
             "sampling.pinned_lengths makes it equal."
         )
-
-
-def _tokens_per_step(members: Sequence[Member]) -> float | None:
-    known = [
-        tokens / len(member.table)
-        for member in members
-        if (tokens := member.figures.get("mean/response_tokens")) is not None and len(member.table)
-    ]
-    return fmean(known) if known else None
 
 
 def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
