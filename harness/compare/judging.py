@@ -42,7 +42,7 @@ from harness.core.trace import Stage
 from harness.results.rows import SPEED_PROBE
 
 Members = Sequence[Member]
-CANNOT_TELL, HOLDS_0 = "cannot tell", "holds 0"
+CANNOT_TELL = "cannot tell"
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: name the folders of 3 at least, better 5"
 )
@@ -418,6 +418,6 @@ def why_open(effect: Effect) -> str:
     if effect.p_adjusted is None or effect.ratio is None:
         return "see above"  # what is missing for a verdict, which the answer says
     if not effect.shows:
-        return HOLDS_0
+        return "holds 0"
     is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
     return "chance?" if is_large else f"under {effect.threshold:.0%}"

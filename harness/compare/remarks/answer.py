@@ -13,13 +13,11 @@ from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
 from harness.compare.judging import (
     CANNOT_TELL,
-    HOLDS_0,
     NOT_IN_TURN,
     Judgement,
     direction,
     fastest_in_turns,
     judgements,
-    why_open,
 )
 from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.syncs import sweep_points, sweep_sentences
@@ -61,8 +59,7 @@ def fairest(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     best = fastest_in_turns(experiment, judged)
     for item in [] if best is None else judgements(experiment, best):
         if experiment.arms[item.other][0].settings.get("max_lag") != 0 and item.step.low is not None:
-            text = _verdict_words(item.step, f"{best}, the fastest synchronous arm", item.other, with_reason=False)
-            yield _sentence(text + ("; the interval holds 0" if why_open(item.step) == HOLDS_0 else ""))
+            yield _sentence(_verdict_words(item.step, f"{best}, the fastest synchronous arm", item.other, brief=True))
 
 
 def _against(experiment: Experiment, item: Judgement) -> str:
@@ -93,8 +90,8 @@ def _unfinished(experiment: Experiment, item: Judgement) -> str:
     return " and ".join(parts)
 
 
-def _verdict_words(effect: Effect, base: str, other: str, with_reason: bool = True) -> str:
-    """Say the verdict on what decides; where it is open, what such blocks can tell and how many more would."""
+def _verdict_words(effect: Effect, base: str, other: str, with_reason: bool = True, brief: bool = False) -> str:
+    """Say the verdict on what decides; where it is open, why, and unless ``brief`` how many blocks would tell."""
     if effect.verdict is Verdict.NOT_COMPARABLE or effect.ratio is None:
         return f"{other} and {base} cannot be compared: {effect.reason}"
     endpoint = endpoint_of_effect(effect)
@@ -124,10 +121,12 @@ def _verdict_words(effect: Effect, base: str, other: str, with_reason: bool = Tr
     if effect.p_adjusted is None or effect.minimum_effect is None:
         return f"{text}; {effect.reason}" if with_reason else text
     text += ", which may be chance among so many comparisons" if effect.shows and is_large else ""
+    if brief:
+        return text if effect.shows else f"{text}; the interval holds 0"
     needed = ceil(effect.blocks * (log1p(effect.minimum_effect) / log1p(effect.threshold)) ** 2)
     many = f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
     reach = f"such blocks tell differences from {percent(effect.minimum_effect)} on"
-    return f"{text}; {reach}, and {percent(endpoint.limit)} takes {many} of them" if with_reason else text
+    return f"{text}; {reach}, and {percent(endpoint.limit)} takes {many} of them"
 
 
 def _pace(ratio: float) -> str:
