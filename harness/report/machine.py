@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
+from harness.compare.remarks.provenance import Counted, counted_runs
 from harness.compare.resources import (
     GpuFigures,
     energy_account,
@@ -17,40 +17,20 @@ from harness.compare.resources import (
     process_figures,
     sampling_cpu_s,
 )
-from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
-from harness.core.trace import Span
 from harness.report.document import Item, Section, Table
 from harness.results import Manifest
-from harness.results.counters import CounterRow, explain
-from harness.results.occupancy import loop_window
+from harness.results.counters import explain
 from harness.results.reader import flat_settings
 
 _GIB = 2**30
 _LONGEST = 120
 
 
-@dataclass(frozen=True)
-class Counted:
-    """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
-
-    arm: str
-    rows: Sequence[CounterRow]
-    spans: list[Span]
-    window: Interval
-
-
 def machine_section(experiment: Experiment) -> Section:
     """Return what the first run of each arm that has counters used."""
-    counted = dict[str, Counted]()
-    for arm, member in zip(experiment.labels, experiment.members, strict=True):
-        rows = member.kept.counters if arm not in counted else ()
-        spans = member.run.spans() if rows else []
-        if spans:
-            tail = member.run.tail
-            counted[arm] = Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
-    every = [*counted.values()]
-    items = (_processes(every), *_gpus(every), _energy(every)) if every else ()
+    counted = [*counted_runs(experiment)]
+    items = (_processes(counted), *_gpus(counted), _energy(counted)) if counted else ()
     return Section("machine", "Resources", tuple(item for item in items if item is not None), folded=True)
 
 

@@ -52,7 +52,6 @@ RULES: tuple[tuple[str, Section, Write], ...] = (
     ("stragglers", "time", time.stragglers),
     ("checkpoints", "time", time.checkpoints),
     ("rewards", "learning", answer.rewards),
-    ("target", "learning", answer.target),
     ("kl", "learning", learning.kl),
     ("importance", "learning", learning.importance),
     ("sweep", "syncs", syncs.sweep),

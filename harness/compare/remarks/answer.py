@@ -304,25 +304,6 @@ def only_sleeps(member: Member) -> bool:
     return bool(member.run.setting("model.type") == "paced")
 
 
-def target(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say by how many seeds of each arm the reward target was reached, and by which step."""
-    targets = {member.figures.get("reward_target") for member in experiment.members}
-    (value,) = targets if len(targets) == 1 else (None,)
-    if value is None or len(experiment.members) == 1 or all(map(only_sleeps, experiment.members)):
-        return
-    reached = {arm: experiment.range(arm, "target_step") for arm in experiment.arms}
-    if not any(reached.values()):
-        yield f"No run reached validation reward {value:g}."
-        return
-    words = []
-    for arm, at in reached.items():
-        seeds, known = len(experiment.arms[arm]), len(experiment.values(arm, "target_step"))
-        text = f"{arm} {known} of {seeds} seeds" if seeds > 1 else arm if at else f"{arm} not reached"
-        ends = [] if at is None else sorted({f"{at.low:.0f}", f"{at.high:.0f}"}, key=float)
-        words.append(f"{text} by step {' to '.join(ends)}" if ends else text)
-    yield f"Validation reward {value:g}: {'; '.join(some(words))}."
-
-
 def diverged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which runs diverged at which training step, and how that shows."""
     runs: dict[bool, list[str]] = {True: [], False: []}

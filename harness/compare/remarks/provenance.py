@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean
+from typing import NamedTuple
 
 from harness.compare.completeness import gaps
 from harness.compare.environment import unlike
@@ -17,7 +19,10 @@ from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
 from harness.core.installation import as_typed
+from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
+from harness.core.trace import Span
+from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
 from harness.results.occupancy import loop_window
 
@@ -151,14 +156,27 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
 
 
-def contention_of_arms(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say what stood in the way of the first run of each arm that has counters, or may have."""
-    for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
+class Counted(NamedTuple):
+    """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
+
+    arm: str
+    rows: Sequence[CounterRow]
+    spans: list[Span]
+    window: Interval
+
+
+def counted_runs(experiment: Experiment) -> Iterator[Counted]:
+    """Yield of each arm the first run that has counters and spans."""
+    for arm, members in experiment.arms.items():
         for member in members:
             rows = member.kept.counters
-            spans = member.run.spans() if rows else []
-            if spans:
+            if spans := member.run.spans() if rows else []:
                 tail = member.run.tail
-                window = loop_window(spans, tail.elapsed_s if tail else None)
-                yield from (f"{arm}: {sentence[0].lower()}{sentence[1:]}" for sentence in contention(rows, window))
+                yield Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
                 break
+
+
+def contention_of_arms(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what stood in the way of the first run of each arm that has counters."""
+    for item in islice(counted_runs(experiment), MOST_ARMS):
+        yield from (f"{item.arm}: {text[0].lower()}{text[1:]}" for text in contention(item.rows, item.window))

@@ -60,29 +60,20 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     is_one, parts, unknown = len(largest) == 1, dict[str, list[str]](), list[str]()
     for arm, stage in largest.items():
         own, rest = shares[arm][stage], shares[arm].get(UNATTRIBUTED, 0.0)
-        added = ", added over processes" if own > 1 else ""
-        text = f"{percent(own)}{'' if parts else ' of a step'}{added}"
+        text = f"{percent(own)}{'' if parts else ' of a step'}{', added over processes' if own > 1 else ''}"
         parts.setdefault(stage, []).append(text if is_one else f"{arm} ({text})")
         unknown += [f"{percent(rest)} in {arm}"] if rest > own else []
-    where = "; ".join(
-        f"{stage}, {own[0]}" if is_one else f"{stage} in {listed(some(own))}" for stage, own in parts.items()
-    )
+    where = "; ".join(f"{stage}{', ' if is_one else ' in '}{listed(some(own))}" for stage, own in parts.items())
     if kind == TIMING:
         yield f"Largest stage: {where}."
         return
-    first = next((item.base for item in judged if item.base in largest), next(iter(largest)))
-    gain = percent(FASTER * shares[first][largest[first]])
-    text = (
-        f"Bottleneck on the critical path{_of_runs(experiment)}: {where}. {FASTER:.0%} off {largest[first]} takes at "
-    )
-    text += f"most {gain} off a step{'' if is_one else f' of {first}'}."
-    yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else "")
-
-
-def _of_runs(experiment: Experiment) -> str:
-    """Say of how many runs the critical path is known, where not of all."""
     known = sum(bool(stage_seconds([member])) for member in experiment.members)
-    return "" if known == len(experiment.members) else f" ({known} of {len(experiment.members)} runs)"
+    of = "" if known == len(experiment.members) else f" ({known} of {len(experiment.members)} runs)"
+    first = next((item.base for item in judged if item.base in largest), next(iter(largest)))
+    stage, gain = largest[first], percent(FASTER * shares[first][largest[first]])
+    less = f"{FASTER:.0%} off {stage} takes at most {gain} off a step{'' if is_one else f' of {first}'}."
+    more = f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else ""
+    yield f"Bottleneck on the critical path{of}: {where}. {less}{more}"
 
 
 def _largest(shares: dict[str, float]) -> str | None:
