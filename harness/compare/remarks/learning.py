@@ -81,31 +81,21 @@ def length(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
 
 
 def stability(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Name metrics that were not finite, gradient norms far above the median, and reward that was lost again.
-
-    Of an arm's first run with any of these, and how many there are.
-    """
-    names = {id(member): name for name, member in named_runs(experiment)}
-    for members in experiment.arms.values():
-        unstable = [(names[id(member)], parts) for member in members if (parts := _upsets(member))]
-        if unstable:
-            more = f" ({len(unstable)} of {len(members)} runs have the like)" if len(members) > 1 else ""
-            yield f"{unstable[0][0]}: {'; '.join(unstable[0][1])}{more}."
-
-
-def _upsets(member: Member) -> list[str]:
-    run = member.figures
-    bad = {name: column.non_finite for name, column in member.table.metrics.items() if column.non_finite}
-    parts = [f"{name} was not finite in {plural(steps, 'step')}" for name, steps in sorted(bad.items())]
-    middle, peak = run.get("grad_norm"), run.get("grad_norm_peak")
-    if middle and peak and peak > PEAK * middle:
-        times, step = f"{count(peak / middle)} times its median", run["grad_norm_peak_step"]
-        parts.append(f"the gradient norm peaked at {number(peak)}, {times}, at step {step}")
-    best, last = run.get("reward_best"), run.get("reward_last")
-    if run["divergence"] is None and best is not None and last is not None and best - last >= FALL:
-        best_at, last_at = run["reward_best_step"], run["reward_last_step"]
-        parts.append(f"the reward fell from {best:.2f} at step {best_at} to {last:.2f} at step {last_at}")
-    return parts
+    """Name metrics that were not finite, gradient norms far above the median, and reward that was lost again."""
+    for name, member in named_runs(experiment):
+        run, metrics = member.figures, member.table.metrics
+        bad = {metric: column.non_finite for metric, column in sorted(metrics.items()) if column.non_finite}
+        parts = [f"{metric} was not finite in {plural(steps, 'step')}" for metric, steps in bad.items()]
+        middle, peak = run.get("grad_norm"), run.get("grad_norm_peak")
+        if middle and peak and peak > PEAK * middle:
+            times, step = f"{count(peak / middle)} times its median", run["grad_norm_peak_step"]
+            parts.append(f"the gradient norm peaked at {number(peak)}, {times}, at step {step}")
+        best, last = run.get("reward_best"), run.get("reward_last")
+        if run["divergence"] is None and best is not None and last is not None and best - last >= FALL:
+            best_at, last_at = run["reward_best_step"], run["reward_last_step"]
+            parts.append(f"the reward fell from {best:.2f} at step {best_at} to {last:.2f} at step {last_at}")
+        if parts:
+            yield f"{name}: {'; '.join(parts)}."
 
 
 def importance(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
