@@ -297,12 +297,14 @@ def judged_seconds(experiment: Experiment, judgement: Judgement) -> tuple[Second
         return None
     before, after = (experiment.arms[arm] for arm in (judgement.base, judgement.other))
     alternated = judgement.alternated is True
-    sides = [*zip(*_blocks(paired_runs(before, after, with_unfinished=alternated), alternated), strict=True)]
-    names = dict.fromkeys(name for side in sides for block in side for name in block)
+    blocks = _blocks(paired_runs(before, after, with_unfinished=alternated), alternated)
+    if not blocks:
+        return None
+    names = dict.fromkeys(name for block in blocks for side in block for name in side)
     mine, theirs = (
-        {name: fmean(block.get(name, 0.0) for block in side) for name in names} for side in sides or ((), ())
+        {name: fmean(each.get(name, 0.0) for each in side) for name in names} for side in zip(*blocks, strict=True)
     )
-    return (mine, theirs) if sides else None
+    return mine, theirs
 
 
 def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seconds, Seconds] | None:

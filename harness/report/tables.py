@@ -80,16 +80,9 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
     if judged and not bases & {*arms}:
         base = bases.pop() if len(bases) == 1 else "the same arm in the folders of --against"
         notes.append(f"Changes are against {base}.")
-    for item in judged:  # of an arm that did not finish, what its change is of
-        if item.unfinished and (known := judged_seconds(experiment, item)) is not None:
-            both = "the steps that both made" if item.alternated else "the blocks that both finished"
-            seconds[item.other] = {name: known[1].get(name) for name in names.values()}
-            if is_pair:
-                seconds[item.base] = {name: known[0].get(name) for name in names.values()}
-                notes.append(f"Seconds per step are of {both}.")
-            else:
-                of_base = f"{number(known[0][STEP])} s per step in {item.base}"
-                notes.append(f"Seconds of {item.other} are of {both}, with {of_base}.")
+    for item in judged:
+        if item.unfinished:
+            notes += _take_same_steps(experiment, item, seconds, is_pair)
     if len(arms) > MOST_BESIDE:
         return _one_row_each(experiment, judged, {arm: own[STEP] for arm, own in seconds.items()}, notes)
     effects = {item.other: {effect.name: effect for effect in item.effects} for item in judged}
@@ -108,6 +101,21 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
     return _without_empty(
         Table("", ("seconds per step", *arms, "change", "95% interval", ""), tuple(rows), tuple(notes))
     )
+
+
+def _take_same_steps(
+    experiment: Experiment, item: Judgement, seconds: dict[str, dict[str, float | None]], is_pair: bool
+) -> list[str]:
+    """Put seconds of the same steps as an arm's change in the place of its own, and of a pair's baseline; say so."""
+    if (known := judged_seconds(experiment, item)) is None:
+        return []
+    both = "the steps that both made" if item.alternated else "the blocks that both finished"
+    for arm, own in zip((item.base, item.other), known, strict=True):
+        if is_pair or arm == item.other:
+            seconds[arm] = {name: own.get(name) or None for name in seconds[arm]}
+    if is_pair:
+        return [f"Seconds per step are of {both}."]
+    return [f"Seconds of {item.other} are of {both}, with {number(known[0][STEP])} s per step in {item.base}."]
 
 
 def _without_empty(table: Table) -> Table:
