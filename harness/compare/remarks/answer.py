@@ -268,29 +268,24 @@ def reward_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 
 
 def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Give the final rewards in order, each with its interval over seeds, and what became of the other seeds."""
+    """Give the final rewards in order, each with its interval over seeds."""
     finals = final_rewards(experiment)
     means = {arm: fmean(by_seed.values()) for arm, by_seed in finals.items()}
     if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({*means.values()}) == 1):
         return
     best, *others = sorted(finals, key=lambda arm: -means[arm])
-    words, cut = list[str](), list[str]()
+    words = []
     for arm in (best, *others):
-        lost = [
-            each for each in experiment.arms[arm] if each.figures["divergence"] and each.manifest.seed in finals[arm]
-        ]
+        runs = [each for each in experiment.arms[arm] if each.manifest.seed in finals[arm]]
+        lost = sum(each.figures["divergence"] is not None for each in runs)
         error = interval_words([*finals[arm].values()])
-        words.append(f"{arm} {means[arm]:.2f}{error}{f', {len(lost)} diverged' if lost else ''}")
-    for name, member in named_runs(experiment):
-        last = member.figures.get("reward_last")
-        if last is not None and member.figures.get("reward_final") is None:
-            cut.append(f"{name} ({last:.2f} at step {count(member.figures['reward_last_step'])})")
+        words.append(f"{arm} {means[arm]:.2f}{error}{f', {lost} diverged' if lost else ''}")
     text = f"Final validation reward: {'; '.join(some(words))}"
     text += " (one seed each)" if max(map(len, finals.values())) == 1 else ""
     unequal = [arm for arm in others if finals[arm].keys() != finals[best].keys()]
     if unequal:
         text += f"; {best} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
-    yield f"{text}.{f' Not counted, cut before the end: {listed(some(cut))}.' if cut else ''}"
+    yield f"{text}."
 
 
 def named_runs(experiment: Experiment) -> Iterator[tuple[str, Member]]:
