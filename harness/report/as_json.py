@@ -13,7 +13,7 @@ from harness.compare.judging import Judgement, direction, judgements
 from harness.compare.remarks import remarks_of
 from harness.compare.remarks.answer import reward_difference
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, TOTAL
-from harness.compare.stats import STEP, Effect
+from harness.compare.stats import STEP
 from harness.compare.steadiness import step_ratio
 from harness.compare.syncs import Syncs, syncs_of
 from harness.core.trace import Stage
@@ -48,7 +48,10 @@ def comparison(
 
 
 def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str, Any]:
-    said = remarks_of(experiment, judged)
+    remarks = remarks_of(experiment, judged)
+    findings = [
+        {"key": each.key, "text": f"{each.text} {each.command}".strip()} for each in remarks if each.kind != "caution"
+    ]
     return {
         "scenario": experiment.scenario,
         "simulated": experiment.simulated,
@@ -57,28 +60,22 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str
         "started_at": experiment.started_at,
         "variants": [_arm(experiment, arm) for arm in experiment.arms],
         "verdicts": [_judgement(judgement) for judgement in judged],
-        "findings": [
-            {"key": each.key, "text": f"{each.text} {each.command}".strip()} for each in said if each.kind != "caution"
-        ],
-        "cautions": [each.text for each in said if each.kind == "caution"],
+        "findings": findings,
+        "cautions": [each.text for each in remarks if each.kind == "caution"],
     }
 
 
 def _judgement(judgement: Judgement) -> dict[str, Any]:
-    facts = asdict(judgement)
-    effects = [_effect(effect) for effect in judgement.effects]
-    of_step = next(effect for effect in effects if effect["name"] == STEP)
+    every = [asdict(effect) | {"direction": direction(effect)} for effect in judgement.effects]
+    step = next(place for place, effect in enumerate(every) if effect["name"] == STEP)
+    floor, facts = judgement.noise_floor, asdict(judgement)
     del facts["effects"]
     return facts | {
-        "noise_floor": None if judgement.noise_floor is None else _effect(judgement.noise_floor),
-        "endpoint": None if effects[0]["name"] == STEP else effects[0],
-        "step": of_step,
-        "stages": effects[effects.index(of_step) + 1 :],
+        "noise_floor": None if floor is None else asdict(floor) | {"direction": direction(floor)},
+        "endpoint": every[0] if step else None,
+        "step": every[step],
+        "stages": every[step + 1 :],
     }
-
-
-def _effect(effect: Effect) -> dict[str, Any]:
-    return asdict(effect) | {"direction": direction(effect)}
 
 
 def _arm(experiment: Experiment, arm: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY,
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
-from harness.compare.syncs import PARTS, Syncs, arm_syncs, pooled
+from harness.compare.syncs import PARTS, arm_syncs, pooled
 from harness.core.trace import Stage
 from harness.report.document import Table
 from harness.results.occupancy import LaneAccount
@@ -213,7 +213,10 @@ def stage_table(experiment: Experiment) -> Table:
             rows.append((stage.value + _not_in_every_step(ran), *cells))
     rows.append(("all stages", *(_with_share(experiment, arm, "stages_s") for arm in arms)))
     rows.append(("whole step", *(_with_share(experiment, arm, "step_s", mark(experiment, arm)) for arm in arms)))
-    rows.append(("median of single steps, p10 to p90", *(_single_steps(experiment, arm) for arm in arms)))
+    spread = ("median_step_s", "step_s_p10", "step_s_p90")
+    single = [[_form(experiment.mean(arm, name), number) for name in spread] for arm in arms]
+    middles = (NOTHING if NOTHING in own else f"{own[0]}, {own[1]} to {own[2]}" for own in single)
+    rows.append(("median of single steps, p10 to p90", *middles))
     notes = [f"Means over {window_words(experiment.members)}, evaluations included."]
     if any(experiment.share(arm, "stages_s") > OVERLAP for arm in arms):
         notes.append("Processes ran at the same time, so their stages add up to more than the step.")
@@ -234,13 +237,6 @@ def _not_in_every_step(ran: Iterable[tuple[int, int]]) -> str:
         return ""
     (steps, total), *others = counts
     return " (not in every step)" if others else f" ({steps} of {total} steps)"
-
-
-def _single_steps(experiment: Experiment, arm: str) -> str:
-    low, middle, high = (experiment.mean(arm, name) for name in ("step_s_p10", "median_step_s", "step_s_p90"))
-    if low is None or middle is None or high is None:
-        return NOTHING
-    return f"{number(middle)}, {number(low)} to {number(high)}"
 
 
 def critical_path_table(experiment: Experiment) -> Table | None:
@@ -425,7 +421,8 @@ def sync_table(experiment: Experiment) -> Table | None:
     for label, part in parts.items():
         rows[f"{label}, ms"] = [_milliseconds(pooled(own, part)) for own in syncs.values()]
         if part is None:
-            rows["GB/s"] = [_bandwidth(own) for own in syncs.values()]
+            speeds = ((own[0].num_bytes, pooled(own)) for own in syncs.values())
+            rows["GB/s"] = [number(size / s.mean() / 1e9) if s.sum() > 0 else NOTHING for size, s in speeds]
     steps = [len(pooled(own)) for own in syncs.values()]
     notes = (
         f"Means [10th percentile, median, 90th percentile] over {_range(steps)} measured training steps.",
@@ -441,11 +438,6 @@ def _milliseconds(seconds: np.ndarray) -> str:
         return NOTHING
     mean, low, middle, high = map(number, 1e3 * np.array([seconds.mean(), *np.percentile(seconds, (10, 50, 90))]))
     return f"{mean} [{low}, {middle}, {high}]"
-
-
-def _bandwidth(syncs: list[Syncs]) -> str:
-    whole_s = pooled(syncs)
-    return number(syncs[0].num_bytes / whole_s.mean() / 1e9) if whole_s.sum() > 0 else NOTHING
 
 
 # ---- verdicts
