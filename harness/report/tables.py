@@ -220,8 +220,8 @@ def stage_table(experiment: Experiment) -> Table:
     notes = [f"Means over {window_words(experiment.members)}, evaluations included."]
     if any(experiment.share(arm, "stages_s") > OVERLAP for arm in arms):
         notes.append("Processes ran at the same time, so their stages add up to more than the step.")
-    title, notes = "Seconds per training step, and share of it", [*notes, *_stable(experiment), *seed_note(experiment)]
-    return Table(title, ("stage", *arms), tuple(rows), tuple(notes))
+    title = "Seconds per training step, and share of it"
+    return Table(title, ("stage", *arms), tuple(rows), (*notes, *seed_note(experiment)))
 
 
 def _with_share(experiment: Experiment, arm: str, figure: str, marked: str = "") -> str:
