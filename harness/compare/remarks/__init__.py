@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment
 from harness.compare.judging import Judgement
 from harness.compare.remarks import answer, learning, provenance, syncs, time
+from harness.compare.steadiness import steadiness_notes
 
 MOST_SENTENCES = 6
 """Of one rule; of more, such as one for each point of a sweep, their number is given."""
@@ -70,12 +72,12 @@ RULES: tuple[tuple[str, Section, Write], ...] = (
     ("unequal_work", "cautions", provenance.unequal_work),
     ("length", "cautions", learning.length),
     ("verdicts", "cautions", provenance.verdict_cautions),
-    ("unlike", "cautions", provenance.unlike_runs),
+    ("unlike", "cautions", lambda experiment, judged: unlike(experiment.members)),
     ("turns", "cautions", provenance.turns),
     ("stability", "cautions", learning.stability),
     ("slow_steps", "cautions", time.slow_steps),
     ("contention", "cautions", provenance.contention_of_arms),
-    ("drift", "cautions", time.drift),
+    ("drift", "cautions", lambda experiment, judged: steadiness_notes(experiment, [*experiment.arms])),
 )
 """Of each rule its key, its section, and what gives its sentences: none where there is nothing to say. One with
 something to type is a pair of the two."""

@@ -121,11 +121,6 @@ def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Ite
         yield f"{caution[:1] if starts_with_arm else caution[:1].upper()}{caution[1:].removesuffix('.')}."
 
 
-def unlike_runs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say where runs differ in machine, versions, threads, inputs or code."""
-    yield from unlike(experiment.members)
-
-
 def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say where the arms did not take turns step by step."""
     ways = {member.manifest.interleaving for member in experiment.members}

@@ -14,7 +14,7 @@ from harness.compare.judging import Judgement
 from harness.compare.numbers import listed, number, percent, some
 from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING, UNATTRIBUTED
-from harness.compare.steadiness import steadiness_notes, uneven_sentence
+from harness.compare.steadiness import uneven_sentence
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
 from harness.core.types import RankStep
@@ -136,11 +136,6 @@ def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
         yield f"Overlap saved {'; '.join(some(saved))}."
     if bounds:
         yield f"With perfect overlap the loop would be at most {'; '.join(some(bounds))}."
-
-
-def drift(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say in which arms the step time was still drifting after warm-up."""
-    yield from steadiness_notes(experiment, [*experiment.arms])
 
 
 def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
