@@ -24,7 +24,7 @@ MOST_NAMED = 5
 _THREADS = ("model.threads", "placement.generator.threads", "placement.scorer.threads", "placement.learner.threads")
 _INPUT_KEYS = {name: f"inputs.{name}" for name in MADE_OF} | {PROMPT_TEMPLATE: "task.prompt.sha256"}
 _BESIDE = {
-    "machine": "Seconds of unlike machines cannot be compared.",
+    "machine": "Seconds depend on the machine.",
     "simulation": "A difference between simulated and real runs may be an error of the simulation.",
     VALIDATION_PROMPTS: "Rewards on unlike validation prompts cannot be compared.",
 }

@@ -19,9 +19,10 @@ from harness.compare.endpoint import ENDPOINTS, SECONDS_PER_STEP, Endpoint, endp
 from harness.compare.environment import unlike, unlike_threads, why_not_comparable
 from harness.compare.experiment import Experiment, Member, arm_named
 from harness.compare.imported import is_of_logs, over_steps
-from harness.compare.numbers import listed
+from harness.compare.numbers import listed, plural
 from harness.compare.occasions import Baseline
 from harness.compare.stats import (
+    FEWEST_BLOCKS,
     STAGE_THRESHOLD,
     STEP,
     STEP_THRESHOLD,
@@ -39,6 +40,7 @@ from harness.core.trace import Stage
 from harness.results.rows import SPEED_PROBE
 
 Members = Sequence[Member]
+CANNOT_TELL = "cannot tell"
 ONE_OCCASION = (
     "the baseline has one occasion, so how far occasions lie apart is unknown: name the folders of 3 at least, better 5"
 )
@@ -207,7 +209,7 @@ def _draft(
         return _Draft(judgement, before, after, [step])
     alternated = of_one_point and {member.manifest.interleaving for member in (*before, *after)} == {"step"}
     pairs = paired_runs(before, after, with_unfinished=alternated)
-    blocks = [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
+    blocks = _blocks(pairs, alternated)
     warming = warm_up_reasons({base: before, other: after})
     undecided = "; ".join([*_unmeasured(len(blocks), len(pairs)), *warming]) or None
     comparisons = _step_and_stages(blocks, threshold)
@@ -289,6 +291,30 @@ Seconds = dict[str, float]
 """Mean seconds a step of one run: of the whole ``step``, and of each stage that took any."""
 
 
+def _blocks(pairs: Sequence[tuple[Member, Member]], alternated: bool) -> list[tuple[Seconds, Seconds]]:
+    return [block for pair in pairs if (block := block_seconds(*pair, alternated)) is not None]
+
+
+def judged_seconds(experiment: Experiment, judgement: Judgement) -> tuple[Seconds, Seconds] | None:
+    """Return the mean seconds per step of two arms over what they are judged by: the steps, or the blocks, of both.
+
+    Returns:
+        of the baseline and of the other arm; None where they share none, or the baseline ran in another command.
+    """
+    if judgement.base not in experiment.arms:
+        return None
+    before, after = (experiment.arms[arm] for arm in (judgement.base, judgement.other))
+    alternated = judgement.alternated is True
+    blocks = _blocks(paired_runs(before, after, with_unfinished=alternated), alternated)
+    if not blocks:
+        return None
+    names = dict.fromkeys(name for block in blocks for side in block for name in side)
+    mine, theirs = (
+        {name: fmean(each.get(name, 0.0) for each in side) for name in names} for side in zip(*blocks, strict=True)
+    )
+    return mine, theirs
+
+
 def block_seconds(before: Member, after: Member, alternated: bool) -> tuple[Seconds, Seconds] | None:
     """Return the seconds per measured step of two arms in one block; None where no step is left.
 
@@ -367,7 +393,23 @@ def direction(effect: Effect) -> str:
     if effect.verdict is Verdict.EQUIVALENT:
         return "same"
     if effect.verdict is not Verdict.DIFFERENT or effect.ratio is None:
-        return "cannot tell"
+        return CANNOT_TELL
     endpoint = ENDPOINTS.get(effect.name)
     words = ("better", "worse") if endpoint is not None and endpoint.is_difference else ("faster", "slower")
     return words[effect.ratio > 1]
+
+
+def why_open(effect: Effect) -> str:
+    """Return in two words why one cannot tell which way an effect goes; empty where one can."""
+    if effect.verdict in (Verdict.DIFFERENT, Verdict.EQUIVALENT):
+        return ""
+    if effect.verdict is Verdict.NOT_COMPARABLE:
+        return "unlike runs"
+    if effect.blocks < FEWEST_BLOCKS:
+        return plural(effect.blocks, "block")
+    if effect.p_adjusted is None or effect.ratio is None:
+        return "see above"  # what is missing for a verdict, which the answer says
+    if not effect.shows:
+        return "holds 0"
+    is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
+    return "chance?" if is_large else f"under {effect.threshold:.0%}"

@@ -13,11 +13,12 @@ from harness.compare.judging import Judgement, direction, judgements
 from harness.compare.remarks import remarks_of
 from harness.compare.remarks.answer import reward_difference
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, TOTAL
-from harness.compare.stats import STEP, Effect
+from harness.compare.stats import STEP
 from harness.compare.steadiness import step_ratio
 from harness.compare.syncs import Syncs, syncs_of
 from harness.core.trace import Stage
 from harness.results import DamagedRun
+from harness.results.occupancy import LaneAccount
 from harness.results.rows import with_nulls
 
 SCHEMA, SCHEMA_VERSION = "harness.comparison", 3
@@ -47,7 +48,10 @@ def comparison(
 
 
 def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str, Any]:
-    said = remarks_of(experiment, judged)
+    remarks = remarks_of(experiment, judged)
+    findings = [
+        {"key": each.key, "text": f"{each.text} {each.command}".strip()} for each in remarks if each.kind != "caution"
+    ]
     return {
         "scenario": experiment.scenario,
         "simulated": experiment.simulated,
@@ -56,26 +60,22 @@ def _experiment(experiment: Experiment, judged: Sequence[Judgement]) -> dict[str
         "started_at": experiment.started_at,
         "variants": [_arm(experiment, arm) for arm in experiment.arms],
         "verdicts": [_judgement(judgement) for judgement in judged],
-        "findings": [{"key": each.key, "text": each.text} for each in said if each.kind != "caution"],
-        "cautions": [each.text for each in said if each.kind == "caution"],
+        "findings": findings,
+        "cautions": [each.text for each in remarks if each.kind == "caution"],
     }
 
 
 def _judgement(judgement: Judgement) -> dict[str, Any]:
-    facts = asdict(judgement)
-    effects = [_effect(effect) for effect in judgement.effects]
-    of_step = next(effect for effect in effects if effect["name"] == STEP)
+    every = [asdict(effect) | {"direction": direction(effect)} for effect in judgement.effects]
+    step = next(place for place, effect in enumerate(every) if effect["name"] == STEP)
+    floor, facts = judgement.noise_floor, asdict(judgement)
     del facts["effects"]
     return facts | {
-        "noise_floor": None if judgement.noise_floor is None else _effect(judgement.noise_floor),
-        "endpoint": None if effects[0]["name"] == STEP else effects[0],
-        "step": of_step,
-        "stages": effects[effects.index(of_step) + 1 :],
+        "noise_floor": None if floor is None else asdict(floor) | {"direction": direction(floor)},
+        "endpoint": every[0] if step else None,
+        "step": every[step],
+        "stages": every[step + 1 :],
     }
-
-
-def _effect(effect: Effect) -> dict[str, Any]:
-    return asdict(effect) | {"direction": direction(effect)}
 
 
 def _arm(experiment: Experiment, arm: str) -> dict[str, Any]:
@@ -91,6 +91,9 @@ def _arm(experiment: Experiment, arm: str) -> dict[str, Any]:
 
 def _run(member: Member) -> dict[str, Any]:
     figures, table, times, syncs = member.figures, member.table, member.times, syncs_of(member.table)
+    step = {"mean_s": figures.get("step_s")}
+    spread = {"p10_s": "step_s_p10", "median_s": "median_step_s", "p90_s": "step_s_p90"}
+    overlap = ("worked_s", "busy_s", "together_s")
     return {
         "seed": member.manifest.seed,
         "status": member.run.status,
@@ -100,30 +103,24 @@ def _run(member: Member) -> dict[str, Any]:
         "figures": {figure.key: figures.get(figure.key) for figure in (*OUTCOME, *OFF_POLICY, *REPLAY)},
         "warm_up": asdict(table.run.warm_up),
         "window": _window(member),
-        "step": {"mean_s": figures.get("step_s")}
-        | {f"{name}_s": figures.get(column) for name, column in _SPREAD.items() if column in figures},
+        "step": step | {name: figures[column] for name, column in spread.items() if column in figures},
         "stages": {stage.value: _stage(figures, stage.value) for stage in Stage if TIMING + stage in figures},
         "exposed_s": {name.removeprefix(EXPOSED): value for name, value in figures.items() if name.startswith(EXPOSED)},
         "lanes": {} if times is None else {lane: _lane(account) for lane, account in times.lanes.items()},
         "ledger": None if table.run.ledger is None else asdict(table.run.ledger),
-        "overlap": None
-        if times is None
-        else {name: getattr(times, name) for name in ("worked_s", "busy_s", "together_s")},
+        "overlap": None if times is None else {name: getattr(times, name) for name in overlap},
         "held_back": None if times is None or times.blocked is None else asdict(times.blocked),
         "sync": None if syncs is None else asdict(syncs) | _sync_seconds(syncs),
     }
 
 
-_SPREAD = {"p10": "step_s_p10", "median": "median_step_s", "p90": "step_s_p90"}
-
-
 def _window(member: Member) -> dict[str, Any] | None:
-    figures = member.figures
+    figures, table = member.figures, member.table
     if "first_measured" not in figures:
         return None
-    seconds = float(member.table.wall_s[member.table.is_measured].sum())
-    places = {"first": figures["first_measured"], "last": figures["last_measured"]}
-    return places | {"steps": figures["measured_steps"], "all_steps": figures["steps"], "seconds": seconds}
+    names = {"first": "first_measured", "last": "last_measured", "steps": "measured_steps", "all_steps": "steps"}
+    seconds = float(table.wall_s[table.is_measured].sum())
+    return {name: figures[key] for name, key in names.items()} | {"seconds": seconds}
 
 
 def _stage(figures: Mapping[str, Any], stage: str) -> dict[str, Any]:
@@ -136,6 +133,6 @@ def _sync_seconds(syncs: Syncs) -> dict[str, Any]:
     return {"seconds": {part: own.tolist() for part, own in syncs.seconds.items()}, "whole_s": syncs.whole_s.tolist()}
 
 
-def _lane(account: Any) -> dict[str, Any]:
+def _lane(account: LaneAccount) -> dict[str, Any]:
     stages_s = {stage.value: ns / 1e9 for stage, ns in account.stages_ns.items()}
     return {"wall_s": account.wall_ns / 1e9, "stages_s": stages_s, "unattributed_s": account.unattributed_ns / 1e9}

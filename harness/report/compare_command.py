@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -96,24 +95,26 @@ def run(options: argparse.Namespace) -> int:
         if (options.baseline or "").startswith(kind):
             raise removed(kind, options.baseline, "--baseline")
     limit = None if options.fail_on is None else read_limit(options.fail_on)
-    everything = options.all or len(options.paths) > 1 or options.format == "json"
-    if everything:
+    if options.all or len(options.paths) > 1 or options.format == "json":
         experiments, damaged = gather(options.paths, processes=usable_cores())
         detailed = experiments
     else:
         experiments, newest, damaged = gather_newest(options.paths, processes=usable_cores())
         detailed = [newest]
+    newest = detailed[-1]
     warn_of_left_out(damaged, options.paths)
-    if options.against is None:
-        against = None
-        _check_arm(options.baseline, detailed, damaged, every_one=len(options.paths) > 1)
-    else:
-        against = read_occasions(options.against, options.baseline)
+    against = None if options.against is None else read_occasions(options.against, options.baseline)
+    if against is None and options.baseline is not None:
+        _check_arm(options.baseline, detailed if len(options.paths) > 1 else [newest], damaged)
     _check_allowed(options.allow_difference, [*experiments, *(against.occasions if against else ())])
     judge = Judge(options.baseline, against, limit or STEP_THRESHOLD, options.allow_difference)
-    if against is not None and limit is None and (refusal := judge.refusal(detailed[-1])) is not None:
+    refusal, result = judge.refusal(newest), None
+    if limit is not None:  # the newest has to be whole, and there may be none that is newer and cannot be read
+        refusals = refusals_of(newer_than(newest, experiments, damaged, options.paths), gaps(newest, damaged))
+        judged = judge(newest) if refusal is None else []
+        result = gate(judged, limit, [*([refusal] if refusal else []), *refusals])
+    elif against is not None and refusal is not None:
         raise UserError(refusal.text, "--against", "run it anew, or leave its folder out")
-    result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
     try:
         _show(options, experiments, detailed, damaged, judge, result)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
@@ -127,47 +128,23 @@ def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> N
     """Refuse a difference to allow that is none: it would be a slip of the pen, and allow nothing."""
     others = [name for name in names if name not in (*DIFFERENCES, SETTINGS)]
     runs = [member for experiment in experiments for member in experiment.members] if others else []
-    settings = dict.fromkeys(key for run in runs for key in flat_settings(run.settings))
-    settings |= dict.fromkeys(f"inputs.{name}" for name in MADE_OF)
+    settings = {key for run in runs for key in flat_settings(run.settings)} | {f"inputs.{name}" for name in MADE_OF}
     for name in others:
         if not any(is_allowed(key, [name]) for key in settings):
             fix = f"one of {', '.join(DIFFERENCES)}, {SETTINGS}, or a setting's dotted key"
             raise UserError(f"{name!r} is nothing that runs differ in", "--allow-difference", fix)
 
 
-def _check_arm(
-    name: str | None, detailed: Sequence[Experiment], damaged: Sequence[DamagedRun], every_one: bool
-) -> None:
-    """Refuse a baseline that is no arm of the newest experiment, or of each where several paths are named.
-
-    Several paths are to be compared, while ``--all`` and ``--json`` show whatever a folder holds.
-    """
-    if name is None:
-        return
-    *others, newest = detailed
+def _check_arm(name: str, experiments: Sequence[Experiment], damaged: Sequence[DamagedRun]) -> None:
+    """Refuse a baseline that is no arm of the newest of the experiments that are to be compared, or of another."""
+    *others, newest = experiments
     arms = [*newest.arms, *gaps(newest, damaged).lost]
     if not any(is_called(arm, name) for arm in arms):
         fix = f"name one of its arms ({', '.join(arms)}); another experiment is named by --against FOLDER"
         what = f"the newest experiment, {newest.scenario}/{newest.name}, has no arm called {name!r}"
         raise UserError(what, "--baseline", fix)
-    for experiment in others if every_one else ():
+    for experiment in others:
         arm_named(experiment, name)
-
-
-def _gate(
-    paths: Sequence[Path],
-    limit: float,
-    judge: Judge,
-    experiments: Sequence[Experiment],
-    newest: Experiment,
-    damaged: Sequence[DamagedRun],
-) -> GateResult:
-    """Judge the newest experiment, if all of it is there, and there is none that is newer and cannot be read."""
-    refusals = refusals_of(newer_than(newest, experiments, damaged, paths), gaps(newest, damaged))
-    refusal = judge.refusal(newest)
-    if refusal is not None:
-        return gate([], limit, [refusal, *refusals])
-    return gate(judge(newest), limit, refusals)
 
 
 def _show(
@@ -181,21 +158,27 @@ def _show(
     """Print the comparison in the form that was asked for, and draw its charts where that was."""
     from harness.report.build import document
 
-    if options.format == "json":
+    form, plots = options.format, options.plots
+    if form == "json":
         from harness.report.as_json import comparison
 
         print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
-    brief = not options.full and options.plots is None
-    shown = [] if options.format == "json" and options.plots is None else detailed
+    brief = not options.full and plots is None
+    shown = [] if form == "json" and plots is None else detailed
     documents = [document(experiment, judge(experiment), brief) for experiment in shown]
-    if options.format == "md":
+    if form == "md":
         from harness.report.markdown import markdown
 
         print("\n".join(markdown(each, options.full) for each in documents), end="")
-    elif options.format == "text":
+    elif form == "text":
         _print(documents, experiments, options.full)
-    if options.plots is not None:
-        _draw(documents, detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr)
+    if plots is not None:
+        from harness.report.files import save_charts
+
+        for made, experiment in zip(documents, detailed, strict=True):
+            names = (safe_name(experiment.scenario), safe_name(experiment.name)) if len(detailed) > 1 else ()
+            for path in save_charts(made, plots.joinpath(*names)):
+                print(f"picture: {path}", file=sys.stdout if form == "text" else sys.stderr)
 
 
 def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:
@@ -212,12 +195,3 @@ def _print(documents: Sequence[Document], experiments: Sequence[Experiment], ful
         output.print(Text(f"{others}: listed with --full, shown with --all."), soft_wrap=True)
     elif len(experiments) > 1:
         print_table(output, overview_table(experiments))
-
-
-def _draw(documents: Sequence[Document], experiments: Sequence[Experiment], folder: Path, stream: TextIO) -> None:
-    from harness.report.files import save_charts
-
-    for document, experiment in zip(documents, experiments, strict=True):
-        names = safe_name(experiment.scenario), safe_name(experiment.name)
-        for path in save_charts(document, folder if len(experiments) == 1 else folder.joinpath(*names)):
-            print(f"picture: {path}", file=stream)

@@ -48,13 +48,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Command:
-    """Something to type."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Rollouts:
     """Example rollouts of an arm, before and after training; a model wrote their text."""
 
@@ -62,18 +55,17 @@ class Rollouts:
     pairs: tuple[tuple[RolloutRow, RolloutRow], ...]
 
 
-Item = Remark | Table | Chart | Command | Rollouts
+Item = Remark | Table | Chart | Rollouts
 
 
 @dataclass(frozen=True)
 class Section:
-    """Items under a heading, and notes below them; on the page, a folded section is opened by the reader."""
+    """Items under a heading; on the page, a folded section is opened by the reader."""
 
     key: str
     title: str
     items: tuple[Item, ...]
     folded: bool = False
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,65 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
+from harness.compare.remarks.provenance import Counted, counted_runs
 from harness.compare.resources import (
     GpuFigures,
     gpu_figures,
     process_figures,
     sampling_cpu_s,
 )
-from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
-from harness.report import charts
-from harness.report.charts import Panel
-from harness.report.document import Chart, Command, Item, Section, Table
+from harness.report.document import Item, Section, Table
 from harness.results import Manifest
-from harness.results.counters import CounterRow, explain, sources, stretches
-from harness.results.occupancy import loop_window
+from harness.results.counters import explain
 from harness.results.reader import flat_settings
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MOST_ARMS = 6
-"""With curves."""
 _GIB = 2**30
 _LONGEST = 120
 
 
-@dataclass(frozen=True)
-class Counted:
-    """The counters of one run of an arm, and the window of its loop in nanoseconds."""
-
-    arm: str
-    rows: Sequence[CounterRow]
-    window: Interval
-
-
-def counted_runs(experiment: Experiment) -> list[Counted]:
-    """Return of each arm the first run that has counters and spans."""
-    counted = dict[str, Counted]()
-    for arm, member in zip(experiment.labels, experiment.members, strict=True):
-        rows = member.kept.counters if arm not in counted else ()
-        spans = member.run.spans() if rows else []
-        if spans:
-            tail = member.run.tail
-            counted[arm] = Counted(arm, rows, loop_window(spans, tail.elapsed_s if tail else None))
-    return list(counted.values())
-
-
-def machine_section(experiment: Experiment) -> Section | None:
-    """Return the section; None where no run has counters. Of several runs, the first that has some is shown."""
-    counted = counted_runs(experiment)
-    if not counted:
-        return None
-    items = (_processes(counted), _cores_chart(experiment, counted), *_gpus(counted))
+def machine_section(experiment: Experiment) -> Section:
+    """Return what the first run of each arm that has counters used."""
+    counted = [*counted_runs(experiment)]
+    items = (_processes(counted), *_gpus(counted)) if counted else ()
     return Section("machine", "Resources", tuple(item for item in items if item is not None), folded=True)
 
 
@@ -87,40 +54,6 @@ def _cell(value: float | None) -> str:
     return NOTHING if value is None else number(value)
 
 
-def _cores_chart(experiment: Experiment, counted: Sequence[Counted]) -> Chart | None:
-    """The cores that each process kept busy over the seconds of the loop, a panel for each arm."""
-    rows = [
-        (source, 0, x, cores, item.arm)
-        for item in counted[:MOST_ARMS]
-        for source in sources(item.rows)
-        for x, cores in _cores(item, source)
-    ]
-    if not rows:
-        return None
-    arms = dict.fromkeys(arm for *_, arm in rows)
-    panels = [Panel(arm, "cores", "seconds of the loop", "seconds", "zero") for arm in arms]
-
-    def draw() -> Figure:
-        import pandas as pd
-
-        frame = pd.DataFrame(rows, columns=["arm", "seed", "x", "value", "panel"])
-        return charts.curves(frame, panels, title=f"{experiment.title}: cores kept busy")
-
-    says = "CPU time of each process over the time between two samples; of the first run of each arm."
-    return Chart("cores", "Cores kept busy", says, draw)
-
-
-def _cores(item: Counted, source: str) -> list[tuple[float, float]]:
-    """Return (seconds of the loop, cores) in the middle of each pair of samples inside the loop."""
-    low, high = item.window
-    return [
-        (((start + end) / 2 - low) / 1e9, (used - before) / (end - start) * 1e9)
-        for stretch in stretches(item.rows, source, "cpu_s")
-        for (start, before), (end, used) in pairwise(stretch)
-        if low <= start < end <= high
-    ]
-
-
 def _gpus(counted: Sequence[Counted]) -> list[Item | None]:
     """Return what each GPU did, or why nothing is known of one."""
     rows, reasons = [], dict[str, list[str]]()
@@ -130,7 +63,7 @@ def _gpus(counted: Sequence[Counted]) -> list[Item | None]:
         if reason is not None:
             reasons.setdefault(reason, []).append(item.arm)
     said = [
-        Remark("no_gpu", f"No GPU numbers of {', '.join(arms)}: {explain(reason)}.", "finding", "machine")
+        Remark("no_gpu", f"No GPU numbers of {', '.join(arms)}: {explain(reason)}.", "machine")
         for reason, arms in reasons.items()
     ]
     header = ("arm", "GPU", "utilisation, mean", "peak memory, GiB", "power, W", "energy, J", "clock held down")
@@ -150,20 +83,20 @@ def provenance_section(experiment: Experiment) -> Section:
     return Section("provenance", "Provenance", (*items, *([settings] if settings.rows else [])), folded=True)
 
 
-def _again(manifest: Manifest) -> list[Item]:
+def _again(manifest: Manifest) -> list[Remark]:
     """Say which command makes such an experiment; nothing for a run of another trainer."""
     if "imported" in manifest.outcome:
         return []
     if VERSUS in manifest.scenario:
         text = "The command bench made these runs; the settings of each are in its folder."
-        return [Remark("again", text, "finding", "machine")]
-    commands = [f"git checkout {manifest.commit}"] if manifest.commit else []
-    if manifest.simulated is None:
-        commands.append(f"python -m harness run {manifest.scenario}")
-    else:
-        commands.append(f"python -m harness simulate {manifest.scenario} --machine {manifest.simulated}")
+        return [Remark("again", text, "machine")]
+    command = f"python -m harness run {manifest.scenario}"
+    if manifest.simulated is not None:
+        command = f"python -m harness simulate {manifest.scenario} --machine {manifest.simulated}"
+    commands = [*([f"git checkout {manifest.commit}"] if manifest.commit else []), command]
     dirty = " (tracked files differed from the commit when these runs were made)" if manifest.dirty else ""
-    return [Remark("again", f"To run it again{dirty}:", "finding", "machine"), *map(Command, commands)]
+    texts = (f"To run it again{dirty}:", "")
+    return [Remark("again", text, "machine", line) for text, line in zip(texts, commands, strict=False)]
 
 
 def _runs(experiment: Experiment) -> Table:

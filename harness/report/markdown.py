@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain
-from harness.report.document import Chart, Command, Document, Table
+from harness.report.document import Chart, Document, Table
 
 
 def markdown(document: Document, full: bool = False) -> str:
@@ -19,13 +19,9 @@ def markdown(document: Document, full: bool = False) -> str:
     for section in document.sections if full else document.sections[:1]:
         tables = [item.table if isinstance(item, Chart) else item for item in section.items]
         parts += [markdown_table(item) for item in tables if isinstance(item, Table)]
-        sentences = [
-            f"- {escaped(item.text)}" if isinstance(item, Remark) else f"- `{plain(item.text).replace('`', '')}`"
-            for item in section.items
-            if isinstance(item, Remark | Command)
-        ]
-        parts += ["\n".join(sentences)] if sentences else []
-        parts += map(escaped, section.notes)
+        remarks = [item for item in section.items if isinstance(item, Remark)]
+        lines = [line for item in remarks for line in (escaped(item.text), _code(item.command)) if line]
+        parts += ["\n".join(f"- {line}" for line in lines)] if lines else []
     return "\n\n".join([*parts, escaped(document.origin)]) + "\n"
 
 
@@ -37,6 +33,10 @@ def markdown_table(table: Table) -> str:
     lines.append(f"|{'|'.join(rules)}|")
     lines += [_row(row) for row in table.rows]
     return "\n".join([*lines, *(f"\n{escaped(note)}" for note in table.notes)])
+
+
+def _code(command: str) -> str:
+    return f"`{plain(command).replace('`', '')}`" if command else ""
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -12,14 +12,14 @@ from harness.compare.endpoint import ENDPOINTS, endpoint_of_effect
 from harness.compare.environment import environment_values, unlike
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import Judgement, direction
-from harness.compare.numbers import NOTHING, Format, change, count, listed, number, percent, plural, reward, some
+from harness.compare.judging import Judgement, direction, judged_seconds, why_open
+from harness.compare.numbers import NOTHING, Format, change, count, number, percent, reward
 from harness.compare.remarks.time import measured_ranks
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, UNATTRIBUTED, Figure
 from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
 from harness.compare.steadiness import MARK, mark
-from harness.compare.syncs import PARTS, Syncs, arm_syncs, pooled
+from harness.compare.syncs import PARTS, arm_syncs, pooled
 from harness.core.trace import Stage
 from harness.report.document import Table
 from harness.results.occupancy import LaneAccount
@@ -60,44 +60,62 @@ def cell(experiment: Experiment, arm: str, figure: str, form: Format) -> str:
     return ranged(experiment.range(arm, figure), form, len(values), len(experiment.arms[arm]))
 
 
-def _mean(experiment: Experiment, arm: str, figure: str, form: Format) -> str:
-    value = experiment.mean(arm, figure)
+def _form(value: float | None, form: Format) -> str:
     return NOTHING if value is None else form(value)
 
 
 # ---- the short table
 
 
-def arms_from(experiment: Experiment, judged: Sequence[Judgement]) -> list[str]:
-    """Return the arms, what the others are judged against first."""
-    bases = {item.base for item in judged}
-    return sorted(experiment.arms, key=lambda arm: arm not in bases)
-
-
 def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Table:
     """Return the arms side by side, or of more than ``MOST_BESIDE`` a row for each: a screen of 80 columns."""
-    arms = arms_from(experiment, judged)
+    bases = {item.base for item in judged}
+    arms = sorted(experiment.arms, key=lambda arm: arm not in bases)
     if len(arms) == 1:
         return _one_arm(experiment)
-    steps = {item.other: item.step for item in judged}
+    names = {"step_s": STEP} | {TIMING + stage: stage.value for stage in main_stages(experiment)}
+    seconds = {arm: {name: experiment.mean(arm, figure) for figure, name in names.items()} for arm in arms}
+    is_pair = len(arms) == 2 and arms[0] not in {item.other for item in judged}
+    notes = _stable(experiment)
+    if judged and not bases & {*arms}:
+        base = bases.pop() if len(bases) == 1 else "the same arm in the folders of --against"
+        notes.append(f"Changes are against {base}.")
+    for item in judged:
+        if item.unfinished:
+            notes += _take_same_steps(experiment, item, seconds, is_pair)
     if len(arms) > MOST_BESIDE:
-        return _one_row_each(experiment, judged, steps)
-    is_pair = len(arms) == 2 and arms[0] not in steps
-    beside = {item.other: {effect.name: effect for effect in item.effects} for item in judged}
-    columns = {"whole step": ("step_s", STEP)}
-    columns |= {stage.value: (TIMING + stage, stage.value) for stage in main_stages(experiment)}
+        return _one_row_each(experiment, judged, {arm: own[STEP] for arm, own in seconds.items()}, notes)
+    effects = {item.other: {effect.name: effect for effect in item.effects} for item in judged}
     rows = list[tuple[str, ...]]()
-    for label, (figure, name) in columns.items():
-        marks = [mark(experiment, arm) if figure == "step_s" else "" for arm in arms]
-        seconds = [_mean(experiment, arm, figure, number) + sign for arm, sign in zip(arms, marks, strict=True)]
-        effects = [beside.get(arm, {}).get(name) for arm in arms]
-        changes = _ratio_cells(effects[1]) if is_pair else ("",) * 3
-        rows.append((label, *(seconds if is_pair else map(_changed, seconds, effects)), *changes))
+    for name in names.values():
+        marks = [mark(experiment, arm) if name == STEP else "" for arm in arms]
+        cells = [_form(seconds[arm][name], number) + sign for arm, sign in zip(arms, marks, strict=True)]
+        own = [effects.get(arm, {}).get(name) for arm in arms]
+        changes = _ratio_cells(own[1]) if is_pair else ("",) * 3
+        rows.append(
+            ("whole step" if name == STEP else name, *(cells if is_pair else map(_changed, cells, own)), *changes)
+        )
     for label, figure, form in MAIN_FIGURES:
         if experiment.has(figure):
-            rows.append((label, *(_mean(experiment, arm, figure, form) for arm in arms), "", "", ""))
-    notes = (*_stable(experiment), *_from_elsewhere(arms, judged))
-    return _without_empty(Table("", ("seconds per step", *arms, "change", "95% interval", ""), tuple(rows), notes))
+            rows.append((label, *(_form(experiment.mean(arm, figure), form) for arm in arms), "", "", ""))
+    return _without_empty(
+        Table("", ("seconds per step", *arms, "change", "95% interval", ""), tuple(rows), tuple(notes))
+    )
+
+
+def _take_same_steps(
+    experiment: Experiment, item: Judgement, seconds: dict[str, dict[str, float | None]], is_pair: bool
+) -> list[str]:
+    """Put seconds of the same steps as an arm's change in the place of its own, and of a pair's baseline; say so."""
+    if (known := judged_seconds(experiment, item)) is None:
+        return []
+    both = "the steps that both made" if item.alternated else "the blocks that both finished"
+    for arm, own in zip((item.base, item.other), known, strict=True):
+        if is_pair or arm == item.other:
+            seconds[arm] = {name: own.get(name) or None for name in seconds[arm]}
+    if is_pair:
+        return [f"Seconds per step are of {both}."]
+    return [f"Seconds of {item.other} are of {both}, with {number(known[0][STEP])} s per step in {item.base}."]
 
 
 def _without_empty(table: Table) -> Table:
@@ -107,16 +125,6 @@ def _without_empty(table: Table) -> Table:
     return replace(table, header=header, rows=tuple(rows), words=sum(place < table.words for place in used))
 
 
-def _from_elsewhere(arms: Sequence[str], judged: Sequence[Judgement]) -> tuple[str, ...]:
-    """Say what changes are against where that has no column."""
-    is_elsewhere = judged and not {item.base for item in judged} & {*arms}
-    if all(item.base.startswith(f"{item.other} of ") for item in judged):
-        bases = ["the same arm in the folders of --against"]
-    else:
-        bases = some([*dict.fromkeys(item.base for item in judged)])
-    return (f"Changes are against {listed(bases)}.",) if is_elsewhere else ()
-
-
 def _changed(seconds: str, effect: Effect | None) -> str:
     """Write seconds with the change against the baseline, where the stage is in both."""
     if effect is None or effect.ratio is None or effect.of_step or seconds == NOTHING:
@@ -124,9 +132,9 @@ def _changed(seconds: str, effect: Effect | None) -> str:
     return f"{seconds} {change(effect.ratio)}"
 
 
-def _stable(experiment: Experiment) -> tuple[str, ...]:
+def _stable(experiment: Experiment) -> list[str]:
     is_marked = any(mark(experiment, arm) for arm in experiment.arms)
-    return (f"{MARK} The step time of some runs was still drifting after warm-up.",) if is_marked else ()
+    return [f"{MARK} The step time of some runs was still drifting after warm-up."] if is_marked else []
 
 
 def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
@@ -136,48 +144,49 @@ def _ratio_cells(effect: Effect | None) -> tuple[str, str, str]:
         added = max(effect.ratio, 1 / effect.ratio) - 1
         return f"{'+' if effect.ratio > 1 else '-'}{added:.1%}", "of a step", ""
     ends = endpoint_of_effect(effect).ends(effect)
-    return change(effect.ratio), ends or "", direction(effect) if ends and effect.reason != NOT_REPEATED else ""
+    if ends is None or effect.reason == NOT_REPEATED:
+        return change(effect.ratio), ends or "", ""
+    return change(effect.ratio), ends, ": ".join(filter(None, (direction(effect), why_open(effect))))
 
 
 def _one_arm(experiment: Experiment) -> Table:
     (arm,) = experiment.arms
-    rows = [
-        (stage.value, cell(experiment, arm, TIMING + stage, number), percent(experiment.share(arm, TIMING + stage)))
-        for stage in main_stages(experiment)
-    ]
-    rows.append(("whole step", cell(experiment, arm, "step_s", number) + mark(experiment, arm), percent(1.0)))
-    rows += [
-        (label, cell(experiment, arm, figure, form), "")
-        for label, figure, form in MAIN_FIGURES
-        if experiment.has(figure) and figure != "reward_last"  # which the answer has
-    ]
-    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), _stable(experiment))
+    figures = {TIMING + stage: stage.value for stage in main_stages(experiment)} | {"step_s": "whole step"}
+    rows = []
+    for figure, label in figures.items():
+        seconds = cell(experiment, arm, figure, number) + (mark(experiment, arm) if figure == "step_s" else "")
+        rows.append((label, seconds, percent(experiment.share(arm, figure))))
+    for label, figure, form in MAIN_FIGURES:
+        if experiment.has(figure) and figure != "reward_last":  # which the answer has
+            rows.append((label, cell(experiment, arm, figure, form), ""))
+    return Table("", ("stage", "seconds per step", "of a step"), tuple(rows), tuple(_stable(experiment)))
 
 
-def _one_row_each(experiment: Experiment, judged: Sequence[Judgement], steps: Mapping[str, Effect]) -> Table:
+def _one_row_each(
+    experiment: Experiment, judged: Sequence[Judgement], seconds: Mapping[str, float | None], notes: Sequence[str]
+) -> Table:
     """A row for each arm, the fastest first; of many arms the fastest and the slowest five."""
-    arms = sorted(experiment.arms, key=lambda arm: experiment.mean(arm, "step_s") or float("inf"))
-    left = len(arms) - MOST_ROWS
-    first, last = arms[: MOST_ROWS // 2], arms[-(MOST_ROWS // 2) :]
-    base = [arm for arm in experiment.arms if arm not in steps and arm not in (*first, *last)]
-    shown = arms if left <= 0 else [*first, *base, *last]
+    steps = {item.other: item.step for item in judged}
+    arms = sorted(seconds, key=lambda arm: seconds[arm] or float("inf"))
+    shown = arms
+    if len(arms) > MOST_ROWS:
+        ends = (*arms[: MOST_ROWS // 2], *arms[-(MOST_ROWS // 2) :])
+        shown = [arm for arm in arms if arm in ends or arm not in steps]
+        most = f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms"
+        base = " and the baseline" if len(shown) > MOST_ROWS else ""
+        notes = [f"{most}{base}; {len(arms) - len(shown)} left out.", *notes]
     rows = []
     for arm in shown:
         effect = steps.get(arm)
         rows.append(
             (
-                arm,
-                _mean(experiment, arm, "step_s", number) + mark(experiment, arm),
+                *(arm, _form(seconds[arm], number) + mark(experiment, arm)),
                 "baseline" if effect is None else NOTHING if effect.ratio is None else change(effect.ratio),
                 "" if effect is None else endpoint_of_effect(effect).ends(effect) or "",
-                _mean(experiment, arm, "reward_last", reward),
-                _mean(experiment, arm, "length_last", number),
+                _form(experiment.mean(arm, "reward_last"), reward),
+                _form(experiment.mean(arm, "length_last"), number),
             )
         )
-    notes = [*_stable(experiment), *_from_elsewhere(list(experiment.arms), judged)]
-    if left > 0:
-        most = f"The fastest and the slowest {MOST_ROWS // 2} of {len(arms)} arms{' and the baseline' if base else ''}"
-        notes.insert(0, f"{most}; {len(arms) - len(shown)} left out.")
     header = ("arm", "s per step", "change", "95% interval", "reward", "tokens")
     return Table("", header, tuple(rows), tuple(notes))
 
@@ -204,12 +213,15 @@ def stage_table(experiment: Experiment) -> Table:
             rows.append((stage.value + _not_in_every_step(ran), *cells))
     rows.append(("all stages", *(_with_share(experiment, arm, "stages_s") for arm in arms)))
     rows.append(("whole step", *(_with_share(experiment, arm, "step_s", mark(experiment, arm)) for arm in arms)))
-    rows.append(("median of single steps, p10 to p90", *(_single_steps(experiment, arm) for arm in arms)))
+    spread = ("median_step_s", "step_s_p10", "step_s_p90")
+    single = [[_form(experiment.mean(arm, name), number) for name in spread] for arm in arms]
+    middles = (NOTHING if NOTHING in own else f"{own[0]}, {own[1]} to {own[2]}" for own in single)
+    rows.append(("median of single steps, p10 to p90", *middles))
     notes = [f"Means over {window_words(experiment.members)}, evaluations included."]
     if any(experiment.share(arm, "stages_s") > OVERLAP for arm in arms):
         notes.append("Processes ran at the same time, so their stages add up to more than the step.")
-    title, notes = "Seconds per training step, and share of it", [*notes, *_stable(experiment), *seed_note(experiment)]
-    return Table(title, ("stage", *arms), tuple(rows), tuple(notes))
+    title = "Seconds per training step, and share of it"
+    return Table(title, ("stage", *arms), tuple(rows), (*notes, *seed_note(experiment)))
 
 
 def _with_share(experiment: Experiment, arm: str, figure: str, marked: str = "") -> str:
@@ -225,13 +237,6 @@ def _not_in_every_step(ran: Iterable[tuple[int, int]]) -> str:
         return ""
     (steps, total), *others = counts
     return " (not in every step)" if others else f" ({steps} of {total} steps)"
-
-
-def _single_steps(experiment: Experiment, arm: str) -> str:
-    low, middle, high = (experiment.mean(arm, name) for name in ("step_s_p10", "median_step_s", "step_s_p90"))
-    if low is None or middle is None or high is None:
-        return NOTHING
-    return f"{number(middle)}, {number(low)} to {number(high)}"
 
 
 def critical_path_table(experiment: Experiment) -> Table | None:
@@ -309,28 +314,22 @@ def rank_table(experiment: Experiment) -> Table | None:
 def window_words(members: Sequence[Member]) -> str:
     """Name the measured window: which training steps of how many, and what was left out of them."""
     figures = [member.figures for member in members]
-    windows = {
-        (each["first_measured"], each["last_measured"], each["steps"]) for each in figures if "first_measured" in each
-    }
-    if len(windows) == 1:
-        ((first, last, total),) = windows
-        steps = f"steps {first} to {last} of {total}" if last > first else f"step {first} of {total}"
-    else:
-        steps = f"{_range([each['measured_steps'] for each in figures], 'step')} of each run"
-    left_out = {
-        "warm-up": [each["warmup_steps"] for each in figures],
-        "profiled": [each["profiled_steps"] for each in figures],
-    }
-    parts = [_range(counts, f"{why} step") for why, counts in left_out.items() if any(counts)]
+    windows = {tuple(each.get(name) for name in ("first_measured", "last_measured", "steps")) for each in figures}
+    first, last, total = windows.pop()
+    steps = f"steps {first} to {last} of {total}" if last != first else f"step {first} of {total}"
+    if windows or first is None:
+        measured = [each["measured_steps"] for each in figures]
+        steps = f"{_range(measured)} step{'' if max(measured) == 1 else 's'} of each run"
+    kinds = {"warm-up": "warmup_steps", "profiled": "profiled_steps"}
+    flagged = {kind: counts for kind, name in kinds.items() if any(counts := [each[name] for each in figures])}
     if not any(each["steps"] > each["measured_steps"] for each in figures):
-        return f"{steps}{', all of them warm-up or profiled' if parts else ''}"
-    return f"{steps} ({' and '.join(parts)} left out)"
+        return f"{steps}{', all of them warm-up or profiled' if flagged else ''}"
+    return f"{steps} (left out: {', '.join(f'{_range(counts)} {kind}' for kind, counts in flagged.items())})"
 
 
-def _range(counts: Sequence[int], noun: str) -> str:
-    """Write ``1 step``, ``60 steps`` or ``23 to 60 steps``."""
+def _range(counts: Sequence[int]) -> str:
     low, high = min(counts), max(counts)
-    return plural(high, noun) if low == high else f"{low} to {plural(high, noun)}"
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def seed_note(experiment: Experiment) -> tuple[str, ...]:
@@ -356,17 +355,13 @@ def outcome_table(experiment: Experiment) -> Table:
     arms = list(experiment.arms)
     status = ("status", *(_statuses([*map(_status, experiment.arms[arm])]) for arm in arms))
     notes = [*seed_note(experiment), *spans_note(experiment)]
-    prompts = [
-        each.figures["prompts"]
-        for each in experiment.members
-        if "prompts" in each.figures and not each.figures["is_imported"]
-    ]
-    if prompts:
-        error = 0.5 / min(prompts) ** 0.5  # the largest standard error of a mean of values in [0, 1]
-        what = f"Validation rewards are means over {min(prompts)} prompts"
+    prompts = [each.figures.get("prompts") for each in experiment.members if not each.figures["is_imported"]]
+    if any(prompts):
+        fewest = min(filter(None, prompts))
+        error = 0.5 / fewest**0.5  # the largest standard error of a mean of values in [0, 1]
+        what = f"Validation rewards are means over {fewest} prompts"
         notes.insert(0, f"{what}: a standard error of up to {error:.3f} where rewards lie between 0 and 1.")
-    rows = (status, *figure_rows(experiment, OUTCOME, arms))
-    return Table("Outcome", ("", *arms), rows, tuple(notes))
+    return Table("Outcome", ("", *arms), (status, *figure_rows(experiment, OUTCOME, arms)), tuple(notes))
 
 
 def figure_rows(experiment: Experiment, figures: Sequence[Figure], arms: Sequence[str]) -> list[tuple[str, ...]]:
@@ -379,39 +374,18 @@ def figure_rows(experiment: Experiment, figures: Sequence[Figure], arms: Sequenc
 
 
 def off_policy_table(experiment: Experiment) -> Table | None:
-    """Return lag and dropping, one column for each arm; None where every run is on-policy."""
+    """Return lag, dropping and the replay buffer, one column for each arm; None where no arm has either."""
     arms = list(experiment.arms)
-    if not any(member.figures["is_off_policy"] for member in experiment.members):
+    if not any(each.figures["is_off_policy"] or each.figures["replay_capacity"] for each in experiment.members):
         return None
     notes = (
         "A rollout's lag is the policy version of the training step minus that of its oldest token.",
         "Never trained on: left over at the end, or pushed out of the replay buffer unused; dropped ones apart.",
+        *seed_note(experiment),
         *spans_note(experiment),
     )
-    return Table("Off-policy", ("", *arms), tuple(figure_rows(experiment, OFF_POLICY, arms)), notes)
-
-
-_REPLAY_SETTINGS = {
-    "capacity": "capacity, groups",
-    "sampling": "sampling",
-    "max_age": "oldest age allowed, versions",
-    "max_uses": "most uses allowed",
-}
-
-
-def replay_table(experiment: Experiment) -> Table | None:
-    """Return settings, uses, ages and ends of the replay buffer, one column for each arm that has one; else None."""
-    arms = [arm for arm, members in experiment.arms.items() if any(each.figures["replay_capacity"] for each in members)]
-    if not arms:
-        return None
-    replay = [experiment.arms[arm][0].settings.get("replay") or {} for arm in arms]
-    settings = [
-        (label, *(NOTHING if each.get(name) is None else str(each[name]) for each in replay))
-        for name, label in _REPLAY_SETTINGS.items()
-        if any(each.get(name) is not None for each in replay)
-    ]
-    rows = (*settings, *figure_rows(experiment, REPLAY, arms))
-    return Table("Replay buffer", ("", *arms), rows, seed_note(experiment))
+    rows = figure_rows(experiment, (*OFF_POLICY, *REPLAY), arms)
+    return Table("Off-policy, and groups in the replay buffer", ("", *arms), tuple(rows), notes)
 
 
 def _status(member: Member) -> str:
@@ -438,24 +412,24 @@ def sync_table(experiment: Experiment) -> Table | None:
     syncs = {arm: own for arm in experiment.arms if (own := arm_syncs(experiment.arms[arm]))}
     if not syncs:
         return None
-    named: dict[str, Callable[[list[Syncs]], str]] = {
-        "transport": lambda own: own[0].transport,
-        "MB": lambda own: number(own[0].num_bytes / 1e6),
-        "tensors": lambda own: count(own[0].num_tensors),
-        **{f"{part}, ms": lambda own, part=part: _milliseconds(pooled(own, part)) for part in PARTS[:3]},  # type: ignore[misc]
-        "publish to loaded, ms": lambda own: _milliseconds(pooled(own)),
-        "GB/s": _bandwidth,
-        "verify, ms": lambda own: _milliseconds(pooled(own, "verify")),
+    rows: dict[str, list[str]] = {
+        "transport": [own[0].transport for own in syncs.values()],
+        "MB": [number(own[0].num_bytes / 1e6) for own in syncs.values()],
+        "tensors": [count(own[0].num_tensors) for own in syncs.values()],
     }
-    rows = [(name, *map(write, syncs.values())) for name, write in named.items()]
-    steps = sorted({len(pooled(own)) for own in syncs.values()})
-    many = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    parts: dict[str, str | None] = {**{part: part for part in PARTS[:3]}, "publish to loaded": None, "verify": "verify"}
+    for label, part in parts.items():
+        rows[f"{label}, ms"] = [_milliseconds(pooled(own, part)) for own in syncs.values()]
+        if part is None:
+            speeds = ((own[0].num_bytes, pooled(own)) for own in syncs.values())
+            rows["GB/s"] = [number(size / s.mean() / 1e9) if s.sum() > 0 else NOTHING for size, s in speeds]
+    steps = [len(pooled(own)) for own in syncs.values()]
     notes = (
-        f"Means [10th percentile, median, 90th percentile] over {many} measured training steps.",
+        f"Means [10th percentile, median, 90th percentile] over {_range(steps)} measured training steps.",
         "The bytes are those of one copy of the weights, the times those of one Generator; GB/s are the bytes over the "
         "mean from publish to loaded, without verification.",
     )
-    shown = tuple(each for each in rows if any(text != NOTHING for text in each[1:]))
+    shown = tuple((name, *cells) for name, cells in rows.items() if {*cells} != {NOTHING})
     return Table("What a weight sync moved and took", ("", *syncs), shown, notes)
 
 
@@ -464,11 +438,6 @@ def _milliseconds(seconds: np.ndarray) -> str:
         return NOTHING
     mean, low, middle, high = map(number, 1e3 * np.array([seconds.mean(), *np.percentile(seconds, (10, 50, 90))]))
     return f"{mean} [{low}, {middle}, {high}]"
-
-
-def _bandwidth(syncs: list[Syncs]) -> str:
-    whole_s = pooled(syncs)
-    return number(syncs[0].num_bytes / whole_s.mean() / 1e9) if whole_s.sum() > 0 else NOTHING
 
 
 # ---- verdicts
@@ -501,10 +470,6 @@ def verdict_notes(judged: Sequence[Judgement]) -> tuple[str, ...]:
     ]
     if any(effect.of_step for effect in effects):
         notes.append("In steps: a stage that one of the two lacks, as what it adds to a step of the baseline.")
-    floor = next((item.noise_floor for item in judged if item.noise_floor is not None), None)
-    if floor is not None and floor.ratio is not None:
-        endpoint = endpoint_of_effect(floor)
-        notes.append(f"The baseline against itself: {endpoint.change(floor.ratio)}, {endpoint.ends(floor)}.")
     return tuple(notes)
 
 
@@ -537,24 +502,22 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
     members = [member for experiment in experiments for member in experiment.members]
     is_odd = any(not member.is_completed for member in members)
     machines = [dict.fromkeys(map(_machine, experiment.members)) for experiment in experiments]
-    rows = []
+    are_alike, rows, notes = all(own == machines[0] for own in machines), [], unlike(members)
     for experiment, own in zip(experiments, machines, strict=True):
-        statuses = [member.run.status for member in experiment.members]
-        marks = "".join(sorted({mark(experiment, arm) for arm in experiment.arms}))
+        sign = max(mark(experiment, arm) for arm in experiment.arms)
         rows.append(
             (
-                *(experiment.title, experiment.name, "+".join(own) if any(own != each for each in machines) else ""),
-                *(str(len(experiment.members)), _statuses(statuses) if is_odd else ""),
+                *(experiment.title, experiment.name, "" if are_alike else "+".join(own), str(len(experiment.members))),
+                _statuses([member.run.status for member in experiment.members]) if is_odd else "",
                 _over_runs(experiment, "steps", count),
-                _over_runs(experiment, "step_s", number) + marks,
+                _over_runs(experiment, "step_s", number) + sign,
                 _over_runs(experiment, "reward_last", reward),
             )
         )
-    drifted = [f"{MARK} Step time still drifting after warm-up."] if any(MARK in row[6] for row in rows) else []
+    if any(MARK in row[6] for row in rows):
+        notes.append(f"{MARK} Step time still drifting after warm-up.")
     header = ("scenario", "experiment", "machine", "runs", "status", "steps", "s per step", "last reward")
-    return _without_empty(
-        Table("Experiments, oldest first", header, tuple(rows), (*unlike(members), *drifted), words=3)
-    )
+    return _without_empty(Table("Experiments, oldest first", header, tuple(rows), tuple(notes), words=3))
 
 
 def _machine(member: Member) -> str:

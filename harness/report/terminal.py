@@ -15,13 +15,13 @@ from rich.text import Text
 from harness.compare.numbers import plural
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain, plain_ends
-from harness.report.document import Chart, Command, Document, Item, Rollouts, Section, Table
+from harness.report.document import Chart, Document, Rollouts, Section, Table
 from harness.results import RolloutRow
 
 LONGEST_TEXT = 400
 """Characters of a prompt or response."""
-SHORTEST_NAME = 12
-"""Characters of a column's name that stay in one line."""
+SHORTEST_NAME, SHORTEST_PART = 12, 7
+"""Characters of a column's name that stay in one line; and where that is too wide."""
 SHORTEST_LABEL = 24
 """Characters of a label in a table that has no room for more."""
 STYLES = {"faster": "green", "slower": "red", "better": "green", "worse": "red", "cannot tell": "dim"}
@@ -51,27 +51,17 @@ def _print_section(console: Console, section: Section, full: bool) -> None:
     items = [item.table if isinstance(item, Chart) else item for item in section.items]
     if full and section.title and any(items):
         console.print(Text(f"\n{plain(section.title)}", style="bold"))
-    for item in items:
-        _print_item(console, item)
-    _print_notes(console, section.notes)
     cautions = [item.text for item in items if isinstance(item, Remark) and item.kind == "caution"]
+    for item in items:
+        if isinstance(item, Table):
+            print_table(console, item)
+        elif isinstance(item, Rollouts):
+            _print_rollouts(console, item)
+        elif isinstance(item, Remark) and item.kind != "caution":
+            for line, wraps in ((item.text, True), (item.command, False)):  # what is to be pasted is not broken
+                if line:
+                    console.print(Text(plain(line)), soft_wrap=not wraps)
     print_list(console, "", cautions, style="dim")
-
-
-def _print_notes(console: Console, notes: Sequence[str]) -> None:
-    for note in notes:
-        console.print(Padding(Text(plain(note), style="dim"), (0, 1)))
-
-
-def _print_item(console: Console, item: Item | None) -> None:
-    if isinstance(item, Table):
-        print_table(console, item)
-    elif isinstance(item, Command):
-        console.print(Text(plain(item.text)), soft_wrap=True)
-    elif isinstance(item, Rollouts):
-        _print_rollouts(console, item)
-    elif isinstance(item, Remark) and item.kind != "caution":
-        console.print(Text(plain(item.text)))
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -81,32 +71,28 @@ def print_table(console: Console, table: Table) -> None:
     """
     if table.title:
         console.print(Text(f"\n{plain(table.title)}", style="bold"))
-    widths = [max(len(row[column]) for row in table.rows or [table.header]) for column in range(len(table.header))]
-    header = [_broken(name, max(width, SHORTEST_NAME)) for name, width in zip(table.header, widths, strict=True)]
-    if sum(max(width, len(name)) + 2 for width, name in zip(widths, table.header, strict=True)) <= console.width:
-        header = list(table.header)
-    widths = [max(width, *map(len, name.split("\n"))) for width, name in zip(widths, header, strict=True)]
-    gap = 2 if sum(widths) + 2 * len(widths) <= console.width + 1 else 1
-    if sum(widths) + gap * len(widths) > console.width + 1 and table.words < len(widths):
-        widths = [min(width, SHORTEST_LABEL) if place < table.words else width for place, width in enumerate(widths)]
+    lengths = [max(map(len, column)) for column in zip(*(table.rows or [table.header]), strict=True)]
+    for shortest, gap in ((console.width, 2), (SHORTEST_NAME, 2), (SHORTEST_NAME, 1), (SHORTEST_PART, 1)):
+        header = [_broken(name, max(width, shortest)) for name, width in zip(table.header, lengths, strict=True)]
+        widths = [max(width, *map(len, name.split("\n"))) for width, name in zip(lengths, header, strict=True)]
+        if sum(widths) + gap * len(widths) <= console.width + 1:
+            break
+    else:
+        if table.words < len(widths):
+            widths = [*(min(width, SHORTEST_LABEL) for width in widths[: table.words]), *widths[table.words :]]
     for columns in _parts([width + gap for width in widths], table.words, console.width):
         drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-        fold = table.words == len(widths)
         for column in columns:
-            is_word = column < table.words
-            justify: Any = "left" if is_word else "right"
-            most = None if fold else widths[column]
-            drawn.add_column(
-                Text("\n".join(map(plain, header[column].split("\n")))),
-                justify=justify,
-                no_wrap=not is_word,
-                max_width=most,
-            )
+            justify: Any = "left" if column < table.words else "right"
+            most = None if table.words == len(widths) else widths[column]
+            title = Text("\n".join(map(plain, header[column].split("\n"))))
+            drawn.add_column(title, justify=justify, no_wrap=column >= table.words, max_width=most)
         for row in table.rows:
-            cells = (row[column] for column in columns)
-            drawn.add_row(*(Text(plain(cell), style=STYLES.get(cell, "")) for cell in cells))
+            styled = ((row[column], STYLES.get(row[column].partition(":")[0], "")) for column in columns)
+            drawn.add_row(*(Text(plain(text), style=style) for text, style in styled))
         console.print(Padding(drawn, (0, 0, 0, 1)))
-    _print_notes(console, table.notes)
+    for note in table.notes:
+        console.print(Padding(Text(plain(note), style="dim"), (0, 1)))
 
 
 def _broken(name: str, width: int) -> str:

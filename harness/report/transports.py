@@ -1,8 +1,8 @@
-"""A transport sweep as tables: times, shares of a plain copy, parts of a sync."""
+"""A transport sweep as tables: times beside a plain copy, parts of a sync."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from harness.compare.numbers import NOTHING, number, plural
@@ -15,52 +15,33 @@ UNSTABLE = "!"
 
 def sweep_tables(points: Sequence[SyncPoint]) -> list[Table]:
     """Return the tables of a transport sweep, the times first."""
-    kinds = sorted({(point.receivers, point.tensors) for point in points})
-    first = _of_kind(points, kinds[0])
-    times = [_times(kind, _of_kind(points, kind)) for kind in kinds]
-    return [*times, _shares(first), _parts(first)]
+    kinds: dict[tuple[int, int], list[SyncPoint]] = {}
+    for point in sorted(points, key=lambda point: (point.receivers, point.tensors)):
+        kinds.setdefault((point.receivers, point.tensors), []).append(point)
+    return [*map(_times, kinds.values()), _parts(next(iter(kinds.values())))]
 
 
-def _of_kind(points: Sequence[SyncPoint], kind: tuple[int, int]) -> list[SyncPoint]:
-    return [point for point in points if (point.receivers, point.tensors) == kind]
-
-
-def _times(kind: tuple[int, int], points: Sequence[SyncPoint]) -> Table:
-    fewest = min(point.repeats for point in points)
+def _times(points: Sequence[SyncPoint]) -> Table:
+    """One row for each transport, one column for each size."""
+    fewest, sizes = min(point.repeats for point in points), sorted({point.num_bytes for point in points})
     notes: tuple[str, ...] = (
         f"Medians of {fewest} syncs in turns, +- half the range from 10th to 90th percentile; from the start of the "
-        "publish until the weights are in tensors of the last receiver's own. Verification is timed apart.",
+        "publish until the weights are in tensors of the last receiver's own. Verification is timed apart. The plain "
+        "copy moves the same bytes once, in warm memory, on one thread, next to each sync.",
     )
     if any(point.is_unstable for point in points):
         notes += (f"{UNSTABLE} The middle half of the repeats spans more than half of the median: it does not repeat.",)
-
-    def cell(point: SyncPoint) -> str:
-        half_range = (point.high_s - point.low_s) / 2 / point.median_s
-        return f"{number(1e3 * point.median_s)} +-{100 * half_range:.0f}%{UNSTABLE if point.is_unstable else ''}"
-
-    title = f"Publish to own tensors, ms: {plural(kind[0], 'receiver')}, {plural(kind[1], 'tensor')}"
-    table = _by_size(title, points, cell, notes)
-    sizes = sorted({point.num_bytes for point in points})
+    cells: dict[str, dict[int, str]] = {}
+    for point in points:
+        half = 100 * (point.high_s - point.low_s) / 2 / point.median_s
+        text = f"{number(1e3 * point.median_s)} +-{half:.0f}%{UNSTABLE if point.is_unstable else ''}"
+        cells.setdefault(point.transport, {})[point.num_bytes] = text
+    rows = [(name, *(own.get(size, NOTHING) for size in sizes)) for name, own in cells.items()]
     copies = [median(point.copy_s for point in points if point.num_bytes == size) for size in sizes]
-    rows = (*table.rows, ("plain copy", *(number(1e3 * seconds) for seconds in copies)))
-    return Table(title, table.header, rows, notes)
-
-
-def _shares(points: Sequence[SyncPoint]) -> Table:
-    notes = ("The plain copy moves the same bytes once, in warm memory, on one thread, next to each sync.",)
-    title = "Bandwidth as a share of a plain copy"
-    return _by_size(title, points, lambda point: f"{100 * point.copy_s / point.median_s:.0f}%", notes)
-
-
-def _by_size(
-    title: str, points: Sequence[SyncPoint], cell: Callable[[SyncPoint], str], notes: tuple[str, ...]
-) -> Table:
-    """One row for each transport, one column for each size."""
-    sizes = sorted({point.num_bytes for point in points})
-    cells = {(point.transport, point.num_bytes): cell(point) for point in points}
-    names = dict.fromkeys(point.transport for point in points)
-    rows = [(name, *(cells.get((name, size), NOTHING) for size in sizes)) for name in names]
-    return Table(title, ("transport", *(f"{size / 1e6:g} MB" for size in sizes)), tuple(rows), notes)
+    rows.append(("plain copy", *(number(1e3 * seconds) for seconds in copies)))
+    receivers, tensors = plural(points[0].receivers, "receiver"), plural(points[0].tensors, "tensor")
+    header = ("transport", *(f"{size / 1e6:g} MB" for size in sizes))
+    return Table(f"Publish to own tensors, ms: {receivers}, {tensors}", header, tuple(rows), notes)
 
 
 def _parts(points: Sequence[SyncPoint]) -> Table:

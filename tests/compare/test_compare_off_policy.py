@@ -9,9 +9,7 @@ import pytest
 
 from harness.compare.experiment import Experiment, gather, member_of
 from harness.loop import Count, RolloutCounts
-from harness.report.build import document
-from harness.report.document import Table
-from harness.report.tables import off_policy_table, outcome_table, replay_table
+from harness.report.tables import off_policy_table, outcome_table
 from harness.results import RunFolder
 from harness.results.frames import read_table
 
@@ -40,6 +38,16 @@ def test_lag_and_waste(three_arms: Experiment) -> None:
         ("length of a dropped rollout, tokens", "-", "25.0", "-"),  # 150 / 6
         ("length of a trained rollout, tokens", "10.0", "10.0", "10.0"),  # 320 / 32
         ("never trained on, share of generated rollouts", "0.0%", "5.0%", "25.0%"),  # 40 - 6 - 32 = 2, 32 - 24 = 8
+        ("groups held, mean", "-", "-", "5.50"),  # (0 + 2 + 4 + 6 + 4 * 8) / 8
+        ("groups drawn for a step, mean", "-", "-", "2.00"),
+        ("uses of a group that was drawn, mean", "-", "-", "1.33"),  # (24 + 8) / 24
+        ("uses of a group, highest", "-", "-", "2"),
+        ("age of a group when drawn, mean, versions", "-", "-", "1.56"),  # as the lag
+        ("age of a group when drawn, highest, versions", "-", "-", "3"),
+        ("groups that made room for newer ones", "-", "-", "14"),  # 2 * 7
+        ("groups that became too old", "-", "-", "0"),
+        ("groups that were used up", "-", "-", "7"),
+        ("groups that left and were never drawn", "-", "-", "3"),
     )
     idle = {row[0]: row[1:] for row in outcome_table(three_arms).rows if row[0].startswith("idle")}
     assert idle == {
@@ -47,35 +55,13 @@ def test_lag_and_waste(three_arms: Experiment) -> None:
     }  # fmt: skip
 
 
-def test_the_replay_table_is_of_the_arms_with_a_buffer(three_arms: Experiment) -> None:
-    table = replay_table(three_arms)
-    assert table is not None
-    assert table.header == ("", "c_replay")
-    (lag,) = (section for section in document(three_arms, []).sections if section.key == "off_policy")
-    assert {item.title for item in lag.items if isinstance(item, Table)} == {"Off-policy", "Replay buffer"}
-    assert table.rows == (
-        ("capacity, groups", "8"),
-        ("sampling", "uniform"),
-        ("most uses allowed", "2"),
-        ("groups held, mean", "5.50"),  # (0 + 2 + 4 + 6 + 4 * 8) / 8
-        ("groups drawn for a step, mean", "2.00"),
-        ("uses of a group that was drawn, mean", "1.33"),  # (24 + 8) / 24
-        ("uses of a group, highest", "2"),
-        ("age of a group when drawn, mean, versions", "1.56"),  # as the lag
-        ("age of a group when drawn, highest, versions", "3"),
-        ("groups that made room for newer ones", "14"),  # 2 * 7
-        ("groups that became too old", "0"),
-        ("groups that were used up", "7"),
-        ("groups that left and were never drawn", "3"),
-    )
-
-
-def test_synchronous_experiments_have_no_table_of_lag_and_runs_that_did_not_end_no_ledger(
-    make_lagged_run: Make,
-) -> None:
+def test_synchronous_experiments_have_no_table_of_lag(make_lagged_run: Make) -> None:
     (experiment,), _ = gather([make_lagged_run(max_lag=0, lag=(0, 0)).folder])
-    assert (off_policy_table(experiment), replay_table(experiment)) == (None, None)
-    (experiment,), _ = gather([make_lagged_run(arm="b", settings="lag_control: drop\n", ledger=None).folder])
+    assert off_policy_table(experiment) is None
+
+
+def test_a_run_that_did_not_end_is_shown_without_its_ledger(make_lagged_run: Make) -> None:
+    (experiment,), _ = gather([make_lagged_run(settings="lag_control: drop\n", ledger=None).folder])
     table = off_policy_table(experiment)
     assert table is not None
     assert [row[0] for row in table.rows] == ["lag, mean, versions", "lag, highest, versions"]

@@ -15,7 +15,7 @@ from harness.compare.remarks.time import measured_ranks
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RankStep
 from harness.report.build import document
-from harness.report.page import page
+from harness.report.files import page
 from harness.report.tables import process_table, rank_table
 from harness.report.trace.export import write_trace
 from harness.results import RunFolder, in_pipeline_order, lane_kind, part_of

@@ -70,7 +70,7 @@ def test_the_stage_table(two_arms: Experiment) -> None:
         ("whole step", "1.50 100.0%", "2.12 100.0%"),
         ("median of single steps, p10 to p90", "1.50, 1.10 to 1.90", "2.12, 1.72 to 2.52"),
     )
-    assert table.notes == ("Means over steps 2 to 3 of 4 (2 warm-up steps left out), evaluations included.",)
+    assert table.notes == ("Means over steps 2 to 3 of 4 (left out: 2 warm-up), evaluations included.",)
 
 
 def test_a_stage_of_four_in_five_steps_counts_as_one_of_every_step() -> None:
@@ -143,11 +143,11 @@ def test_seeds_are_shown_as_mean_and_range(make_run: Make, tmp_path: Path) -> No
     ("runs", "words"),
     [
         ([("", "", "", "")], "steps 0 to 3 of 4"),
-        ([("w", "w", "", "")], "steps 2 to 3 of 4 (2 warm-up steps left out)"),
-        ([("w", "w", "p", "")], "step 3 of 4 (2 warm-up steps and 1 profiled step left out)"),
-        ([("w", "wp", "p", "")], "step 3 of 4 (1 warm-up step and 2 profiled steps left out)"),
+        ([("w", "w", "", "")], "steps 2 to 3 of 4 (left out: 2 warm-up)"),
+        ([("w", "w", "p", "")], "step 3 of 4 (left out: 2 warm-up, 1 profiled)"),
+        ([("w", "wp", "p", "")], "step 3 of 4 (left out: 1 warm-up, 2 profiled)"),
         ([("w", "w", "w", "p")], "steps 0 to 3 of 4, all of them warm-up or profiled"),
-        ([("w", "w", "", "", ""), ("w", "w", "w", "", "")], "2 to 3 steps of each run (2 to 3 warm-up steps left out)"),
+        ([("w", "w", "", "", ""), ("w", "w", "w", "", "")], "2 to 3 steps of each run (left out: 2 to 3 warm-up)"),
     ],
 )
 def test_which_steps_the_figures_are_of(runs: Sequence[Sequence[str]], words: str) -> None:
@@ -168,12 +168,8 @@ def test_the_process_table(make_run: Make, tmp_path: Path) -> None:
 
 
 def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path: Path) -> None:
-    for arm, steps, status in (
-        ("k1", 4, "completed"),
-        ("k2", 2, "interrupted"),
-        ("k4", 1, "failed"),
-        ("k8", 3, "killed"),
-    ):
+    ends = {"k1": (4, "completed"), "k2": (2, "interrupted"), "k4": (1, "failed"), "k8": (3, "killed")}
+    for arm, (steps, status) in ends.items():
         make_run(arm=arm, steps=steps, status=status)
     experiment = _only_experiment(tmp_path)
     assert outcome_table(experiment).rows[0] == (
@@ -183,12 +179,8 @@ def test_unfinished_runs_are_shown_with_what_they_have(make_run: Make, tmp_path:
 
 
 def test_experiments_are_told_apart_and_come_oldest_first(make_run: Make, tmp_path: Path) -> None:
-    make_run(
-        scenario="late",
-        experiment="20261122-000000",
-        started_at="2026-11-22T00:00:00.000Z",
-        evaluations={4: (0.5, 9.0)},
-    )
+    late = {"experiment": "20261122-000000", "started_at": "2026-11-22T00:00:00.000Z"}
+    make_run(scenario="late", evaluations={4: (0.5, 9.0)}, **late)
     for arm, reward in (("k10", 0.2), ("k2", 0.4)):
         make_run(arm=arm, evaluations={4: (reward, 9.0)})
     experiments, _ = gather([tmp_path / "results", tmp_path / "results" / "late"])  # overlapping paths count once
@@ -204,13 +196,8 @@ def test_arms_stand_in_the_order_of_the_scenario_whichever_ran_first() -> None:
         made_run(arm, seed, position=position, started_at=f"2026-11-20T11:{minute:02}:00.000Z")
         for arm, seed, position, minute in (("b", 1, 3, 1), ("a", 0, 0, 2), ("c", 0, 2, 0), ("b", 0, 1, 3))
     ]
-    arms = made_experiment(*members).arms
-    assert {arm: [each.manifest.seed for each in runs] for arm, runs in arms.items()} == {
-        "a": [0],
-        "b": [0, 1],
-        "c": [0],
-    }
-    assert [*arms] == ["a", "b", "c"]
+    seeds = {arm: [each.manifest.seed for each in runs] for arm, runs in made_experiment(*members).arms.items()}
+    assert [*seeds.items()] == [("a", [0]), ("b", [0, 1]), ("c", [0])]
 
 
 def test_sweep_points_get_short_names_where_they_are_clear() -> None:
@@ -221,23 +208,10 @@ def test_sweep_points_get_short_names_where_they_are_clear() -> None:
     assert arm_labels([(None, {"seed": 3})], "quickstart") == ["quickstart"]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0.000"),
-        (0.00042, "4.2e-04"),
-        (0.31, "0.310"),
-        (0.9996, "1.00"),
-        (1.215, "1.22"),
-        (-2.5, "-2.50"),
-        (31.23, "31.2"),
-        (99.96, "100"),
-        (1234.5, "1,234"),
-        (float("nan"), "nan"),
-    ],
-)
-def test_figures_have_about_three_digits(value: float, text: str) -> None:
-    assert numbers.number(value) == text
+def test_figures_have_about_three_digits() -> None:
+    values = (0.0, 0.00042, 0.31, 0.9996, 1.215, -2.5, 31.23, 99.96, 1234.5, float("nan"))
+    texts = ["0.000", "4.2e-04", "0.310", "1.00", "1.22", "-2.50", "31.2", "100", "1,234", "nan"]
+    assert list(map(numbers.number, values)) == texts
 
 
 def test_a_range_that_is_not_to_be_seen_is_one_figure() -> None:

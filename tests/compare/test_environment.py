@@ -128,8 +128,8 @@ def test_unlike_machines_versions_and_commits_are_said_with_the_runs_that_have_t
     assert unlike([first, other, first]) == [
         "The runs differ in machine (Abacus 3000, 2 cores, 24 GiB, fingerprint 0123456789ab: 2 runs; unknown CPU, "
         "fingerprint ba9876543210: 1 run), versions (torch 2.13.0: 2 runs; ray 2.60.0, torch 2.14.0: 1 run), threads "
-        "(2 threads: 2 runs; 4 threads: 1 run) and commit (abcdef1: 2 runs; 1234567: 1 run). Seconds of unlike "
-        "machines cannot be compared."
+        "(2 threads: 2 runs; 4 threads: 1 run) and commit (abcdef1: 2 runs; 1234567: 1 run). Seconds depend on the "
+        "machine."
     ]
     for change, what in (
         ({"threads": None}, "threads (2 threads: 1 run; unknown: 1 run)"),

@@ -318,8 +318,7 @@ def test_a_dead_arm_is_not_equivalent(bench: Bench, capsys: pytest.CaptureFixtur
     bench.run({"old": 1.0, "new": 1.0}, blocks=10, status=dead, steps=lambda arm, block: 5 if arm == "new" else 12)
     assert main([str(bench.results), "--fail-on", "5%"]) == 4
     output = " ".join(capsys.readouterr().out.split())
-    reasons = "10 of 20 runs did not finish; 10 of 10 runs of new have too few steps"
-    assert f"new was as fast as old per step (10 runs each; {reasons}" in output
+    assert "new was as fast as old per step (10 runs each); 10 of 10 runs of new did not finish." in output
     assert "whole step 1.00 1.00 +0.0% generate" in output  # with neither interval nor verdict
     assert not {"same", "faster", "slower"} & {*output.split()}
 

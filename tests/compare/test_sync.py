@@ -9,13 +9,12 @@ import pytest
 from msgspec import structs
 
 from harness.compare.experiment import Experiment, Member, gather
-from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences, syncs
+from harness.compare.remarks.syncs import sweep_points, sweep_sentences
 from harness.compare.syncs import sync_points, sync_seconds
 from harness.report.tables import sync_table
 from harness.report.transports import sweep_tables
 from harness.results import RunFolder
 from harness.results.rows import SyncRow
-from tests.messages import facts
 from tests.stand_ins.members import made_experiment, made_run
 
 Make = Callable[..., RunFolder]
@@ -75,7 +74,6 @@ def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it
     assert table.rows[3] == ("publish, ms", "20.0 [5.00, 5.00, 47.0]", "10.0 [10.0, 10.0, 10.0]")
     assert table.rows[6][1] == "35.0 [20.0, 20.0, 62.0]"
     assert ("GB/s", "0.571", "0.500") in table.rows  # 20 MB in 35 ms, and in 40 ms
-    assert [facts(text) for text in syncs(experiment, [])] == ["20.0 0.88 35.0 40.0"]
     assert sync_seconds(experiment.arms["nixl"][0]) == pytest.approx(0.035)
 
 
@@ -86,13 +84,11 @@ def test_seeds_are_pooled_and_arms_without_syncs_or_of_unlike_sizes_left_out(
         make_lagged_run(arm="nixl", seed=seed, steps=4, sync_ms=(publish, 0.0, 10.0, 0.0))
     make_lagged_run(arm="object_store", settings=_transport("object_store"), num_bytes=40_000_000)
     make_lagged_run(arm="one_step", steps=1)  # its only step is the first one
-    experiment = _experiment(tmp_path)
-    table = sync_table(experiment)
+    table = sync_table(_experiment(tmp_path))
     assert table is not None
     assert (table.header, table.rows[0]) == (("", "nixl", "object_store"), ("transport", "nixl", "object_store"))
     # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
     assert table.rows[3][1] == "5.33 [2.00, 4.00, 10.0]"
-    assert list(syncs(experiment, [])) == []
 
 
 @pytest.mark.parametrize("settings", [_transport("in_process"), None])
@@ -100,8 +96,7 @@ def test_weights_that_stay_in_the_process_and_older_runs_have_no_table(
     make_run: Make, make_lagged_run: Make, tmp_path: Path, settings: str | None
 ) -> None:
     make_lagged_run(settings=settings) if settings else make_run()
-    experiment = _experiment(tmp_path)
-    assert (sync_table(experiment), list(syncs(experiment, []))) == (None, [])
+    assert sync_table(_experiment(tmp_path)) is None
 
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte

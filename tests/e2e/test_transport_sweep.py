@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare.experiment import gather
-from harness.compare.remarks.lag_and_syncs import sweep_points
+from harness.compare.remarks.syncs import sweep_points
 from harness.report.build import document
 from harness.report.files import save_charts
 from harness.report.transports import sweep_tables

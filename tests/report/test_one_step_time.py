@@ -21,8 +21,8 @@ from harness.core.trace import Stage
 from harness.report.as_json import comparison
 from harness.report.build import charts_of, document
 from harness.report.document import Document
+from harness.report.files import page
 from harness.report.markdown import markdown
-from harness.report.page import page
 from harness.report.terminal import print_document
 from harness.results import RunFolder, find_run_folders, load_run
 from harness.simulate.metrics import RunMetrics, metrics_of_run

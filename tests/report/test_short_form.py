@@ -8,26 +8,27 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from harness.cli import main
-from harness.compare.experiment import Experiment, gather
+from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.judging import Judgement, judgements
 from harness.compare.remarks import Remark
 from harness.compare.stats import STEP, Effect, Verdict
 from harness.core.terminal_text import plain, plain_ends
 from harness.report.build import before_and_after, document
 from harness.report.console import shown_path
-from harness.report.document import Command, Table
+from harness.report.document import Table
 from harness.report.markdown import escaped
 from harness.report.tables import comparison_table
 from harness.report.terminal import print_document, print_table
 from harness.results import RolloutRow, RunFolder, find_run_folders
 from harness.results.reader import is_reference
 from harness.run.experiment import show_results
-from tests.stand_ins.members import made_experiment, made_run
+from tests.stand_ins.members import MACHINE, made_experiment, made_run
 
 Make = Callable[..., RunFolder]
 REFERENCE = Path(__file__).parents[2] / "results/reference"
@@ -54,7 +55,7 @@ def test_it_fits_on_a_screen(name: str) -> None:
     experiment = _reference(name)
     lines = _printed(experiment)
     assert len(lines) <= 30
-    commands = [item.text for item in document(experiment, []).sections[0].items if isinstance(item, Command)]
+    commands = [item.command for item in document(experiment, []).sections[0].items if isinstance(item, Remark)]
     assert max(len(line) for line in lines if line not in commands) <= 80  # what is to be pasted is not broken
     full = [line for line in _printed(experiment, full=True) if "python -m" not in line and "git checkout" not in line]
     assert max(map(len, full)) <= 80
@@ -68,7 +69,7 @@ def test_it_says_where_time_goes_and_what_to_type_next(monkeypatch: pytest.Monke
     assert f"python -m harness {whatif}" in text
     assert main(shlex.split(whatif)) == 0
     assert "Bottleneck on the critical path: update in k1 (52.8% of a step)" in text
-    assert "a step of k1 would be at most 5.3% shorter" in text
+    assert "10% off update takes at most 5.3% off a step of k1" in text
     assert "One run each: no error bars. For some: python -m harness bench sync_k --blocks 10" in text
     assert "Largest stage: update, 52.3% of a step." in _words(_printed(_reference("course")))
     overlapped = _words(_printed(_reference("paced_overlap")))
@@ -100,7 +101,7 @@ def test_two_arms_have_an_interval_whichever_is_the_baseline() -> None:
     turned = comparison_table(experiment, judgements(experiment, "object_store"))
     assert turned.header[1:3] == ("object_store", "nixl")
     rows = {row[0]: row[1:] for row in turned.rows}
-    assert rows["whole step"] == ("0.556*", "0.533*", "-4.2%", "-7.7% to -0.7%", "cannot tell")
+    assert rows["whole step"] == ("0.556*", "0.533*", "-4.2%", "-7.7% to -0.7%", "cannot tell: chance?")
     assert rows["weight_publish"] == ("0.024", "0.003", "-86.3%", "-88.9% to -83.2%", "faster")
     text = _words(_printed(experiment, "object_store"))
     assert "On the critical path of nixl against object_store, per step: weight_publish -0.0248 s" in text
@@ -143,6 +144,62 @@ def test_a_stage_that_one_arm_lacks_has_its_part_of_a_step_and_no_change_of_its_
     assert rows["old_logprobs"] == ("-", "0.180", "0.180")
 
 
+def test_an_arm_that_did_not_finish_is_set_against_the_steps_that_both_made() -> None:
+    """Steps of 1 s, the last four of 3 s; b got through the first four, of 1.2 s."""
+
+    def arm(name: str, walls: list[float], status: str = "completed", **fields: Any) -> Member:
+        return made_run(name, steps=len(walls), wall_s=walls, stages_s={"update": walls}, status=status, **fields)
+
+    whole, cut = arm("a", [1.0] * 4 + [3.0] * 4), arm("b", [1.2] * 4, "interrupted")
+    experiment = made_experiment(whole, cut)
+    table = comparison_table(experiment, judgements(experiment))
+    assert table.rows[:2] == (("whole step", "1.00", "1.20", "+20.0%"), ("update", "1.00", "1.20", "+20.0%"))
+    assert table.notes == ("Seconds per step are of the steps that both made.",)
+    assert "+20.0%" in _words(_printed(experiment))
+    assert "b did not finish" in _words(_printed(experiment))
+    three = made_experiment(whole, cut, arm("c", [2.2] * 8))
+    table = comparison_table(three, judgements(three))
+    assert table.rows[0] == ("whole step", "2.00", "1.20 +20.0%", "2.20 +10.0%")
+    assert table.notes == ("Seconds of b are of the steps that both made, with 1.00 s per step in a.",)
+    in_turns = {"interleaving": "run"}
+    blocks = [arm(name, [1.0], block=block, **in_turns) for name in "ab" for block in (0, 1)]
+    blocks += [arm("a", [5.0], block=2, **in_turns), arm("b", [9.0], "failed", block=2, **in_turns)]
+    table = comparison_table(made_experiment(*blocks), judgements(made_experiment(*blocks)))
+    assert table.rows[0][:3] == ("whole step", "1.00", "1.00")
+    assert table.notes == ("Seconds per step are of the blocks that both finished.",)
+
+
+def test_what_cannot_be_told_has_a_reason_in_its_line() -> None:
+    effect = Effect(STEP, 12, 1.02, 0.99, 1.05, 0.3, 0.3, 0.05, 0.03, Verdict.INCONCLUSIVE)
+    reasons = {
+        "holds 0": effect,
+        "under 3%": replace(effect, low=1.01),
+        "chance?": replace(effect, ratio=1.04, low=1.01),
+        "4 blocks": replace(effect, blocks=4, p_adjusted=None),
+        "unlike runs": replace(effect, verdict=Verdict.NOT_COMPARABLE),
+        "see above": replace(effect, p_adjusted=None, reason="2 of 12 runs did not finish"),
+    }
+    members = made_experiment(made_run("a"), made_run("b"))
+    for reason, open_effect in reasons.items():
+        (row, *_) = comparison_table(members, [Judgement("a", "b", (open_effect,))]).rows
+        assert row[-1] == f"cannot tell: {reason}"
+
+
+def test_machines_that_may_differ_are_named_and_nothing_is_refused() -> None:
+    runs = [
+        made_run(arm, block, block=block, machine=MACHINE | {"fingerprint": arm * 12}, wall_s=wall_s + block / 100)
+        for arm, wall_s in (("a", 1.0), ("b", 2.0))
+        for block in range(6)
+    ]
+    experiment = made_experiment(*runs)
+    for allowed, is_refused in (([], True), (["machine"], False)):
+        made, output = document(experiment, judgements(experiment, allowed=allowed), brief=True), io.StringIO()
+        print_document(Console(file=output, width=80), made)
+        text = " ".join(output.getvalue().split())
+        assert ("cannot be compared" in text) == is_refused
+        assert "differ in machine (fingerprint aaaaaaaaaaaa: 6 runs; fingerprint bbbbbbbbbbbb: 6 runs)" in text
+
+
 def test_changes_against_other_folders_say_so() -> None:
     """Of k1 +20%; what is judged is each arm against its own baseline, so the two are not set against each other."""
     experiment = made_experiment(made_run("k1", wall_s=1.2), made_run("k2", stages_s={"update": 0.5}))
@@ -154,15 +211,13 @@ def test_changes_against_other_folders_say_so() -> None:
         ("whole step", "1.20 +20.0%", "1.00 +20.0%"),
     )
     assert table.notes == ("Changes are against the same arm in the folders of --against.",)
-    items = document(experiment, judged, brief=True).sections[0].items
-    assert not any(isinstance(item, Remark) and item.key == "differences" for item in items)
 
 
 def test_what_the_short_form_leaves_is_in_the_full_one() -> None:
     experiment = _reference("sync_k1-vs-sync_k2")
     (verdicts,) = (item for item in document(experiment, judgements(experiment)).sections if item.key == "verdicts")
     assert any(isinstance(item, Remark) and item.key == "noise_floor" for item in verdicts.items)
-    experiment = _reference("sync_k")
+    experiment = _reference("async_lag1")
     (cautions,) = (item for item in document(experiment, judgements(experiment)).sections if item.key == "cautions")
     assert _printed(experiment)[-1] == f"- {len(cautions.items)} more cautions: --full."
     assert "more caution" not in _words(_printed(experiment, full=True))
@@ -189,25 +244,18 @@ def test_rollouts_of_the_first_and_last_version_are_paired_by_prompt() -> None:
     assert before_and_after(rows[:3], most=2) == before_and_after([], most=2) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "limit", "expected"),
-    [
-        ("[bold]a[/bold] \u00e9 \u732b \U0001f408", None, "[bold]a[/bold] \u00e9 \u732b \U0001f408"),
-        ("a\x1b[2J\r\n\tb\x9bc", None, r"a\x1b[2J\r\n\tb\x9bc"),
-        ("\u202eevil\u2066 \u2028 \ud800", None, r"\u202eevil\u2066 \u2028 \ud800"),
-        ("abcdefgh", 8, "abcdefgh"),
-        ("abcdefghi", 8, "abcde..."),
-        ("\x1b" * 9, 8, r"\x1b\..."),
-    ],
-)
-def test_plain_text_has_no_power_over_the_terminal(text: str, limit: int | None, expected: str) -> None:
-    assert plain(text, limit) == expected
-
-
-def test_a_long_prompt_is_shown_with_both_ends() -> None:
-    assert plain_ends("a\nb", 4) == r"a\nb"
-    assert plain_ends("abcdefgh", 8) == "abcdefgh"
-    assert plain_ends("abcdefghi", 8) == "ab ... defghi"  # 8 // 4 of the beginning, the rest of the end
+def test_plain_text_has_no_power_over_the_terminal_and_is_cut() -> None:
+    unchanged = "[bold]a[/bold] \u00e9 \u732b \U0001f408"
+    written_out = {
+        unchanged: unchanged,
+        "a\x1b[2J\r\n\tb\x9bc": r"a\x1b[2J\r\n\tb\x9bc",
+        "\u202eevil\u2066 \u2028 \ud800": r"\u202eevil\u2066 \u2028 \ud800",
+    }
+    assert {text: plain(text) for text in written_out} == written_out
+    cut = {"abcdefgh": "abcdefgh", "abcdefghi": "abcde...", "\x1b" * 9: r"\x1b\..."}
+    assert {text: plain(text, 8) for text in cut} == cut
+    # of a prompt both ends: 8 // 4 of the beginning, the rest of the end
+    assert [plain_ends(text, 8) for text in ("abcdefgh", "abcdefghi")] == ["abcdefgh", "ab ... defghi"]
     assert plain_ends("Instructions. " * 50 + "\nWhat is 2 + 2?", 80).endswith(r"\nWhat is 2 + 2?")
 
 

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment
 from harness.compare.judging import Judgement
-from harness.compare.remarks import answer, lag_and_syncs, learning, provenance, time
+from harness.compare.remarks import answer, learning, provenance, syncs, time
+from harness.compare.steadiness import steadiness_notes
 
-Kind = Literal["answer", "finding", "caution"]
 MOST_SENTENCES = 6
 """Of one rule; of more, such as one for each point of a sweep, their number is given."""
-Section = Literal["answer", "time", "learning", "off_policy", "syncs", "machine", "cautions"]
+Section = Literal["answer", "next", "verdicts", "time", "learning", "syncs", "machine", "cautions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,71 +26,63 @@ class Remark:
 
     Attributes:
         key: of its rule; the second sentence of a rule is ``key/2``, and so on.
+        section: where; ``next`` is what to type next.
+        command: to be typed, below the text.
     """
 
     key: str
     text: str
-    kind: Kind
     section: Section
+    command: str = ""
+
+    @property
+    def kind(self) -> Literal["answer", "finding", "caution"]:
+        """How it is shown."""
+        return "answer" if self.section == "answer" else "caution" if self.section == "cautions" else "finding"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """When something is said, and where.
+Write = Callable[[Experiment, Sequence[Judgement]], Iterable[str | tuple[str, str]]]
 
-    Attributes:
-        write: gives the sentences; none where there is nothing to say.
-    """
-
-    key: str
-    section: Section
-    write: Callable[[Experiment, Sequence[Judgement]], Iterable[str]]
-    kind: Kind = "finding"
-
-
-RULES = (
-    Rule("fairest", "answer", answer.fairest, "answer"),
-    Rule("answer", "answer", answer.answer, "answer"),
-    Rule("noise_floor", "answer", answer.noise_floor),
-    Rule("diverged", "answer", answer.diverged, "caution"),
-    Rule("no_signal", "answer", learning.no_signal, "caution"),
-    Rule("failed_groups", "answer", learning.failed_groups, "caution"),
-    Rule("bottleneck", "time", time.bottleneck),
-    Rule("stages", "time", time.stages),
-    Rule("overlap", "time", time.overlap),
-    Rule("idle_cores", "time", time.idle_cores, "caution"),
-    Rule("drift", "time", time.drift, "caution"),
-    Rule("slow_steps", "time", time.slow_steps, "caution"),
-    Rule("stragglers", "time", time.stragglers),
-    Rule("checkpoints", "time", time.checkpoints),
-    Rule("rewards", "learning", answer.rewards),
-    Rule("reward_steps", "learning", answer.reward_steps, "caution"),
-    Rule("target", "learning", answer.target),
-    Rule("length", "learning", learning.length, "caution"),
-    Rule("kl", "learning", learning.kl),
-    Rule("stability", "learning", learning.stability, "caution"),
-    Rule("importance", "learning", learning.importance),
-    Rule("dynamic_sampling", "learning", learning.dynamic_sampling),
-    Rule("lag_bound", "off_policy", lag_and_syncs.lag_bound),
-    Rule("dropped", "off_policy", lag_and_syncs.dropped),
-    Rule("replay", "off_policy", lag_and_syncs.replay),
-    Rule("syncs", "syncs", lag_and_syncs.syncs),
-    Rule("sweep", "syncs", lag_and_syncs.sweep),
-    Rule("polling", "syncs", lag_and_syncs.polling, "caution"),
-    Rule("contention", "machine", provenance.machine, "caution"),
-    Rule("shared_gpu", "machine", lag_and_syncs.shared_gpu, "caution"),
-    Rule("simulated", "cautions", provenance.simulated, "caution"),
-    Rule("unfinished", "cautions", provenance.unfinished, "caution"),
-    Rule("asleep", "cautions", provenance.asleep, "caution"),
-    Rule("missing", "cautions", provenance.missing, "caution"),
-    Rule("unknown_seconds", "cautions", provenance.unknown_seconds, "caution"),
-    Rule("damaged", "cautions", provenance.damaged, "caution"),
-    Rule("unequal_work", "cautions", provenance.unequal_work, "caution"),
-    Rule("verdicts", "cautions", provenance.verdict_cautions, "caution"),
-    Rule("unlike", "cautions", provenance.unlike_runs, "caution"),
-    Rule("turns", "cautions", provenance.turns, "caution"),
-    Rule("not_repeated", "cautions", provenance.not_repeated, "caution"),
+RULES: tuple[tuple[str, Section, Write], ...] = (
+    ("fairest", "answer", answer.fairest),
+    ("answer", "answer", answer.answer),
+    ("not_repeated", "next", provenance.not_repeated),
+    ("noise_floor", "verdicts", answer.noise_floor),
+    ("bottleneck", "time", time.bottleneck),
+    ("stages", "time", time.stages),
+    ("overlap", "time", time.overlap),
+    ("stragglers", "time", time.stragglers),
+    ("checkpoints", "time", time.checkpoints),
+    ("rewards", "learning", answer.rewards),
+    ("target", "learning", answer.target),
+    ("kl", "learning", learning.kl),
+    ("importance", "learning", learning.importance),
+    ("sweep", "syncs", syncs.sweep),
+    # whether the numbers may be compared at all comes first: the short form has room for two cautions
+    ("diverged", "cautions", answer.diverged),
+    ("no_signal", "cautions", learning.no_signal),
+    ("failed_groups", "cautions", learning.failed_groups),
+    ("simulated", "cautions", provenance.simulated),
+    ("asleep", "cautions", provenance.asleep),
+    ("missing", "cautions", provenance.missing),
+    ("unknown_seconds", "cautions", provenance.unknown_seconds),
+    ("damaged", "cautions", provenance.damaged),
+    ("unfinished", "cautions", provenance.unfinished),
+    ("of_logs", "cautions", provenance.of_logs),
+    ("reward_steps", "cautions", answer.reward_steps),
+    ("unequal_work", "cautions", provenance.unequal_work),
+    ("length", "cautions", learning.length),
+    ("verdicts", "cautions", provenance.verdict_cautions),
+    ("unlike", "cautions", lambda experiment, judged: unlike(experiment.members)),
+    ("turns", "cautions", provenance.turns),
+    ("idle_cores", "cautions", time.idle_cores),
+    ("stability", "cautions", learning.stability),
+    ("slow_steps", "cautions", time.slow_steps),
+    ("contention", "cautions", provenance.contention_of_arms),
+    ("drift", "cautions", lambda experiment, judged: steadiness_notes(experiment, [*experiment.arms])),
 )
+"""Of each rule its key, its section, and what gives its sentences: none where there is nothing to say. One with
+something to type is a pair of the two."""
 
 
 def remarks_of(experiment: Experiment, judged: Sequence[Judgement]) -> list[Remark]:
@@ -102,10 +95,11 @@ def remarks_of(experiment: Experiment, judged: Sequence[Judgement]) -> list[Rema
         UserError: spans or counters of a run are damaged.
     """
     every = []
-    for rule in RULES:
-        texts = list(rule.write(experiment, judged))
+    for key, section, write in RULES:
+        texts = list(write(experiment, judged))
         if len(texts) > MOST_SENTENCES + 1:
             texts[MOST_SENTENCES:] = [f"{len(texts) - MOST_SENTENCES} more like these."]
-        keys = [rule.key, *(f"{rule.key}/{place}" for place in range(2, len(texts) + 1))]
-        every += [Remark(key, text, rule.kind, rule.section) for key, text in zip(keys, texts, strict=False)]
+        for place, sentence in enumerate(texts, 1):
+            text, command = (sentence, "") if isinstance(sentence, str) else sentence
+            every.append(Remark(f"{key}/{place}" if place > 1 else key, text, section, command))
     return every

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from math import ceil, log, log1p
 from statistics import fmean
 
-from harness.compare.endpoint import REWARD_THRESHOLD, SECONDS_PER_STEP, effect_in_words, endpoint_of_effect
+from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import NOT_IN_TURN, Judgement, direction, fastest_in_turns, judgements
+from harness.compare.judging import (
+    CANNOT_TELL,
+    NOT_IN_TURN,
+    Judgement,
+    direction,
+    fastest_in_turns,
+    judgements,
+)
 from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
-from harness.compare.remarks.lag_and_syncs import sweep_points, sweep_sentences
+from harness.compare.remarks.syncs import sweep_points, sweep_sentences
 from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
 from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
 from harness.core.experiment import MOST_BLOCKS
@@ -25,7 +32,6 @@ ALIKE = 0.0005
 """A smaller change is written as 0.0%."""
 NOISY = 2.0
 """An interval that reaches a change by this factor says nothing."""
-OPEN = "cannot tell whether"
 
 
 def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -42,7 +48,8 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
     if arms and not known:
         silent = [arm for arm in experiment.arms if experiment.mean(arm, "step_s") is None]
         of = f" of {listed(some(silent))}" if silent else " of arms that share a block"
-        yield f"Cannot tell which arm is faster: no {endpoint_of_effect(arms[0].primary).words} are known{of}."
+        why = _unfinished(experiment, arms[0]) or f"no {endpoint_of_effect(arms[0].primary).words} are known{of}"
+        yield f"Cannot tell which arm is faster: {why}."
     if not arms:
         yield from (_alone(experiment, arm) for arm in [*experiment.arms][:MOST_ARMS])
 
@@ -50,63 +57,76 @@ def answer(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
 def fairest(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Set asynchronous arms against the fastest synchronous one too, where that is not the baseline."""
     best = fastest_in_turns(experiment, judged)
-    if best is None:
-        return
-    for item in judgements(experiment, best):
-        effect, is_in_turns = item.step, experiment.arms[item.other][0].settings.get("max_lag") == 0
-        ends = SECONDS_PER_STEP.ends(effect)
-        if not is_in_turns and ends is not None:
-            blocks = f"{change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
-            yield f"{item.other} against {best}, the fastest synchronous arm: {direction(effect)}, {blocks}."
+    for item in [] if best is None else judgements(experiment, best):
+        if experiment.arms[item.other][0].settings.get("max_lag") != 0 and item.step.low is not None:
+            yield _sentence(_verdict_words(item.step, f"{best}, the fastest synchronous arm", item.other, brief=True))
 
 
 def _against(experiment: Experiment, item: Judgement) -> str:
     """Set an arm against the baseline in one sentence: what decides first, then reward or time beside it."""
-    if item.primary.verdict is Verdict.NOT_COMPARABLE:
-        return f"{_verdict_words(item)}."
-    endpoint = endpoint_of_effect(item.primary)
-    rewards = reward_words(experiment, item.base, item.other, with_names=endpoint.is_difference)
-    parts = [rewards or _verdict_words(item)] if endpoint.is_difference else [_verdict_words(item), rewards]
+    decides, names = item.primary, (item.base, item.other)
+    if decides.verdict is Verdict.NOT_COMPARABLE:
+        return _sentence(_verdict_words(decides, *names))
+    unfinished, is_reward = _unfinished(experiment, item), endpoint_of_effect(decides).is_difference
+    rewards = reward_words(experiment, *names, with_names=is_reward)
+    verdict = _verdict_words(decides, *names, with_reason=not unfinished)
+    parts = [rewards or verdict, unfinished] if is_reward else [verdict, unfinished, rewards]
     beside = (effect for effect in item.effects[1:] if effect.name == STEP)
-    decided = (Verdict.DIFFERENT, Verdict.EQUIVALENT)
-    parts += [effect_in_words(step, item.base, item.other) for step in beside if step.verdict in decided]
-    text = "; ".join(filter(None, parts))
-    return f"{text[:1].upper() if text.startswith(OPEN) else text[:1]}{text[1:]}."
+    parts += [_verdict_words(effect, *names) for effect in beside if direction(effect) != CANNOT_TELL]
+    return _sentence("; ".join(filter(None, parts)))
 
 
-def _verdict_words(item: Judgement) -> str:
-    """Say the verdict on what decides; where it is open, what such blocks can tell and how many more would."""
-    effect = item.primary
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper() if text.startswith(CANNOT_TELL) else text[:1]}{text[1:]}."
+
+
+def _unfinished(experiment: Experiment, item: Judgement) -> str:
+    """Say which of two arms did not finish; empty where both did."""
+    parts = []
+    for arm in (item.base, item.other):
+        runs = experiment.arms.get(arm, ())
+        if cut := sum(not member.is_completed for member in runs):
+            parts.append(f"{'' if len(runs) == 1 else f'{cut} of {len(runs)} runs of '}{arm} did not finish")
+    return " and ".join(parts)
+
+
+def _verdict_words(effect: Effect, base: str, other: str, with_reason: bool = True, brief: bool = False) -> str:
+    """Say the verdict on what decides; where it is open, why, and unless ``brief`` how many blocks would tell."""
     if effect.verdict is Verdict.NOT_COMPARABLE or effect.ratio is None:
-        return f"{item.other} and {item.base} cannot be compared: {effect.reason}"
+        return f"{other} and {base} cannot be compared: {effect.reason}"
     endpoint = endpoint_of_effect(effect)
     if effect.verdict is not Verdict.INCONCLUSIVE or endpoint.is_difference:
-        return effect_in_words(effect, item.base, item.other)
-    what = "per step" if endpoint.is_step else f"in {endpoint.words}"
-    ends = endpoint.ends(effect)
-    if ends is not None and effect.reason == NOT_REPEATED:
-        over = f"{ends} over their steps; {NOT_REPEATED}"
-        if effect.shows:
-            return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({over})"
-        return f"{OPEN} {item.other} was faster {what} than {item.base}: {change(effect.ratio)} ({over})"
-    if ends is None or effect.low is None or effect.high is None:
+        return effect_in_words(effect, base, other)
+    what = "per step" if effect.name == STEP or endpoint.is_step else f"in {endpoint.words}"
+    ends, is_of_steps = endpoint.ends(effect), effect.reason == NOT_REPEATED
+    if ends is None or (is_of_steps and effect.shows):
         runs = "one run each" if effect.blocks < 2 else f"{effect.blocks} runs each"
-        why = f"; {effect.reason}" if effect.blocks > 1 and effect.reason not in (None, NOT_IN_TURN) else ""
-        return f"{item.other} was {_pace(effect.ratio)} {item.base} {what} ({runs}{why})"
-    text = f"{OPEN} {item.other} is faster {what} than {item.base}"
-    if effect.low < 1 / NOISY or effect.high > NOISY:
+        has_reason = effect.blocks > 1 and with_reason and effect.reason not in (None, NOT_IN_TURN)
+        over = f"{runs}{f'; {effect.reason}' if has_reason else ''}"
+        over = f"{ends} over their steps; {NOT_REPEATED}" if is_of_steps and ends else over
+        return f"{other} was {_pace(effect.ratio)} {base} {what} ({over})"
+    if is_of_steps:
+        over = f"{change(effect.ratio)} ({ends} over their steps; {NOT_REPEATED})"
+        return f"{CANNOT_TELL} whether {other} was faster {what} than {base}: {over}"
+    text = f"{CANNOT_TELL} whether {other} is faster {what} than {base}"
+    if min(effect.low or 0.0, 1 / (effect.high or 1.0)) < 1 / NOISY:
         return f"{text}: unknown (blocks too noisy)"
     is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
     if effect.shows and not is_large:
         word = "faster" if effect.ratio < 1 else "slower"
-        text = f"cannot tell whether {item.other} is {percent(endpoint.limit)} {word} {what} than {item.base}"
+        text = f"{CANNOT_TELL} whether {other} is {percent(endpoint.limit)} {word} {what} than {base}"
     text += f": {endpoint.change(effect.ratio)} ({ends}, {effect.blocks} blocks)"
     if effect.blocks < FEWEST_BLOCKS:
         return f"{text}; a verdict needs {FEWEST_BLOCKS} blocks"
     if effect.p_adjusted is None or effect.minimum_effect is None:
-        return f"{text}; {effect.reason}"
-    chance = ", which may be chance among so many comparisons" if effect.shows and is_large else ""
-    return f"{text}{chance}; {_blocks_words(effect, effect.minimum_effect)}"
+        return f"{text}; {effect.reason}" if with_reason else text
+    text += ", which may be chance among so many comparisons" if effect.shows and is_large else ""
+    if brief:
+        return text if effect.shows else f"{text}; the interval holds 0"
+    needed = ceil(effect.blocks * (log1p(effect.minimum_effect) / log1p(effect.threshold)) ** 2)
+    many = f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+    reach = f"such blocks tell differences from {percent(effect.minimum_effect)} on"
+    return f"{text}; {reach}, and {percent(endpoint.limit)} takes {many} of them"
 
 
 def _pace(ratio: float) -> str:
@@ -117,25 +137,14 @@ def _pace(ratio: float) -> str:
     return f"{max(ratio, 1 / ratio):.1f} times as {'fast' if ratio < 1 else 'slow'} as"
 
 
-def _blocks_words(effect: Effect, seen: float) -> str:
-    """Say from which difference on such blocks tell in 80% of experiments, and how many tell one at the threshold."""
-    needed = ceil(effect.blocks * (log1p(seen) / log1p(effect.threshold)) ** 2)
-    many = f"about {needed}" if needed <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
-    limit = endpoint_of_effect(effect).limit
-    return f"such blocks tell differences from {percent(seen)} on, and {percent(limit)} takes {many} of them"
-
-
 def _alone(experiment: Experiment, arm: str) -> str:
     """Say how long a step of an arm without a baseline takes, and what became of its reward."""
     seconds, members = experiment.range(arm, "step_s"), experiment.arms[arm]
     if seconds is None:
         return f"{arm}: {', '.join(dict.fromkeys(member.run.status for member in members))}, no step was measured."
-    ranged = (
-        f" ({number(seconds.low)} to {number(seconds.high)} in {plural(len(members), 'run')})"
-        if len(members) > 1
-        else ""
-    )
-    text = f"{arm}: {number(seconds.value)} s per step{ranged}"
+    text = f"{arm}: {number(seconds.value)} s per step"
+    if len(members) > 1:
+        text += f" ({number(seconds.low)} to {number(seconds.high)} in {plural(len(members), 'run')})"
     first, last = experiment.mean(arm, "reward_first"), experiment.values(arm, "reward_last")
     if first is not None and experiment.mean(arm, "reward_last_step"):
         prompts = None if members[0].figures["is_imported"] else experiment.mean(arm, "prompts")
@@ -152,53 +161,40 @@ def _of_prompts(reward: float, prompts: float) -> str:
 
 def interval_words(values: Sequence[float]) -> str:
     """Return the 95% interval of a mean over seeds in brackets; the range of two, nothing of one."""
-    seeds = len(values)
-    interval = t_interval(values, CONFIDENCE) if seeds >= FEWEST_SEEDS else None
+    interval = t_interval(values, CONFIDENCE) if len(values) >= FEWEST_SEEDS else None
     if interval is not None:
-        return f" (95% interval {interval.low:.2f} to {interval.high:.2f}, {seeds} seeds)"
-    return f" ({min(values):.2f} to {max(values):.2f}, {seeds} seeds)" if seeds > 1 else ""
+        return f" (95% interval {interval.low:.2f} to {interval.high:.2f}, {len(values)} seeds)"
+    return f" ({min(values):.2f} to {max(values):.2f}, {len(values)} seeds)" if len(values) > 1 else ""
 
 
 def noise_floor(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say how far an arm of the baseline's own settings lies from it."""
     for item in judged:
         if item.is_noise_floor and item.primary.ratio is not None and len(judged) > 1:
-            ends = endpoint_of_effect(item.primary).ends(item.primary)
-            change = endpoint_of_effect(item.primary).change(item.primary.ratio)
-            shown = f"{change} ({ends})" if ends else change
+            endpoint = endpoint_of_effect(item.primary)
+            shown, ends = endpoint.change(item.primary.ratio), endpoint.ends(item.primary)
+            shown += f" ({ends})" if ends else ""
             yield f"{item.other} has the settings of {item.base}: the {shown} between them is the machine's noise."
 
 
 # ---- final rewards over seeds
 
 
-@dataclass(frozen=True)
-class FinalRewards:
-    """An arm's final rewards by seed, of which there is at least one, and its runs that were cut before their end.
+def final_rewards(experiment: Experiment) -> dict[str, dict[int, float]]:
+    """Return the final reward of each seed of each arm that has any, the arms in their order.
 
     A run that diverged counts with what is left of its reward. One that was cut says nothing of what its reward would
     have been.
     """
-
-    arm: str
-    by_seed: dict[int, float]
-    cut: tuple[Member, ...]
-
-    @property
-    def mean(self) -> float:
-        """The mean over the seeds."""
-        return fmean(self.by_seed.values())
-
-
-def final_rewards(experiment: Experiment) -> list[FinalRewards]:
-    """Return the final rewards of each arm that has any, in the order of the arms."""
-    known = []
-    for arm, members in experiment.arms.items():
-        rewards = [(member, member.figures.get("reward_final")) for member in members]
-        by_seed = {member.manifest.seed: value for member, value in rewards if value is not None}
-        if by_seed:
-            known.append(FinalRewards(arm, by_seed, tuple(member for member, value in rewards if value is None)))
-    return known
+    finals = {
+        arm: {
+            member.manifest.seed: reward
+            for member in members
+            if (reward := member.figures.get("reward_final")) is not None
+        }
+        for arm, members in experiment.arms.items()
+    }
+    return {arm: by_seed for arm, by_seed in finals.items() if by_seed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +224,7 @@ def reward_difference(experiment: Experiment, base: str, other: str) -> Differen
     """
     members = [member for arm in (base, other) for member in experiment.arms.get(arm, ())]
     prompts = {known["sha256"] for member in members if (known := member.manifest.inputs.get(VALIDATION_PROMPTS))}
-    finals = {item.arm: item.by_seed for item in final_rewards(experiment)}
+    finals = final_rewards(experiment)
     before, after = finals.get(base, {}), finals.get(other, {})
     if before.keys() != after.keys() or len(before) < FEWEST_SEEDS or len(prompts) > 1:
         return None
@@ -254,17 +250,12 @@ def reward_words(experiment: Experiment, base: str, other: str, with_names: bool
     between = f" between {other} and {base}" if with_names else ""
     if max(-known.low, known.high) <= REWARD_THRESHOLD:
         return f"same final reward{between} ({shown})"
-    needed = f"to see {REWARD_THRESHOLD} takes {_seeds_needed(known)} seeds"
-    return f"no difference in reward shown{between} ({shown}; {needed})"
-
-
-def _seeds_needed(known: Difference) -> str:
-    """Return how many seeds would show a difference of ``REWARD_THRESHOLD`` in 80% of experiments, with this spread."""
+    # seeds that show a difference of the threshold in 80% of experiments, with this spread
     level = t_quantile(1 - (1 - CONFIDENCE) / known.pairs / 2, known.seeds - 1)
-    error = (known.high - known.low) / 2 / level
-    reach = (level + t_quantile(POWER, known.seeds - 1)) * error
+    reach = (1 + t_quantile(POWER, known.seeds - 1) / level) * (known.high - known.low) / 2
     seeds = ceil(known.seeds * (reach / REWARD_THRESHOLD) ** 2)
-    return f"about {seeds}" if seeds <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+    needed = f"about {seeds}" if seeds <= MOST_BLOCKS else f"more than {count(MOST_BLOCKS)}"
+    return f"no difference in reward shown{between} ({shown}; to see {REWARD_THRESHOLD} takes {needed} seeds)"
 
 
 def reward_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -277,38 +268,30 @@ def reward_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 
 
 def rewards(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Give the final rewards in order, each with its interval over seeds, and what became of the other seeds."""
-    finals = sorted(final_rewards(experiment), key=lambda item: -item.mean)
-    if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({item.mean for item in finals}) == 1):
+    """Give the final rewards in order, each with its interval over seeds."""
+    finals = final_rewards(experiment)
+    means = {arm: fmean(by_seed.values()) for arm, by_seed in finals.items()}
+    if len(experiment.arms) == 1 or not finals or (len(finals) > 1 and len({*means.values()}) == 1):
         return
-    text = f"Final validation reward: {'; '.join(some([_final(experiment, item) for item in finals]))}"
-    if all(len(item.by_seed) == 1 for item in finals):
-        text += " (one seed each)"
-    unequal = [item.arm for item in finals[1:] if item.by_seed.keys() != finals[0].by_seed.keys()]
+    best, *others = sorted(finals, key=lambda arm: -means[arm])
+    words = []
+    for arm in (best, *others):
+        runs = [each for each in experiment.arms[arm] if each.manifest.seed in finals[arm]]
+        lost = sum(each.figures["divergence"] is not None for each in runs)
+        error = interval_words([*finals[arm].values()])
+        words.append(f"{arm} {means[arm]:.2f}{error}{f', {lost} diverged' if lost else ''}")
+    text = f"Final validation reward: {'; '.join(some(words))}"
+    text += " (one seed each)" if max(map(len, finals.values())) == 1 else ""
+    unequal = [arm for arm in others if finals[arm].keys() != finals[best].keys()]
     if unequal:
-        text += f"; {finals[0].arm} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
-    counted = {item.arm for item in finals}
-    cut = [(item.arm, member) for item in finals for member in item.cut]
-    cut += [(arm, member) for arm, members in experiment.arms.items() if arm not in counted for member in members]
-    parts = [
-        f"{run_name(experiment, arm, member)} ({last:.2f} at step {count(member.figures['reward_last_step'])})"
-        for arm, member in cut
-        if (last := member.figures.get("reward_last")) is not None
-    ]
-    yield f"{text}.{f' Not counted, cut before the end: {listed(some(parts))}.' if parts else ''}"
+        text += f"; {best} and {listed(some(unequal))} did not end with the same seeds, so their order is open"
+    yield f"{text}."
 
 
-def _final(experiment: Experiment, item: FinalRewards) -> str:
-    members = experiment.arms[item.arm]
-    lost = [each for each in members if each.figures["divergence"] and each.manifest.seed in item.by_seed]
-    return f"{item.arm} {item.mean:.2f}{interval_words([*item.by_seed.values()])}" + (
-        f", {len(lost)} diverged" if lost else ""
-    )
-
-
-def run_name(experiment: Experiment, arm: str, member: Member) -> str:
-    """Name a run by its arm, and by its seed where the arm has several runs."""
-    return arm if len(experiment.arms[arm]) == 1 else f"{arm} (seed {member.manifest.seed})"
+def named_runs(experiment: Experiment) -> Iterator[tuple[str, Member]]:
+    """Yield each run, named by its arm, and by its seed where the arm has several runs."""
+    for arm, members in experiment.arms.items():
+        yield from ((arm if len(members) == 1 else f"{arm} (seed {each.manifest.seed})", each) for each in members)
 
 
 def only_sleeps(member: Member) -> bool:
@@ -341,18 +324,13 @@ def _reached(experiment: Experiment, arm: str) -> str:
 
 def diverged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which runs diverged at which training step, and how that shows."""
-    stopped, collapsed, finite = list[str](), list[str](), True
-    for arm, members in experiment.arms.items():
-        for member in members:
-            lost = member.figures["divergence"]
-            if lost is not None:
-                name = f"{run_name(experiment, arm, member)} at step {lost.step}"
-                (stopped if lost.stopped else collapsed).append(name)
-                finite = finite and not any(column.non_finite for column in member.table.metrics.values())
-    if stopped:
-        yield f"Diverged: {listed(some(stopped))}, where a number was not finite and the run had to stop."
-    if collapsed:
-        yield (
-            f"Diverged: {listed(some(collapsed))}: from there on every reward was at most a tenth of the run's best "
-            f"validation reward{', though all numbers stayed finite' if finite else ''}."
-        )
+    runs: dict[bool, list[str]] = {True: [], False: []}
+    for name, member in named_runs(experiment):
+        if (lost := member.figures["divergence"]) is not None:
+            runs[lost.stopped].append(f"{name} at step {lost.step}")
+    for stopped, names in runs.items():
+        how = "a number was not finite and the run had to stop"
+        if not stopped:
+            how = "from there on every reward was at most a tenth of the run's best validation reward"
+        if names:
+            yield f"Diverged: {listed(some(names))}: {how}."

@@ -11,8 +11,8 @@ import numpy as np
 from harness.compare.experiment import Experiment, Member
 from harness.compare.judging import Judgement
 from harness.compare.numbers import count, listed, number, over_runs, percent, plural, some
-from harness.compare.remarks.answer import only_sleeps, run_name
-from harness.compare.signal import Cause, Signal
+from harness.compare.remarks.answer import named_runs, only_sleeps
+from harness.compare.signal import Cause
 from harness.results.frames import Numbers
 
 MOSTLY = 0.5
@@ -35,31 +35,23 @@ CAUSES: dict[Cause, str] = {
 def no_signal(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say where most training steps, or most rollouts, had nothing to learn from, and why."""
     for arm, members in experiment.arms.items():
-        known = (member.figures["signal"] for member in members if not only_sleeps(member))
-        signals: list[Signal] = [signal for signal in known if signal is not None]
-        without = [signal for signal in signals if signal.missing > MOSTLY]
-        weighed = [signal.weighed for signal in signals if signal.weighed is not None]
+        known = [member.figures["signal"] for member in members if not only_sleeps(member)]
+        without = [signal for signal in known if signal is not None and signal.missing > MOSTLY]
+        weighed = [signal.weighed for signal in known if signal is not None and signal.weighed is not None]
         if without:
-            yield _without_signal(arm, len(members), without)
+            causes = dict.fromkeys(cause for signal in without for cause in signal.causes)
+            shares = sorted({f"{100 * end(signal.missing for signal in without):.0f}" for end in (min, max)}, key=int)
+            steps = "every training step" if shares == ["100"] else f"{' to '.join(shares)}% of its training steps"
+            which = "" if len(members) == 1 else f" ({len(without)} of {len(members)} runs)"
+            why = " or ".join(CAUSES[cause] for cause in causes)
+            text = f"{arm} had nothing to learn from in {steps}{which}: there, {why}."
+            moved = sum(signal.moved for signal in without)
+            yield text + (f" In {moved} of them the optimizer moved the weights all the same." if moved else "")
         elif weighed and fmean(weighed) < 1 - MOSTLY:
             yield (
                 f"{arm} learned from {percent(fmean(weighed))} of the responses that it trained on: the others had the "
                 "advantage 0, as in groups of equal rewards, or were left out of the loss."
             )
-
-
-def _without_signal(arm: str, runs: int, without: Sequence[Signal]) -> str:
-    why = " or ".join(CAUSES[cause] for cause in dict.fromkeys(cause for signal in without for cause in signal.causes))
-    low, high = (f"{100 * end(signal.missing for signal in without):.0f}" for end in (min, max))
-    share = low if low == high else f"{low} to {high}"
-    steps = "every training step" if low == "100" else f"{share}% of its training steps"
-    which = "" if runs == 1 else f" ({len(without)} of {runs} runs)"
-    text = f"{arm} had nothing to learn from in {steps}{which}: there, {why}."
-    moved = sum(signal.moved for signal in without)
-    if moved:
-        text += f" In {plural(moved, 'such step')} the optimizer moved the weights all the same: by its averages of "
-        text += "earlier gradients, by weight decay, or for KL or entropy."
-    return text
 
 
 def failed_groups(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -74,57 +66,36 @@ def failed_groups(experiment: Experiment, judged: Sequence[Judgement]) -> Iterat
         yield f"{arm}: {over_runs(groups, count)} groups had no reward{of_all}{steps}."
 
 
-def dynamic_sampling(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say how many groups dynamic sampling discarded, and how many without spread were trained on all the same."""
-    for arm in experiment.arms:
-        share, flat = (experiment.range(arm, name) for name in ("discarded_share", "mean/zero_variance_fraction"))
-        if share is not None and experiment.range(arm, "mean/sampling/discarded_groups") is not None:
-            still = f"; of the groups trained on {over_runs(flat, percent)} still had equal rewards" if flat else ""
-            gone = f"dynamic sampling discarded {over_runs(share, percent)} of the generated groups"
-            yield f"{arm}: {gone}, whose rewards were all equal{still}."
-
-
 def length(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Warn where responses grew together with the reward."""
     grown = []
     for arm, members in experiment.arms.items():
-        runs = [member.figures for member in members if member.figures.get("reward_last") is not None]
+        runs = [run for member in members if (run := member.figures).get("reward_last") is not None]
         ratios = [
             run["length_last"] / run["length_first"] for run in runs if run["length_first"] and run["length_last"]
         ]
-        gain = sum(run["reward_last"] - run["reward_first"] for run in runs)
-        if ratios and fmean(ratios) >= RISE and gain > 0:
+        if ratios and fmean(ratios) >= RISE and sum(run["reward_last"] - run["reward_first"] for run in runs) > 0:
             grown.append(f"{arm} ({fmean(ratios):.1f} times)")
     if grown:
         yield f"Responses grew longer as the reward rose in {listed(some(grown))}: part of the gain may be length."
 
 
 def stability(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Name metrics that were not finite, gradient norms far above the median, and reward that was lost again.
-
-    Of an arm's first run with any of these, and how many there are.
-    """
-    for arm, members in experiment.arms.items():
-        unstable = [(member, parts) for member in members if (parts := _upsets(member))]
-        if unstable:
-            member, parts = unstable[0]
-            more = f" ({len(unstable)} of {len(members)} runs have the like)" if len(members) > 1 else ""
-            yield f"{run_name(experiment, arm, member)}: {'; '.join(parts)}{more}."
-
-
-def _upsets(member: Member) -> list[str]:
-    run = member.figures
-    bad = {name: column.non_finite for name, column in member.table.metrics.items() if column.non_finite}
-    parts = [f"{name} was not finite in {plural(steps, 'step')}" for name, steps in sorted(bad.items())]
-    middle, peak = run.get("grad_norm"), run.get("grad_norm_peak")
-    if middle and peak and peak > PEAK * middle:
-        times, step = f"{count(peak / middle)} times its median", run["grad_norm_peak_step"]
-        parts.append(f"the gradient norm peaked at {number(peak)}, {times}, at step {step}")
-    best, last = run.get("reward_best"), run.get("reward_last")
-    if run["divergence"] is None and best is not None and last is not None and best - last >= FALL:
-        best_at, last_at = run["reward_best_step"], run["reward_last_step"]
-        parts.append(f"the reward fell from {best:.2f} at step {best_at} to {last:.2f} at step {last_at}")
-    return parts
+    """Name metrics that were not finite, gradient norms far above the median, and reward that was lost again."""
+    for name, member in named_runs(experiment):
+        run, metrics = member.figures, member.table.metrics
+        bad = {metric: column.non_finite for metric, column in sorted(metrics.items()) if column.non_finite}
+        parts = [f"{metric} was not finite in {plural(steps, 'step')}" for metric, steps in bad.items()]
+        middle, peak = run.get("grad_norm"), run.get("grad_norm_peak")
+        if middle and peak and peak > PEAK * middle:
+            times, step = f"{count(peak / middle)} times its median", run["grad_norm_peak_step"]
+            parts.append(f"the gradient norm peaked at {number(peak)}, {times}, at step {step}")
+        best, last = run.get("reward_best"), run.get("reward_last")
+        if run["divergence"] is None and best is not None and last is not None and best - last >= FALL:
+            best_at, last_at = run["reward_best_step"], run["reward_last_step"]
+            parts.append(f"the reward fell from {best:.2f} at step {best_at} to {last:.2f} at step {last_at}")
+        if parts:
+            yield f"{name}: {'; '.join(parts)}."
 
 
 def importance(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:

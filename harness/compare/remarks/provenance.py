@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean
+from typing import NamedTuple
 
 from harness.compare.completeness import gaps
 from harness.compare.environment import unlike
-from harness.compare.experiment import Experiment, Member
+from harness.compare.experiment import Experiment
 from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
 from harness.compare.numbers import change, listed, plural, some
-from harness.compare.remarks.answer import only_sleeps, run_name
-from harness.compare.remarks.lag_and_syncs import sweep_points
+from harness.compare.remarks.answer import named_runs, only_sleeps
+from harness.compare.remarks.syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
 from harness.core.installation import as_typed
+from harness.core.intervals import Interval
 from harness.core.named_files import VERSUS
+from harness.core.trace import Span
+from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
 from harness.results.occupancy import loop_window
 
@@ -44,32 +49,26 @@ def simulated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[s
 
 def unfinished(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Name the runs that did not get to their end, and why."""
-    for arm, members in experiment.arms.items():
-        for member in members:
-            if not member.is_completed:
-                reason = f": {member.manifest.error}" if member.manifest.error else ""
-                after = f"{member.run.status} after {plural(member.steps, 'step')}"
-                yield f"{run_name(experiment, arm, member)}: {after}{reason.removesuffix('.')}."
+    for name, member in named_runs(experiment):
+        if not member.is_completed:
+            reason = f": {member.manifest.error}" if member.manifest.error else ""
+            planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
+            yield f"{name}: {member.run.status} after {member.steps}{planned} steps{reason.removesuffix('.')}."
 
 
 def damaged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Name files that are left out of the machine's counters and of example rollouts."""
-    for arm, members in experiment.arms.items():
-        for member in members:
-            if member.times is not None:  # of very many runs, those of which more than the steps is read
-                yield from (f"{run_name(experiment, arm, member)}: {text}." for text in member.kept.problems)
+    for name, member in named_runs(experiment):
+        if member.times is not None:  # of very many runs, those of which more than the steps is read
+            yield from (f"{name}: {text}." for text in member.kept.problems)
 
 
 def unknown_seconds(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say of how many steps the log of another trainer has no seconds, where it has those of others."""
-    for arm, members in experiment.arms.items():
-        for member in members:
-            known = int((member.table.steps["wall_s"] > 0).sum())
-            if member.figures["is_imported"] and 0 < known < member.steps:
-                yield (
-                    f"{run_name(experiment, arm, member)}: the log has seconds of {known} of "
-                    f"{plural(member.steps, 'step')}; the others count in no time."
-                )
+    for name, member in named_runs(experiment):
+        known = int((member.table.steps["wall_s"] > 0).sum())
+        if member.figures["is_imported"] and 0 < known < member.steps:
+            yield f"{name}: the log has seconds of {known} of {member.steps} steps; the others count in no time."
 
 
 def missing(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -94,25 +93,21 @@ def asleep(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
 
 def unequal_work(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say where arms may be faster because they generated less, or slower because they generated more."""
-    unlike: dict[str, list[str]] = {}
+    tokens = dict[str, float]()
+    for arm, members in experiment.arms.items():
+        sums = ((each.figures.get("mean/response_tokens"), len(each.table)) for each in members)
+        if known := [own / steps for own, steps in sums if own and steps]:
+            tokens[arm] = fmean(known)
+    others: dict[str, list[str]] = {}
     for item in judged:
-        mine, theirs = (_tokens_per_step(experiment.arms.get(arm, ())) for arm in (item.other, item.base))
-        if mine and theirs and abs(mine / theirs - 1) >= UNEQUAL_WORK:
-            unlike.setdefault(item.base, []).append(f"{item.other} ({change(mine / theirs)})")
-    for base, others in unlike.items():
+        ratio = tokens[item.other] / tokens[item.base] if {item.base, item.other} <= {*tokens} else 1.0
+        if abs(ratio - 1) >= UNEQUAL_WORK:
+            others.setdefault(item.base, []).append(f"{item.other} ({change(ratio)})")
+    for base, of_base in others.items():
         yield (
-            f"Work was not equal: tokens generated per step against {base}: {listed(some(others))}; "
+            f"Work was not equal: tokens generated per step against {base}: {listed(some(of_base))}; "
             "sampling.pinned_lengths makes it equal."
         )
-
-
-def _tokens_per_step(members: Sequence[Member]) -> float | None:
-    known = [
-        tokens / len(member.table)
-        for member in members
-        if (tokens := member.figures.get("mean/response_tokens")) is not None and len(member.table)
-    ]
-    return fmean(known) if known else None
 
 
 def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
@@ -126,49 +121,57 @@ def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Ite
         yield f"{caution[:1] if starts_with_arm else caution[:1].upper()}{caution[1:].removesuffix('.')}."
 
 
-def unlike_runs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say where runs differ in machine, versions, threads, inputs or code."""
-    yield from unlike(experiment.members)
-
-
 def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say how the arms took turns."""
+    """Say where the arms did not take turns step by step."""
     ways = {member.manifest.interleaving for member in experiment.members}
     points = [member.manifest.point for member in experiment.members]
     if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment) or is_of_logs(experiment):
         return
     if ways != {"step"} and any(member.manifest.block is not None for member in experiment.members):
         yield "The arms of a block ran one after the other, in mirrored order from block to block."
-    elif ways != {"step"}:
-        yield "The runs ran one after the other, so drift of the machine shows as a difference between them."
-    elif any(point != points[0] for point in points):
-        yield "The arms took turns step by step; the values of the sweep ran one after the other."
-    else:
-        yield "The arms took turns step by step, so a slow phase of the machine affects all of them."
+    elif ways != {"step"} or any(point != points[0] for point in points):
+        yield "Runs followed each other, so drift of the machine shows as a difference between them."
 
 
-def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say where there are no error bars, and what to type for some."""
-    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+def of_logs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what is not known of arms that are one imported run each."""
     if is_of_logs(experiment):
         yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
         steps = {arm: int(members[0].table.is_measured.sum()) for arm, members in experiment.arms.items()}
         few = [f"{arm} has {own}" for arm, own in steps.items() if own < FEWEST_STEPS]
         if few:
             yield f"An interval over steps takes {FEWEST_STEPS} measured steps: {listed(some(few))}."
-    elif max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
+
+
+def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[tuple[str, str]]:
+    """Say where there are no error bars, and what to type for some."""
+    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+    if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
         command = as_typed(f"python -m harness bench {experiment.scenario.replace(VERSUS, ' ')} --blocks 10")
-        yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some: {command}"
+        yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
 
 
-def machine(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say what stood in the way of the first run of each arm that has counters, or may have."""
-    for arm, members in [*experiment.arms.items()][:MOST_ARMS]:
+class Counted(NamedTuple):
+    """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
+
+    arm: str
+    rows: Sequence[CounterRow]
+    spans: list[Span]
+    window: Interval
+
+
+def counted_runs(experiment: Experiment) -> Iterator[Counted]:
+    """Yield of each arm the first run that has counters and spans."""
+    for arm, members in experiment.arms.items():
         for member in members:
             rows = member.kept.counters
-            spans = member.run.spans() if rows else []
-            if spans:
+            if spans := member.run.spans() if rows else []:
                 tail = member.run.tail
-                window = loop_window(spans, tail.elapsed_s if tail else None)
-                yield from (f"{arm}: {sentence[0].lower()}{sentence[1:]}" for sentence in contention(rows, window))
+                yield Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
                 break
+
+
+def contention_of_arms(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what stood in the way of the first run of each arm that has counters."""
+    for item in islice(counted_runs(experiment), MOST_ARMS):
+        yield from (f"{item.arm}: {text[0].lower()}{text[1:]}" for text in contention(item.rows, item.window))

@@ -16,7 +16,7 @@ from harness.compare.numbers import change, listed, number, percent, some
 from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING, UNATTRIBUTED
 from harness.compare.stats import STEP_THRESHOLD
-from harness.compare.steadiness import steadiness_notes, uneven_sentence
+from harness.compare.steadiness import uneven_sentence
 from harness.core.installation import as_typed
 from harness.core.trace import Stage
 from harness.core.types import RankStep
@@ -40,8 +40,7 @@ def stage_seconds(members: Sequence[Member], kind: str = EXPOSED, of_step: bool 
     """Return the seconds a step of each stage, as a mean over the runs that have any.
 
     Args:
-        kind: on the critical path, where they add up to the step with those that are ``UNATTRIBUTED``; or ``TIMING``,
-            busy, added over processes.
+        kind: on the critical path, with those that are ``UNATTRIBUTED``; or ``TIMING``: busy, added over processes.
         of_step: shares of each run's step in place of seconds.
     """
     names = {stage.value: kind + stage for stage in Stage if not stage.is_wait}
@@ -66,25 +65,23 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
     largest = {arm: stage for arm, own in shares.items() if (stage := _largest(own)) is not None}
     if not largest:
         return
-    parts: dict[str, list[str]] = {}
+    is_one, parts, unknown = len(largest) == 1, dict[str, list[str]](), list[str]()
     for arm, stage in largest.items():
-        added = ", added over processes" if shares[arm][stage] > 1 else ""
-        share = f"{percent(shares[arm][stage])}{'' if parts else ' of a step'}{added}"
-        parts.setdefault(stage, []).append(f"{arm} ({share})" if len(largest) > 1 else share)
-    where = [
-        f"{stage} in {listed(some(own))}" if len(largest) > 1 else f"{stage}, {own[0]}" for stage, own in parts.items()
-    ]
+        own, rest = shares[arm][stage], shares[arm].get(UNATTRIBUTED, 0.0)
+        text = f"{percent(own)}{'' if parts else ' of a step'}{', added over processes' if own > 1 else ''}"
+        parts.setdefault(stage, []).append(text if is_one else f"{arm} ({text})")
+        unknown += [f"{percent(rest)} in {arm}"] if rest > own else []
+    where = "; ".join(f"{stage}{', ' if is_one else ' in '}{listed(some(own))}" for stage, own in parts.items())
     if kind == TIMING:
-        yield f"Largest stage: {'; '.join(where)}."
+        yield f"Largest stage: {where}."
         return
+    known = sum(bool(stage_seconds([member])) for member in experiment.members)
+    of = "" if known == len(experiment.members) else f" ({known} of {len(experiment.members)} runs)"
     first = next((item.base for item in judged if item.base in largest), next(iter(largest)))
-    stage = largest[first]
-    gain, of = percent(FASTER * shares[first][stage]), f" of {first}" if len(largest) > 1 else ""
-    text = f"Bottleneck on the critical path: {'; '.join(where)}."
-    text += f" If {stage} were {FASTER:.0%} faster, a step{of} would be at most {gain} shorter."
-    more = {arm: own.get(UNATTRIBUTED, 0.0) for arm, own in shares.items()}
-    unknown = [f"{percent(more[arm])} in {arm}" for arm in largest if more[arm] > shares[arm][largest[arm]]]
-    yield text + (f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else "")
+    stage, gain = largest[first], percent(FASTER * shares[first][largest[first]])
+    less = f"{FASTER:.0%} off {stage} takes at most {gain} off a step{'' if is_one else f' of {first}'}."
+    more = f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else ""
+    yield f"Bottleneck on the critical path{of}: {where}. {less}{more}"
 
 
 def _largest(shares: dict[str, float]) -> str | None:
@@ -130,20 +127,18 @@ def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str
     saved, bounds = list[str](), list[str]()
     for arm, members in experiment.arms.items():
         times = [member.times for member in members if member.times is not None and member.times.parts]
-        accounts = [[*each.parts.values()] for each in times]
-        busiest = [max(parts, key=lambda account: account.busy_ns) for parts in accounts]
-        wall_s = fmean(account.wall_ns for account in busiest) / 1e9 if busiest else 0.0
-        longest_s = fmean(account.busy_ns for account in busiest) / 1e9 if busiest else 0.0
+        busiest = [max(each.parts.values(), key=lambda account: account.busy_ns) for each in times]
+        wall_s, longest_s = (sum(getattr(each, ns) for each in busiest) / 1e9 for ns in ("wall_ns", "busy_ns"))
         if not wall_s or not longest_s:
             continue
-        worked, busy, together = (
-            fmean(getattr(each, name) for each in times) for name in ("worked_s", "busy_s", "together_s")
-        )
-        if together > 0:
-            share = f"two processes busy {together / wall_s:.0%} of the time"
-            saved.append(f"{number(worked - busy)} of {number(worked)} s in {arm} ({share})")
+        runs = len(times)
+        if together_s := sum(each.together_s for each in times):
+            worked_s = sum(each.worked_s for each in times)
+            less = number((worked_s - sum(each.busy_s for each in times)) / runs)
+            share = f"two processes busy {together_s / wall_s:.0%} of the time"
+            saved.append(f"{less} of {number(worked_s / runs)} s in {arm} ({share})")
         if wall_s / longest_s >= GAIN:
-            work = f"{busiest[0].lane} busy {number(longest_s)} of {number(wall_s)} s"
+            work = f"{busiest[0].lane} busy {number(longest_s / runs)} of {number(wall_s / runs)} s"
             bounds.append(f"{wall_s / longest_s:.2f} times as fast in {arm} ({work})")
     if saved:
         yield f"Overlap saved {'; '.join(some(saved))}."
@@ -175,11 +170,6 @@ def idle_cores(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
             )
 
 
-def drift(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say in which arms the step time was still drifting after warm-up."""
-    yield from steadiness_notes(experiment, [*experiment.arms])
-
-
 def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Name the steps that carry much of an arm's time."""
     yield from filter(None, (uneven_sentence(experiment, arm) for arm in experiment.arms))
@@ -188,8 +178,7 @@ def slow_steps(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
 def stragglers(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
     """Say which of the Learner's ranks the others wait for, and why."""
     for arm, members in experiment.arms.items():
-        straggler = find_straggler(measured_ranks(members))
-        if straggler is not None:
+        if (straggler := find_straggler(measured_ranks(members))) is not None:
             yield f"{arm}: {straggler.sentence}."
 
 
