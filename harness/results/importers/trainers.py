@@ -8,20 +8,12 @@ history in Weights & Biases); all three also as TensorBoard's event files, an ex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from harness.core.types import Reduction
-
-# Columns that the importer puts beside those of the log
-DEVICES = "--devices"
-STEPS = "steps since the row before"
-GROWTH = "growth of "  # + a name whose value counts up from the run's start
-REST = "rest of "  # + a name whose seconds hold those of others: what is left without them
-
-STEP_SECONDS = "wall_s"
 
 
 @dataclass(frozen=True)
@@ -36,6 +28,7 @@ class Entry:
         theirs: in a single name ``*`` stands for one part of a path, and for the same in ``ours``; ``**`` stands for
             one part or more.
         compute: from the columns of ``theirs`` in that order; None: the one column as it is.
+        less: names of seconds that are part of those, and are taken off where the log has them.
         caution: what a reader must know of the value; said by the import.
     """
 
@@ -44,17 +37,20 @@ class Entry:
     compute: Callable[..., Any] | None = None
     reduction: Reduction = "mean"
     lane: str = ""
+    less: tuple[str, ...] = ()
     caution: str = ""
 
     @property
     def is_seconds(self) -> bool:
         """Whether it is the step's seconds or a stage's."""
-        return bool(self.lane) or self.ours == STEP_SECONDS
+        return bool(self.lane) or self.ours == "wall_s"
 
-    @property
-    def is_validation(self) -> bool:
-        """Whether it is an evaluation's."""
-        return self.ours.startswith("validation/")
+    def matches(self, names: Collection[str]) -> list[tuple[tuple[str, ...], str]]:
+        """Return (names in the log, name here) for each way in which it fits."""
+        if len(self.theirs) > 1 or "*" not in self.theirs[0]:
+            return [(self.theirs, self.ours)] if all(name in names for name in self.theirs) else []
+        fitting = [match for name in names if (match := pattern(self.theirs[0]).fullmatch(name))]
+        return [((match[0],), self.ours.replace("*", match[1])) for match in fitting]
 
 
 @cache
@@ -62,7 +58,7 @@ def pattern(theirs: str, tag: bool = False) -> re.Pattern[str]:
     """Return what fits a name of an entry, the stars as groups.
 
     Args:
-        tag: in the name of a file, where ``_`` may stand for each character that is no letter and no digit.
+        tag: where ``_`` may stand for each character that is no letter and no digit, as in the name of a file.
     """
     star = {"*": "([^/]+)", "**": "(.+)"}
     parts = re.findall(r"\*\*|.", theirs)
@@ -77,76 +73,55 @@ class Crosswalk:
 
     Attributes:
         trainer: its name on the command line.
-        title: its name in sentences.
-        step_names: the fields of a record that may hold its step; the first that is there counts.
+        step_names: fields of a record that may hold its step, beside Weights & Biases' ``_step``; the first counts.
         validation: how the names of an evaluation begin.
-        clock_names: fields with the time of a record in seconds, used where no step's seconds are in the log.
         bookkeeping: names that alone make no training step.
         run_totals: names of the whole run, which come once at its end.
-        cumulative: names whose value counts up from the run's start.
-        within: name -> names whose seconds are part of its seconds.
-        prefixes: what one of its loggers puts before the names -> what stands there in its other logs.
+        prefixes: what one of its loggers puts before the names, as a regular expression -> what stands there in its
+            other logs.
         timers: how the names begin, after ``prefixes``, of times that come in records of their own, without a step and
             before the record of the step that they were part of; those of a step are added up.
-        no_timers: what to say where none is in the log.
+        no_timers: what to say where no stage is in the log.
+        assumption: what was assumed of the log, and is said of each.
         optimizer_steps: in one training step; 0 where the log does not tell.
     """
 
     trainer: str
-    title: str
     entries: tuple[Entry, ...]
     step_names: tuple[str, ...]
     validation: tuple[str, ...]
-    clock_names: tuple[str, ...] = ("_timestamp", "_runtime")
     bookkeeping: frozenset[str] = frozenset()
     run_totals: frozenset[str] = frozenset()
-    cumulative: tuple[str, ...] = ()
-    within: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     prefixes: tuple[tuple[str, str], ...] = ()
-    timers: str = ""
+    timers: tuple[str, ...] = ()
     no_timers: str = ""
+    assumption: str = ""
     optimizer_steps: int = 0
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names and patterns that the entries ask for."""
-        return tuple(name for entry in self.entries for name in entry.theirs)
-
     def plain_name(self, name: str) -> str:
-        """Return a name as the trainer's own log has it, whatever logger wrote it."""
+        """Return a name as the trainer's own log has it, whatever wrote it; the name itself where it is unknown."""
+        plain = name
         for prefix, instead in self.prefixes:
-            if name.startswith(prefix):
-                rest = name[len(prefix) :]
-                return instead + (rest.partition(".")[2] or rest if instead == self.timers else rest)
-        return name
-
-    def name_of_tag(self, tag: str) -> str:
-        """Return the name whose series TensorBoard exports under this tag; the tag itself where none fits."""
+            plain = re.sub(f"^{prefix}", instead, plain)
+        if self.writes(plain):
+            return plain
         for prefix, instead in (("", ""), *self.prefixes):
-            before = pattern(prefix, tag=True).match(tag)
-            own = instead + tag[before.end() :] if before else ""
-            for theirs in (*self.names, *self.within):
-                distinct = theirs.rpartition("/")[2].strip("*")  # else rewards/* would fit rewards_NAME_std too
-                if distinct and (found := pattern(theirs, tag=True).fullmatch(own)):
-                    name = theirs.replace("**", "*")
-                    for part in found.groups():
-                        name = name.replace("*", part, 1)
-                    return name
-        return tag
+            own = re.sub("^" + prefix.replace("/", r"[\W_]"), instead, name)
+            for theirs in (each for entry in self.entries for each in entry.theirs):
+                is_distinct = theirs.rpartition("/")[2].strip("*")  # else rewards/* would fit rewards_NAME_std too
+                if is_distinct and (fits := pattern(theirs, tag=True).fullmatch(own)):
+                    parts = iter(fits.groups())
+                    return re.sub(r"\*+", lambda _, parts=parts: next(parts), theirs)
+        return plain
 
     def writes(self, name: str) -> bool:
         """Whether the trainer is known to write the name."""
-        if name.startswith(self.validation) or name in self.bookkeeping | self.run_totals | self.within.keys():
-            return True
-        return any(pattern(theirs).fullmatch(name) for theirs in self.names)
+        is_known = any(pattern(theirs).fullmatch(name) for entry in self.entries for theirs in entry.theirs)
+        return is_known or not self.is_training(name)
 
     def is_training(self, name: str) -> bool:
         """Whether the name belongs to a training step."""
         return not name.startswith(self.validation) and name not in self.bookkeeping | self.run_totals
-
-    def is_timer(self, name: str) -> bool:
-        """Whether the name is that of a time in a record of its own."""
-        return bool(self.timers) and name.startswith(self.timers)
 
 
 def _names(ours_by_theirs: Mapping[str, str], lane: str = "") -> list[Entry]:
@@ -193,42 +168,37 @@ _VERL_METRICS = {
 _AFTER_PENALTY = "reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards"
 VERL = Crosswalk(
     "verl",
-    "verl",
     (
-        *_names({_STEP: STEP_SECONDS, "perf/time_per_step": STEP_SECONDS}),
+        *_names(dict.fromkeys((_STEP, "perf/time_per_step"), "wall_s")),
         *_names(_VERL_STAGES, "driver"),
         Entry("response_tokens", (_TOTAL, *_LENGTHS), _generated, "sum"),
         Entry("perf/throughput_total", (_TOTAL, *_LENGTHS, _STEP), lambda *x: _generated(*x[:3]) / x[3]),
-        Entry("perf/throughput_total", (_PER_DEVICE, DEVICES, *_LENGTHS), lambda *x: x[1] * _generated(x[0], *x[2:])),
         Entry("perf/throughput_per_device", (_PER_DEVICE, *_LENGTHS), _generated),
         Entry("perf/processed_tokens_per_s", (_TOTAL, _STEP), lambda tokens, seconds: tokens / seconds),
-        Entry("perf/processed_tokens_per_s", (_PER_DEVICE, DEVICES), lambda each, devices: each * devices),
         *_names(_VERL_METRICS),
         Entry("reward/total", ("critic/rewards/mean",), caution=_AFTER_PENALTY),
         Entry("learning_rate", ("actor/lr(1e-4)",), lambda scaled: scaled / 1e4),
         Entry("off_policy/max", (f"{_STALENESS}/max",), reduction="max"),
         *_names({"val-core/**/mean@*": "validation/reward", "val/test_score/**": "validation/reward"}),
     ),
-    step_names=("step", "training/global_step", "_step"),
+    step_names=("step", "training/global_step"),
     validation=("val-core/", "val-aux/", "val/"),
     bookkeeping=frozenset({"training/global_step", "training/epoch"}),
-    prefixes=(("timing/", "timing_s/"),),  # its first versions
+    prefixes=(("timing/", "timing_s/"),),  # of its first versions
+    assumption="timing_s/gen was read as generation (synchronous)",
 )
 _WAIT = ("timing_s/gen", "timing_s/wait_for_enough_samples")
-VERL_ASYNCHRONOUS = replace(
+ASYNC_SIGNS = ("fully_async/", "separate_async/", "timing_s/param_sync", "timing_s/sync_rollout_weights", _WAIT[1])
+"""How names begin that only verl's asynchronous trainers write."""
+VERL_ASYNC = replace(
     VERL,
-    title="verl, asynchronous",
     entries=(
         Entry("wait_for_batch", _WAIT, lambda generating, waiting: generating + waiting, lane="driver"),
         *_names({"timing_s/gen": "wait_for_batch"}, "driver"),
         *(entry for entry in VERL.entries if entry.ours != "generate"),
     ),
+    assumption="timing_s/gen was read as waiting for the next batch (asynchronous)",
 )
-ASYNCHRONOUS_SIGNS = (
-    *("fully_async/", "separate_async/", "timing_s/param_sync", "timing_s/sync_rollout_weights"),
-    _WAIT[1],
-)
-"""How names begin that only verl's asynchronous trainers write."""
 
 # ---- TRL: its timers hold each other: step_time is _prepare_inputs, compute_loss and the backward pass, and
 # _prepare_inputs, in a step that generates, is all that comes before the loss
@@ -265,28 +235,33 @@ _TRL_EVALUATION = {
     "eval_completion_length": "validation/response_length",
     "eval_completions/clipped_ratio": "validation/truncated_fraction",
 }
-_RATE = (f"{GROWTH}num_tokens", "step_time", STEPS)
+
+
+def _growth(tokens: Any) -> Any:
+    """Return the tokens of a step, of tokens that count up from the run's start; the first row's are unknown."""
+    counts = tokens.dropna()
+    return counts.diff() / counts.index.to_series().diff()
+
+
 TRL = Crosswalk(
     "trl",
-    "TRL",
     (
-        *_names({"step_time": STEP_SECONDS}),
-        *_names({"eval_runtime": "evaluate"} | _PREPARING | {REST + _PREPARE: "prepare_batch"}, "driver"),
-        Entry("update", (f"{REST}step_time", _PREPARE), lambda rest, _: rest, lane="driver"),
+        *_names({"step_time": "wall_s"}),
+        *_names({"eval_runtime": "evaluate"} | _PREPARING, "driver"),
+        Entry("prepare_batch", (_PREPARE,), lane="driver", less=tuple(_PREPARING)),
+        Entry("update", ("step_time", _PREPARE), lambda step, prepare: (step - prepare).clip(lower=0.0), lane="driver"),
         *_names({"profiling/compute_loss": "update"}, "driver"),
         *_names(_TRL_METRICS),
-        Entry("perf/processed_tokens_per_s", _RATE, lambda tokens, seconds, steps: tokens / (seconds * steps)),
+        Entry("perf/processed_tokens_per_s", ("num_tokens", "step_time"), lambda x, y: _growth(x) / y),
         *_names(_TRL_EVALUATION),
     ),
-    step_names=("step", "train/global_step", "global_step", "_step"),
+    step_names=("step", "train/global_step", "global_step"),
     validation=("eval_",),
     bookkeeping=frozenset({"epoch", "global_step", "total_flos"}),
     run_totals=frozenset({"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"}),
-    cumulative=("num_tokens",),
-    within={_PREPARE: tuple(_PREPARING), "step_time": (_PREPARE,)},
     # transformers' integrations rewrite names as in the first two; a timer has the trainer's class before its name
-    prefixes=(("train/", ""), ("eval/", "eval_"), ("profiling/Time taken: ", "profiling/")),
-    timers="profiling/",
+    prefixes=(("train/", ""), ("eval/", "eval_"), (r"profiling/Time taken: (?:\w+\.)?", "profiling/")),
+    timers=("profiling/",),
     no_timers="no stages: TRL times them for trackers only. GRPOConfig(report_to='wandb') makes it log profiling/Time "
     "taken; import the rows of that run's scan_history()",
     optimizer_steps=1,
@@ -294,7 +269,6 @@ TRL = Crosswalk(
 
 # ---- open-instruct: its training time begins before the batch has arrived
 
-_TRAINING = "time/training"
 _WAITS = ("time/trainer_waiting_for_data", "time/trainer_idle_waiting_for_inference")  # new and old name
 _IDLE = ("time/generation_waiting_for_trainer", "time/generation_idle_waiting_for_trainer")
 _OPEN_INSTRUCT_METRICS = {
@@ -309,10 +283,10 @@ _OPEN_INSTRUCT_METRICS = {
 }
 OPEN_INSTRUCT = Crosswalk(
     "open-instruct",
-    "open-instruct",
     (
-        *_names({"time/total": STEP_SECONDS}),
-        *_names({REST + _TRAINING: "update"} | dict.fromkeys(_WAITS, "wait_for_batch"), "learner"),
+        *_names({"time/total": "wall_s"}),
+        Entry("update", ("time/training",), lane="learner", less=_WAITS),
+        *_names(dict.fromkeys(_WAITS, "wait_for_batch"), "learner"),
         *_names(dict.fromkeys(_IDLE, "wait_for_room") | {"time/weight_sync": "weight_transfer"}, "generator"),
         *_names({"time/saving": "checkpoint"}, "learner"),
         *_names({"scores": "reward/total", "val/sequence_lengths": "response_length"}),
@@ -322,9 +296,11 @@ OPEN_INSTRUCT = Crosswalk(
         *_names({"eval/scores": "validation/reward", "eval/sequence_lengths": "validation/response_length"}),
         Entry("validation/truncated_fraction", ("eval/stop_rate",), lambda stopped: 1.0 - stopped),
     ),
-    step_names=("training_step", "_step", "step"),
+    step_names=("training_step", "step"),
     validation=("eval/",),
     bookkeeping=frozenset({"training_step", "global_step", "episode", "epoch"}),
-    within={_TRAINING: _WAITS},
 )
 CROSSWALKS = {crosswalk.trainer: crosswalk for crosswalk in (VERL, TRL, OPEN_INSTRUCT)}
+_COMMON = set.intersection(*({entry.ours for entry in each.entries} for each in CROSSWALKS.values()))
+STANDARD = {entry.ours: None for entry in VERL.entries if entry.ours in _COMMON and not entry.is_seconds}
+"""Figures of every trainer, which the import names where a log lacks them."""
