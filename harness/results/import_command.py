@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     lines = []
     for arm, done in arms.items():
         kinds = Counter(type(row) for row in done.rows)
-        counts = f"{kinds[StepRow]} training rows and {kinds[EvaluationRow]} evaluations of a {options.trainer} run"
+        counts = f"{kinds[StepRow]} training rows and {kinds[EvaluationRow]} evaluations from {options.trainer}"
         lines += [f"imported {counts}{'' if arm is None else f' as {arm}'}", *(f"  {note}" for note in done.notes)]
     if len(arms) > 1:
         lines += ["one run each, not repeated; they count as run on one machine", f"experiment: {folder}"]

@@ -37,12 +37,11 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert folder.parent == out / "gsm8k"
     said = capsys.readouterr()
     assert said.out.splitlines() == [
-        "imported 4 training rows and 2 evaluations of a verl run",
+        "imported 4 training rows and 2 evaluations from verl",
         "  6 names translated, 1 kept as imported/<name> (odd)",
-        "  not in the log, with the names that were looked for: perf/processed_tokens_per_s (perf/total_num_tokens, "
-        "timing_s/step); learning_rate (actor/lr, actor/lr(1e-4)); response_length (response_length/mean); "
-        "truncated_fraction (response_length/clip_ratio); token_entropy (actor/entropy, actor/entropy_loss); "
-        "grad_norm (actor/grad_norm); clip_fraction (actor/pg_clipfrac)",
+        "  not in the log, with the names that were looked for: learning_rate (actor/lr, actor/lr(1e-4)); "
+        "response_length (response_length/mean); truncated_fraction (response_length/clip_ratio); token_entropy "
+        "(actor/entropy, actor/entropy_loss); grad_norm (actor/grad_norm); clip_fraction (actor/pg_clipfrac)",
         "  4 numbers were NaN, infinite or null (odd); kept as NaN",
         "  left out: 4 values were no number (note)",
         "  timing_s/gen was read as generation (synchronous)",
@@ -68,8 +67,8 @@ def test_several_logs_are_the_arms_of_one_experiment(tmp_path: Path, capsys: pyt
     assert main(["import", "verl", f"split={named}", str(bare), "-o", str(out), "--name", "gsm8k"]) == 0
     said = capsys.readouterr().out
     (experiment,) = (out / "gsm8k").iterdir()
-    assert "a verl run as split\n" in said
-    assert "a verl run as lr=1\n" in said
+    assert "from verl as split\n" in said
+    assert "from verl as lr=1\n" in said
     assert f"compare {experiment}" in said
     runs = {folder.name: load_run(folder).manifest for folder in find_run_folders(out)}
     assert {name: (each.arm, each.position) for name, each in runs.items()} == {

@@ -116,11 +116,11 @@ def _parse(data: bytes, path: Path, run: str | None) -> tuple[str, list[Record],
         whole = json.loads(text)
     except (ValueError, RecursionError):
         whole = None
-    if isinstance(whole, list) or (isinstance(whole, dict) and "log_history" in whole):
-        items = whole["log_history"] if isinstance(whole, dict) else whole
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            what = f"{str(path)!r} is no log: it holds no list of JSON objects"
-            raise UserError(what, str(path), f"name a {TRAINER_STATE}, a list of objects, or JSON lines")
+    items = whole.get("log_history") if isinstance(whole, dict) else whole
+    if isinstance(items, list) and not all(isinstance(item, dict) for item in items):
+        what = f"{str(path)!r} is no log: it holds no list of JSON objects"
+        raise UserError(what, str(path), f"name a {TRAINER_STATE}, a list of objects, or JSON lines")
+    if isinstance(items, list):
         return "json", items, []
     if re.match(r"\s*\{(?!')", text):
         return "jsonl", *_of_lines(text, path)
@@ -148,18 +148,15 @@ def _of_lines(text: str, path: Path) -> tuple[list[Record], list[str]]:
         if not line.strip():
             continue
         try:
-            item = json.loads(line)
-            problem = "" if isinstance(item, dict) else "is not a JSON object"
+            item, problem = json.loads(line), "is not a JSON object"
         except (ValueError, RecursionError) as error:
             if number == len(lines) and records:  # a line without its end is what a killed process leaves
                 return records, [NOT_WHOLE]
-            problem = f"is not JSON ({error})"
-        if problem:
-            raise UserError(
-                f"{str(path)!r} is no log in JSON lines: line {number} {problem}",
-                where=f"{path}, line {number}",
-                fix=f"take the line out if a process that was killed left it; else name a log: {FORMS}",
-            )
+            item, problem = None, f"is not JSON ({error})"
+        if not isinstance(item, dict):
+            what = f"{str(path)!r} is no log in JSON lines: line {number} {problem}"
+            fix = f"take the line out if a process that was killed left it; else name a log: {FORMS}"
+            raise UserError(what, f"{path}, line {number}", fix)
         records.append(item)
     return records, []
 
@@ -237,7 +234,6 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan\b|inf\b)"
 _STEP_LINE = re.compile(r"(?<![\w/])step:(\d+) - (.*)")
 _FIGURE = re.compile(rf"(.+?):\s*(?:[\w.]+\()?({_NUMBER})")
-_DICT = re.compile(r"""\{['"]""")
 _SCALAR = re.compile(rf"\b(?:np|numpy|torch)?\.?(?:float\w*|int\w*|tensor)\(({_NUMBER})[^()]*\)")
 _NOT_FINITE = re.compile(r"(?<=: )(-?(?:nan|inf))\b")
 
@@ -255,19 +251,19 @@ def _of_print(text: str) -> tuple[list[Record], list[str]]:
         return [_step_record(line[1], line[2]) for line in lines], [NOT_WHOLE] * is_cut
     records, torn = [], 0
     for piece in pieces:
-        found = _DICT.search(piece)
-        record = _dict(piece[found.start() : piece.rfind("}") + 1]) if found else None
-        if record is not None:
+        start = re.search(r"""\{['"]""", piece)
+        if start and (record := _dict(piece[start.start() : piece.rfind("}") + 1])) is not None:
             records.append(record)
-        torn += record is None and re.search(r"""\{['"]\w+['"]: """, piece) is not None
+        else:
+            torn += re.search(r"""\{['"]\w+['"]: """, piece) is not None
     return records, [f"{torn} lines with a dict that is not whole"] * bool(torn)
 
 
 def _step_record(step: str, line: str) -> dict[str, Any]:
-    values: dict[str, Any] = {STEP: step}
+    values = {STEP: step}
     for part in map(str.strip, line.split(" - ")):
-        name, _, value = part.partition(":")
         figure = _FIGURE.match(part)
+        name, _, value = part.partition(":")
         values |= {figure[1]: figure[2]} if figure else {name: value}
     return values
 

@@ -302,5 +302,6 @@ OPEN_INSTRUCT = Crosswalk(
 )
 CROSSWALKS = {crosswalk.trainer: crosswalk for crosswalk in (VERL, TRL, OPEN_INSTRUCT)}
 _COMMON = set.intersection(*({entry.ours for entry in each.entries} for each in CROSSWALKS.values()))
-STANDARD = {entry.ours: None for entry in VERL.entries if entry.ours in _COMMON and not entry.is_seconds}
+_RENAMED = [entry.ours for entry in VERL.entries if len(entry.theirs) == 1 and not entry.is_seconds]
+STANDARD = dict.fromkeys(ours for ours in _RENAMED if ours in _COMMON)
 """Figures of every trainer, which the import names where a log lacks them."""
