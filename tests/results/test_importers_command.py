@@ -32,7 +32,7 @@ def verl_log(path: Path, **more: Any) -> Path:
 def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = verl_log(tmp_path / "annbox.jsonl", odd=None, note="x")
     out = tmp_path / "results"
-    assert main(["import", "verl", str(log), "-o", str(out), "--name", "gsm8k", "--seed", "3"]) == 0
+    assert main(["import", "verl", str(log), "-o", str(out), "--name", "gsm8k", "--seed", "3", "--asynchronous"]) == 0
     (folder,) = find_run_folders(out)
     assert folder.parent == out / "gsm8k"
     said = capsys.readouterr()
@@ -44,19 +44,19 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         "(actor/entropy, actor/entropy_loss); grad_norm (actor/grad_norm); clip_fraction (actor/pg_clipfrac)",
         "  4 numbers were NaN, infinite or null (odd); kept as NaN",
         "  left out: 4 values were no number (note)",
-        "  timing_s/gen was read as generation (synchronous)",
+        "  timing_s/gen was read as waiting for the next batch (asynchronous)",
         f"run folder: {folder}",
     ]
     run = load_run(folder)
     assert run.status == "completed"
-    assert [row.step for row in run.steps] == [0, 1, 2, 3]
+    assert [(row.step, row.stages_s["wait_for_batch"]) for row in run.steps] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert [(row.version, row.elapsed_s) for row in run.evaluations] == [(0, 0.0), (4, 18.0)]
     assert run.spans() == []
     manifest = run.manifest
     assert (manifest.scenario, manifest.seed, manifest.duration_s, manifest.commit) == ("gsm8k", 3, None, None)
     assert set(manifest.machine["missing"].values()) == {"imported from a log of verl"}
     assert manifest.outcome["steps_done"] == 4
-    assert manifest.outcome["imported"]["kept"] == ["odd"]
+    assert (manifest.outcome["imported"]["kept"], manifest.outcome["imported"]["asynchronous"]) == (["odd"], True)
     text = "".join(path.read_text() for path in folder.iterdir())
     assert "annbox" not in text  # a log's name often holds a host's
 
@@ -133,21 +133,6 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     assert trl.figures["processed_tokens_per_s"] > 0
     assert trl.table.metrics["kl/reference_k3"].last == json.loads(REAL_TRL_LOG.read_text())["log_history"][6]["kl"]
     assert verl.manifest.machine["fingerprint"] != trl.manifest.machine["fingerprint"]
-
-
-@pytest.mark.parametrize("name", ["fully_async/count/dropped_stale_samples", "timing_s/param_sync", "--asynchronous"])
-def test_an_asynchronous_run_is_recognised_by_its_names_or_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    log = verl_log(tmp_path / "log.jsonl", **({} if name.startswith("--") else {name: 1.0}))
-    options = [name] if name.startswith("--") else []
-    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results"), *options]) == 0
-    assert "timing_s/gen was read as waiting for the next batch (asynchronous)" in capsys.readouterr().out
-    (folder,) = find_run_folders(tmp_path / "results")
-    run = load_run(folder)
-    assert run.steps[0].stages_s["wait_for_batch"] == 3.0
-    assert "generate" not in run.steps[0].stages_s
-    assert run.manifest.outcome["imported"]["asynchronous"] is True
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,17 @@ def test_an_evaluation_of_verl_is_outside_of_its_step() -> None:
     assert metrics(evaluation)["validation/reward"] == 0.5
 
 
-def test_generation_of_an_asynchronous_verl_run_is_waiting_and_lag_counts_from_the_oldest_token() -> None:
-    (row,) = convert("verl", (1, VERL_STEP), asynchronous=True).rows
-    assert row.stages_s["wait_for_batch"] == 20.0
-    assert "generate" not in row.stages_s
+@pytest.mark.parametrize("name", ["fully_async/count/dropped_stale_samples", "timing_s/param_sync", "not a sign"])
+def test_generation_of_an_asynchronous_verl_run_is_waiting(name: str) -> None:
+    """Which it is, a name tells, or the user."""
+    done = convert("verl", (1, VERL_STEP | {name: 1.0}), asynchronous=name == "not a sign")
+    assert done.rows[0].stages_s["wait_for_batch"] == 20.0
+    assert "generate" not in done.rows[0].stages_s
+    assert done.notes[-1] == "timing_s/gen was read as waiting for the next batch (asynchronous)"
+    assert convert("verl", (1, VERL_STEP)).notes[-1] == "timing_s/gen was read as generation (synchronous)"
+
+
+def test_lag_of_verl_is_counted_from_the_oldest_token() -> None:
     name = "training/off_policy/trajectory_staleness"
     lag = {f"{name}/mean": 0.5, f"{name}_worst/mean": 1.5, f"{name}_worst/max": 3.0}
     (row,) = convert("verl", (1, VERL_STEP | lag | {"timing_s/wait_for_enough_samples": 4.0})).rows
