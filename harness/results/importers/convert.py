@@ -80,7 +80,7 @@ def convert(
     names = set(cells.index.unique("name"))
     if trainer == "verl" and (asynchronous or any(name.startswith(ASYNC_SIGNS) for name in names)):
         done.crosswalk = VERL_ASYNC
-    crosswalk, collected, done.notes = done.crosswalk, done.notes, []
+    crosswalk = done.crosswalk
     entries, choices = _choose_validation(crosswalk, validation, names)
     values, there = cells.unstack("name"), pd.Series(True, cells.index).unstack("name", fill_value=False)
     training = values.index[there[[name for name in values if crosswalk.is_training(name)]].any(axis=1)]
@@ -97,25 +97,20 @@ def convert(
     each = set(covers[training])
     done.steps_per_row = int(each.pop()) if len(each) == 1 else None
     filled = {ours for _, ours, _ in figures} | ({"validation/reward"} if choices else set())
-    missing = {
-        name: [theirs for entry in entries if entry.ours == name for theirs in entry.theirs]
-        for name in STANDARD
-        if name not in filled
-    }
-    looked = "; ".join(f"{name} ({_first(theirs) or 'no name of the trainer'})" for name, theirs in missing.items())
+    looked = {ours: [name for entry in entries if entry.ours == ours for name in entry.theirs] for ours in STANDARD}
+    missing = "; ".join(f"{ours} ({_first(names)})" for ours, names in looked.items() if ours not in filled)
+    has_stages = any(entry.lane and ours != "evaluate" for entry, ours, _ in figures)
     kept = f" ({_first(sorted(done.kept))})" if done.kept else ""
-    others, done.notes = done.notes, []
-    done.note(f"{len(done.translated)} names translated, {len(done.kept)} kept as imported/<name>{kept}")
-    done.note(f"not in the log, with the names that were looked for: {looked}", missing)
+    done.notes.insert(0, f"{len(done.translated)} names translated, {len(done.kept)} kept as imported/<name>{kept}")
+    done.note(f"not in the log, with the names that were looked for: {missing}", missing)
     what = f"{len(choices)} validation figures, none taken as validation/reward: {_first(choices, 5)}"
     done.note(f"{what}; --validation NAME chooses", choices)
-    is_mean = (done.steps_per_row or 1) > 1
-    done.note(f"each row is the mean over {done.steps_per_row} training steps, as the log has it", is_mean)
-    unknown = "the log does not tell how long a step took: its seconds are 0 here, which means unknown"
-    done.note(unknown, not done.seconds_known)
-    has_stages = any(entry.lane and ours != "evaluate" for entry, ours, _ in figures)
+    what = f"each row is the mean over {done.steps_per_row} training steps, as the log has it"
+    done.note(what, (done.steps_per_row or 1) > 1)
+    what = "the log does not tell how long a step took: its seconds are 0 here, which means unknown"
+    done.note(what, not done.seconds_known)
     done.note(crosswalk.no_timers, crosswalk.no_timers and not has_stages)
-    done.notes += [*others, *collected, *(f"left out: {what}" for what in log.left_out)]
+    done.notes += [f"left out: {what}" for what in log.left_out]
     done.note(crosswalk.assumption, crosswalk.assumption)
     return done
 
@@ -282,7 +277,7 @@ def _translate(
     """
     figures: list[Figure] = []
     is_unknown, bad = pd.Series(False, values.index), 0
-    filled = defaultdict(lambda: pd.Series(False, values.index))
+    filled: dict[str, pd.Series] = defaultdict(lambda: pd.Series(False, values.index))
     left = there.copy()
     for entry in entries:
         for theirs, ours in entry.matches(values.columns):

@@ -31,7 +31,7 @@ STEP, TIME = "(step)", "(time)"
 TRAINER_STATE = "trainer_state.json"
 FORMS = "JSON lines, a JSON file, TensorBoard's event files, a CSV export, or what the trainer printed"
 NOT_WHOLE = "the last line, which is not whole"
-Record = Mapping[str, Any]
+Record = dict[str, Any]
 _LOG_ENDINGS = (".jsonl", ".json", ".ndjson", ".log", ".out", ".txt")
 
 
@@ -74,7 +74,7 @@ def read_log(path: Path, run: str | None = None) -> Log:
         raise UserError(f"{str(path)!r} is no log: it holds no record", str(path), f"name a log: {FORMS}")
     if run is not None and form != "csv":
         raise UserError(f"{str(path)!r} names no runs", where="--run", fix="leave it out: it is for exported tables")
-    return Log(frame_of(records), form, digest.hexdigest(), left_out)
+    return Log(frame_of(records), form, digest.hexdigest(), [*dict.fromkeys(left_out)])
 
 
 def _files(path: Path) -> list[Path]:
@@ -129,7 +129,7 @@ def _parse(data: bytes, path: Path, run: str | None) -> tuple[str, list[Record],
     return "text", *_of_print(text)
 
 
-def frame_of(records: Iterable[Record]) -> pd.DataFrame:
+def frame_of(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the frame of some records; what verl's file logger has one level down, in ``data``, comes up."""
     rows = []
     for record in records:
@@ -322,7 +322,7 @@ def read_events(data: bytes, where: str) -> tuple[list[Record], list[str]]:
             raise damaged("has a wrong checksum")
         return data[start:end]
 
-    by_step: dict[int, dict[str, Any]] = {}
+    by_step: dict[int, Record] = {}
     at = others = 0
     while size := part(at, _LENGTH.size):
         start = at + _LENGTH.size + _CRC.size

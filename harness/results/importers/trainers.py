@@ -110,8 +110,7 @@ class Crosswalk:
             for theirs in (each for entry in self.entries for each in entry.theirs):
                 is_distinct = theirs.rpartition("/")[2].strip("*")  # else rewards/* would fit rewards_NAME_std too
                 if is_distinct and (fits := pattern(theirs, tag=True).fullmatch(own)):
-                    parts = iter(fits.groups())
-                    return re.sub(r"\*+", lambda _, parts=parts: next(parts), theirs)
+                    return re.sub(r"\*+", "{}", theirs).format(*fits.groups())
         return plain
 
     def writes(self, name: str) -> bool:
