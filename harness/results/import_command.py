@@ -115,6 +115,17 @@ def arms_of(typed: Sequence[str]) -> dict[str | None, Path]:
     return arms
 
 
+def _outcome(done: Converted) -> dict[str, Any]:
+    trainer, steps = done.crosswalk.trainer, [row.version for row in done.rows if isinstance(row, StepRow)]
+    facts: dict[str, Any] = {"trainer": trainer, "format": done.log.form, "sha256": done.log.digest}
+    if trainer == "verl":
+        facts["asynchronous"] = done.crosswalk is VERL_ASYNC
+    facts |= {"steps_per_row": done.steps_per_row, "seconds_known": done.seconds_known, "run_totals": done.run_totals}
+    facts |= {"translated": sorted(done.translated), "kept": sorted(done.kept)}
+    elapsed_s = done.rows[-1].elapsed_s if done.rows else 0.0
+    return {"steps_done": max(steps, default=0), "elapsed_s": elapsed_s, "imported": facts}
+
+
 def write_experiment(
     arms: Mapping[str | None, Converted], out: Path, scenario: str, machine: str | None = None, seed: int = 0
 ) -> Path:
@@ -133,6 +144,8 @@ def write_experiment(
     """
     logs = "".join(done.log.digest for done in arms.values())
     mark = hashlib.sha256((machine or logs).encode(errors="backslashreplace")).hexdigest()[:8]
+    missing = dict.fromkeys(("cpu", "cores", "memory_gib", "gpus"), "the log does not tell")
+    facts = dict.fromkeys(missing) | {"missing": missing}
     now = utc_now()
     experiment, at = experiment_name(out, scenario, now), timestamp(now)
     target = out / safe_name(scenario) / experiment
@@ -140,14 +153,6 @@ def write_experiment(
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".import-", dir=out, ignore_cleanup_errors=True) as beside:
             for position, (arm, done) in enumerate(arms.items()):
-                trainer, rows = done.crosswalk.trainer, done.rows
-                facts: dict[str, Any] = {"trainer": trainer, "format": done.log.form, "sha256": done.log.digest}
-                if trainer == "verl":
-                    facts["asynchronous"] = done.crosswalk is VERL_ASYNC
-                facts |= {"steps_per_row": done.steps_per_row, "seconds_known": done.seconds_known}
-                facts |= {"translated": sorted(done.translated), "kept": sorted(done.kept)}
-                steps = max((row.version for row in rows if isinstance(row, StepRow)), default=0)
-                missing = dict.fromkeys(("cpu", "cores", "memory_gib", "gpus"), f"imported from a log of {trainer}")
                 manifest = Manifest(
                     scenario=scenario,
                     experiment=experiment,
@@ -158,16 +163,11 @@ def write_experiment(
                     status="completed",
                     seed=seed,
                     versions={"harness": harness.__version__},
-                    machine=dict.fromkeys(missing)
-                    | {"fingerprint": f"{'named' if machine else 'unknown'}-{mark}", "missing": missing},
-                    outcome={
-                        "steps_done": steps,
-                        "elapsed_s": rows[-1].elapsed_s if rows else 0.0,
-                        "imported": facts | {"run_totals": done.run_totals},
-                    },
+                    machine=facts | {"fingerprint": f"{'named' if machine else 'unknown'}-{mark}"},
+                    outcome=_outcome(done),
                 )
                 with RunFolder.create(Path(beside), scenario, experiment, arm) as folder:
-                    folder.append(*rows)
+                    folder.append(*done.rows)
                     for note in done.notes:
                         folder.log(note)
                     folder.flush()
