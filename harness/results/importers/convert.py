@@ -84,7 +84,12 @@ def convert(
     entries, choices = _choose_validation(crosswalk, validation, names)
     values, there = cells.unstack("name"), pd.Series(True, cells.index).unstack("name", fill_value=False)
     training = values.index[there[[name for name in values if crosswalk.is_training(name)]].any(axis=1)]
-    covers = _steps_per_row(training).reindex(values.index, fill_value=0)
+    covers = (
+        training.to_series().diff().fillna(1).astype("int64")
+    )  # one who logs at every tenth step writes their means
+    if len(covers) > 1:  # the first row stands for as many steps as the second, or for fewer where it comes earlier
+        covers.iloc[0] = max(1, min(training[0], covers.iloc[1]))
+    covers = covers.reindex(values.index, fill_value=0)
     timers = [name for name in values if name.startswith(crosswalk.timers)]
     values[timers] = values[timers].div(covers, axis=0)  # of a row; here, as of everything else, of a step
     figures, is_unknown = _translate(values, there, entries, done)
@@ -131,12 +136,10 @@ def _collect(done: Converted, where: str) -> tuple[pd.Series, pd.Series]:
     cells["value"] = np.array(numbers, float)
     cells["is_number"] = np.array([number is not None for number in numbers], bool)
     steps, what = _steps(raw, cells[cells["is_number"]], done)
-    first_names = cells.groupby("record")["name"].first()
-    lost = first_names.reindex(steps.index[steps.isna()]).fillna("nothing else")
-    steps = steps.dropna().astype("int64")
     clocks = raw.reindex(columns=CLOCKS).map(_finite).bfill(axis=1).iloc[:, 0].astype(float)
-
-    cells = cells.assign(step=cells["record"].map(steps)).dropna(subset=["step"]).astype({"step": "int64"})
+    cells["step"] = cells["record"].map(steps)
+    lost = cells.loc[cells["step"].isna()].drop_duplicates("record")["name"]
+    cells = cells.dropna(subset=["step"]).astype({"step": "int64"})
     texts, cells = cells.loc[~cells["is_number"], "name"], cells[cells["is_number"]]
     not_finite = cells.loc[~np.isfinite(cells["value"]), "name"]
     of_run = cells["name"].isin(crosswalk.run_totals)
@@ -234,18 +237,6 @@ def _first(names: Sequence[str], most: int = 3) -> str:
 
 
 # ---- from numbers of steps to rows
-
-
-def _steps_per_row(training: pd.Index) -> pd.Series:
-    """Return for each training step of the log how many steps its row stands for.
-
-    A trainer that logs at every tenth step writes the means over ten. The first row stands for as many as the second,
-    or for fewer where it comes earlier.
-    """
-    covers = training.to_series().diff().fillna(1).astype("int64")
-    if len(covers) > 1:
-        covers.iloc[0] = max(1, min(training[0], covers.iloc[1]))
-    return covers
 
 
 def _choose_validation(crosswalk: Crosswalk, name: str | None, names: set[str]) -> tuple[tuple[Entry, ...], list[str]]:
