@@ -41,9 +41,9 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         "  6 names translated, 1 kept as imported/<name> (odd)",
         "  4 numbers were NaN, infinite or null (odd); kept as NaN",
         "  left out: 4 values were no number (note)",
-        "  not in the log, with the names that were looked for: learning_rate (actor/lr, actor/lr(1e-4)); "
-        "response_length (response_length/mean); truncated_fraction (response_length/clip_ratio); token_entropy "
-        "(actor/entropy, actor/entropy_loss); grad_norm (actor/grad_norm); clip_fraction (actor/pg_clipfrac)",
+        "  not in the log, with the names that were looked for: response_length (response_length/mean); "
+        "truncated_fraction (response_length/clip_ratio); token_entropy (actor/entropy, actor/entropy_loss); grad_norm "
+        "(actor/grad_norm); clip_fraction (actor/pg_clipfrac); learning_rate (actor/lr, actor/lr(1e-4))",
         "  timing_s/gen was read as waiting for the next batch (asynchronous)",
         f"run folder: {folder}",
     ]

@@ -8,7 +8,7 @@ history in Weights & Biases); all three also as TensorBoard's event files, an ex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -123,62 +123,57 @@ class Crosswalk:
         return not name.startswith(self.validation) and name not in self.bookkeeping | self.run_totals
 
 
-def _names(ours_by_theirs: Mapping[str, str], lane: str = "") -> list[Entry]:
-    return [Entry(ours, (theirs,), lane=lane) for theirs, ours in ours_by_theirs.items()]
+def _table(text: str) -> tuple[Entry, ...]:
+    """Return the entries of a table: on each line a figure, a stage behind its lane, and the names that it has."""
+    lines = [line.split() for line in text.strip().splitlines()]
+    split = [(*figure.rpartition(":"), names) for figure, *names in lines]
+    return tuple(Entry(ours, (name,), lane=lane) for lane, _, ours, names in split for name in names)
 
 
 # ---- verl: one process runs the stages and times them
 
 _TOTAL, _STEP, _PER_DEVICE = "perf/total_num_tokens", "timing_s/step", "perf/throughput"
 _LENGTHS = ("prompt_length/mean", "response_length/mean")
-_STALENESS = "training/off_policy/trajectory_staleness_worst"
+_AFTER_PENALTY = "reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards"
 
 
 def _generated(tokens: Any, prompt: Any, response: Any) -> Any:
     return tokens * response / (prompt + response)
 
 
-_VERL_STAGES = {
-    "timing_s/gen": "generate",
-    "timing_s/reward": "score",
-    "timing_s/old_log_prob": "old_logprobs",
-    "timing_s/ref": "reference_logprobs",
-    "timing_s/adv": "prepare_batch",
-    "timing_s/update_actor": "update",
-    "timing_s/update_weights": "weight_transfer",
-    "timing_s/param_sync": "weight_transfer",
-    "timing_s/sync_rollout_weights": "weight_transfer",
-    "timing_s/save_checkpoint": "checkpoint",
-    "timing_s/testing": "evaluate",
-}
-_VERL_METRICS = {
-    "critic/score/mean": "reward/total",
-    "actor/lr": "learning_rate",
-    "response_length/mean": "response_length",
-    "response_length/clip_ratio": "truncated_fraction",
-    "actor/entropy": "token_entropy",
-    "actor/entropy_loss": "token_entropy",
-    "actor/grad_norm": "grad_norm",
-    "actor/pg_clipfrac": "clip_fraction",
-    "perf/mfu/actor": "perf/mfu",
-    "mfu/actor": "perf/mfu",
-    f"{_STALENESS}/mean": "off_policy/mean",
-}
-_AFTER_PENALTY = "reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards"
+_VERL = _table("""
+    wall_s                     timing_s/step perf/time_per_step
+    driver:generate            timing_s/gen
+    driver:score               timing_s/reward
+    driver:old_logprobs        timing_s/old_log_prob
+    driver:reference_logprobs  timing_s/ref
+    driver:prepare_batch       timing_s/adv
+    driver:update              timing_s/update_actor
+    driver:weight_transfer     timing_s/update_weights timing_s/param_sync timing_s/sync_rollout_weights
+    driver:checkpoint          timing_s/save_checkpoint
+    driver:evaluate            timing_s/testing
+    reward/total               critic/score/mean
+    response_length            response_length/mean
+    truncated_fraction         response_length/clip_ratio
+    token_entropy              actor/entropy actor/entropy_loss
+    grad_norm                  actor/grad_norm
+    clip_fraction              actor/pg_clipfrac
+    learning_rate              actor/lr
+    perf/mfu                   perf/mfu/actor mfu/actor
+    off_policy/mean            training/off_policy/trajectory_staleness_worst/mean
+    validation/reward          val-core/**/mean@* val/test_score/**
+""")
 VERL = Crosswalk(
     "verl",
     (
-        *_names(dict.fromkeys((_STEP, "perf/time_per_step"), "wall_s")),
-        *_names(_VERL_STAGES, "driver"),
+        *_VERL,
+        Entry("reward/total", ("critic/rewards/mean",), caution=_AFTER_PENALTY),
+        Entry("learning_rate", ("actor/lr(1e-4)",), lambda scaled: scaled / 1e4),
+        Entry("off_policy/max", ("training/off_policy/trajectory_staleness_worst/max",), reduction="max"),
         Entry("response_tokens", (_TOTAL, *_LENGTHS), _generated, "sum"),
         Entry("perf/throughput_total", (_TOTAL, *_LENGTHS, _STEP), lambda *x: _generated(*x[:3]) / x[3]),
         Entry("perf/throughput_per_device", (_PER_DEVICE, *_LENGTHS), _generated),
         Entry("perf/processed_tokens_per_s", (_TOTAL, _STEP), lambda tokens, seconds: tokens / seconds),
-        *_names(_VERL_METRICS),
-        Entry("reward/total", ("critic/rewards/mean",), caution=_AFTER_PENALTY),
-        Entry("learning_rate", ("actor/lr(1e-4)",), lambda scaled: scaled / 1e4),
-        Entry("off_policy/max", (f"{_STALENESS}/max",), reduction="max"),
-        *_names({"val-core/**/mean@*": "validation/reward", "val/test_score/**": "validation/reward"}),
     ),
     step_names=("step", "training/global_step"),
     validation=("val-core/", "val-aux/", "val/"),
@@ -193,7 +188,7 @@ VERL_ASYNC = replace(
     VERL,
     entries=(
         Entry("wait_for_batch", _WAIT, lambda generating, waiting: generating + waiting, lane="driver"),
-        *_names({"timing_s/gen": "wait_for_batch"}, "driver"),
+        *_table("driver:wait_for_batch timing_s/gen"),
         *(entry for entry in VERL.entries if entry.ours != "generate"),
     ),
     assumption="timing_s/gen was read as waiting for the next batch (asynchronous)",
@@ -202,38 +197,32 @@ VERL_ASYNC = replace(
 # ---- TRL: its timers hold each other: step_time is _prepare_inputs, compute_loss and the backward pass, and
 # _prepare_inputs, in a step that generates, is all that comes before the loss
 
-_PREPARE = "profiling/_prepare_inputs"
-_PREPARING = {
-    "profiling/vLLM.generate": "generate",
-    "profiling/transformers.generate": "generate",
-    "profiling/transformers.generate_batch": "generate",
-    "profiling/sync_weights": "weight_transfer",
-    "profiling/_move_model_to_vllm": "weight_transfer",
-    "profiling/_calculate_rewards": "score",
-}
-_TRL_METRICS = {
-    "reward": "reward/total",
-    "rewards/*/mean": "reward/*",
-    "rewards/*": "reward/*",
-    "completions/mean_length": "response_length",
-    "completion_length": "response_length",
-    "completions/clipped_ratio": "truncated_fraction",
-    "entropy": "token_entropy",
-    "grad_norm": "grad_norm",
-    "loss": "loss",
-    "learning_rate": "learning_rate",
-    "frac_reward_zero_std": "zero_variance_fraction",
-    "clip_ratio/region_mean": "clip_fraction",
-    "clip_ratio": "clip_fraction",
-    "kl": "kl/reference_k3",
-}
-_TRL_EVALUATION = {
-    "eval_reward": "validation/reward",
-    "eval_*_reward": "validation/reward",
-    "eval_completions/mean_length": "validation/response_length",
-    "eval_completion_length": "validation/response_length",
-    "eval_completions/clipped_ratio": "validation/truncated_fraction",
-}
+_STEP_TIME, _PREPARE = "step_time", "profiling/_prepare_inputs"
+_PREPARING = _table("""
+    driver:generate            profiling/vLLM.generate profiling/transformers.generate
+    driver:generate            profiling/transformers.generate_batch
+    driver:weight_transfer     profiling/sync_weights profiling/_move_model_to_vllm
+    driver:score               profiling/_calculate_rewards
+""")
+_TRL = _table("""
+    wall_s                         step_time
+    driver:update                  profiling/compute_loss
+    driver:evaluate                eval_runtime
+    reward/total                   reward
+    reward/*                       rewards/*/mean rewards/*
+    response_length                completions/mean_length completion_length
+    truncated_fraction             completions/clipped_ratio
+    token_entropy                  entropy
+    grad_norm                      grad_norm
+    loss                           loss
+    learning_rate                  learning_rate
+    zero_variance_fraction         frac_reward_zero_std
+    clip_fraction                  clip_ratio/region_mean clip_ratio
+    kl/reference_k3                kl
+    validation/reward              eval_reward eval_*_reward
+    validation/response_length     eval_completions/mean_length eval_completion_length
+    validation/truncated_fraction  eval_completions/clipped_ratio
+""")
 
 
 def _growth(tokens: Any) -> Any:
@@ -245,14 +234,11 @@ def _growth(tokens: Any) -> Any:
 TRL = Crosswalk(
     "trl",
     (
-        *_names({"step_time": "wall_s"}),
-        *_names({"eval_runtime": "evaluate"} | _PREPARING, "driver"),
-        Entry("prepare_batch", (_PREPARE,), lane="driver", less=tuple(_PREPARING)),
-        Entry("update", ("step_time", _PREPARE), lambda step, prepare: (step - prepare).clip(lower=0.0), lane="driver"),
-        *_names({"profiling/compute_loss": "update"}, "driver"),
-        *_names(_TRL_METRICS),
-        Entry("perf/processed_tokens_per_s", ("num_tokens", "step_time"), lambda x, y: _growth(x) / y),
-        *_names(_TRL_EVALUATION),
+        *_PREPARING,
+        Entry("prepare_batch", (_PREPARE,), lane="driver", less=tuple(entry.theirs[0] for entry in _PREPARING)),
+        Entry("update", (_STEP_TIME, _PREPARE), lambda step, inner: (step - inner).clip(lower=0.0), lane="driver"),
+        *_TRL,
+        Entry("perf/processed_tokens_per_s", ("num_tokens", _STEP_TIME), lambda x, y: _growth(x) / y),
     ),
     step_names=("step", "train/global_step", "global_step"),
     validation=("eval_",),
@@ -268,31 +254,33 @@ TRL = Crosswalk(
 
 # ---- open-instruct: its training time begins before the batch has arrived
 
-_WAITS = ("time/trainer_waiting_for_data", "time/trainer_idle_waiting_for_inference")  # new and old name
-_IDLE = ("time/generation_waiting_for_trainer", "time/generation_idle_waiting_for_trainer")
-_OPEN_INSTRUCT_METRICS = {
-    "policy/entropy_avg": "token_entropy",
-    "optim/grad_norm": "grad_norm",
-    "lr": "learning_rate",
-    "policy/clipfrac_avg": "clip_fraction",
-    "val/ratio": "ratio/mean",
-    "objective/kl0_avg": "kl/reference_k1",
-    "objective/kl2_avg": "kl/reference_k3",
-    "learner_tokens_per_second_step": "perf/processed_tokens_per_s",
-}
+_OPEN_INSTRUCT = _table("""
+    wall_s                       time/total
+    learner:wait_for_batch       time/trainer_waiting_for_data time/trainer_idle_waiting_for_inference
+    generator:wait_for_room      time/generation_waiting_for_trainer time/generation_idle_waiting_for_trainer
+    generator:weight_transfer    time/weight_sync
+    learner:checkpoint           time/saving
+    reward/total                 scores
+    response_length              val/sequence_lengths
+    token_entropy                policy/entropy_avg
+    grad_norm                    optim/grad_norm
+    learning_rate                lr
+    clip_fraction                policy/clipfrac_avg
+    ratio/mean                   val/ratio
+    kl/reference_k1              objective/kl0_avg
+    kl/reference_k3              objective/kl2_avg
+    perf/processed_tokens_per_s  learner_tokens_per_second_step
+    validation/reward            eval/scores
+    validation/response_length   eval/sequence_lengths
+""")
+_WAITS = tuple(entry.theirs[0] for entry in _OPEN_INSTRUCT if entry.ours == "wait_for_batch")
 OPEN_INSTRUCT = Crosswalk(
     "open-instruct",
     (
-        *_names({"time/total": "wall_s"}),
+        *_OPEN_INSTRUCT,
         Entry("update", ("time/training",), lane="learner", less=_WAITS),
-        *_names(dict.fromkeys(_WAITS, "wait_for_batch"), "learner"),
-        *_names(dict.fromkeys(_IDLE, "wait_for_room") | {"time/weight_sync": "weight_transfer"}, "generator"),
-        *_names({"time/saving": "checkpoint"}, "learner"),
-        *_names({"scores": "reward/total", "val/sequence_lengths": "response_length"}),
         Entry("truncated_fraction", ("val/stop_rate",), lambda stopped: 1.0 - stopped),
-        *_names(_OPEN_INSTRUCT_METRICS),
         Entry("perf/mfu", ("learner_mfu",), lambda percent: percent / 100),
-        *_names({"eval/scores": "validation/reward", "eval/sequence_lengths": "validation/response_length"}),
         Entry("validation/truncated_fraction", ("eval/stop_rate",), lambda stopped: 1.0 - stopped),
     ),
     step_names=("training_step", "step"),
