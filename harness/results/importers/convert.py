@@ -56,8 +56,8 @@ class Converted:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str, holds: object = True) -> None:
-        """Note a sentence where something holds."""
-        self.notes += [text] * bool(holds)
+        """Note a sentence, if there is one, where something holds."""
+        self.notes += [text] * bool(text and holds)
 
 
 def convert(
@@ -114,9 +114,9 @@ def convert(
     done.note(what, (done.steps_per_row or 1) > 1)
     what = "the log does not tell how long a step took: its seconds are 0 here, which means unknown"
     done.note(what, not done.seconds_known)
-    done.note(crosswalk.no_timers, crosswalk.no_timers and not has_stages)
+    done.note(crosswalk.no_timers, not has_stages)
     done.notes += [f"left out: {what}" for what in log.left_out]
-    done.note(crosswalk.assumption, crosswalk.assumption)
+    done.note(crosswalk.assumption)
     return done
 
 
@@ -291,7 +291,7 @@ def _translate(
                 figures.append((entry, ours, value[use]))
                 filled[ours] |= use
                 done.translated |= set(theirs)
-                done.note(entry.caution, entry.caution)
+                done.note(entry.caution)
                 if entry.compute is None and not entry.less:
                     left[theirs[0]] &= ~use
     what = f"{bad} times were negative or not finite: the seconds of {is_unknown.sum()} steps count as unknown"
