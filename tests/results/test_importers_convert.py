@@ -240,12 +240,15 @@ def test_open_instructs_wait_is_part_of_its_training_time(wait: dict[str, float]
 
 
 def test_without_seconds_the_clock_of_the_log_is_used_and_without_that_they_are_unknown() -> None:
-    clock = {1: 100.0, 2: 103.0, 4: 113.0}
+    clock = {1: 100.0, 2: 103.0, 4: 113.0, 5: math.nan, 6: 119.0}
     done = convert("open-instruct", *((step, {"scores": 0.5, "_timestamp": at}) for step, at in clock.items()))
-    assert [(row.wall_s, row.elapsed_s) for row in done.rows] == [(0.0, 0.0), (3.0, 3.0), (5.0, 13.0)]
+    assert [(row.wall_s, row.elapsed_s) for row in done.rows] == [
+        *((0.0, 0.0), (3.0, 3.0), (5.0, 13.0)),  # step 4 comes 10 s after step 2
+        *((0.0, 13.0), (6.0, 19.0)),
+    ]
     assert done.seconds_known
     done = convert("open-instruct", *((step, {"scores": 0.5}) for step in clock))
-    assert ([row.wall_s for row in done.rows], done.seconds_known) == ([0.0] * 3, False)
+    assert ([row.wall_s for row in done.rows], done.seconds_known) == ([0.0] * 5, False)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
@@ -258,9 +261,10 @@ def test_impossible_seconds_are_left_out_and_counted(bad: float) -> None:
 
 
 def test_what_is_not_finite_is_no_evaluation_and_no_tokens_are_no_division_by_zero() -> None:
-    log = (1, {"scores": 0.5, "eval/scores": math.nan}), (2, {"scores": 0.5, "eval/scores": 0.25})
-    done = convert("open-instruct", *log)
-    assert [row.version for row in done.rows if row.kind == "evaluation"] == [2]
+    second = {"scores": 0.5, "eval/scores": 0.25, "eval/stop_rate": 0.75}
+    done = convert("open-instruct", (1, {"scores": 0.5, "eval/scores": math.nan}), (2, second))
+    (evaluation,) = (row for row in done.rows if row.kind == "evaluation")
+    assert (evaluation.version, metrics(evaluation)["validation/truncated_fraction"]) == (2, 0.25)
     assert "1 evaluations without a single finite figure are left out" in done.notes
     empty = VERL_STEP | {"prompt_length/mean": 0.0, "response_length/mean": 0.0, "timing_s/step": 0.0}
     (row,) = convert("verl", (1, empty)).rows

@@ -235,6 +235,8 @@ def test_a_chart_with_several_runs_needs_the_name_of_one(tmp_path: Path, axis: s
     assert sum("the steps are _step" in note for note in done.notes) == counted
     assert sum("2 columns __MIN and __MAX" in note for note in done.notes) == 1
     assert series(read(path, "trl", run="llama"), "reward/total") == [0.2]
+    alone = text(tmp_path / "alone.csv", '"Step","qwen - train/reward"\n\n"7","0.25"\n')
+    assert by_step(read(alone, "trl")) == {7: 0.25}
     with pytest.raises(UserError, match="has no run 'gemma'"):
         read(path, "trl", run="gemma")
     with pytest.raises(UserError, match="has no run 'llama'"):
@@ -325,6 +327,8 @@ def test_timers_of_trl_are_stages_and_no_second_counts_twice(tmp_path: Path) -> 
     assert series(done, "imported/profiling/accuracy_reward") == [0.5]
     assert told(done) == []
     assert not any("no stages" in note for note in done.notes)
+    (row,) = history(tmp_path / "short.jsonl", *items[:-1], items[-1] | {"train/step_time": 28.0}).rows
+    assert (row.wall_s, row.stages_s["update"]) == (28.0, 0.0)
     path = lines(tmp_path / "without.jsonl", {"step": 1, "reward": 0.5, "step_time": 40.0})
     assert any("no stages" in each and "report_to" in each for each in read(path, "trl").notes)
 
