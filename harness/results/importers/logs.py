@@ -155,9 +155,7 @@ def _of_lines(text: str, path: Path) -> tuple[list[Record], list[str]]:
             item, problem = None, f"is not JSON ({error})"
         if not isinstance(item, dict):
             what = f"{str(path)!r} is no log in JSON lines: line {number} {problem}"
-            fix = (
-                "take the line out if a process that was killed left it" if records else "restore it if it was cut off"
-            )
+            fix = "take the line out if a killed process left it" if records else "restore it if it was cut off"
             raise UserError(what, f"{path}, line {number}", f"{fix}; else name a log: {FORMS}")
         records.append(item)
     return records, []
