@@ -61,10 +61,9 @@ def pattern(theirs: str, tag: bool = False) -> re.Pattern[str]:
         tag: where ``_`` may stand for each character that is no letter and no digit, as in the name of a file.
     """
     star = {"*": "([^/]+)", "**": "(.+)"}
-    parts = re.findall(r"\*\*|.", theirs)
-    return re.compile(
-        "".join(star.get(part) or (r"[\W_]" if tag and re.match(r"\W", part) else re.escape(part)) for part in parts)
-    )
+    parts = re.split(r"(\*+)", theirs)
+    plain = (re.sub(r"\W", r"[\\W_]", part) if tag else re.escape(part) for part in parts)
+    return re.compile("".join(star.get(part, text) for part, text in zip(parts, plain, strict=True)))
 
 
 @dataclass(frozen=True)
