@@ -8,27 +8,24 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import harness
-from harness.core.arguments import from_1, out_argument
+from harness.core.arguments import out_argument
 from harness.core.errors import UserError
 from harness.core.installation import as_typed
 from harness.core.terminal_text import plain
 from harness.results import EvaluationRow, Manifest, RunFolder, StepRow, experiment_name
 from harness.results.anonymous import safe_name
-from harness.results.importers.trainers import ASYNCHRONOUS_SIGNS, CROSSWALKS, VERL_ASYNCHRONOUS, Crosswalk
+from harness.results.importers.trainers import CROSSWALKS, VERL_ASYNC
 from harness.results.writer import cannot_write, timestamp, utc_now
 
 if TYPE_CHECKING:
-    from harness.results.importers.convert import Converted, Points
-    from harness.results.importers.logs import Log
+    from harness.results.importers.convert import Converted
 
 DESCRIPTION = "Read metric logs of another trainer into run folders, for compare and report."
 EXAMPLES = """examples:
@@ -55,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", metavar="NAME", type=_name, help="where it ran; runs of one NAME count as of one machine"
     )
-    parser.add_argument("--devices", metavar="N", type=from_1, help="devices of each run, if its log does not tell")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the runs; default: 0")
     parser.add_argument(
         "--asynchronous", action="store_true", help="verl: timing_s/gen is the trainer's wait for its next batch"
@@ -71,20 +67,24 @@ def run(options: argparse.Namespace) -> int:
         UserError: an arm has no name or that of another, a log cannot be read or is of another trainer, or the folder
             cannot be written; nothing is written then.
     """
-    reading = {key: getattr(options, key) for key in ("devices", "asynchronous", "validation", "run")}
-    arms = [read_arm(path, options.trainer, name, **reading) for name, path in arms_of(options.logs).items()]
+    from harness.results.importers.convert import convert  # and with it pandas
+    from harness.results.importers.logs import read_log
+
+    how = {"asynchronous": options.asynchronous, "validation": options.validation}
+    logs = arms_of(options.logs)
+    arms = {name: convert(read_log(log, options.run), options.trainer, str(log), **how) for name, log in logs.items()}
     folder = write_experiment(arms, options.out, options.name or options.trainer, options.machine, options.seed)
     lines = []
-    for arm in arms:
-        kinds = Counter(type(row) for row in arm.rows.rows)
-        counts = f"{kinds[StepRow]} training rows and {kinds[EvaluationRow]} evaluations of a {options.trainer} run"
-        lines.append(f"imported {counts}{'' if arm.name is None else f' as {arm.name}'}")
-        lines += [f"  {note}" for note in arm.notes]
+    for arm, done in arms.items():
+        kinds = Counter(type(row) for row in done.rows)
+        counts = f"{kinds[StepRow]} training rows and {kinds[EvaluationRow]} evaluations from {options.trainer}"
+        lines += [f"imported {counts}{'' if arm is None else f' as {arm}'}", *(f"  {note}" for note in done.notes)]
     if len(arms) > 1:
         lines += ["one run each, not repeated; they count as run on one machine", f"experiment: {folder}"]
         lines.append(as_typed(f"compare them: python -m harness compare {folder}"))
     else:
-        lines.append(f"run folder: {folder if arms[0].name is None else folder / safe_name(arms[0].name)}")
+        (arm,) = arms
+        lines.append(f"run folder: {folder if arm is None else folder / safe_name(arm)}")
     print("\n".join(map(plain, lines)))
     return 0
 
@@ -115,150 +115,65 @@ def arms_of(typed: Sequence[str]) -> dict[str | None, Path]:
     return arms
 
 
-@dataclass(frozen=True)
-class Imported:
-    """A log that was read.
-
-    Attributes:
-        name: of the arm; None where it is the only run.
-        crosswalk: by which it was read; verl's differ in what generation time means.
-        devices: on which the run ran, or None.
-    """
-
-    name: str | None
-    log: Log
-    crosswalk: Crosswalk
-    points: Points
-    rows: Converted
-    devices: int | None
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether verl's generation time was read as waiting."""
-        return self.crosswalk is VERL_ASYNCHRONOUS
-
-    @property
-    def notes(self) -> list[str]:
-        """What came of the names and what was left out, one sentence each."""
-        notes = [*self.rows.notes, *self.points.notes, *(f"left out: {what}" for what in self.log.left_out)]
-        if self.crosswalk.trainer == "verl":
-            read_as = (
-                "waiting for the next batch (asynchronous)" if self.is_asynchronous else "generation (synchronous)"
-            )
-            notes.append(f"timing_s/gen was read as {read_as}")
-        return notes if self.devices is None else [*notes, f"devices: {self.devices}"]
-
-    def manifest(self, scenario: str, seed: int, fingerprint: str) -> Manifest:
-        """Return the manifest of the run. It names neither log nor machine, whose names may hold a host's or person's.
-
-        Args:
-            fingerprint: of the machine.
-        """
-        facts: dict[str, Any] = {"trainer": self.crosswalk.trainer, "format": self.log.form, "sha256": self.log.digest}
-        facts |= {"devices": self.devices}
-        if self.crosswalk.trainer == "verl":
-            facts["asynchronous"] = self.is_asynchronous
-        facts |= {"steps_per_row": self.rows.steps_per_row, "seconds_known": self.rows.seconds_known}
-        facts |= {"translated": sorted(self.rows.translated), "kept": sorted(self.rows.kept)}
-        facts |= {"run_totals": self.points.run_totals}
-        machine: dict[str, Any] = {"cpu": None, "cores": None, "memory_gib": None, "gpus": None}
-        missing = dict.fromkeys(machine, f"imported from a log of {self.crosswalk.trainer}")
-        rows = self.rows.rows
-        steps_done = max((row.version for row in rows if isinstance(row, StepRow)), default=0)
-        return Manifest(
-            scenario=scenario,
-            experiment="",
-            started_at="",
-            arm=self.name,
-            status="completed",
-            seed=seed,
-            versions={"harness": harness.__version__},
-            machine=machine | {"fingerprint": fingerprint, "missing": missing},
-            outcome={"steps_done": steps_done, "elapsed_s": rows[-1].elapsed_s if rows else 0.0, "imported": facts},
-        )
-
-
-def read_arm(
-    path: Path,
-    trainer: str,
-    name: str | None = None,
-    *,
-    devices: int | None = None,
-    asynchronous: bool = False,
-    validation: str | None = None,
-    run: str | None = None,
-) -> Imported:
-    """Read a log of another trainer.
-
-    Args:
-        path: a file, or a folder with event files, a ``trainer_state.json`` or exported tables.
-        trainer: ``verl``, ``trl`` or ``open-instruct``.
-        name: of the arm; None for a run without arms.
-        devices: on which it ran, where the log cannot tell.
-        asynchronous: verl only: its generation time is the trainer's wait for the next batch.
-        validation: the name in the log that is the validation reward.
-        run: which one, where an exported table has the columns of several.
-
-    Raises:
-        UserError: it cannot be read, or is of another trainer.
-    """
-    from harness.results.importers.convert import collect, convert, devices_of  # and with them pandas
-    from harness.results.importers.logs import read_log
-
-    log, crosswalk = read_log(path, run), CROSSWALKS[trainer]
-    points = collect(log, crosswalk, str(path))
-    if trainer == "verl" and (asynchronous or any(each.startswith(ASYNCHRONOUS_SIGNS) for each in points.names)):
-        crosswalk = VERL_ASYNCHRONOUS
-    devices = devices_of(points, crosswalk, devices)
-    return Imported(name, log, crosswalk, points, convert(points, crosswalk, str(path), devices, validation), devices)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+def _outcome(done: Converted) -> dict[str, Any]:
+    trainer, steps = done.crosswalk.trainer, [row.version for row in done.rows if isinstance(row, StepRow)]
+    facts: dict[str, Any] = {"trainer": trainer, "format": done.log.form, "sha256": done.log.digest}
+    if trainer == "verl":
+        facts["asynchronous"] = done.crosswalk is VERL_ASYNC
+    facts |= {"steps_per_row": done.steps_per_row, "seconds_known": done.seconds_known, "run_totals": done.run_totals}
+    facts |= {"translated": sorted(done.translated), "kept": sorted(done.kept)}
+    elapsed_s = done.rows[-1].elapsed_s if done.rows else 0.0
+    return {"steps_done": max(steps, default=0), "elapsed_s": elapsed_s, "imported": facts}
 
 
 def write_experiment(
-    arms: Sequence[Imported], out: Path, scenario: str, machine: str | None = None, seed: int = 0
+    arms: Mapping[str | None, Converted], out: Path, scenario: str, machine: str | None = None, seed: int = 0
 ) -> Path:
-    """Write a new experiment below ``out`` and return its folder, which of a single run without an arm is the run's.
+    """Write a new experiment below ``out`` and return its folder.
 
-    It is made beside its place and moved there in one step.
+    It is made beside its place and moved there in one step. It names neither logs nor machine, whose names may hold a
+    host's or a person's.
 
     Args:
+        arms: what was read, by the arm's name; None for a single run without one, whose folder is the experiment's.
         scenario: name that the runs are filed under.
         machine: where they ran: runs of the same name count as of one machine. None: no other runs do.
 
     Raises:
         UserError: it cannot be written. Nothing is left then.
     """
-    logs = "".join(arm.log.digest for arm in arms)
-    fingerprint = f"named-{_digest(machine)}" if machine else f"unknown-{_digest(logs) if len(arms) > 1 else logs[:8]}"
+    logs = "".join(done.log.digest for done in arms.values())
+    mark = hashlib.sha256((machine or logs).encode(errors="backslashreplace")).hexdigest()[:8]
+    missing = dict.fromkeys(("cpu", "cores", "memory_gib", "gpus"), "the log does not tell")
+    facts = dict.fromkeys(missing) | {"missing": missing}
     now = utc_now()
     experiment, at = experiment_name(out, scenario, now), timestamp(now)
     target = out / safe_name(scenario) / experiment
-    temporary = None
     try:
         out.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".import-", dir=out))
-        for position, arm in enumerate(arms):
-            manifest = replace(
-                arm.manifest(scenario, seed, fingerprint),
-                experiment=experiment,
-                started_at=at,
-                finished_at=at,
-                position=None if arm.name is None else position,
-            )
-            with RunFolder.create(temporary, scenario, experiment, arm.name) as folder:
-                folder.append(*arm.rows.rows)
-                for note in arm.notes:
-                    folder.log(note)
-                folder.flush()
-                folder.write_manifest(manifest)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(temporary / safe_name(scenario) / experiment, target)
+        with TemporaryDirectory(prefix=".import-", dir=out, ignore_cleanup_errors=True) as beside:
+            for position, (arm, done) in enumerate(arms.items()):
+                manifest = Manifest(
+                    scenario=scenario,
+                    experiment=experiment,
+                    started_at=at,
+                    finished_at=at,
+                    arm=arm,
+                    position=None if arm is None else position,
+                    status="completed",
+                    seed=seed,
+                    versions={"harness": harness.__version__},
+                    machine=facts | {"fingerprint": f"{'named' if machine else 'unknown'}-{mark}"},
+                    outcome=_outcome(done),
+                )
+                with RunFolder.create(Path(beside), scenario, experiment, arm) as folder:
+                    folder.append(*done.rows)
+                    for note in done.notes:
+                        folder.log(note)
+                    folder.flush()
+                    folder.write_manifest(manifest)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(Path(beside) / safe_name(scenario) / experiment, target)
     except OSError as error:
         raise cannot_write(out, error) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
     return target

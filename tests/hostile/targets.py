@@ -23,7 +23,8 @@ from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
 from harness.results.frames import table_of
-from harness.results.import_command import read_arm, write_experiment
+from harness.results.import_command import write_experiment
+from harness.results.importers.convert import convert
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
@@ -320,7 +321,8 @@ def import_log(path: Path) -> None:
     refused: UserError | None = None
     for trainer in CROSSWALKS:
         try:
-            folder = write_experiment([read_arm(path, trainer)], path.parent / trainer, trainer)
+            done = convert(read_log(path), trainer, str(path))
+            folder = write_experiment({None: done}, path.parent / trainer, trainer)
         except UserError as error:
             refused = error
             continue

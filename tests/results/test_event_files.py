@@ -85,7 +85,7 @@ def test_a_flipped_byte_is_an_error_that_names_the_record(byte: int) -> None:
     first, second = encode_start(0.0), bytearray(encode_scalars({"loss": 0.5}, 1, 1.0))
     second[byte] ^= 0xFF
     data = first + second
-    with pytest.raises(UserError, match=f"the checksum of the record at byte {len(first)} is wrong"):
+    with pytest.raises(UserError, match=f"the record at byte {len(first)} has a wrong checksum"):
         read_events(bytes(data), "log")
 
 
