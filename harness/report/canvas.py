@@ -35,8 +35,8 @@ STAGE_COLOURS: dict[Stage, str] = {
     Stage.UPDATE: "#D55E00",
     Stage.WEIGHT_PUBLISH: "#00523B",
     Stage.WEIGHT_TRANSFER: "#009E73",
-    Stage.WEIGHT_VERIFY: "#D8F0C0",
     Stage.WEIGHT_LOAD: "#7FD1B9",
+    Stage.WEIGHT_VERIFY: "#D8F0C0",
     Stage.EVALUATE: "#CC79A7",
     Stage.CHECKPOINT: "#4D4D4D",
     Stage.CHECKPOINT_WRITE: "#8A7F70",
@@ -217,7 +217,7 @@ def cells(count: int, size: Size, *, title: str, keys: Sequence[Key], columns: i
 
     columns, (width, height) = max(1, min(columns, count)), size
     longest = max((len(key.name) for key in keys), default=0)
-    in_row = max(1, min(len(keys), int(width / (EM * longest + 0.62))))
+    in_row = max(1, min(len(keys), int(width / (EM * longest + 0.5))))
     head = [TITLE_INCHES if title else 0.04, 0.12 + LINE_INCHES * -(-len(keys) // in_row) if keys else 0.02]
     ratios = [*head, *[height] * -(-count // columns)]
     figure = Figure(figsize=(width * columns, sum(ratios)))

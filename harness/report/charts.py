@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 MOST_POINTS = 240  # of one line; longer ones are averaged over as many neighbours as that takes
 MOST_MARKERS = 12  # on one line
 LOG_ABOVE = 20.0  # highest over lowest value
+TINY = 1e-4  # of axes that end below, matplotlib would write a factor above, over the panel's title
 CROSS: Look = {"marker": "X", "linestyle": "", "markersize": 9, "markeredgecolor": SURFACE}
 
 
@@ -179,13 +180,18 @@ def _set_ticks(axes: Axes, whole_x: bool = False) -> None:
             low, high = axis.get_view_interval()
             axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 30 else (1.0, 2.0, 5.0), numticks=6))
             axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}".replace("e-0", "e-")))
         else:
             axis.set_major_locator(MaxNLocator(bins, integer=whole_x and axis is axes.xaxis, steps=[1, 2, 2.5, 5, 10]))
+        if axis.get_scale() == "log" or max(map(abs, axis.get_view_interval())) < TINY:
+            axis.set_major_formatter(FuncFormatter(_tick_text))
     longest = max(map(len, axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))), default=0)
     box, width = axes.get_position(), axes.get_window_extent().width / axes.figure.dpi
-    left = max(0.5, EM * longest + 0.1) * box.width / width
+    left = max(0.5, EM * longest + 0.15) * box.width / width
     axes.set_position((left, box.y0, box.x1 - left, box.height))
+
+
+def _tick_text(value: float, _: object) -> str:
+    return f"{value:,.10g}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
 
 
 ROW, HEAD, GAP = 1.0, 0.95, 0.25
@@ -218,7 +224,7 @@ def _row_axes(frame: pd.DataFrame, row: str, texts: dict[tuple[str, str], str], 
     left, right = (EM * max(map(len, shown), default=0) + 0.14 for shown in (names, texts.values()))
     height = row_inches * (y + 0.5) + 0.52
     figure, (cell,) = cells(1, (width, height), title=title, keys=keys)
-    axes = place_axes(cell, (width, height), left + 0.04, max(0.2, right), 0.02, 0.5)
+    axes = place_axes(cell, (width, height), left + 0.04, max(0.3, right), 0.02, 0.5)
     axes.set_ylim(y, -0.5)
     axes.set_yticks(list(places.values()), names)
     axes.grid(visible=False, axis="y")
@@ -237,19 +243,20 @@ WHISKER: Look = {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}
 
 @styled
 def bars(frame: pd.DataFrame, ends: pd.DataFrame | None = None, *, x_label: str, value: str = "seconds",
-         title: str = "", limit: float | None = None) -> Figure:  # fmt: skip
+         whisker: str = "lowest to highest", title: str = "", limit: float | None = None) -> Figure:  # fmt: skip
     """Draw stacked bars: one for each row of each arm, work first, then waits, then unattributed time.
 
     Args:
         frame: ``arm, row, part`` and the value; parts that occur twice in a row are added.
         ends: ``arm, row, text`` and, NaN where there is none, ``low, high`` of a whisker and ``mark`` of a thick line.
         value: name of the column with lengths.
+        whisker: what it reaches over.
         limit: end of the axis, such as 100 for percent.
     """
     parts = [part for part in _unique(frame, "part") if frame.loc[frame["part"] == part, value].gt(0).any()]
     keys, tips = part_keys(parts), [] if ends is None else list(ends.itertuples())
     if any(tip.low < tip.high for tip in tips):
-        keys.append(Key("lowest to highest", WHISKER))
+        keys.append(Key(whisker, WHISKER))
     if any(tip.mark == tip.mark for tip in tips):
         keys.append(Key("wall-clock", {"color": INK, "linewidth": 2.4}))
     texts = {(tip.arm, tip.row): tip.text for tip in tips}
@@ -342,9 +349,9 @@ def _mark_versions(axes: Axes, changes: pd.DataFrame, rows: _Rows, longest: floa
                           textcoords="offset points", va="center", size=9, zorder=4)  # fmt: skip
 
 
-WIDEST, NARROWEST_RATIO = 4.0, 1.1  # ratios beyond the first, or below its inverse, end at the plot's edge
-RATIO_TICKS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
-TICKS_APART = 0.2  # of the axis
+ARROW: Look = {"linestyle": "", "markersize": 8}
+RATIO_ENDS = (1.1, 1.25, 1.5, 2.0, 4.0)  # of the axis; ratios beyond the last end at the edge in an arrow
+TICKS_APART = 5.5 * EM  # inches
 
 
 @styled
@@ -361,12 +368,14 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
     verdicts = [word for word in VERDICTS if (frame["verdict"] == word).any()]
     keys = [Key(word, dict(zip(("color", "marker"), VERDICTS[word], strict=True))) for word in verdicts]
     keys.append(Key("too small to matter", {"facecolor": SHADE}))
-    rows = _row_axes(frame, "row", texts, x_label, title=title, keys=keys)
-    axes = rows.axes
     ends = frame[["value", "low", "high"]].to_numpy(float).ravel()
     ends = np.abs(np.log(ends[np.isfinite(ends) & (ends > 0)]))
-    reach = max([NARROWEST_RATIO, *np.exp(ends), *(1 + 1.5 * frame["threshold"])])
-    reach = min(WIDEST, 1.02 * reach)
+    needed = max([*np.exp(ends), *(1 + 1.5 * frame["threshold"])])
+    reach = next((end for end in RATIO_ENDS if end >= needed), RATIO_ENDS[-1])
+    if ((frame[["value", "high"]] > reach).any(axis=1) | (frame[["value", "low"]] < 1 / reach).any(axis=1)).any():
+        keys.append(Key("beyond the axis", ARROW | {"marker": ">", "color": MUTED}))
+    rows = _row_axes(frame, "row", texts, x_label, title=title, keys=keys)
+    axes = rows.axes
     places = [rows.places[str(arm), str(row)] for arm, row in zip(frame["arm"], frame["row"], strict=True)]
     axes.barh(places, 1 + frame["threshold"] - 1 / (1 + frame["threshold"]), 1.0, 1 / (1 + frame["threshold"]),
               facecolor=SHADE)  # fmt: skip
@@ -375,15 +384,19 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
         color, marker = VERDICTS[row.verdict]
         value, low, high = np.clip([row.value, row.low, row.high], 1 / reach, reach)
         axes.plot([low, high], [y, y], color=color, linewidth=1.8, solid_capstyle="butt", clip_on=False)
-        axes.plot([value], [y], color=color, marker=marker, markersize=6, clip_on=False)
+        if value == row.value:
+            axes.plot([value], [y], color=color, marker=marker, markersize=6, clip_on=False)
+        for end, arrow, is_beyond in (
+            (1 / reach, "<", min(row.value, row.low) < 1 / reach),
+            (reach, ">", max(row.value, row.high) > reach),
+        ):
+            if is_beyond:
+                axes.plot([end], [y], **ARROW, marker=arrow, color=color, clip_on=False)
     axes.set_xscale("log")
     axes.set_xlim(1 / reach, reach)
-    ticks = [1.0]
-    for tick in sorted(RATIO_TICKS, key=lambda tick: -abs(np.log(tick))):  # the outer ones first
-        apart = min(abs(np.log(tick / other)) for other in ticks) / (2 * np.log(reach))
-        if 1 / reach <= tick <= reach and apart >= TICKS_APART:
-            ticks.append(tick)
-    axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)], minor=False)
+    has_room = axes.get_window_extent().width / rows.figure.dpi > 4 * TICKS_APART
+    ticks = reach ** np.linspace(-1, 1, 5 if has_room and reach == RATIO_ENDS[-1] else 3)
+    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
     axes.minorticks_off()
     return rows.figure
 
@@ -391,8 +404,8 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
 def _ratio_text(row: Any) -> str:
     if row.value != row.value:
         return "-"
-    interval = f" [{row.low:.2f}, {row.high:.2f}]" if row.low == row.low else ""
-    return f"{row.value:.2f}{interval}"
+    value, low, high = (f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}" for ratio in (row.value, row.low, row.high))
+    return f"{value} [{low}, {high}]" if row.low == row.low else value
 
 
 @styled

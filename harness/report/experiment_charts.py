@@ -20,7 +20,7 @@ from harness.compare.numbers import listed, number, percent, plural
 from harness.compare.remarks.time import stage_seconds
 from harness.compare.run_frame import TIMING, UNATTRIBUTED
 from harness.compare.stats import t_interval
-from harness.compare.steadiness import mark
+from harness.compare.steadiness import MARK, mark
 from harness.compare.sync import SyncPoint
 from harness.compare.syncs import PARTS, arm_syncs, pooled
 from harness.core.trace import Span, Stage
@@ -283,6 +283,8 @@ def stages_chart(experiment: Experiment) -> Chart | None:
     if any(bar.row.startswith("busy") for bar in bars):
         says += " Busy: added over processes that work side by side. Critical path: what the loop waited for."
         says += " In brackets: of how many runs, where not all kept their spans."
+    if any(bar.text.endswith(MARK) for bar in bars):
+        says += f" {MARK}: still drifting after warm-up."
     title, table = "Seconds of a training step by stage", critical_path_table(experiment)
     return _bars(experiment, "stages", title, says, bars, table, x_label="seconds per training step")
 
@@ -315,9 +317,10 @@ def sync_chart(experiment: Experiment) -> Chart | None:
             text = f"{number(whole.mean())} ms, {number(size / whole.mean())} GB/s"
             bars.append(Bar(arm, syncs[0].transport, lengths, text, low, high))
     moved = "; ".join(f"{size} MB{'' if len(sizes) == 1 else f' in {listed(own)}'}" for size, own in sizes.items())
-    says = f"Means over the measured training steps of {moved}; whiskers: publish to loaded, 10th to 90th percentile."
+    says = f"Means over the measured training steps of {moved}. The number and the whisker: publish to loaded."
     table, title = sync_table(experiment), "What a weight sync is made of"
-    return _bars(experiment, "sync", title, says, bars, table, x_label="milliseconds per sync")
+    axis: dict[str, Any] = {"x_label": "milliseconds per sync", "whisker": "10th to 90th percentile"}
+    return _bars(experiment, "sync", title, says, bars, table, **axis)
 
 
 def lag_chart(experiment: Experiment) -> Chart | None:

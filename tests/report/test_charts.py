@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from harness.compare.experiment import gather
@@ -193,13 +195,51 @@ def test_a_forest_has_an_interval_a_colour_and_a_number_for_each_row() -> None:
     (axes,) = _axes(figure)
     lines = [line for line in axes.lines[1:] if len(np.asarray(line.get_xdata())) == 2]
     assert [list(np.asarray(line.get_xdata())) for line in lines[:2]] == [[0.7, 0.9], [1.2, 4.0]]
+    assert _arrows(axes) == [(">", 4.0)]
     assert [to_hex(line.get_color()) for line in lines] == [VERDICTS[word][0] for word in frame["verdict"]]
     assert [text.get_text() for text in axes.texts] == ["0.80 [0.70, 0.90]", "1.30 [1.20, 9.00]", "-"]
     band = axes.patches[0]
     assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((1 / 1.03, 1.03))  # type: ignore[attr-defined]
     assert axes.get_xscale() == "log"
     assert 1.0 in axes.get_xticks()
-    assert _legend(figure) == ["faster", "slower", "cannot tell", "too small to matter"]
+    assert _legend(figure) == ["faster", "slower", "cannot tell", "too small to matter", "beyond the axis"]
+
+
+def _arrows(axes: Axes) -> list[tuple[object, float]]:
+    """Return (direction, place) of the arrows at the edges."""
+    return [(line.get_marker(), _xs(line)[0]) for line in axes.lines if line.get_marker() in ("<", ">")]
+
+
+def _xs(line: Line2D) -> list[float]:
+    return [float(x) for x in np.asarray(line.get_xdata())]
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high"), [(0.995, 1.0, 1.005), (0.9, 1.0, 1.2), (0.01, 1.0, 90.0), (5.0, 20, 1e4)]
+)
+def test_ticks_of_a_forest_stand_apart_and_arrows_point_at_what_lies_beyond(
+    low: float, value: float, high: float
+) -> None:
+    rows = [("arm", f"{name} {'long ' * 4}", value, low, high, "cannot tell", 0.03) for name in "ab"]
+    figure = charts.forest(_frame("arm row value low high verdict threshold", *rows), x_label="ratio")
+    (axes,) = _axes(figure)
+    figure.draw_without_rendering()
+    boxes = [tick.label1.get_window_extent() for tick in axes.xaxis.get_major_ticks()]
+    assert len(boxes) >= 3
+    assert all(left.x1 + 5 < right.x0 for left, right in pairwise(boxes))
+    points = [_xs(line) for line in axes.lines if line.get_marker() == VERDICTS["cannot tell"][1]]
+    beyond = [] if low > 0.25 else [("<", 0.25)]
+    assert _arrows(axes) == [*beyond, *([(">", 4.0)] if high > 4 else [])] * 2
+    assert points == [[value]] * (2 if value < 4 else 0)  # elsewhere the arrow stands in the point's place
+    assert ("beyond the axis" in _legend(figure)) == (high > 4)
+
+
+def test_tiny_numbers_are_written_at_their_ticks() -> None:
+    frame = _frame("arm seed x value panel", *[("a", 0, step, step * 1e-8, "A") for step in range(-2, 3)])
+    (axes,) = _axes(figure := charts.curves(frame, [Panel("A", "loss")]))
+    figure.draw_without_rendering()
+    assert "\N{MINUS SIGN}1e\N{MINUS SIGN}8" in [tick.get_text() for tick in axes.get_yticklabels()]
+    assert axes.yaxis.get_offset_text().get_text() == ""
 
 
 def test_scatter_sizes_and_lags_show_their_points() -> None:

@@ -321,7 +321,7 @@ def test_a_sync_is_the_means_of_its_parts(lagged: Path) -> None:
     assert [text.get_text() for text in axes.texts] == ["40.0 ms, 0.500 GB/s", "60.0 ms, 0.333 GB/s"]
     names = [tick.get_text() for tick in axes.get_yticklabels()]
     assert names == ["nixl", "object_store"]
-    assert "of 20.0 MB;" in chart.says
+    assert "of 20.0 MB." in chart.says
 
 
 def test_lag_is_a_histogram_of_trained_rollouts(lagged: Path) -> None:
