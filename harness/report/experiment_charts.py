@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from harness.compare.sync import SyncPoint
 from harness.compare.syncs import PARTS, arm_syncs, pooled
 from harness.core.trace import Span, Stage
 from harness.report import charts
-from harness.report.charts import Panel
+from harness.report.charts import NOWHERE, SECONDS, Bar, Panel
 from harness.report.document import Chart, Table
 from harness.report.tables import (
     critical_path_table,
@@ -50,11 +50,9 @@ MOST_PANELS = 60
 SIDE_BY_SIDE = 0.02
 """Share of a step by which stages add up to more than it where processes work side by side."""
 REWARD, LENGTH = "validation reward", "tokens per response"
-SECONDS: tuple[str, Literal["seconds"]] = ("seconds of the loop", "seconds")
-OPTIMIZER_STEP, ZERO_VARIANCE = "optimizer step", "zero_variance_fraction"
+INNER, ZERO_VARIANCE = "optimizer step", "zero_variance_fraction"
 KL_UNITS = {"k3": "k3, nats per token", "exact": "exact, nats per token", "k1_sum": "k1, nats per response"}
 EVALUATE = TIMING + Stage.EVALUATE
-NOWHERE = float("nan")
 
 
 def _frame(rows: Sequence[tuple[Any, ...]], columns: str) -> pd.DataFrame:
@@ -81,14 +79,11 @@ class Curve(NamedTuple):
 NORM = Panel("Gradient norm before clipping", "L2 norm", scale="wide")
 CLIP = Panel("Clip fraction", "share of response tokens", scale="zero")
 REWARDS, LENGTHS = Panel("Reward over training steps", REWARD), Panel("Response length", LENGTH)
-INNER: Any = {"x_label": OPTIMIZER_STEP}
 CURVES = (
     Curve("reward", REWARDS, "reward"),
-    Curve("reward", Panel("Reward over seconds", REWARD, *SECONDS, y_of=REWARDS.title), "reward"),
+    Curve("reward", Panel("Reward over seconds", REWARD, SECONDS), "reward"),
     Curve("reward", LENGTHS, "length"),
-    Curve("reward", Panel("Response length over seconds", LENGTH, *SECONDS, y_of=LENGTHS.title), "length"),
-    Curve("learning", REWARDS, "reward"),
-    Curve("learning", NORM, "grad_norm", beside=True),
+    Curve("reward", Panel("Response length over seconds", LENGTH, SECONDS), "length"),
     Curve("training", Panel("Training reward", "mean of the fresh rollouts"), "reward/total"),
     Curve("training", Panel("Loss", "mean over optimizer steps"), "loss"),
     Curve("training", Panel("Groups without a signal", "share with equal rewards", scale="zero"), ZERO_VARIANCE, True),
@@ -101,17 +96,16 @@ CURVES = (
     Curve("kl", Panel("Reward over the same steps", REWARD), "reward", beside=True),
     Curve("stability", NORM, "grad_norm"),
     Curve("stability", CLIP, "clip_fraction"),
-    Curve("optimizer_steps", Panel("Training reward", "mean of the fresh rollouts", **INNER), "reward/total"),
-    Curve("optimizer_steps", Panel("Validation reward", REWARD, **INNER), "reward"),
-    Curve("optimizer_steps", Panel("Loss", "loss", **INNER), "loss"),
-    Curve("optimizer_steps", replace(NORM, scale="zero", **INNER), "grad_norm"),
-    Curve("optimizer_steps", replace(CLIP, **INNER), "clip_fraction"),
-    Curve("optimizer_steps", Panel("KL penalty", "before its weight, nats per token", **INNER), "kl/penalty"),
+    Curve("optimizer_steps", Panel("Training reward", "mean of the fresh rollouts", INNER), "reward/total"),
+    Curve("optimizer_steps", Panel("Validation reward", REWARD, INNER), "reward"),
+    Curve("optimizer_steps", Panel("Loss", "loss", INNER), "loss"),
+    Curve("optimizer_steps", replace(NORM, scale="zero", x_label=INNER), "grad_norm"),
+    Curve("optimizer_steps", replace(CLIP, x_label=INNER), "clip_fraction"),
+    Curve("optimizer_steps", Panel("KL penalty", "before its weight, nats per token", INNER), "kl/penalty"),
     Curve("step_time", Panel("Seconds of a training step", "seconds", scale="zero"), "wall_s"),
 )
 SENTENCES = {
     "reward": ("Validation reward and response length", "First to last evaluation."),
-    "learning": ("What each learned", "Crosses: a run diverged."),
     "training": ("Training steps", "Numbers of the training steps themselves."),
     "kl": ("KL divergence", "Estimated on the sampled tokens; biased where an older policy sampled them."),
     "stability": ("Gradient norm and clip fraction", "Of the training steps."),
@@ -124,39 +118,39 @@ SENTENCES = {
 def curve_charts(experiment: Experiment) -> dict[str, Chart]:
     """Return the charts of curves that have a point, by their keys."""
     members = experiment.members
-    left_out = {"learning"} if len(experiment.arms) < 2 else set[str]()
-    left_out |= set() if any(map(any, (each.table.optimizer_steps for each in members))) else {"optimizer_steps"}
-    known = [curve for curve in CURVES if any(len(_points(each, curve.panel, curve.name)[0]) for each in members)]
-    by_chart = {key: [curve for curve in known if curve.chart == key] for key in SENTENCES if key not in left_out}
+    has_inner = any(map(any, (each.table.optimizer_steps for each in members)))
+    shown = dict[str, list[Curve]]()
+    for curve in CURVES:
+        if any(len(_points(each, curve.panel, curve.name)[0]) for each in members):
+            shown.setdefault(curve.chart, []).append(curve)
     return {
         key: _curve_chart(experiment, key, curves)
-        for key, curves in by_chart.items()
-        if not all(curve.beside for curve in curves)
+        for key, curves in shown.items()
+        if not all(curve.beside for curve in curves) and (has_inner or key != "optimizer_steps")
     }
 
 
 def _curve_chart(experiment: Experiment, key: str, curves: Sequence[Curve]) -> Chart:
     title, says = SENTENCES[key]
     runs = list(zip(experiment.labels, experiment.members, strict=True))
+    targets = sorted({each.figures["reward_target"] for _, each in runs if each.figures["reward_target"]})
+    levels = {f"target {target:g}": target for target in targets}
+    panels = [replace(panel, levels=levels) if panel.y_label == REWARD else panel for _, panel, *_ in curves]
+    lost = [(arm, each.figures["divergence"]) for arm, each in runs if key == "reward"]
+    crosses = [(arm, REWARDS.title, "diverged", found.step, 0.0) for arm, found in lost if found is not None]
 
     def draw() -> Figure:
-        targets = sorted({each.figures["reward_target"] for _, each in runs if each.figures["reward_target"]})
-        levels = {f"target {target:g}": target for target in targets}
-        panels = [replace(panel, levels=levels) if panel.y_label == REWARD else panel for _, panel, *_ in curves]
         lines = [
             (arm, seed, panel.title, *_points(member, panel, name))
             for _, panel, name, _ in curves
             for seed, (arm, member) in enumerate(runs)
         ]
-        lost = [(arm, each.figures["divergence"]) for arm, each in runs if key == "learning"]
-        crosses = [(arm, REWARDS.title, "diverged", found.step, 0.0) for arm, found in lost if found is not None]
-        return charts.curves(
-            *(_curve_frame(lines), panels),
-            arms=list(experiment.arms),
-            marks=_frame(crosses, "arm panel name x y") if crosses else None,
-            title=f"{experiment.title}: {title}",
-        )
+        marks = _frame(crosses, "arm panel name x y") if crosses else None
+        heading = f"{experiment.title}: {title}"
+        return charts.curves(_curve_frame(lines), panels, arms=list(experiment.arms), marks=marks, title=heading)
 
+    if crosses:
+        says += " Crosses: a run diverged."
     if len(runs) > len(experiment.arms):
         says += " A line is the mean of the runs, its band runs from the lowest to the highest of them."
     return Chart(key, title, says, draw)
@@ -165,10 +159,10 @@ def _curve_chart(experiment: Experiment, key: str, curves: Sequence[Curve]) -> C
 def _points(member: Member, panel: Panel, name: str) -> tuple[Numbers, Numbers]:
     """Return x and y of a run; none of a metric that is never finite."""
     table, steps, rewards = member.table, member.table.steps["step"], member.table.rewards
-    is_inner = panel.x_label == OPTIMIZER_STEP
+    is_inner = panel.x_label == INNER
     if name in ("reward", "length"):
         y = getattr(rewards, name)
-        x, known = rewards.elapsed_s if panel.over == "seconds" else rewards.step, np.isfinite(y)
+        x, known = rewards.elapsed_s if panel.x_label == SECONDS else rewards.step, np.isfinite(y)
     elif name == "wall_s":
         x, y, known = steps, table.steps["wall_s"], table.steps["wall_s"] > 0
     elif is_inner and name != "reward/total":
@@ -206,7 +200,7 @@ def grid_chart(experiment: Experiment) -> Chart | None:
     names = list(dict.fromkeys(panel for _, _, panel, _, _ in lines))
     if not 0 < len(names) <= MOST_PANELS:
         return None
-    panels = [Panel(name, REWARD, y_of=names[0] if place else None) for place, name in enumerate(names)]
+    panels = [Panel(name, REWARD) for name in names]
     arms = list(dict.fromkeys(arm for arm, *_ in lines))
     title = "Validation reward for each combination of values"
     return Chart(
@@ -222,18 +216,6 @@ def _named(keys: Sequence[str], member: Member) -> str:
 # ---- bars
 
 
-class Bar(NamedTuple):
-    """A stacked bar of an arm: lengths by part, what stands at its end, a whisker, and where a thick line stands."""
-
-    arm: str
-    row: str
-    parts: Mapping[str, float]
-    text: str = ""
-    low: float = NOWHERE
-    high: float = NOWHERE
-    mark: float = NOWHERE
-
-
 def _bars(
     experiment: Experiment,
     key: str,
@@ -244,18 +226,8 @@ def _bars(
     **axis: Any,
 ) -> Chart | None:
     """Return a chart of bars; None where there are none."""
-
-    def draw() -> Figure:
-        parts = [(bar.arm, bar.row, part, length) for bar in bars for part, length in bar.parts.items()]
-        ends = [(bar.arm, bar.row, *bar[3:]) for bar in bars]
-        return charts.bars(
-            *(_frame(parts, "arm row part length"), _frame(ends, "arm row text low high mark")),
-            value="length",
-            title=f"{experiment.title}: {title}",
-            **axis,
-        )
-
-    return Chart(key, title, says, draw, table) if bars else None
+    heading = f"{experiment.title}: {title}"
+    return Chart(key, title, says, lambda: charts.bars(bars, title=heading, **axis), table) if bars else None
 
 
 def stages_chart(experiment: Experiment) -> Chart | None:
@@ -470,7 +442,7 @@ def shown_steps(evaluate_s: Sequence[float] | Numbers) -> tuple[int, int]:
 
 def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
     """Draw a few steps of each run, at least one, one above the other on one scale of seconds."""
-    spans, changes, windows = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    spans, changes, windows = list[tuple[Any, ...]](), list[tuple[Any, ...]](), dict[str, tuple[float, str]]()
     for part in excerpts:
         steps, ends_s = part.steps["step"], part.steps["elapsed_s"]
         first, last = shown_steps(part.steps.get(EVALUATE, [0.0] * len(steps)))
@@ -481,15 +453,12 @@ def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
         for span in sorted(inside, key=lambda span: order[span.lane]):
             times = ((max(span.start_ns, low) - low) / 1e9, (min(span.end_ns, high) - low) / 1e9)
             spans.append((part.name, span.lane, span.stage.value, *times))
-        placed = [(item.lane, part.origin_ns + round(item.elapsed_s * 1e9), item.version) for item in part.changes]
-        changes += [(part.name, lane, (at - low) / 1e9, version) for lane, at, version in placed if low <= at <= high]
-        text = f"training steps {steps[first]:.0f} to {steps[last]:.0f} in {number((high - low) / 1e9)} s"
-        windows.append((part.name, (high - low) / 1e9, text))
-    return charts.timeline(
-        *(_frame(spans, "arm lane stage start_s end_s"), _frame(changes, "arm lane at_s version")),
-        _frame(windows, "arm seconds text"),
-        title=title,
-    )
+        placed = [(part.origin_ns + round(item.elapsed_s * 1e9), item) for item in part.changes]
+        changes += [(part.name, item.lane, (at - low) / 1e9, item.version) for at, item in placed if low <= at <= high]
+        seconds = (high - low) / 1e9
+        windows[part.name] = seconds, f"training steps {steps[first]:.0f} to {steps[last]:.0f} in {number(seconds)} s"
+    frames = _frame(spans, "arm lane stage start_s end_s"), _frame(changes, "arm lane at_s version")
+    return charts.timeline(*frames, windows, title=title)
 
 
 def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart:

@@ -101,7 +101,7 @@ def _cores_chart(experiment: Experiment, counted: Sequence[Counted]) -> Chart | 
     if not rows:
         return None
     arms = dict.fromkeys(arm for *_, arm in rows)
-    panels = [Panel(arm, "cores", "seconds of the loop", "seconds", "zero") for arm in arms]
+    panels = [Panel(arm, "cores", charts.SECONDS, "zero") for arm in arms]
 
     def draw() -> Figure:
         import pandas as pd

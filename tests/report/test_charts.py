@@ -32,7 +32,7 @@ from harness.report.canvas import (
     arm_looks,
     save,
 )
-from harness.report.charts import Panel
+from harness.report.charts import SECONDS, Bar, Panel
 
 NAN = float("nan")
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -83,7 +83,7 @@ def test_a_line_is_the_mean_of_the_seeds_and_its_band_reaches_to_the_lowest_and_
 
 def test_over_seconds_the_nth_values_are_averaged_with_their_times() -> None:
     frame = _frame("arm seed x value panel", ("a", 0, 1.0, 0.2, "S"), ("a", 0, 3.0, 0.4, "S"), ("a", 1, 2.0, 0.4, "S"))
-    (axes,) = _axes(charts.curves(frame, [Panel("S", "reward", "seconds", "seconds")]))
+    (axes,) = _axes(charts.curves(frame, [Panel("S", "reward", SECONDS)]))
     assert _points(axes) == [(1.5, pytest.approx(0.3)), (3.0, 0.4)]  # the second seed ended early
 
 
@@ -103,7 +103,7 @@ def test_numbers_that_are_none_are_gaps_and_steps_are_whole() -> None:
 
 def test_long_lines_are_thinned_to_means_with_the_ends_kept() -> None:
     frame = _frame("arm seed x value", *[("a", 0, step, float(step % 5 == 0)) for step in range(1000)])
-    line = charts.mean_line(frame, "steps")
+    line = charts.mean_line(frame, "training step")
     assert len(line) == 200
     assert line.iloc[0].tolist() == [2.0, 0.2, 0.0, 1.0]
 
@@ -132,19 +132,15 @@ def test_crosses_stand_where_they_are_told() -> None:
     assert _legend(figure)[-1] == "diverged"
 
 
-BARS = _frame(
-    "arm row part seconds",
-    ("k1", "busy", "update", 0.5), ("k1", "busy", "generate", 0.3), ("k1", "busy", "generate", 0.1),
-    ("k1", "critical path", "unattributed", 0.2), ("k1", "critical path", "wait_for_batch", 0.4),
-    ("k1", "critical path", "update", 0.5), ("k2", "busy", "update", 1.0),
-)  # fmt: skip
-ENDS = _frame(
-    "arm row text low high mark", ("k1", "busy", "0.90 s", 0.8, 1.0, NAN), ("k2", "busy", "1.00 s", NAN, NAN, 1.1)
-)
+BARS = [
+    Bar("k1", "busy", {"update": 0.5, "generate": 0.4}, "0.90 s", 0.8, 1.0),
+    Bar("k1", "critical path", {"unattributed": 0.2, "wait_for_batch": 0.4, "update": 0.5}),
+    Bar("k2", "busy", {"update": 1.0, "score": 0.0}, "1.00 s", mark=1.1),
+]
 
 
 def test_bars_stack_work_then_waits_then_the_rest() -> None:
-    figure = charts.bars(BARS, ENDS, x_label="seconds per training step")
+    figure = charts.bars(BARS, x_label="seconds per training step")
     (axes,) = _axes(figure)
     assert _widths(axes, "generate") == [(0.0, 0.4)]
     assert _widths(axes, "update") == [(0.4, 0.5), (0.0, 0.5), (0.0, 1.0)]
@@ -174,7 +170,7 @@ def test_the_timeline_shows_every_span_and_marks_versions() -> None:
         ("sync", "learner", 0.11, 0),
         ("sync", "learner", 1.0, 1),
     )
-    windows = _frame("arm seconds text", ("sync", 1.0, "training step 3 in 1.00 s"), ("lag", 2.0, "no spans"))
+    windows = {"sync": (1.0, "training step 3 in 1.00 s"), "lag": (2.0, "no spans")}
     figure = charts.timeline(spans, changes, windows)
     (axes,) = _axes(figure)
     assert _rectangles(axes, "update") == [(0.4, 1.0)]
@@ -247,11 +243,8 @@ def test_scatter_sizes_and_lags_show_their_points() -> None:
         "arm x x_low x_high y y_low y_high", ("a", 1.0, 0.5, 1.5, 2.0, 1.8, 2.4), ("b", 2.0, NAN, NAN, 3.0, NAN, NAN)
     )
     (axes,) = _axes(charts.scatter(pair, x_label="seconds (low is good)", y_label="reward"))
-    assert [_points(axes, place) for place in (0, 1, 2)] == [
-        [(0.5, 2.0), (1.5, 2.0)],
-        [(1.0, 1.8), (1.0, 2.4)],
-        [(1.0, 2.0)],
-    ]
+    assert [_points(axes, place) for place in (0, 1)] == [[(1.0, 2.0)], [(2.0, 3.0)]]
+    assert _segments(axes)[:2] == [[[0.5, 2.0], [1.5, 2.0]], [[1.0, 1.8], [1.0, 2.4]]]
     syncs = _frame(
         "panel arm megabytes ms low_ms high_ms", ("1", "nixl", 1.0, 2.0, 1.5, 2.5), ("1", "nixl", 10.0, 4.0, 3.0, 9.0)
     )
@@ -260,34 +253,37 @@ def test_scatter_sizes_and_lags_show_their_points() -> None:
     (axes,) = _axes(figure)
     assert _points(axes) == [(1.0, 2.0), (10.0, 4.0)]
     assert _points(axes, 1) == [(1.0, 0.1), (10.0, 1.0)]
-    reach = axes.collections[0].get_segments()  # type: ignore[attr-defined]
-    assert np.asarray(reach).tolist() == [[[1.0, 1.5], [1.0, 2.5]], [[10.0, 3.0], [10.0, 9.0]]]
+    assert _segments(axes) == [[[1.0, 1.5], [1.0, 2.5]], [[10.0, 3.0], [10.0, 9.0]]]
     assert (axes.get_xscale(), axes.get_yscale(), _legend(figure)) == ("log", "log", ["nixl", "plain copy in memory"])
     figure = charts.lags(_frame("arm lag rollouts", ("a", 0, 1), ("a", 2, 3), ("b", 1, 4)))
     first, second = _axes(figure)
     assert [round(bar.get_height(), 9) for bar in first.patches] == [0.25, 0.0, 0.75]  # type: ignore[attr-defined]
-    assert [text.get_text() for text in first.texts] == ["25%", "75%"]
+    assert [text.get_text() for text in first.texts] == ["25%", "", "75%"]
     assert figure.subfigs[0].texts[0].get_text() == "a: mean 1.5"
     assert second.get_xlim() == first.get_xlim()
+
+
+def _segments(axes: Axes) -> list[list[list[float]]]:
+    """Return the whiskers, each from its lower to its upper end."""
+    return [np.asarray(own).tolist() for lines in axes.collections for own in lines.get_segments()]  # type: ignore[attr-defined]
 
 
 def _of_names(names: tuple[str, ...]) -> dict[str, Callable[[], Figure]]:
     rows = [(name, 0, step, float(step), "A") for name in names for step in (0, 1)]
     spans = _frame("arm lane stage start_s end_s step", *[(name, name, "generate", 0.0, 1.0, 0) for name in names])
-    windows = _frame("arm seconds text", *[(name, 1.0, name) for name in names])
+    windows = {name: (1.0, name) for name in names}
     changes = _frame("arm lane at_s version", *[(name, name, 0.5, 1) for name in names])
     forest = _frame(
         "arm row value low high verdict threshold", *[(name, name, 1.1, 1.0, 1.2, "same", 0.03) for name in names]
     )
-    bars = _frame("arm row part seconds", *[(name, name, name, 1.0) for name in names])
+    bars = [Bar(name, name, {name: 1.0}, "1 s") for name in names]
     pair = _frame("arm x x_low x_high y y_low y_high", *[(name, 1.0, NAN, NAN, 2.0, NAN, NAN) for name in names])
     syncs = _frame("panel arm megabytes ms low_ms high_ms", *[(name, name, 1.0, 2.0, 1.0, 3.0) for name in names])
     lags = _frame("arm lag rollouts", *[(name, 1, 2) for name in names])
-    ends = _frame("arm row text low high mark", *[(name, name, "1 s", NAN, NAN, NAN) for name in names])
     title = names[-1]
     return {
         "curves": lambda: charts.curves(_frame("arm seed x value panel", *rows), [Panel("A", title)], title=title),
-        "bars": lambda: charts.bars(bars, ends, x_label=title, title=title),
+        "bars": lambda: charts.bars(bars, x_label=title, title=title),
         "timeline": lambda: charts.timeline(spans, changes, windows, title=title),
         "forest": lambda: charts.forest(forest, x_label=title, title=title),
         "scatter": lambda: charts.scatter(pair, x_label=title, y_label=title, title=title),
