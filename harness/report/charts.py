@@ -428,36 +428,33 @@ CHOICES = (TIMELINE, 4.4)
 
 
 @picture_style()
-def choices(frame: pd.DataFrame, takes: pd.DataFrame, *, names: Sequence[str] = (), x_label: str, y_label: str,
-            heading: str = "", title: str = "") -> Figure:  # fmt: skip
+def choices(frame: pd.DataFrame, *, names: Sequence[str] = (), x_label: str, y_label: str, heading: str = "",
+            title: str = "") -> Figure:  # fmt: skip
     """Draw what each choice brings, with its interval: a line for each arm over numbers, points over names.
 
     Args:
-        frame: ``arm, x, value, low, high, is_extrapolated``; of names, x is the place among ``names``.
-        takes: ``arm, x, value, text``: the choice that is marked.
+        frame: ``arm, x, value, low, high, is_extrapolated, text``; of names, x is the place among ``names``; the text
+            marks the choice to take, and is empty at the others.
         heading: stands above the axes.
     """
     import numpy as np
 
-    arms = _unique(frame, "arm")
-    looks, hollow = arm_looks(arms), Look(markerfacecolor=SURFACE, linestyle="")
+    arms, hollow = _unique(frame, "arm"), Look(markerfacecolor=SURFACE, linestyle="")
+    looks = arm_looks(arms)
     keys = {label(arm): looks[arm] for arm in arms if arm} | {"90% interval": {"color": MUTED, "marker": "|"}}
     keys |= {"EXTRAPOLATING": {"color": MUTED, "marker": "o"} | hollow} if frame["is_extrapolated"].any() else {}
     figure, (cell,) = cells(1, CHOICES, title=title, keys=keys)
     axes = _panel_axes(cell, heading, y_label, x_label, CHOICES)
     for place, (arm, own) in enumerate(frame.sort_values("x", kind="stable").groupby("arm", sort=False)):
-        look, apart = looks[str(arm)], (place - (len(arms) - 1) / 2) * 0.12 if names else 0.0
+        look = looks[str(arm)] | {"linestyle": "" if names else "-"}
+        own = own.assign(x=own["x"] + ((place - (len(arms) - 1) / 2) * 0.12 if names else 0.0))
         reach = (own["value"] - own["low"], own["high"] - own["value"])
-        line = Look(linestyle="") if names else Look()
-        axes.errorbar(own["x"] + apart, own["value"], reach, **look | line, markersize=5, elinewidth=1.2, capsize=3)
+        axes.errorbar(own["x"], own["value"], reach, **look, markersize=5, elinewidth=1.2, capsize=3)
         outside = own[own["is_extrapolated"]]
-        axes.plot(outside["x"] + apart, outside["value"], **look | hollow, markersize=5)
-    for take in takes.itertuples():
-        color = looks[str(take.arm)]["color"]
-        if not names:
-            axes.axvline(take.x, color=color, linewidth=1.0, linestyle=":")
-        axes.annotate(label(take.text), (take.x, take.value), (8, -16), textcoords="offset points", color=color,
-                      weight="bold", bbox={"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.7})  # fmt: skip
+        axes.plot(outside["x"], outside["value"], **look | hollow, markersize=5, zorder=3)
+        for take in own[own["text"] != ""].itertuples():
+            axes.annotate(label(take.text), (take.x, take.low), (0, -14), textcoords="offset points", weight="bold",
+                          color=look["color"], ha="center")  # fmt: skip
     axes.set_ylim(bottom=0)
     low, high = frame["x"].min(), frame["x"].max()
     _set_ticks(axes, whole_x=bool((frame["x"] % 1 == 0).all()))
@@ -472,10 +469,6 @@ def choices(frame: pd.DataFrame, takes: pd.DataFrame, *, names: Sequence[str] = 
     return figure
 
 
-MOST_NUMBERS = 9  # bars with their percentages above them
-LAG_INCHES = 1.75
-
-
 @picture_style()
 def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> Figure:
     """Draw how old the rollouts were that each arm trained on: a histogram of lag in policy versions, as shares.
@@ -485,22 +478,17 @@ def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> F
     """
     import seaborn as sns
 
-    names, size, highest = _unique(frame, "arm"), (PANEL, LAG_INCHES), int(frame["lag"].max())
-    looks = arm_looks(list(arms) or names)
-    figure, parts = cells(len(names), size, title=title, keys={}, columns=2)
-    for (name, own), cell in zip(frame.groupby("arm", sort=False), parts, strict=True):
-        axes = place_axes(cell, size, 0.6, 0.15, 0.32, 0.5)
-        mean = (own["lag"] * own["rollouts"]).sum() / own["rollouts"].sum()
-        heading = f"{label(str(name), int(PANEL / EM) - 12)}: mean {mean:.2g}"
-        cell.text(0.08 / PANEL, 1 - 0.06 / LAG_INCHES, heading, weight="bold", va="top")
-        sns.histplot(own, x="lag", weights="rollouts", discrete=True, stat="probability", shrink=0.8, ax=axes,
-                     color=looks[str(name)]["color"], alpha=1.0, linewidth=0)  # fmt: skip
-        if highest < MOST_NUMBERS:
-            columns: Any = axes.containers[0]
-            texts = [f"{share:.0%}" if share >= 0.01 else "<1%" if share else "" for share in columns.datavalues]
-            axes.bar_label(columns, texts, padding=2, size=9.5)
-        axes.set(xlim=(-0.6, highest + 0.6), ylim=(0.0, 1.2), ylabel="", xlabel="lag, in policy versions")
-        axes.set_yticks([0.0, 0.5, 1.0], ["0%", "50%", "100%"])
-        axes.locator_params(axis="x", integer=True)
-        axes.grid(visible=False, axis="x")
+    looks, names = arm_looks(list(arms) or _unique(frame, "arm")), _unique(frame, "arm")
+    rollouts = frame["rollouts"].groupby(frame["arm"])
+    means = (frame["lag"] * frame["rollouts"]).groupby(frame["arm"]).sum() / rollouts.sum()
+    keys = {f"{label(name)}: mean {means[name]:.2g}": {"facecolor": looks[name]["color"]} for name in names}
+    figure, (cell,) = cells(1, (PANEL, HEIGHT), title=title, keys=keys)
+    axes = _panel_axes(cell, "Share of the rollouts of each arm", "", "lag, in policy versions")
+    share = frame["rollouts"] / rollouts.transform("sum")
+    sns.barplot(frame.assign(share=share), x="lag", y="share", hue="arm", hue_order=names, native_scale=True, ax=axes,
+                palette=[looks[name]["color"] for name in names], saturation=1, legend=False)  # fmt: skip
+    axes.set(ylim=(0.0, 1.0), ylabel="", xlabel="lag, in policy versions")
+    axes.set_yticks([0.0, 0.5, 1.0], ["0%", "50%", "100%"])
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(visible=False, axis="x")
     return figure
