@@ -320,7 +320,6 @@ def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: Mapping[str, t
 
 ARROW: Look = {"linestyle": "", "markersize": 8}
 RATIO_ENDS = (1.1, 1.25, 1.5, 2.0, 4.0)  # of the axis; ratios beyond the last end at the edge in an arrow
-TICKS_APART = 5.5 * EM  # inches
 
 
 @picture_style()
@@ -360,9 +359,7 @@ def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
                 axes.plot([end], [y], **ARROW, marker=arrow, color=color, clip_on=False)
     axes.set_xscale("log")
     axes.set_xlim(1 / reach, reach)
-    has_room = axes.get_window_extent().width / figure.dpi > 4 * TICKS_APART
-    ticks = reach ** np.linspace(-1, 1, 5 if has_room and reach == RATIO_ENDS[-1] else 3)
-    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.set_xticks(ticks := [1 / reach, 1.0, reach], [f"{tick:.3g}" for tick in ticks])
     axes.minorticks_off()
     return figure
 
@@ -481,12 +478,13 @@ def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> F
     looks, names = arm_looks(list(arms) or _unique(frame, "arm")), _unique(frame, "arm")
     rollouts = frame["rollouts"].groupby(frame["arm"])
     means = (frame["lag"] * frame["rollouts"]).groupby(frame["arm"]).sum() / rollouts.sum()
-    keys = {f"{label(name)}: mean {means[name]:.2g}": {"facecolor": looks[name]["color"]} for name in names}
+    palette = {name: looks[name]["color"] for name in names}
+    keys = {f"{label(name)}: mean {means[name]:.2g}": {"facecolor": palette[name]} for name in names}
     figure, (cell,) = cells(1, (PANEL, HEIGHT), title=title, keys=keys)
     axes = _panel_axes(cell, "Share of the rollouts of each arm", "", "lag, in policy versions")
-    share = frame["rollouts"] / rollouts.transform("sum")
-    sns.barplot(frame.assign(share=share), x="lag", y="share", hue="arm", hue_order=names, native_scale=True, ax=axes,
-                palette=[looks[name]["color"] for name in names], saturation=1, legend=False)  # fmt: skip
+    shares = frame.assign(share=frame["rollouts"] / rollouts.transform("sum"))
+    sns.barplot(shares, x="lag", y="share", estimator="sum", errorbar=None, native_scale=True, hue="arm",
+                palette=palette, saturation=1, legend=False, ax=axes)  # fmt: skip
     axes.set(ylim=(0.0, 1.0), ylabel="", xlabel="lag, in policy versions")
     axes.set_yticks([0.0, 0.5, 1.0], ["0%", "50%", "100%"])
     axes.locator_params(axis="x", integer=True)

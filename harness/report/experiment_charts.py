@@ -5,7 +5,6 @@ Whether there is a chart is known at once; its frames are made where somebody wa
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -35,7 +34,7 @@ from harness.report.tables import (
     sync_table,
     window_words,
 )
-from harness.results.frames import Numbers, RunTable, over_optimizer_steps
+from harness.results.frames import Numbers, over_optimizer_steps
 from harness.results.occupancy import loop_window
 from harness.results.rows import VersionChange, in_pipeline_order
 
@@ -216,15 +215,8 @@ def _named(keys: Sequence[str], member: Member) -> str:
 # ---- bars
 
 
-def _bars(
-    experiment: Experiment,
-    key: str,
-    title: str,
-    says: str,
-    bars: Sequence[Bar],
-    table: Table | None = None,
-    **axis: Any,
-) -> Chart | None:
+def _bars(experiment: Experiment, key: str, title: str, says: str, bars: Sequence[Bar], table: Table | None = None,
+          **axis: Any) -> Chart | None:  # fmt: skip
     """Return a chart of bars; None where there are none."""
     heading = f"{experiment.title}: {title}"
     return Chart(key, title, says, lambda: charts.bars(bars, title=heading, **axis), table) if bars else None
@@ -254,6 +246,7 @@ def stages_chart(experiment: Experiment) -> Chart | None:
     says = f"Means over {window_words(experiment.members)}, evaluations included."
     if any(bar.row.startswith("busy") for bar in bars):
         says += " Busy: added over processes that work side by side. Critical path: what the loop waited for."
+    if any(bar.row.endswith(")") for bar in bars):
         says += " In brackets: of how many runs, where not all kept their spans."
     if any(bar.text.endswith(MARK) for bar in bars):
         says += f" {MARK}: still drifting after warm-up."
@@ -297,18 +290,15 @@ def sync_chart(experiment: Experiment) -> Chart | None:
 
 def lag_chart(experiment: Experiment) -> Chart | None:
     """How old the rollouts were that each arm trained on; None where none lagged."""
-    lags = {arm: Counter[int]() for arm in experiment.arms}
-    for arm, member in zip(experiment.labels, experiment.members, strict=True):
-        for of_step in member.table.lags:
-            lags[arm].update(of_step)
-    rows = [(arm, lag, rollouts) for arm, own in lags.items() for lag, rollouts in sorted(own.items())]
+    of_steps = ((arm, of_step) for arm, own in experiment.arms.items() for each in own for of_step in each.table.lags)
+    rows = [(arm, lag, rollouts) for arm, of_step in of_steps for lag, rollouts in of_step.items()]
     if not any(lag for _, lag, _ in rows):
         return None
     says = "Policy versions between a training step and a rollout's oldest token, as shares of rollouts trained on."
-    heading = f"{experiment.title}: how old the trained rollouts were"
+    arms, heading = list(experiment.arms), f"{experiment.title}: how old the trained rollouts were"
     return Chart(
         *("lag", "Lag of the rollouts trained on", says),
-        lambda: charts.lags(_frame(rows, "arm lag rollouts"), arms=list(experiment.arms), title=heading),
+        lambda: charts.lags(_frame(rows, "arm lag rollouts"), arms=arms, title=heading),
     )
 
 
@@ -403,25 +393,24 @@ class Excerpt:
 def timeline_chart(experiment: Experiment) -> Chart | None:
     """What each process did when, of the first run of each arm that has spans; None where none has."""
     with_spans = {
-        arm: next((each.table for each in members if each.times is not None and len(each.table)), None)
+        arm: [each.table for each in members if each.times is not None and len(each.table)]
         for arm, members in experiment.arms.items()
     }
-    tables = {arm: table for arm, table in with_spans.items() if table is not None}
-    if not tables:
+    first = [(arm, tables[0]) for arm, tables in with_spans.items() if tables][:MOST_TIMELINES]
+    if not first:
         return None
     title = "What each process did when"
     says = "A few steps without an evaluation after the first quarter, of the run with the lowest seed."
 
     def draw() -> Figure:
-        excerpts = [_excerpt(arm, table) for arm, table in [*tables.items()][:MOST_TIMELINES]]
+        spans = [table.run.spans() for _, table in first]
+        excerpts = [
+            Excerpt(arm, own, table.version_changes, table.steps, loop_window(own, None)[0])
+            for (arm, table), own in zip(first, spans, strict=True)
+        ]
         return timeline_figure(excerpts, f"{experiment.title}: {title}")
 
     return Chart("timeline", title, says, draw)
-
-
-def _excerpt(arm: str, table: RunTable) -> Excerpt:
-    spans = table.run.spans()
-    return Excerpt(arm, spans, table.version_changes, table.steps, loop_window(spans, None)[0])
 
 
 def shown_steps(evaluate_s: Sequence[float] | Numbers) -> tuple[int, int]:
