@@ -68,22 +68,22 @@ class Panel:
 
 
 @picture_style()
-def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] = (), marks: pd.DataFrame | None = None,
-           title: str = "", columns: int = 2) -> Figure:  # fmt: skip
+def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] = (), title: str = "", columns: int = 2,
+           diverged: Sequence[tuple[str, float]] = ()) -> Figure:  # fmt: skip
     """Draw one line for each arm: the mean over its seeds, and a band from the lowest to the highest of them.
 
     A line has a gap where no seed has a finite value. Panels of the same x label share their x axis.
 
     Args:
         frame: ``arm, seed, x, value, panel``, one row a point.
-        marks: ``arm, panel, name, x, y`` of crosses in the colours of their arms.
+        diverged: arms and the steps of their crosses on the first panel.
     """
     names = list(arms) or _unique(frame, "arm")
     looks, seeds = arm_looks(names), frame.groupby("arm")["seed"].nunique()
     keys = {label(name) + (f" ({seeds[name]} runs)" if seeds.get(name, 0) > 1 else ""): looks[name] for name in names}
     keys = keys if len(names) > 1 else {}
     keys |= {label(name): {"color": MUTED, "linestyle": ":"} for panel in panels for name in panel.levels}
-    keys |= {} if marks is None else {label(name): CROSS | {"color": MUTED} for name in _unique(marks, "name")}
+    keys |= {"diverged": CROSS | {"color": MUTED}} if diverged else {}
     figure, parts = cells(len(panels), (PANEL, HEIGHT), title=title, keys=keys, columns=columns)
     lines = dict(iter(frame.groupby(["panel", "arm"], sort=False)))
     with_x: dict[str, Axes] = {}
@@ -96,11 +96,16 @@ def curves(frame: pd.DataFrame, panels: Sequence[Panel], *, arms: Sequence[str] 
             with_y.setdefault(panel.y_label, axes)
         for name in names:
             if (panel.title, name) in lines:
-                _draw_line(axes, mean_line(lines[panel.title, name], panel.x_label), looks[name])
+                line, look = mean_line(lines[panel.title, name], panel.x_label), looks[name]
+                if (line["low"] < line["high"]).any():
+                    band = Look(color=look["color"], alpha=0.13, linewidth=0)
+                    axes.fill_between(line["x"], line["low"], line["high"], **band)
+                every = -(-len(line) // MOST_MARKERS)
+                axes.plot(line["x"], line["mean"], **look, markersize=4.5, markevery=every, clip_on=False)
         for level in panel.levels.values():
             axes.axhline(level, color=MUTED, linestyle=":", linewidth=1.2, zorder=1)
-        for mark in () if marks is None else marks[marks["panel"] == panel.title].itertuples():
-            axes.plot([mark.x], [mark.y], **CROSS, color=looks[mark.arm]["color"], clip_on=False, zorder=5)
+        for arm, step in diverged if panel is panels[0] else ():
+            axes.plot([step], [0.0], **CROSS, color=looks[arm]["color"], clip_on=False, zorder=5)
         low, high = axes.dataLim.intervaly
         if panel.scale == "wide" and low > 0 and high / low > LOG_ABOVE:
             axes.set_yscale("log")
@@ -140,13 +145,6 @@ def _panel_axes(cell: SubFigure, title: str, y_label: str, x_label: str, size: S
     cell.text(y=1 - 0.26 / height, s=label(y_label, int(width / EM)), color=MUTED, size=9.5, **at)
     axes.set_xlabel(label(x_label))
     return axes
-
-
-def _draw_line(axes: Axes, line: pd.DataFrame, look: Look) -> None:
-    if (line["low"] < line["high"]).any():
-        axes.fill_between(line["x"], line["low"], line["high"], color=look["color"], alpha=0.13, linewidth=0)
-    every = -(-len(line) // MOST_MARKERS)
-    axes.plot(line["x"], line["mean"], **look, markersize=4.5, markevery=every, clip_on=False)
 
 
 def _set_ticks(axes: Axes, whole_x: bool = False) -> None:

@@ -135,8 +135,8 @@ def _curve_chart(experiment: Experiment, key: str, curves: Sequence[Curve]) -> C
     targets = sorted({each.figures["reward_target"] for _, each in runs if each.figures["reward_target"]})
     levels = {f"target {target:g}": target for target in targets}
     panels = [replace(panel, levels=levels) if panel.y_label == REWARD else panel for _, panel, *_ in curves]
-    lost = [(arm, each.figures["divergence"]) for arm, each in runs if key == "reward"]
-    crosses = [(arm, REWARDS.title, "diverged", found.step, 0.0) for arm, found in lost if found is not None]
+    lost = [(arm, each.figures["divergence"]) for arm, each in runs if curves[0].panel is REWARDS]
+    diverged = [(arm, divergence.step) for arm, divergence in lost if divergence is not None]
 
     def draw() -> Figure:
         lines = [
@@ -144,11 +144,10 @@ def _curve_chart(experiment: Experiment, key: str, curves: Sequence[Curve]) -> C
             for _, panel, name, _ in curves
             for seed, (arm, member) in enumerate(runs)
         ]
-        marks = _frame(crosses, "arm panel name x y") if crosses else None
         heading = f"{experiment.title}: {title}"
-        return charts.curves(_curve_frame(lines), panels, arms=list(experiment.arms), marks=marks, title=heading)
+        return charts.curves(_curve_frame(lines), panels, arms=list(experiment.arms), diverged=diverged, title=heading)
 
-    if crosses:
+    if diverged:
         says += " Crosses: a run diverged."
     if len(runs) > len(experiment.arms):
         says += " A line is the mean of the runs, its band runs from the lowest to the highest of them."
