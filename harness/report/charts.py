@@ -131,6 +131,15 @@ def mean_line(rows: pd.DataFrame, x_label: str) -> pd.DataFrame:
     return line
 
 
+Rows = Sequence[tuple[Any, ...]]
+
+
+def _frame(rows: Rows, columns: str) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=columns.split())
+
+
 def _unique(frame: pd.DataFrame, column: str) -> list[str]:
     return list(dict.fromkeys(map(str, frame[column])))
 
@@ -269,20 +278,20 @@ SHARE_OF_A_NUMBER = 0.04  # of the axis: a version that the next one follows fas
 
 
 @picture_style()
-def timeline(spans: pd.DataFrame, changes: pd.DataFrame, windows: Mapping[str, tuple[float, str]], *, title: str = ""
-             ) -> Figure:  # fmt: skip
+def timeline(rows: Rows, version_changes: Rows, windows: Mapping[str, tuple[float, str]], *, title: str = "") -> Figure:
     """Draw what each lane did when, on one scale of seconds; weight stages stand above the generation they interrupt.
 
     Args:
-        spans: ``arm, lane, stage, start_s, end_s``, cut to the window and counted from its start; lanes in the order of
-            the work.
-        changes: ``arm, lane, at_s, version`` of each change of the policy version; -1 is none.
+        rows: arm, lane, stage, start and end of a span in seconds, cut to the window and counted from its start; lanes
+            in the order of the work.
+        version_changes: arm, lane, seconds, and the version now held; -1 is none.
         windows: of each arm the length of the excerpt in seconds, and what it is.
     """
     import numpy as np
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
+    spans, changes = _frame(rows, "arm lane stage start_s end_s"), _frame(version_changes, "arm lane at_s version")
     keys = part_keys([*_unique(spans, "stage"), "unattributed"])
     if len(changes):
         keys["policy version now held"] = {"color": INK, "marker": "v", "linestyle": "", "markersize": 5}
@@ -321,15 +330,16 @@ RATIO_ENDS = (1.1, 1.25, 1.5, 2.0, 4.0)  # of the axis; ratios beyond the last e
 
 
 @picture_style()
-def forest(frame: pd.DataFrame, *, x_label: str, title: str = "") -> Figure:
+def forest(rows: Rows, *, x_label: str, title: str = "") -> Figure:
     """Draw ratios with their intervals on one logarithmic axis around 1, shaded where they are too small to matter.
 
     Args:
-        frame: ``arm, row, value, low, high, verdict, threshold``: verdict is a key of ``VERDICTS``, threshold a share
-            such as 0.03, low and high NaN where there is no interval.
+        rows: arm, name, ratio, both ends of its interval or None, a key of ``VERDICTS``, and the threshold as a share
+            such as 0.03.
     """
     import numpy as np
 
+    frame = _frame(rows, "arm row value low high verdict threshold").astype({"low": float, "high": float})
     numbers = frame[["value", "low", "high"]].to_numpy(float)
     texts = {(str(row.arm), str(row.row)): _ratio_text(row) for row in frame.itertuples()}
     needed = np.nanmax([1 + 1.5 * frame["threshold"].max(), *np.exp(np.abs(np.log(numbers[numbers > 0])))])
@@ -370,12 +380,13 @@ def _ratio_text(row: Any) -> str:
 
 
 @picture_style()
-def scatter(frame: pd.DataFrame, *, x_label: str, y_label: str, arms: Sequence[str] = (), title: str = "") -> Figure:
+def scatter(rows: Rows, *, x_label: str, y_label: str, arms: Sequence[str] = (), title: str = "") -> Figure:
     """Draw two figures of each arm against each other, with intervals where they are known.
 
     Args:
-        frame: ``arm, x, y`` and, NaN where there is none, ``x_low, x_high, y_low, y_high``.
+        rows: arm, x, y, ends of the interval of x and of y, NaN where there is none.
     """
+    frame = _frame(rows, "arm x y x_low x_high y_low y_high")
     looks = {name: look | {"linestyle": ""} for name, look in arm_looks(list(arms) or _unique(frame, "arm")).items()}
     keys = {label(name): looks[name] for name in _unique(frame, "arm")}
     figure, (cell,) = cells(1, (PANEL, HEIGHT), title=title, keys=keys)
@@ -391,14 +402,15 @@ def scatter(frame: pd.DataFrame, *, x_label: str, y_label: str, arms: Sequence[s
 
 
 @picture_style()
-def sizes(frame: pd.DataFrame, copies: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> Figure:
+def sizes(rows: Rows, *, arms: Sequence[str] = (), title: str = "") -> Figure:
     """Draw milliseconds of a weight sync against the size of the weights, both logarithmic.
 
     Args:
-        frame: ``panel, arm, megabytes, ms, low_ms, high_ms``; an arm is a transport.
-        copies: ``panel, megabytes, ms`` of a plain copy in memory.
+        rows: title of the panel, transport, megabytes, milliseconds, their lower and upper end, and those of a plain
+            copy in memory.
     """
-    names, panels = list(arms) or _unique(frame, "arm"), _unique(frame, "panel")
+    frame = _frame(rows, "panel arm megabytes ms low_ms high_ms copy_ms").sort_values("megabytes", kind="stable")
+    names, panels = list(arms) or _unique(frame, "arm"), list(dict.fromkeys(row[0] for row in rows))
     looks, plain = arm_looks(names), Look(color=MUTED, linestyle="--", linewidth=1.4)
     keys = {label(name): looks[name] for name in names} | {"plain copy in memory": plain}
     figure, parts = cells(len(panels), (PANEL, HEIGHT), title=title, keys=keys, columns=2)
@@ -407,11 +419,11 @@ def sizes(frame: pd.DataFrame, copies: pd.DataFrame, *, arms: Sequence[str] = ()
         axes = _panel_axes(cell, panel, "milliseconds", "size of the weights, MB",
                            shared={"sharex": first, "sharey": first})  # fmt: skip
         first = first or axes
-        for name, own in frame[frame["panel"] == panel].sort_values("megabytes").groupby("arm", sort=False):
+        inside = frame[frame["panel"] == panel]
+        for name, own in inside.groupby("arm", sort=False):
             reach = (own["ms"] - own["low_ms"], own["high_ms"] - own["ms"])
             axes.errorbar(own["megabytes"], own["ms"], reach, **looks[str(name)], markersize=4.5, elinewidth=1.2)
-        copied = copies[copies["panel"] == panel].sort_values("megabytes")
-        axes.plot(copied["megabytes"], copied["ms"], **plain)
+        axes.plot(inside.groupby("megabytes")["copy_ms"].median(), **plain)
         axes.set(xscale="log", yscale="log")
     for cell in parts:
         _set_ticks(cell.axes[0])
@@ -423,17 +435,18 @@ CHOICES = (TIMELINE, 4.4)
 
 
 @picture_style()
-def choices(frame: pd.DataFrame, *, names: Sequence[str] = (), x_label: str, y_label: str, heading: str = "",
+def choices(rows: Rows, *, names: Sequence[str] = (), x_label: str, y_label: str, heading: str = "",
             title: str = "") -> Figure:  # fmt: skip
     """Draw what each choice brings, with its interval: a line for each arm over numbers, points over names.
 
     Args:
-        frame: ``arm, x, value, low, high, is_extrapolated, text``; of names, x is the place among ``names``; the text
-            marks the choice to take, and is empty at the others.
+        rows: arm, x (the place among ``names``, where there are some), value, its lower and upper end, whether it is
+            extrapolated, and a text that marks the choice to take, empty at the others.
         heading: stands above the axes.
     """
     import numpy as np
 
+    frame = _frame(rows, "arm x value low high is_extrapolated text")
     arms, hollow = _unique(frame, "arm"), Look(markerfacecolor=SURFACE, linestyle="")
     looks = arm_looks(arms)
     keys = {label(arm): looks[arm] for arm in arms if arm} | {"90% interval": {"color": MUTED, "marker": "|"}}
@@ -465,14 +478,15 @@ def choices(frame: pd.DataFrame, *, names: Sequence[str] = (), x_label: str, y_l
 
 
 @picture_style()
-def lags(frame: pd.DataFrame, *, arms: Sequence[str] = (), title: str = "") -> Figure:
+def lags(rows: Rows, *, arms: Sequence[str] = (), title: str = "") -> Figure:
     """Draw how old the rollouts were that each arm trained on: a histogram of lag in policy versions, as shares.
 
     Args:
-        frame: ``arm, lag, rollouts``.
+        rows: arm, lag, and a number of rollouts; of the same arm and lag they are added.
     """
     import seaborn as sns
 
+    frame = _frame(rows, "arm lag rollouts")
     looks, names = arm_looks(list(arms) or _unique(frame, "arm")), _unique(frame, "arm")
     rollouts = frame["rollouts"].groupby(frame["arm"])
     means = (frame["lag"] * frame["rollouts"]).groupby(frame["arm"]).sum() / rollouts.sum()

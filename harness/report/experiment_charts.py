@@ -1,12 +1,13 @@
-"""The charts of an experiment: which there are, and the frames that ``harness.report.charts`` draws them from.
+"""The charts of an experiment: which there are, and the rows that ``harness.report.charts`` draws them from.
 
-Whether there is a chart is known at once; its frames are made where somebody wants to see it.
+Whether there is a chart is known at once; spans and curves are read where somebody wants to see it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,12 +53,6 @@ REWARD, LENGTH = "validation reward", "tokens per response"
 INNER, ZERO_VARIANCE = "optimizer step", "zero_variance_fraction"
 KL_UNITS = {"k3": "k3, nats per token", "exact": "exact, nats per token", "k1_sum": "k1, nats per response"}
 EVALUATE = TIMING + Stage.EVALUATE
-
-
-def _frame(rows: Sequence[tuple[Any, ...]], columns: str) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=columns.split())
 
 
 # ---- curves
@@ -217,8 +212,8 @@ def _named(keys: Sequence[str], member: Member) -> str:
 def _bars(experiment: Experiment, key: str, title: str, says: str, bars: Sequence[Bar], table: Table | None = None,
           **axis: Any) -> Chart | None:  # fmt: skip
     """Return a chart of bars; None where there are none."""
-    heading = f"{experiment.title}: {title}"
-    return Chart(key, title, says, lambda: charts.bars(bars, title=heading, **axis), table) if bars else None
+    draw = partial(charts.bars, bars, title=f"{experiment.title}: {title}", **axis)
+    return Chart(key, title, says, draw, table) if bars else None
 
 
 def stages_chart(experiment: Experiment) -> Chart | None:
@@ -294,11 +289,9 @@ def lag_chart(experiment: Experiment) -> Chart | None:
     if not any(lag for _, lag, _ in rows):
         return None
     says = "Policy versions between a training step and a rollout's oldest token, as shares of rollouts trained on."
-    arms, heading = list(experiment.arms), f"{experiment.title}: how old the trained rollouts were"
-    return Chart(
-        *("lag", "Lag of the rollouts trained on", says),
-        lambda: charts.lags(_frame(rows, "arm lag rollouts"), arms=arms, title=heading),
-    )
+    heading = f"{experiment.title}: how old the trained rollouts were"
+    draw = partial(charts.lags, rows, arms=list(experiment.arms), title=heading)
+    return Chart("lag", "Lag of the rollouts trained on", says, draw)
 
 
 WASTE = {
@@ -343,11 +336,7 @@ def forest_chart(judgement: Judgement, table: Table | None = None) -> Chart | No
         return None
     title = f"{judgement.other} against {judgement.base}"
     says = f"Times of {judgement.other} over those of {judgement.base}; shaded: too small to matter."
-
-    def draw() -> Figure:
-        frame = _frame(rows, "arm row value low high verdict threshold").astype({"low": float, "high": float})
-        return charts.forest(frame, x_label="ratio of seconds, 95% interval", title=title)
-
+    draw = partial(charts.forest, rows, x_label="ratio of seconds, 95% interval", title=title)
     return Chart(f"forest_{judgement.other}", title, says, draw, table)
 
 
@@ -364,12 +353,8 @@ def scatter_chart(experiment: Experiment) -> Chart | None:
         return None
     title = "Time against reward"
     says = "Left and up is better; bars: 95% intervals over the runs of an arm."
-
-    def draw() -> Figure:
-        frame, arms = _frame(rows, "arm x y x_low x_high y_low y_high"), list(experiment.arms)
-        labels = {"x_label": "seconds per step", "y_label": "last validation reward"}
-        return charts.scatter(frame, arms=arms, title=f"{experiment.title}: {title}", **labels)
-
+    labels = {"x_label": "seconds per step", "y_label": "last validation reward"}
+    draw = partial(charts.scatter, rows, arms=list(experiment.arms), title=f"{experiment.title}: {title}", **labels)
     return Chart("scatter", title, says, draw)
 
 
@@ -445,27 +430,20 @@ def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
         changes += [(part.name, item.lane, (at - low) / 1e9, item.version) for at, item in placed if low <= at <= high]
         seconds = (high - low) / 1e9
         windows[part.name] = seconds, f"training steps {steps[first]:.0f} to {steps[last]:.0f} in {number(seconds)} s"
-    frames = _frame(spans, "arm lane stage start_s end_s"), _frame(changes, "arm lane at_s version")
-    return charts.timeline(*frames, windows, title=title)
+    return charts.timeline(spans, changes, windows, title=title)
 
 
 def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart:
     """Milliseconds of a weight sync against size, of the points of a transport sweep."""
-
-    def draw() -> Figure:
-        rows = [
-            (
-                f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}",
-                *(point.transport, point.megabytes),
-                *(1e3 * seconds for seconds in (point.median_s, point.low_s, point.high_s, point.copy_s)),
-            )
-            for point in sorted(points, key=lambda point: (point.receivers, point.tensors, point.num_bytes))
-        ]
-        frame = _frame(rows, "panel arm megabytes ms low_ms high_ms copy_ms")
-        copies = frame.groupby(["panel", "megabytes"], as_index=False)["copy_ms"].median()
-        heading = f"{experiment.title}: a weight sync by size"
-        transports = list(dict.fromkeys(point.transport for point in points))
-        return charts.sizes(frame, copies.rename(columns={"copy_ms": "ms"}), arms=transports, title=heading)
-
+    rows = [
+        (
+            f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}",
+            *(point.transport, point.megabytes),
+            *(1e3 * seconds for seconds in (point.median_s, point.low_s, point.high_s, point.copy_s)),
+        )
+        for point in sorted(points, key=lambda point: (point.receivers, point.tensors))
+    ]
+    transports = list(dict.fromkeys(point.transport for point in points))
+    draw = partial(charts.sizes, rows, arms=transports, title=f"{experiment.title}: a weight sync by size")
     says = "From publish to the receivers' own tensors: medians; bars from the 10th to the 90th percentile."
     return Chart("sweep", "A weight sync by size", says, draw)

@@ -32,8 +32,6 @@ def draw_sweep(
     Raises:
         UserError: the file cannot be written.
     """
-    import pandas as pd
-
     names = [] if axis.is_numeric else [shown(value) for value in axis.values]
     rows = [
         (
@@ -48,7 +46,7 @@ def draw_sweep(
     more = f"; first {MOST_LINES} of {len(lines)} lines" if len(lines) > MOST_LINES else ""
     measured = "" if machine.origin == "measured" else ", a profile made from data sheets, NOT MEASURED"
     figure = charts.choices(
-        pd.DataFrame(rows, columns=["arm", "x", "value", "low", "high", "is_extrapolated", "text"]),
+        rows,
         names=names,
         x_label=axis.key if axis.name == axis.key else f"{axis.name} ({axis.key})",
         y_label="response tokens a second",

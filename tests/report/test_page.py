@@ -40,10 +40,7 @@ def _bars(name: str = "k1") -> Chart:
 
 
 def _timeline() -> Chart:
-    spans = pd.DataFrame(
-        [("a", "learner", "update", 0.0, 1.0, 3)], columns=["arm", "lane", "stage", "start_s", "end_s", "step"]
-    )
-    changes = pd.DataFrame([("a", "learner", 0.5, 2)], columns=["arm", "lane", "at_s", "version"])
+    spans, changes = [("a", "learner", "update", 0.0, 1.0)], [("a", "learner", 0.5, 2)]
     return Chart("timeline", "Timeline.", "One step.", lambda: charts.timeline(spans, changes, {"a": (1.0, "step 3")}))
 
 
