@@ -379,52 +379,35 @@ def _ratio_text(row: Any) -> str:
     return f"{value} [{low}, {high}]" if row.low == row.low else value
 
 
-@picture_style()
-def scatter(rows: Rows, *, x_label: str, y_label: str, arms: Sequence[str] = (), title: str = "") -> Figure:
-    """Draw two figures of each arm against each other, with intervals where they are known.
-
-    Args:
-        rows: arm, x, y, ends of the interval of x and of y, NaN where there is none.
-    """
-    frame = _frame(rows, "arm x y x_low x_high y_low y_high")
-    looks = {name: look | {"linestyle": ""} for name, look in arm_looks(list(arms) or _unique(frame, "arm")).items()}
-    keys = {label(name): looks[name] for name in _unique(frame, "arm")}
-    figure, (cell,) = cells(1, (PANEL, HEIGHT), title=title, keys=keys)
-    axes = _panel_axes(cell, y_label, "", x_label)
-    for row in frame.itertuples():
-        x, y = ([[value - low], [high - value]] for value, low, high in (
-            (row.x, row.x_low, row.x_high), (row.y, row.y_low, row.y_high)
-        ))  # fmt: skip
-        axes.errorbar([row.x], [row.y], y, x, **looks[str(row.arm)], markersize=7, elinewidth=1.2, clip_on=False)
-    axes.margins(0.08)
-    _set_ticks(axes)
-    return figure
+COPY = "plain copy in memory"
 
 
 @picture_style()
-def sizes(rows: Rows, *, arms: Sequence[str] = (), title: str = "") -> Figure:
-    """Draw milliseconds of a weight sync against the size of the weights, both logarithmic.
+def points(rows: Rows, *, x_label: str, y_label: str, arms: Sequence[str], title: str = "", has_lines: bool = False,
+           scale: Literal["linear", "log"] = "linear") -> Figure:  # fmt: skip
+    """Draw points of arms with their intervals, in panels that share their axes.
 
     Args:
-        rows: title of the panel, transport, megabytes, milliseconds, their lower and upper end, and those of a plain
-            copy in memory.
+        rows: title of the panel, arm or ``COPY``, x, y, lower and upper end of x and of y, NaN where there is none; the
+            median is drawn where an arm has several points of one x.
     """
-    frame = _frame(rows, "panel arm megabytes ms low_ms high_ms copy_ms").sort_values("megabytes", kind="stable")
-    names, panels = list(arms) or _unique(frame, "arm"), list(dict.fromkeys(row[0] for row in rows))
-    looks, plain = arm_looks(names), Look(color=MUTED, linestyle="--", linewidth=1.4)
-    keys = {label(name): looks[name] for name in names} | {"plain copy in memory": plain}
+    frame, dashed = _frame(rows, "panel arm x y x_low x_high y_low y_high"), Look(color=MUTED, linestyle="--")
+    looks = {name: look | ({} if has_lines else {"linestyle": ""}) for name, look in arm_looks(arms).items()}
+    looks |= {COPY: dashed} if (frame["arm"] == COPY).any() else {}
+    panels = _unique(frame, "panel")
+    keys = {label(name): look for name, look in looks.items() if (frame["arm"] == name).any()}
     figure, parts = cells(len(panels), (PANEL, HEIGHT), title=title, keys=keys, columns=2)
     first: Axes | None = None
     for panel, cell in zip(panels, parts, strict=True):
-        axes = _panel_axes(cell, panel, "milliseconds", "size of the weights, MB",
-                           shared={"sharex": first, "sharey": first})  # fmt: skip
+        axes = _panel_axes(cell, panel, y_label, x_label, shared={"sharex": first, "sharey": first})
         first = first or axes
-        inside = frame[frame["panel"] == panel]
-        for name, own in inside.groupby("arm", sort=False):
-            reach = (own["ms"] - own["low_ms"], own["high_ms"] - own["ms"])
-            axes.errorbar(own["megabytes"], own["ms"], reach, **looks[str(name)], markersize=4.5, elinewidth=1.2)
-        axes.plot(inside.groupby("megabytes")["copy_ms"].median(), **plain)
-        axes.set(xscale="log", yscale="log")
+        for name, every in frame[frame["panel"] == panel].groupby("arm", sort=False):
+            own = every.groupby("x", as_index=False).median(numeric_only=True)
+            y_reach = (own["y"] - own["y_low"], own["y_high"] - own["y"])
+            x_reach = (own["x"] - own["x_low"], own["x_high"] - own["x"])
+            axes.errorbar(own["x"], own["y"], y_reach, x_reach, **looks[str(name)], markersize=5.5, elinewidth=1.2)
+        axes.set(xscale=scale, yscale=scale)
+        axes.margins(0.05)
     for cell in parts:
         _set_ticks(cell.axes[0])
     return figure

@@ -348,13 +348,13 @@ def scatter_chart(experiment: Experiment) -> Chart | None:
         if all(pair):
             ends = [t_interval(values) if len(values) >= FEWEST_SEEDS else None for values in pair]
             reaches = [edge for end in ends for edge in ((NOWHERE,) * 2 if end is None else (end.low, end.high))]
-            rows.append((arm, *map(fmean, pair), *reaches))
+            rows.append(("Each arm", arm, *map(fmean, pair), *reaches))
     if len(rows) < 3:
         return None
     title = "Time against reward"
     says = "Left and up is better; bars: 95% intervals over the runs of an arm."
-    labels = {"x_label": "seconds per step", "y_label": "last validation reward"}
-    draw = partial(charts.scatter, rows, arms=list(experiment.arms), title=f"{experiment.title}: {title}", **labels)
+    labels: dict[str, Any] = {"x_label": "seconds per step", "y_label": "last validation reward"}
+    draw = partial(charts.points, rows, arms=list(experiment.arms), title=f"{experiment.title}: {title}", **labels)
     return Chart("scatter", title, says, draw)
 
 
@@ -435,15 +435,14 @@ def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
 
 def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart:
     """Milliseconds of a weight sync against size, of the points of a transport sweep."""
-    rows = [
-        (
-            f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}",
-            *(point.transport, point.megabytes),
-            *(1e3 * seconds for seconds in (point.median_s, point.low_s, point.high_s, point.copy_s)),
-        )
-        for point in sorted(points, key=lambda point: (point.receivers, point.tensors))
-    ]
-    transports = list(dict.fromkeys(point.transport for point in points))
-    draw = partial(charts.sizes, rows, arms=transports, title=f"{experiment.title}: a weight sync by size")
+    rows = list[tuple[Any, ...]]()
+    for point in sorted(points, key=lambda point: (point.receivers, point.tensors)):
+        panel = f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}"
+        middle, low, high, copy = (1e3 * each for each in (point.median_s, point.low_s, point.high_s, point.copy_s))
+        rows.append((panel, point.transport, point.megabytes, middle, NOWHERE, NOWHERE, low, high))
+        rows.append((panel, charts.COPY, point.megabytes, copy, *[NOWHERE] * 4))
+    axis: dict[str, Any] = {"x_label": "size of the weights, MB", "y_label": "milliseconds", "scale": "log"}
+    axis |= {"arms": list(dict.fromkeys(point.transport for point in points)), "has_lines": True}
+    draw = partial(charts.points, rows, title=f"{experiment.title}: a weight sync by size", **axis)
     says = "From publish to the receivers' own tensors: medians; bars from the 10th to the 90th percentile."
     return Chart("sweep", "A weight sync by size", says, draw)

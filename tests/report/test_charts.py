@@ -208,13 +208,15 @@ def test_tiny_numbers_are_written_at_their_ticks() -> None:
     assert axes.yaxis.get_offset_text().get_text() == ""
 
 
-def test_sizes_are_lines_with_whiskers_beside_the_plain_copy() -> None:
-    syncs = [("1", "nixl", 10.0, 4.0, 3.0, 9.0, 1.0), ("1", "nixl", 1.0, 2.0, 1.5, 2.5, 0.1)]
-    figure = charts.sizes(syncs)
+def test_points_are_medians_with_whiskers_and_the_plain_copy_is_dashed() -> None:
+    syncs = [("1", "nixl", 10.0, 4.0, NAN, NAN, 3.0, 9.0), ("1", "nixl", 1.0, 2.0, NAN, NAN, 1.5, 2.5)]
+    copies = [("1", charts.COPY, 1.0, ms, *[NAN] * 4) for ms in (0.1, 0.3, 0.2)]
+    axis: dict[str, Any] = {"x_label": "MB", "y_label": "ms", "scale": "log", "has_lines": True}
+    figure = charts.points([*syncs, *copies], arms=["nixl"], **axis)
     (axes,) = axes_of(figure)
     assert points(axes) == [(1.0, 2.0), (10.0, 4.0)]
-    assert points(axes, 1) == [(1.0, 0.1), (10.0, 1.0)]
-    assert whiskers(axes) == [[[1.0, 1.5], [1.0, 2.5]], [[10.0, 3.0], [10.0, 9.0]]]
+    assert (points(axes, 1), axes.lines[1].get_linestyle()) == ([(1.0, 0.2)], "--")
+    assert [own for own in whiskers(axes) if own] == [[[1.0, 1.5], [1.0, 2.5]], [[10.0, 3.0], [10.0, 9.0]]]
     assert (axes.get_xscale(), axes.get_yscale(), legend(figure)) == ("log", "log", ["nixl", "plain copy in memory"])
 
 
@@ -223,8 +225,7 @@ def _of_names(names: tuple[str, ...]) -> dict[str, Callable[[], Figure]]:
     spans = [(name, name, "generate", 0.0, 1.0) for name in names]
     changes = [(name, name, 0.5, 1) for name in names]
     ratios = [(name, name, 1.1, 1.0, 1.2, "same", 0.03) for name in names]
-    pairs = [(name, 1.0, 2.0, NAN, NAN, NAN, NAN) for name in names]
-    syncs = [(name, name, 1.0, 2.0, 1.0, 3.0, 1.0) for name in names]
+    syncs = [(name, name, 1.0, 2.0, NAN, NAN, 1.0, 3.0) for name in names]
     title = names[-1]
     return {
         "curves": lambda: charts.curves(curves, [Panel("A", title)], title=title),
@@ -233,8 +234,7 @@ def _of_names(names: tuple[str, ...]) -> dict[str, Callable[[], Figure]]:
         ),
         "timeline": lambda: charts.timeline(spans, changes, {name: (1.0, name) for name in names}, title=title),
         "forest": lambda: charts.forest(ratios, x_label=title, title=title),
-        "scatter": lambda: charts.scatter(pairs, x_label=title, y_label=title, title=title),
-        "sizes": lambda: charts.sizes(syncs, title=title),
+        "points": lambda: charts.points(syncs, x_label=title, y_label=title, arms=names, title=title),
         "lags": lambda: charts.lags([(name, 1, 2) for name in names], title=title),
     }
 
