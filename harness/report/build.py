@@ -96,7 +96,7 @@ def _sections(experiment: Experiment, judged: Sequence[Judgement], left: Sequenc
         _section(
             *("learning", "What was learned"),
             [curves.get("reward"), tables.outcome_table(experiment)],
-            [curves.get(key) for key in ("learning", "training", "kl", "stability", "optimizer_steps")],
+            [curves.get(key) for key in ("training", "kl", "stability", "optimizer_steps")],
             [drawings.grid_chart(experiment), drawings.scatter_chart(experiment)],
             _of(left, "learning"),
         ),

@@ -8,18 +8,17 @@ takes longer than drawing), and the page can show the cells one below the other 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from harness.compare.run_frame import UNATTRIBUTED
 from harness.core.terminal_text import plain
 from harness.core.trace import Stage
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
@@ -35,8 +34,8 @@ STAGE_COLOURS: dict[Stage, str] = {
     Stage.UPDATE: "#D55E00",
     Stage.WEIGHT_PUBLISH: "#00523B",
     Stage.WEIGHT_TRANSFER: "#009E73",
-    Stage.WEIGHT_VERIFY: "#D8F0C0",
     Stage.WEIGHT_LOAD: "#7FD1B9",
+    Stage.WEIGHT_VERIFY: "#D8F0C0",
     Stage.EVALUATE: "#CC79A7",
     Stage.CHECKPOINT: "#4D4D4D",
     Stage.CHECKPOINT_WRITE: "#8A7F70",
@@ -96,14 +95,14 @@ SETTINGS: dict[Any, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "grid.color": GRID,
     "axes.facecolor": "none", "axes.axisbelow": True, "axes.grid": True, "xtick.major.pad": 3, "ytick.major.pad": 3,
     "axes.formatter.useoffset": False,  # else ticks are differences from a number at the axis' end
-    "axes.formatter.limits": (-6, 10),
+    "axes.formatter.limits": (-6, 10), "axes.xmargin": 0.02,
     "path.simplify": False, "svg.fonttype": "none", "svg.hashsalt": "harness",
 }  # fmt: skip
 
 
 @contextmanager
 def picture_style() -> Iterator[None]:
-    """Draw with the project's settings, whatever the user's matplotlib settings are; they return afterwards."""
+    """Draw with the project's settings, whatever the user's are, which return afterwards; also a decorator."""
     logger = logging.getLogger("matplotlib")  # its notes on fonts, and on a home that it cannot write to
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -117,20 +116,6 @@ def picture_style() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-P = ParamSpec("P")
-
-
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Have a function draw in the project's style."""
-
-    @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with picture_style():
-            return draw(*args, **kwargs)
-
-    return drawn
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -180,44 +165,31 @@ def part_order(part: str) -> int:
     return names.index(part) if part in names else names.index(WAITING) - (not part.startswith("wait_"))
 
 
-class Key(NamedTuple):
-    """An entry of a legend; the name is a ``label``."""
-
-    name: str
-    look: Look
-
-    def artist(self) -> Artist:
-        """Return what stands before the name: a patch where the look has a face, else a line."""
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
-        return Patch(**self.look) if "facecolor" in self.look else Line2D([], [], **self.look)
-
-
-def part_keys(parts: Sequence[str]) -> list[Key]:
+def part_keys(parts: Sequence[str]) -> dict[str, Look]:
     """Return the legend of a stack; all waits share one entry."""
-    names = {WAITING if part.startswith("wait_") else part: None for part in sorted(parts, key=part_order)}
-    return [Key(label(name), part_look(name)) for name in names]
+    names = (WAITING if part.startswith("wait_") else part for part in sorted(parts, key=part_order))
+    return {label(name): part_look(name) for name in names}
 
 
 TITLE_INCHES, LINE_INCHES = 0.3, 0.21
 Size = tuple[float, float]
 
 
-def cells(count: int, size: Size, *, title: str, keys: Sequence[Key], columns: int = 1
+def cells(count: int, size: Size, *, title: str, keys: Mapping[str, Look], columns: int = 1
           ) -> tuple[Figure, list[SubFigure]]:  # fmt: skip
     """Return a figure and its empty cells, row by row.
 
     Args:
         size: of a cell: width and height in inches.
         title: above all cells, in files only.
-        keys: the legend; empty for none.
+        keys: the legend by names that are labels: patches where a look has a face, else lines; empty for none.
     """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     columns, (width, height) = max(1, min(columns, count)), size
-    longest = max((len(key.name) for key in keys), default=0)
-    in_row = max(1, min(len(keys), int(width / (EM * longest + 0.62))))
+    in_row = max(1, min(len(keys), int(width / (EM * max(map(len, keys), default=0) + 0.5))))
     head = [TITLE_INCHES if title else 0.04, 0.12 + LINE_INCHES * -(-len(keys) // in_row) if keys else 0.02]
     ratios = [*head, *[height] * -(-count // columns)]
     figure = Figure(figsize=(width * columns, sum(ratios)))
@@ -227,13 +199,17 @@ def cells(count: int, size: Size, *, title: str, keys: Sequence[Key], columns: i
                     weight="bold", size=11)  # fmt: skip
     if keys:
         figure.add_subfigure(grid[1, 0]).legend(
-            handles=[key.artist() for key in keys], labels=[key.name for key in keys], ncols=in_row,
-            loc="upper left", frameon=False, borderaxespad=0.3, handlelength=1.6, columnspacing=1.4, handletextpad=0.5,
+            [Patch(**look) if "facecolor" in look else Line2D([], [], **look) for look in keys.values()], list(keys),
+            ncols=in_row, loc="upper left", frameon=False, borderaxespad=0.3, handlelength=1.6, columnspacing=1.4,
+            handletextpad=0.5,
         )  # fmt: skip
     return figure, [figure.add_subfigure(grid[2 + place // columns, place % columns]) for place in range(count)]
 
 
-def place_axes(cell: SubFigure, size: Size, left: float, right: float, top: float, bottom: float) -> Axes:
+def place_axes(cell: SubFigure, size: Size, left: float, right: float, top: float, bottom: float,
+               shared: Mapping[str, Any] | None = None) -> Axes:  # fmt: skip
     """Return axes within margins, all in inches."""
     width, height = size
-    return cell.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+    box = left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height
+    axes: Axes = cell.add_axes(box, **shared or {})
+    return axes

@@ -1,15 +1,15 @@
-"""The charts of an experiment: which there are, and the frames that ``harness.report.charts`` draws them from.
+"""The charts of an experiment: which there are, and the rows that ``harness.report.charts`` draws them from.
 
-Whether there is a chart is known at once; its frames are made where somebody wants to see it.
+Whether there is a chart is known at once; spans and curves are read where somebody wants to see it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from harness.compare.numbers import listed, number, percent, plural
 from harness.compare.remarks.time import stage_seconds
 from harness.compare.run_frame import TIMING, UNATTRIBUTED
 from harness.compare.stats import t_interval
-from harness.compare.steadiness import mark
+from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, SyncPoint, arm_syncs, pooled
 from harness.core.trace import Span, Stage
 from harness.report import charts
-from harness.report.charts import Panel
+from harness.report.charts import NOWHERE, SECONDS, Bar, Panel
 from harness.report.document import Chart, Table
 from harness.report.tables import (
     critical_path_table,
@@ -34,7 +34,7 @@ from harness.report.tables import (
     sync_table,
     window_words,
 )
-from harness.results.frames import Numbers, RunTable, over_optimizer_steps
+from harness.results.frames import Numbers, over_optimizer_steps
 from harness.results.occupancy import loop_window
 from harness.results.rows import VersionChange, in_pipeline_order
 
@@ -49,17 +49,9 @@ MOST_PANELS = 60
 SIDE_BY_SIDE = 0.02
 """Share of a step by which stages add up to more than it where processes work side by side."""
 REWARD, LENGTH = "validation reward", "tokens per response"
-SECONDS: tuple[str, Literal["seconds"]] = ("seconds of the loop", "seconds")
-OPTIMIZER_STEP, ZERO_VARIANCE = "optimizer step", "zero_variance_fraction"
+INNER, ZERO_VARIANCE = "optimizer step", "zero_variance_fraction"
 KL_UNITS = {"k3": "k3, nats per token", "exact": "exact, nats per token", "k1_sum": "k1, nats per response"}
 EVALUATE = TIMING + Stage.EVALUATE
-NOWHERE = float("nan")
-
-
-def _frame(rows: Sequence[tuple[Any, ...]], columns: str) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=columns.split())
 
 
 # ---- curves
@@ -80,14 +72,11 @@ class Curve(NamedTuple):
 NORM = Panel("Gradient norm before clipping", "L2 norm", scale="wide")
 CLIP = Panel("Clip fraction", "share of response tokens", scale="zero")
 REWARDS, LENGTHS = Panel("Reward over training steps", REWARD), Panel("Response length", LENGTH)
-INNER: Any = {"x_label": OPTIMIZER_STEP}
 CURVES = (
     Curve("reward", REWARDS, "reward"),
-    Curve("reward", Panel("Reward over seconds", REWARD, *SECONDS, y_of=REWARDS.title), "reward"),
+    Curve("reward", Panel("Reward over seconds", REWARD, SECONDS), "reward"),
     Curve("reward", LENGTHS, "length"),
-    Curve("reward", Panel("Response length over seconds", LENGTH, *SECONDS, y_of=LENGTHS.title), "length"),
-    Curve("learning", REWARDS, "reward"),
-    Curve("learning", NORM, "grad_norm", beside=True),
+    Curve("reward", Panel("Response length over seconds", LENGTH, SECONDS), "length"),
     Curve("training", Panel("Training reward", "mean of the fresh rollouts"), "reward/total"),
     Curve("training", Panel("Loss", "mean over optimizer steps"), "loss"),
     Curve("training", Panel("Groups without a signal", "share with equal rewards", scale="zero"), ZERO_VARIANCE, True),
@@ -100,17 +89,16 @@ CURVES = (
     Curve("kl", Panel("Reward over the same steps", REWARD), "reward", beside=True),
     Curve("stability", NORM, "grad_norm"),
     Curve("stability", CLIP, "clip_fraction"),
-    Curve("optimizer_steps", Panel("Training reward", "mean of the fresh rollouts", **INNER), "reward/total"),
-    Curve("optimizer_steps", Panel("Validation reward", REWARD, **INNER), "reward"),
-    Curve("optimizer_steps", Panel("Loss", "loss", **INNER), "loss"),
-    Curve("optimizer_steps", replace(NORM, scale="zero", **INNER), "grad_norm"),
-    Curve("optimizer_steps", replace(CLIP, **INNER), "clip_fraction"),
-    Curve("optimizer_steps", Panel("KL penalty", "before its weight, nats per token", **INNER), "kl/penalty"),
+    Curve("optimizer_steps", Panel("Training reward", "mean of the fresh rollouts", INNER), "reward/total"),
+    Curve("optimizer_steps", Panel("Validation reward", REWARD, INNER), "reward"),
+    Curve("optimizer_steps", Panel("Loss", "loss", INNER), "loss"),
+    Curve("optimizer_steps", replace(NORM, scale="zero", x_label=INNER), "grad_norm"),
+    Curve("optimizer_steps", replace(CLIP, x_label=INNER), "clip_fraction"),
+    Curve("optimizer_steps", Panel("KL penalty", "before its weight, nats per token", INNER), "kl/penalty"),
     Curve("step_time", Panel("Seconds of a training step", "seconds", scale="zero"), "wall_s"),
 )
 SENTENCES = {
     "reward": ("Validation reward and response length", "First to last evaluation."),
-    "learning": ("What each learned", "Crosses: a run diverged."),
     "training": ("Training steps", "Numbers of the training steps themselves."),
     "kl": ("KL divergence", "Estimated on the sampled tokens; biased where an older policy sampled them."),
     "stability": ("Gradient norm and clip fraction", "Of the training steps."),
@@ -123,39 +111,38 @@ SENTENCES = {
 def curve_charts(experiment: Experiment) -> dict[str, Chart]:
     """Return the charts of curves that have a point, by their keys."""
     members = experiment.members
-    left_out = {"learning"} if len(experiment.arms) < 2 else set[str]()
-    left_out |= set() if any(map(any, (each.table.optimizer_steps for each in members))) else {"optimizer_steps"}
-    known = [curve for curve in CURVES if any(len(_points(each, curve.panel, curve.name)[0]) for each in members)]
-    by_chart = {key: [curve for curve in known if curve.chart == key] for key in SENTENCES if key not in left_out}
+    has_inner = any(map(any, (each.table.optimizer_steps for each in members)))
+    shown = dict[str, list[Curve]]()
+    for curve in CURVES:
+        if any(len(_points(each, curve.panel, curve.name)[0]) for each in members):
+            shown.setdefault(curve.chart, []).append(curve)
     return {
         key: _curve_chart(experiment, key, curves)
-        for key, curves in by_chart.items()
-        if not all(curve.beside for curve in curves)
+        for key, curves in shown.items()
+        if not all(curve.beside for curve in curves) and (has_inner or key != "optimizer_steps")
     }
 
 
 def _curve_chart(experiment: Experiment, key: str, curves: Sequence[Curve]) -> Chart:
     title, says = SENTENCES[key]
     runs = list(zip(experiment.labels, experiment.members, strict=True))
+    targets = sorted({each.figures["reward_target"] for _, each in runs if each.figures["reward_target"]})
+    levels = {f"target {target:g}": target for target in targets}
+    panels = [replace(panel, levels=levels) if panel.y_label == REWARD else panel for _, panel, *_ in curves]
+    lost = [(arm, each.figures["divergence"]) for arm, each in runs if curves[0].panel is REWARDS]
+    diverged = [(arm, divergence.step) for arm, divergence in lost if divergence is not None]
 
     def draw() -> Figure:
-        targets = sorted({each.figures["reward_target"] for _, each in runs if each.figures["reward_target"]})
-        levels = {f"target {target:g}": target for target in targets}
-        panels = [replace(panel, levels=levels) if panel.y_label == REWARD else panel for _, panel, *_ in curves]
         lines = [
             (arm, seed, panel.title, *_points(member, panel, name))
             for _, panel, name, _ in curves
             for seed, (arm, member) in enumerate(runs)
         ]
-        lost = [(arm, each.figures["divergence"]) for arm, each in runs if key == "learning"]
-        crosses = [(arm, REWARDS.title, "diverged", found.step, 0.0) for arm, found in lost if found is not None]
-        return charts.curves(
-            *(_curve_frame(lines), panels),
-            arms=list(experiment.arms),
-            marks=_frame(crosses, "arm panel name x y") if crosses else None,
-            title=f"{experiment.title}: {title}",
-        )
+        heading = f"{experiment.title}: {title}"
+        return charts.curves(_curve_frame(lines), panels, arms=list(experiment.arms), diverged=diverged, title=heading)
 
+    if diverged:
+        says += " Crosses: a run diverged."
     if len(runs) > len(experiment.arms):
         says += " A line is the mean of the runs, its band runs from the lowest to the highest of them."
     return Chart(key, title, says, draw)
@@ -164,10 +151,10 @@ def _curve_chart(experiment: Experiment, key: str, curves: Sequence[Curve]) -> C
 def _points(member: Member, panel: Panel, name: str) -> tuple[Numbers, Numbers]:
     """Return x and y of a run; none of a metric that is never finite."""
     table, steps, rewards = member.table, member.table.steps["step"], member.table.rewards
-    is_inner = panel.x_label == OPTIMIZER_STEP
+    is_inner = panel.x_label == INNER
     if name in ("reward", "length"):
         y = getattr(rewards, name)
-        x, known = rewards.elapsed_s if panel.over == "seconds" else rewards.step, np.isfinite(y)
+        x, known = rewards.elapsed_s if panel.x_label == SECONDS else rewards.step, np.isfinite(y)
     elif name == "wall_s":
         x, y, known = steps, table.steps["wall_s"], table.steps["wall_s"] > 0
     elif is_inner and name != "reward/total":
@@ -205,7 +192,7 @@ def grid_chart(experiment: Experiment) -> Chart | None:
     names = list(dict.fromkeys(panel for _, _, panel, _, _ in lines))
     if not 0 < len(names) <= MOST_PANELS:
         return None
-    panels = [Panel(name, REWARD, y_of=names[0] if place else None) for place, name in enumerate(names)]
+    panels = [Panel(name, REWARD) for name in names]
     arms = list(dict.fromkeys(arm for arm, *_ in lines))
     title = "Validation reward for each combination of values"
     return Chart(
@@ -221,39 +208,10 @@ def _named(keys: Sequence[str], member: Member) -> str:
 # ---- bars
 
 
-class Bar(NamedTuple):
-    """A stacked bar of an arm: lengths by part, what stands at its end, a whisker, and where a thick line stands."""
-
-    arm: str
-    row: str
-    parts: Mapping[str, float]
-    text: str = ""
-    low: float = NOWHERE
-    high: float = NOWHERE
-    mark: float = NOWHERE
-
-
-def _bars(
-    experiment: Experiment,
-    key: str,
-    title: str,
-    says: str,
-    bars: Sequence[Bar],
-    table: Table | None = None,
-    **axis: Any,
-) -> Chart | None:
+def _bars(experiment: Experiment, key: str, title: str, says: str, bars: Sequence[Bar], table: Table | None = None,
+          **axis: Any) -> Chart | None:  # fmt: skip
     """Return a chart of bars; None where there are none."""
-
-    def draw() -> Figure:
-        parts = [(bar.arm, bar.row, part, length) for bar in bars for part, length in bar.parts.items()]
-        ends = [(bar.arm, bar.row, *bar[3:]) for bar in bars]
-        return charts.bars(
-            *(_frame(parts, "arm row part length"), _frame(ends, "arm row text low high mark")),
-            value="length",
-            title=f"{experiment.title}: {title}",
-            **axis,
-        )
-
+    draw = partial(charts.bars, bars, title=f"{experiment.title}: {title}", **axis)
     return Chart(key, title, says, draw, table) if bars else None
 
 
@@ -281,7 +239,10 @@ def stages_chart(experiment: Experiment) -> Chart | None:
     says = f"Means over {window_words(experiment.members)}, evaluations included."
     if any(bar.row.startswith("busy") for bar in bars):
         says += " Busy: added over processes that work side by side. Critical path: what the loop waited for."
+    if any(bar.row.endswith(")") for bar in bars):
         says += " In brackets: of how many runs, where not all kept their spans."
+    if any(bar.text.endswith(MARK) for bar in bars):
+        says += f" {MARK}: still drifting after warm-up."
     title, table = "Seconds of a training step by stage", critical_path_table(experiment)
     return _bars(experiment, "stages", title, says, bars, table, x_label="seconds per training step")
 
@@ -314,26 +275,22 @@ def sync_chart(experiment: Experiment) -> Chart | None:
             text = f"{number(whole.mean())} ms, {number(size / whole.mean())} GB/s"
             bars.append(Bar(arm, syncs[0].transport, lengths, text, low, high))
     moved = "; ".join(f"{size} MB{'' if len(sizes) == 1 else f' in {listed(own)}'}" for size, own in sizes.items())
-    says = f"Means over the measured training steps of {moved}; whiskers: publish to loaded, 10th to 90th percentile."
+    says = f"Means over the measured training steps of {moved}. The number and the whisker: publish to loaded."
     table, title = sync_table(experiment), "What a weight sync is made of"
-    return _bars(experiment, "sync", title, says, bars, table, x_label="milliseconds per sync")
+    axis: dict[str, Any] = {"x_label": "milliseconds per sync", "whisker": "10th to 90th percentile"}
+    return _bars(experiment, "sync", title, says, bars, table, **axis)
 
 
 def lag_chart(experiment: Experiment) -> Chart | None:
     """How old the rollouts were that each arm trained on; None where none lagged."""
-    lags = {arm: Counter[int]() for arm in experiment.arms}
-    for arm, member in zip(experiment.labels, experiment.members, strict=True):
-        for of_step in member.table.lags:
-            lags[arm].update(of_step)
-    rows = [(arm, lag, rollouts) for arm, own in lags.items() for lag, rollouts in sorted(own.items())]
+    of_steps = ((arm, of_step) for arm, own in experiment.arms.items() for each in own for of_step in each.table.lags)
+    rows = [(arm, lag, rollouts) for arm, of_step in of_steps for lag, rollouts in of_step.items()]
     if not any(lag for _, lag, _ in rows):
         return None
     says = "Policy versions between a training step and a rollout's oldest token, as shares of rollouts trained on."
     heading = f"{experiment.title}: how old the trained rollouts were"
-    return Chart(
-        *("lag", "Lag of the rollouts trained on", says),
-        lambda: charts.lags(_frame(rows, "arm lag rollouts"), arms=list(experiment.arms), title=heading),
-    )
+    draw = partial(charts.lags, rows, arms=list(experiment.arms), title=heading)
+    return Chart("lag", "Lag of the rollouts trained on", says, draw)
 
 
 WASTE = {
@@ -378,11 +335,7 @@ def forest_chart(judgement: Judgement, table: Table | None = None) -> Chart | No
         return None
     title = f"{judgement.other} against {judgement.base}"
     says = f"Times of {judgement.other} over those of {judgement.base}; shaded: too small to matter."
-
-    def draw() -> Figure:
-        frame = _frame(rows, "arm row value low high verdict threshold").astype({"low": float, "high": float})
-        return charts.forest(frame, x_label="ratio of seconds, 95% interval", title=title)
-
+    draw = partial(charts.forest, rows, x_label="ratio of seconds, 95% interval", title=title)
     return Chart(f"forest_{judgement.other}", title, says, draw, table)
 
 
@@ -394,17 +347,13 @@ def scatter_chart(experiment: Experiment) -> Chart | None:
         if all(pair):
             ends = [t_interval(values) if len(values) >= FEWEST_SEEDS else None for values in pair]
             reaches = [edge for end in ends for edge in ((NOWHERE,) * 2 if end is None else (end.low, end.high))]
-            rows.append((arm, *map(fmean, pair), *reaches))
+            rows.append(("Each arm", arm, *map(fmean, pair), *reaches))
     if len(rows) < 3:
         return None
     title = "Time against reward"
     says = "Left and up is better; bars: 95% intervals over the runs of an arm."
-
-    def draw() -> Figure:
-        frame, arms = _frame(rows, "arm x y x_low x_high y_low y_high"), list(experiment.arms)
-        labels = {"x_label": "seconds per step", "y_label": "last validation reward"}
-        return charts.scatter(frame, arms=arms, title=f"{experiment.title}: {title}", **labels)
-
+    labels: dict[str, Any] = {"x_label": "seconds per step", "y_label": "last validation reward"}
+    draw = partial(charts.points, rows, arms=list(experiment.arms), title=f"{experiment.title}: {title}", **labels)
     return Chart("scatter", title, says, draw)
 
 
@@ -427,25 +376,24 @@ class Excerpt:
 def timeline_chart(experiment: Experiment) -> Chart | None:
     """What each process did when, of the first run of each arm that has spans; None where none has."""
     with_spans = {
-        arm: next((each.table for each in members if each.times is not None and len(each.table)), None)
+        arm: [each.table for each in members if each.times is not None and len(each.table)]
         for arm, members in experiment.arms.items()
     }
-    tables = {arm: table for arm, table in with_spans.items() if table is not None}
-    if not tables:
+    first = [(arm, tables[0]) for arm, tables in with_spans.items() if tables][:MOST_TIMELINES]
+    if not first:
         return None
     title = "What each process did when"
     says = "A few steps without an evaluation after the first quarter, of the run with the lowest seed."
 
     def draw() -> Figure:
-        excerpts = [_excerpt(arm, table) for arm, table in [*tables.items()][:MOST_TIMELINES]]
+        spans = [table.run.spans() for _, table in first]
+        excerpts = [
+            Excerpt(arm, own, table.version_changes, table.steps, loop_window(own, None)[0])
+            for (arm, table), own in zip(first, spans, strict=True)
+        ]
         return timeline_figure(excerpts, f"{experiment.title}: {title}")
 
     return Chart("timeline", title, says, draw)
-
-
-def _excerpt(arm: str, table: RunTable) -> Excerpt:
-    spans = table.run.spans()
-    return Excerpt(arm, spans, table.version_changes, table.steps, loop_window(spans, None)[0])
 
 
 def shown_steps(evaluate_s: Sequence[float] | Numbers) -> tuple[int, int]:
@@ -466,7 +414,7 @@ def shown_steps(evaluate_s: Sequence[float] | Numbers) -> tuple[int, int]:
 
 def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
     """Draw a few steps of each run, at least one, one above the other on one scale of seconds."""
-    spans, changes, windows = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    spans, changes, windows = list[tuple[Any, ...]](), list[tuple[Any, ...]](), dict[str, tuple[float, str]]()
     for part in excerpts:
         steps, ends_s = part.steps["step"], part.steps["elapsed_s"]
         first, last = shown_steps(part.steps.get(EVALUATE, [0.0] * len(steps)))
@@ -477,34 +425,23 @@ def timeline_figure(excerpts: Sequence[Excerpt], title: str) -> Figure:
         for span in sorted(inside, key=lambda span: order[span.lane]):
             times = ((max(span.start_ns, low) - low) / 1e9, (min(span.end_ns, high) - low) / 1e9)
             spans.append((part.name, span.lane, span.stage.value, *times))
-        placed = [(item.lane, part.origin_ns + round(item.elapsed_s * 1e9), item.version) for item in part.changes]
-        changes += [(part.name, lane, (at - low) / 1e9, version) for lane, at, version in placed if low <= at <= high]
-        text = f"training steps {steps[first]:.0f} to {steps[last]:.0f} in {number((high - low) / 1e9)} s"
-        windows.append((part.name, (high - low) / 1e9, text))
-    return charts.timeline(
-        *(_frame(spans, "arm lane stage start_s end_s"), _frame(changes, "arm lane at_s version")),
-        _frame(windows, "arm seconds text"),
-        title=title,
-    )
+        placed = [(part.origin_ns + round(item.elapsed_s * 1e9), item) for item in part.changes]
+        changes += [(part.name, item.lane, (at - low) / 1e9, item.version) for at, item in placed if low <= at <= high]
+        seconds = (high - low) / 1e9
+        windows[part.name] = seconds, f"training steps {steps[first]:.0f} to {steps[last]:.0f} in {number(seconds)} s"
+    return charts.timeline(spans, changes, windows, title=title)
 
 
 def sizes_chart(experiment: Experiment, points: Sequence[SyncPoint]) -> Chart:
     """Milliseconds of a weight sync against size, of the points of a transport sweep."""
-
-    def draw() -> Figure:
-        rows = [
-            (
-                f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}",
-                *(point.transport, point.megabytes),
-                *(1e3 * seconds for seconds in (point.median_s, point.low_s, point.high_s, point.copy_s)),
-            )
-            for point in sorted(points, key=lambda point: (point.receivers, point.tensors, point.num_bytes))
-        ]
-        frame = _frame(rows, "panel arm megabytes ms low_ms high_ms copy_ms")
-        copies = frame.groupby(["panel", "megabytes"], as_index=False)["copy_ms"].median()
-        heading = f"{experiment.title}: a weight sync by size"
-        transports = list(dict.fromkeys(point.transport for point in points))
-        return charts.sizes(frame, copies.rename(columns={"copy_ms": "ms"}), arms=transports, title=heading)
-
+    rows = list[tuple[Any, ...]]()
+    for point in sorted(points, key=lambda point: (point.receivers, point.tensors)):
+        panel = f"{plural(point.receivers, 'receiver')}, {plural(point.tensors, 'tensor')}"
+        middle, low, high, copy = (1e3 * each for each in (point.median_s, point.low_s, point.high_s, point.copy_s))
+        rows.append((panel, point.transport, point.megabytes, middle, NOWHERE, NOWHERE, low, high))
+        rows.append((panel, charts.COPY, point.megabytes, copy, *[NOWHERE] * 4))
+    axis: dict[str, Any] = {"x_label": "size of the weights, MB", "y_label": "milliseconds", "scale": "log"}
+    axis |= {"arms": list(dict.fromkeys(point.transport for point in points)), "has_lines": True}
+    draw = partial(charts.points, rows, title=f"{experiment.title}: a weight sync by size", **axis)
     says = "From publish to the receivers' own tensors: medians; bars from the 10th to the 90th percentile."
     return Chart("sweep", "A weight sync by size", says, draw)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from html import escape
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -92,45 +94,33 @@ def _written(item: Element, ids: dict[str, str], digits: int = 1) -> str:
     if tag == "g":
         attributes.pop("stroke-linejoin", None)
     if tag == "text":
-        inside = _escaped(item.text or "")
+        inside = escape(item.text or "")
     if tag in ("g", "defs") and (not attributes or not inside):
         return inside if tag == "g" or not inside else f"<defs>{inside}</defs>"
-    shown = "".join(f' {name}="{_escaped(value)}"' for name, value in attributes.items())
+    shown = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
     return f"<{tag}{shown}>{inside}</{tag}>" if inside else f"<{tag}{shown}/>"
 
 
-def _attributes(item: Element, ids: dict[str, str], digits: int) -> list[tuple[str, str]]:
-    pairs = [(name, value) for name, value in item.items() if name not in _LEFT_OUT]
-    pairs += [(name.strip(), value.strip()) for part in item.get("style", "").split(";") if part
-              for name, _, value in [part.partition(":")]]  # fmt: skip
-    written = [("id", ids[item.get("id", "")])] if item.get("id") in ids else []
-    for name, value in pairs:
-        if (
-            name in _LEFT_OUT
-            or _DEFAULTS.get(name) == value
-            or (name == "transform" and value.startswith("rotate(-0 "))
-        ):
+def _attributes(item: Element, ids: dict[str, str], digits: int) -> Iterator[tuple[str, str]]:
+    style = (part.partition(":") for part in item.get("style", "").split(";") if part)
+    if item.get("id") in ids:
+        yield "id", ids[item.get("id", "")]
+    for name, value in (*item.items(), *((name.strip(), value.strip()) for name, _, value in style)):
+        if name in _LEFT_OUT or _DEFAULTS.get(name) == value or value.startswith("rotate(-0 "):
             continue
         if name == _LINK:
-            written.append(("href", f"#{ids[value.removeprefix('#')]}"))
+            yield "href", f"#{ids[value.removeprefix('#')]}"
         elif reference := _REFERENCE.fullmatch(value):
-            written.append((name, f"url(#{ids[reference[1]]})"))
-        elif item.tag.endswith("}text") and (name, value) == ("fill", INK):
-            continue  # the page's
+            yield name, f"url(#{ids[reference[1]]})"
         elif value.startswith("#"):
             known = COLOUR_NAMES.get(value)
-            written.append((name, f"var(--{known},{value})" if known else value))
+            if not (item.tag.endswith("}text") and value == INK):  # the page's
+                yield name, f"var(--{known},{value})" if known else value
         else:
-            written.append(
-                (name, _SPACES.sub(r"\1", _short(value, digits)).strip() if name == "d" else _short(value, digits))
-            )
-    return written
+            short = _short(value, digits)
+            yield name, _SPACES.sub(r"\1", short).strip() if name == "d" else short
 
 
 def _short(value: str, digits: int) -> str:
     """Round the numbers in a value."""
     return _NUMBER.sub(lambda found: f"{round(float(found[0]), digits) + 0.0:g}", value)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

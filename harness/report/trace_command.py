@@ -42,11 +42,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for item in trace.left_out:
         print(plain(f"warning: left out {str(item.folder)!r}: {item.error.what}"), file=sys.stderr)
-    print(plain(f"trace: {trace.path}{' (in place of an earlier one)' if trace.replaced else ''}"))
+    print(plain(f"trace: {trace.path}"))
     runs = f"{len(trace.runs)} run{'s' if len(trace.runs) > 1 else ''}, {trace.steps:,} training steps"
-    per_steps = f", {size / trace.steps / 1e4:.2f} MB per 100 steps" if trace.steps else ""
-    counts = f"{slices:,} slices, {arrows:,} arrows, {samples:,} counter values"
-    print(f"{runs}, {counts}; {size / 1e6:.2f} MB{per_steps}")
+    print(f"{runs}, {slices:,} slices, {arrows:,} arrows, {samples:,} counter values; {size / 1e6:.2f} MB")
     if trace.reports:
         from harness.report.console import Output
         from harness.report.terminal import print_table

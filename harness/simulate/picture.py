@@ -27,40 +27,26 @@ def draw_sweep(
     lines: Mapping[str, Sequence[Answer]],
     knees: Mapping[str, Knee],
 ) -> Path:
-    """Write the picture.
-
-    Args:
-        path: of the PNG file.
-        scenario: its name.
-        machine: the profile.
-        axis: the x axis.
-        lines: points that could be simulated, by line.
-        knees: by line.
+    """Write the points that could be simulated, by line, and each line's knee as a PNG.
 
     Raises:
         UserError: the file cannot be written.
     """
-    import pandas as pd
-
-    drawn = list(lines)[:MOST_LINES]
     names = [] if axis.is_numeric else [shown(value) for value in axis.values]
-
-    def place(value: object) -> float:
-        return float(names.index(shown(value)) if names else str(value))
-
     rows = [
-        (name, place(answer.point[axis.key]), rate.value, rate.low, rate.high, bool(answer.found.extrapolating))
-        for name in drawn
+        (
+            *(name, float(names.index(shown(value)) if names else value), rate.value, rate.low, rate.high),
+            *(bool(answer.found.extrapolating), f"take {shown(value)}" if value == knees[name].value else ""),
+        )
+        for name in list(lines)[:MOST_LINES]
         for answer in lines[name]
         if answer.found is not None
-        for rate in [answer.found.throughput]
+        for value, rate in [(answer.point[axis.key], answer.found.throughput)]
     ]
-    takes = [(name, place(knees[name].value), knees[name].throughput.value, shown(knees[name].value)) for name in drawn]
     more = f"; first {MOST_LINES} of {len(lines)} lines" if len(lines) > MOST_LINES else ""
     measured = "" if machine.origin == "measured" else ", a profile made from data sheets, NOT MEASURED"
     figure = charts.choices(
-        pd.DataFrame(rows, columns=["arm", "x", "value", "low", "high", "is_extrapolated"]),
-        pd.DataFrame([(*take, f"take {text}") for *take, text in takes], columns=["arm", "x", "value", "text"]),
+        rows,
         names=names,
         x_label=axis.key if axis.name == axis.key else f"{axis.name} ({axis.key})",
         y_label="response tokens a second",

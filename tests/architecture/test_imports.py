@@ -124,11 +124,11 @@ def test_a_library_for_one_place_appears_in_no_other(library: str, only: set[str
     assert set(files_importing(library)) <= only
 
 
-def test_pictures_are_drawn_in_the_report_and_in_the_picture_of_a_command() -> None:
+def test_pictures_are_drawn_in_the_report_alone() -> None:
     drawing = {path for library in PICTURES for path in files_importing(library)}
     elsewhere = {path for path in drawing if not path.startswith("harness/report/")}
     frames = ("results/frames", "results/importers/convert", "results/importers/logs", "compare/experiment")
-    assert elsewhere == {"harness/simulate/picture.py", *(f"harness/{name}.py" for name in frames)}
+    assert elsewhere == {f"harness/{name}.py" for name in frames}
 
 
 LOADING = re.compile(r"\b(LLM|AsyncLLM|pipeline|Engine|from_pretrained|from_config)\b")

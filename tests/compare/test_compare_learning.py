@@ -124,7 +124,7 @@ def test_five_evaluations_before_the_one_that_reached_a_target_say_when_that_was
     assert (figures["target_step"], figures["target_within"]) == (at, within)
 
 
-def test_the_learning_chart_marks_where_runs_diverged() -> None:
+def test_the_chart_of_rewards_marks_where_runs_diverged() -> None:
     """Each seed of the largest learning rate at another step: training is above a tenth of 0.4 until then."""
     gone = [[0.4] * (1 + seed) + [0.0] * (3 - seed) for seed in range(3)]
     members = [
@@ -132,10 +132,8 @@ def test_the_learning_chart_marks_where_runs_diverged() -> None:
                  settings={"reward_target": 0.5})
         for seed in range(3)
     ]  # fmt: skip
-    assert "learning" not in curve_charts(made_experiment(*members))  # of one arm
-    chart = curve_charts(made_experiment(*seeds_of("1e-4", (0.7, 0.8, 0.9)), *members))["learning"]
-    (axes,) = chart.figure.axes
-    crosses = [line for line in axes.lines if line.get_marker() == "X"]
+    chart = curve_charts(made_experiment(*seeds_of("1e-4", (0.7, 0.8, 0.9)), *members))["reward"]
+    crosses = [line for line in chart.figure.axes[0].lines if line.get_marker() == "X"]
     assert sorted(np.concatenate([np.asarray(line.get_xdata()) for line in crosses]).tolist()) == [1, 2, 3]
     texts = {text.get_text() for text in chart.figure.findobj(Text)}
     assert "Crosses: " in chart.says

@@ -80,7 +80,6 @@ def targets() -> dict[str, Target]:
         **{name: target for file in ROW_FILES for name, target in _row_targets(file)},
         "manifest.json": _run_target("manifest.json", _json("manifest.json")),
         "scenario.resolved.yaml": _run_target("scenario.resolved.yaml", {}),
-        "log.txt": _run_target("log.txt", {}),
         "rollouts.jsonl": _added_target("rollouts.jsonl", _ROLLOUT),
         "groups.jsonl": _added_target("groups.jsonl", _SHARD, _DISCARDED, _BATCH),
         "experiment.json": Target(read_experiment, {"plan": _PLAN}, (json.dumps(_PLAN).encode(),)),

@@ -253,13 +253,15 @@ def test_a_file_that_is_no_export_is_refused_in_one_message(
     assert not (folder / "trace.json.gz").exists()
 
 
-def test_a_report_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Its stages and steps are the same ones; only one of four begins when a span does."""
+def test_a_report_of_another_run_or_of_several_runs_is_refused(lagged: Path, tmp_path: Path) -> None:
+    """Stages and steps of the other run are the same ones; only one of four begins when a span does."""
     ranges = [(stage, step, start + 7 * MS * place**2, end) for place, (stage, step, start, end) in enumerate(LEARNER)]
-    folder = a_run(tmp_path, spans_like(LEARNER))
+    export = an_export(tmp_path / "a.sqlite", ranges)
 
     with pytest.raises(UserError, match="0 of 4 NVTX ranges"):
-        write_trace(folder, None, [an_export(tmp_path / "a.sqlite", ranges)])
+        write_trace(a_run(tmp_path / "own", spans_like(LEARNER)), None, [export])
+    with pytest.raises(UserError, match="holds 4 runs, and a report of Nsight Systems belongs to one"):
+        write_trace(lagged, tmp_path / "t.json.gz", [export])
 
 
 def test_a_report_of_another_day_is_refused_however_alike_its_stages_are(tmp_path: Path) -> None:
@@ -272,8 +274,3 @@ def test_a_report_of_another_day_is_refused_however_alike_its_stages_are(tmp_pat
     assert len(matched(here, folder).pairs) == 4
     with pytest.raises(UserError, match="was recorded at 2026-11-22 12:00:00; the run went from 2026-11-21 11:58:51"):
         matched(tomorrow, folder)
-
-
-def test_a_report_needs_one_run(lagged: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds 4 runs, and a report of Nsight Systems belongs to one"):
-        write_trace(lagged, tmp_path / "t.json.gz", [tmp_path / "learner.sqlite"])

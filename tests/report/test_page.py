@@ -33,19 +33,15 @@ def _curves(name: str = "k1") -> Chart:
 
 
 def _bars(name: str = "k1") -> Chart:
-    rows = [(name, "busy", part, 1.0) for part in ("generate", "weight_verify", "wait_for_batch", "unattributed", name)]
-    frame = pd.DataFrame(rows, columns=["arm", "row", "part", "seconds"])
+    parts = ("generate", "weight_verify", "wait_for_batch", "unattributed", name)
+    rows = [charts.Bar(name, "busy", dict.fromkeys(parts, 1.0))]
     table = Table(name, ("stage", name), (("generate", "1.0"), (name, " 2.0")), ("3.1 s in all",))
-    return Chart("stages", "Seconds.", "By stage.", lambda: charts.bars(frame, x_label=name), table)
+    return Chart("stages", "Seconds.", "By stage.", lambda: charts.bars(rows, x_label=name), table)
 
 
 def _timeline() -> Chart:
-    spans = pd.DataFrame(
-        [("a", "learner", "update", 0.0, 1.0, 3)], columns=["arm", "lane", "stage", "start_s", "end_s", "step"]
-    )
-    changes = pd.DataFrame([("a", "learner", 0.5, 2)], columns=["arm", "lane", "at_s", "version"])
-    windows = pd.DataFrame([("a", 1.0, "step 3")], columns=["arm", "seconds", "text"])
-    return Chart("timeline", "Timeline.", "One step.", lambda: charts.timeline(spans, changes, windows))
+    spans, changes = [("a", "learner", "update", 0.0, 1.0)], [("a", "learner", 0.5, 2)]
+    return Chart("timeline", "Timeline.", "One step.", lambda: charts.timeline(spans, changes, {"a": (1.0, "step 3")}))
 
 
 def _document(name: str = "k1") -> Document:

@@ -1,13 +1,17 @@
-"""The track of training steps, the metrics over them, the counters of host, GPUs and processes."""
+"""The track of training steps, metrics, counters of host, GPUs and processes; arrows from span to span."""
 
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from harness.core.trace import Span, Stage
 from harness.report.trace.chrome import Arguments, Slice
-from harness.report.trace.tracks import counter_tracks, metric_tracks, step_windows, steps_track
+from harness.report.trace.tracks import arrows, chains, counter_tracks, metric_tracks, step_windows, steps_track
 from harness.results import EvaluationRow, Manifest, Run, StepRow, TailRow
 from harness.results.counters import CounterRow
 from harness.results.frames import RunTable, table_of
@@ -59,34 +63,35 @@ def test_the_track_marks_warm_up_and_profiled_steps_and_names_what_is_not_finite
     ]
 
 
-def test_a_metric_stands_over_its_step_with_its_unit_and_gaps_are_left_out() -> None:
+def test_a_metric_stands_over_its_step_and_gaps_are_left_out() -> None:
     table = a_table(
-        row(0, 1.0, metrics={"loss": {"mean": 0.5, "count": 4}, "off_policy/in_queue": {"max": 2, "count": 1}}),
+        row(0, 1.0, metrics={"loss": {"mean": 0.5, "count": 4}}),
         row(1, 2.0, metrics={"loss": {"mean": math.inf, "count": 4}, "perf/throughput_total": {"mean": 9.0}}),
         row(2, 3.0, metrics={"loss": {"mean": 0.25, "count": 4}, "off_policy/mean": {"mean": 1.5, "count": 4}}),
     )
 
     tracks = metric_tracks(table, step_windows(table, LOOP_NS))
 
-    assert [(track.name, track.unit, track.samples) for track in tracks] == [
-        ("loss", "", [(2 * SECOND, 0.5), (4 * SECOND, 0.25)]),
-        ("off_policy/in_queue", "rollouts", [(2 * SECOND, 2.0)]),
-        ("off_policy/mean", "versions", [(4 * SECOND, 1.5)]),
-        ("perf/throughput_total", "tokens/s", [(3 * SECOND, 9.0)]),
+    assert [(track.name, track.samples) for track in tracks] == [
+        ("loss", [(2 * SECOND, 0.5), (4 * SECOND, 0.25)]),
+        ("off_policy/mean", [(4 * SECOND, 1.5)]),
+        ("perf/throughput_total", [(3 * SECOND, 9.0)]),
     ]
 
 
 def test_gauges_are_shown_as_read_and_growing_counters_by_their_growth() -> None:
-    rows = [
-        CounterRow(0, "learner", {"rss_bytes": 100, "cpu_s": 50.0}),
-        CounterRow(2 * SECOND, "learner", {"rss_bytes": 300, "cpu_s": 53.0}),
-        CounterRow(3 * SECOND, "learner", {"rss_bytes": 200, "cpu_s": 53.5}),
-    ]
+    """Growth is not taken across a turn of another arm, in which the sampler was held, nor across a fresh start."""
+    held = [CounterRow(at * SECOND, "sampler", {"held": number}) for at, number in ((0, 0), (1, 1), (9, 0))]
+    busy = ((0, 10.0), (1, 12.0), (9, 90.0), (10, 91.0), (11, 1.0))
+    rows = [*held, *(CounterRow(at * SECOND, "host", {"cpu_busy_s": value}) for at, value in busy)]
+    rows += [CounterRow(at * SECOND, "learner", {"rss_bytes": number}) for at, number in ((0, 100), (2, 300))]
 
-    assert [(track.name, track.unit, track.samples) for track in counter_tracks(rows)] == [
-        ("learner: rss_bytes", "bytes", [(0, 100), (2 * SECOND, 300), (3 * SECOND, 200)]),
-        ("learner: cpu_s per second", "s/s", [(0, 1.5), (2 * SECOND, 0.5)]),  # 3 s of CPU in 2 s, then 0.5 in 1
-    ]
+    tracks = {
+        track.name: (track.unit, track.samples) for track in counter_tracks(sorted(rows, key=lambda row: row.at_ns))
+    }
+
+    assert tracks["host: cpu_busy_s per second"] == ("s/s", [(0, 2.0), (9 * SECOND, 1.0)])
+    assert tracks["learner: rss_bytes"] == ("bytes", [(0, 100), (2 * SECOND, 300)])
 
 
 def test_what_was_not_read_has_a_reason_and_no_zero() -> None:
@@ -102,11 +107,84 @@ def test_what_was_not_read_has_a_reason_and_no_zero() -> None:
     assert missing.flags == [Slice(5, 5, "not read", "missing", {"power_w": "lost", "utilisation": "MIG is on"})]
 
 
-def test_growth_is_not_taken_across_a_turn_of_another_arm_nor_across_a_fresh_start() -> None:
-    held = [CounterRow(at * SECOND, "sampler", {"held": number}) for at, number in ((0, 0), (1, 1), (9, 0))]
-    busy = ((0, 10.0), (1, 12.0), (9, 90.0), (10, 91.0), (11, 1.0))
-    rows = [*held, *(CounterRow(at * SECOND, "host", {"cpu_busy_s": value}) for at, value in busy)]
+def spans(text: str) -> list[Span]:
+    """Return spans written as ``lane stage start end step version``."""
+    words = (each.split() for each in text.split("|"))
+    return [Span(lane, Stage(stage), *map(int, numbers)) for lane, stage, *numbers in words]
 
-    tracks = {track.name: track.samples for track in counter_tracks(sorted(rows, key=lambda row: row.at_ns))}
 
-    assert tracks["host: cpu_busy_s per second"] == [(0, 2.0), (9 * SECOND, 1.0)]
+ONE_STEP = spans(
+    "learner weight_publish 0 2 0 0 | generator weight_transfer 2 3 0 0 | generator weight_load 3 4 0 0 |"
+    "generator generate 5 9 0 0 | scorer score 9 10 0 0 | learner update 11 19 0 0 |"
+    "learner weight_publish 20 22 1 1 | generator weight_transfer 22 23 1 1 | generator weight_load 23 24 1 1 |"
+    "generator evaluate 24 30 1 1"
+)
+ITS_CHAINS = {"rollouts": [[3, 4, 5]], "weights": [[0, 2, 3], [5, 6, 8, 9]]}
+
+
+def linked(spans: list[Span]) -> dict[str, list[list[int]]]:
+    found: dict[str, list[list[int]]] = {}
+    for name, chain in chains(spans, True):
+        found.setdefault(name, []).append(chain)
+    return found
+
+
+def test_a_step_of_a_synchronous_run_is_one_story_whatever_the_order_of_the_file() -> None:
+    assert linked(ONE_STEP) == ITS_CHAINS
+    order = random.Random(0).sample(range(len(ONE_STEP)), len(ONE_STEP))
+    shuffled = linked([ONE_STEP[place] for place in order])
+    assert {name: [[order[at] for at in chain] for chain in found] for name, found in shuffled.items()} == ITS_CHAINS
+
+
+def test_arrows_are_numbered_and_each_begins_and_ends_once() -> None:
+    stops = {place: {(name, phase) for name, _, phase in found} for place, found in arrows(ONE_STEP, True).items()}
+
+    assert stops == {
+        0: {("weights", "s")},
+        2: {("weights", "t")},
+        3: {("weights", "f"), ("rollouts", "s")},  # the way of version 0 ends here, the rollouts begin here
+        4: {("rollouts", "t")},
+        5: {("rollouts", "f"), ("weights", "s")},
+        6: {("weights", "t")},
+        8: {("weights", "t")},
+        9: {("weights", "f")},
+    }
+    assert {number for found in arrows(ONE_STEP, True).values() for _, number, _ in found} == {1, 2, 3}
+
+
+CASES: dict[str, tuple[str, dict[str, list[list[int]]]]] = {
+    "shards of a step are scored in the order in which they end": (
+        "generator0 generate 0 9 4 4 | generator1 generate 0 5 4 4 |"
+        "scorer score 10 11 4 4 | scorer score 11 12 4 4 | learner update 12 20 4 4",
+        {"rollouts": [[1, 2, 4], [0, 3, 4]]},
+    ),
+    "of attempts on parts that died the last one counts": (
+        "generator generate 0 4 0 0 | generator generate 6 9 0 0 | scorer score 10 11 0 0",
+        {"rollouts": [[1, 2]]},
+    ),
+    "rollouts that nobody scored": ("generator generate 0 4 0 0", {}),
+    "scores of rollouts that nobody generated": ("scorer score 0 4 0 0", {}),
+    "each Generator takes a version along its own arrow, to the first use of it": (
+        "learner update 0 10 2 2 | learner weight_publish 11 12 3 3 | generator1 weight_load 13 14 3 3 |"
+        "generator0 weight_load 15 16 3 3 | generator0 generate 17 20 4 3 | generator0 generate 21 25 5 3",
+        {"weights": [[0, 1, 2], [0, 1, 3, 4]]},
+    ),
+    "weights that arrive during a batch lead to the next one": (
+        "learner weight_publish 0 1 1 1 | generator generate 0 10 1 0 |"
+        "generator weight_load 4 5 1 1 | generator generate 11 20 2 1",
+        {"weights": [[0, 2, 3]]},
+    ),
+    "a version that nobody took": ("learner update 0 10 2 2 | learner weight_publish 11 12 3 3", {"weights": [[0, 1]]}),
+    "an arrow has two ends": ("learner weight_publish 11 12 3 3", {}),
+    "an arrow leads forward in time: no load as the publish begins, as on a virtual clock, no score before its batch": (
+        "learner update 0 10 0 0 | learner weight_publish 10 10 1 1 | generator weight_load 10 10 1 1 |"
+        "generator generate 11 12 1 1 | scorer score 5 6 1 1",
+        {"weights": [[0, 1, 3]]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_arrows(case: str) -> None:
+    text, expected = CASES[case]
+    assert linked(spans(text)) == expected

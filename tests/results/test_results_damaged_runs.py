@@ -20,12 +20,12 @@ from harness.results.reader import parse_settings
 
 REFERENCE = Path(__file__).parents[2] / "results/reference"
 SOUND = REFERENCE / "sync_k1-vs-sync_k2/20261125-205319/sync_k1,block=0"
-MANIFEST, SETTINGS, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
+MANIFEST, SETTINGS = "manifest.json", "scenario.resolved.yaml"
 STEPS, SPANS, COUNTERS, ROLLOUTS = "steps.jsonl", "spans.jsonl", "counters.jsonl", "rollouts.jsonl"
 READ_BY = {
     "compare": {MANIFEST, SETTINGS, STEPS, SPANS},
     "report": {MANIFEST, SETTINGS, STEPS, SPANS},
-    "trace": {MANIFEST, SETTINGS, STEPS, SPANS, COUNTERS, LOG},
+    "trace": {MANIFEST, SETTINGS, STEPS, SPANS, COUNTERS},
 }
 DEEP, BIG, NESTED_YAML = "[" * 100_000 + "]" * 100_000, "1" + "0" * 400, "a: " + "[" * 20_000 + "]" * 20_000
 LAUGHS = "a: &a0 [x]\n" + "".join(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
@@ -140,9 +140,9 @@ CASES: list[tuple[str, str, Damage]] = [
     ("two_runs", SPANS, twice),
     ("two_runs", COUNTERS, twice),
     ("a_step_again", STEPS, again),
-    *(("pipe", file, pipe) for file in (MANIFEST, STEPS, SPANS, COUNTERS, ROLLOUTS, SETTINGS, LOG)),
+    *(("pipe", file, pipe) for file in (MANIFEST, STEPS, SPANS, COUNTERS, ROLLOUTS, SETTINGS)),
     *(("folder", file, folder) for file in (MANIFEST, STEPS, SPANS, SETTINGS)),
-    *(("device", file, device) for file in (MANIFEST, SPANS, COUNTERS, SETTINGS, LOG)),
+    *(("device", file, device) for file in (MANIFEST, SPANS, COUNTERS, SETTINGS)),
 ]
 
 

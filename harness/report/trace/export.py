@@ -6,11 +6,10 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from gzip import GzipFile
 from pathlib import Path
-from typing import BinaryIO
 
 from harness.compare.experiment import label_runs
 from harness.core.atomic_files import check_replaceable, whole_file
@@ -29,15 +28,7 @@ DEFAULT_NAME = "trace.json.gz"
 
 @dataclass(frozen=True)
 class WrittenTrace:
-    """What a trace file holds.
-
-    Attributes:
-        runs: their names in the trace, in order.
-        counts: see ``TraceWriter``.
-        left_out: runs that could not be read.
-        reports: of Nsight Systems, in the order given.
-        replaced: whether an earlier trace was there.
-    """
+    """What a trace file holds: names of runs, events by phase as ``TraceWriter`` counts them; runs that are damaged."""
 
     path: Path
     runs: tuple[str, ...]
@@ -45,7 +36,6 @@ class WrittenTrace:
     counts: Counter[str]
     left_out: tuple[DamagedRun, ...]
     reports: tuple[MatchedReport, ...]
-    replaced: bool
 
 
 def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] = ()) -> WrittenTrace:
@@ -67,14 +57,19 @@ def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] =
     results = load_results(folder)
     _check_one_experiment(folder, results)
     check_replaceable(path, "trace", is_trace)
-    replaced, tables, damaged = path.exists(), results.tables, list(results.damaged)
+    tables, damaged = results.tables, list(results.damaged)
     if nsight and len(tables) > 1:
         what = f"{str(folder)!r} holds {len(tables)} runs, and a report of Nsight Systems belongs to one"
         raise UserError(what, str(folder), f"python -m harness trace {tables[0].run.folder} --nsys {nsight[0]}")
     reports = tuple(match_report(read_export(export), tables[0].run) for export in nsight)
     runs, steps = list[str](), 0
     try:
-        with whole_file(path) as file, _compressed(file, path) as stream, TraceWriter(stream) as writer:
+        # in the head of the compressed file neither name nor time: equal runs give equal bytes
+        with (
+            whole_file(path) as file,
+            GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else nullcontext(file) as stream,
+            TraceWriter(stream) as writer,
+        ):
             for name, place in run_names([table.run.manifest for table in tables]):
                 try:
                     tracks = run_tracks(tables[place])
@@ -93,13 +88,7 @@ def write_trace(folder: Path, path: Path | None = None, nsight: Sequence[Path] =
     except OSError as error:
         what = f"cannot write {str(path)!r}: {error.strerror}"
         raise UserError(what, where=str(path), fix="name a file in a folder that there is with -o FILE") from error
-    return WrittenTrace(path, tuple(runs), steps, writer.counts, tuple(damaged), reports, replaced)
-
-
-def _compressed(file: BinaryIO, path: Path) -> AbstractContextManager[BinaryIO | GzipFile]:
-    if path.suffix != ".gz":
-        return nullcontext(file)
-    return GzipFile("", "wb", 6, file, mtime=0)  # neither name nor time: equal runs give equal bytes
+    return WrittenTrace(path, tuple(runs), steps, writer.counts, tuple(damaged), reports)
 
 
 def _check_one_experiment(folder: Path, results: Results) -> None:

@@ -152,16 +152,15 @@ def _seconds(intervals: Iterable[Interval]) -> str:
 def nsight_tracks(report: MatchedReport) -> list[Track]:
     """Return tracks on the run's clock: ranges, OS calls by thread, kernels and copies by stream."""
     export, tracks = report.export, dict[str, Track]()
-
-    def add(name: str, item: StageRange | Activity, kind: str, shown: str, arguments: Arguments) -> None:
-        start_ns = report.at(item.start_ns)  # what was under way when the run began is cut there
-        track = tracks.setdefault(name, Track(f"Nsight Systems, {export.path.stem}: {name}"))
-        end_ns = start_ns + item.end_ns - item.start_ns
-        track.slices.append(Slice(max(start_ns, 0), end_ns, shown, kind, arguments))
-
-    for item, _, _ in report.pairs:
-        add("NVTX ranges", item, "nvtx", item.stage, {"step": item.step})
+    items: list[tuple[str, str, StageRange | Activity, str, Arguments]] = [
+        ("NVTX ranges", "nvtx", item, item.stage, {"step": item.step}) for item, _, _ in report.pairs
+    ]
     for kind, activities in (("OS calls", export.os_calls), ("kernels", export.kernels), ("copies", export.copies)):
-        for one in sorted(activities or (), key=attrgetter("place")):
-            add(f"{kind}, {one.place}", one, kind, one.name, {})
+        ordered = sorted(activities or (), key=attrgetter("place"))
+        items += [(f"{kind}, {one.place}", kind, one, one.name, {}) for one in ordered]
+    for name, kind, item, shown, arguments in items:
+        start_ns = report.at(item.start_ns)  # what was under way when the run began is cut there
+        times = max(start_ns, 0), start_ns + item.end_ns - item.start_ns
+        track = tracks.setdefault(name, Track(f"Nsight Systems, {export.path.stem}: {name}"))
+        track.slices.append(Slice(*times, shown, kind, arguments))
     return list(tracks.values())

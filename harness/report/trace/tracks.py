@@ -1,49 +1,41 @@
-"""What a run's folder holds as tracks: training steps, processes, policy versions, metrics, counters of the machine."""
+"""What a run's folder holds as tracks: training steps, processes, policy versions, metrics, counters of the machine.
+
+Arrows say which span made the next one possible:
+
+    rollouts    generate(step) -> score(step) -> update(step), for each batch or shard of one
+    weights     update(step) -> weight_publish(version) -> weight_load(version) of a Generator -> the first span that
+                samples with it; to the publish alone where nobody took the version
+
+Spans carry step and version, no number of their own, so that a link is drawn only where these and the order of time
+leave no doubt. Each span of an arrow begins after the one before it; what does not is left out.
+"""
 
 from __future__ import annotations
 
-import os
-import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.report.trace.chrome import Arguments, Samples, Slice, Track
-from harness.report.trace.flows import arrows
+from harness.report.trace.chrome import Arguments, Arrow, Samples, Slice, Track
 from harness.results import counters, in_pipeline_order
 from harness.results.counters import CounterRow
 from harness.results.frames import RunTable
-from harness.results.jsonl import read_checked
 from harness.results.occupancy import loop_window
 from harness.results.rows import SPANS
-from harness.results.writer import LOG
 
 Window = tuple[int, int, str]
 """Begin and end of a training step in nanoseconds; categories ``,warmup`` and ``,profiled`` where they hold."""
-_UNITS = {
-    "GB/s": ("sync/bandwidth_gb_s",),
-    "bytes": ("sync/bytes",),
-    "tensors": ("sync/tensors",),
-    "s": ("sync/",),
-    "groups": ("replay/evicted_", "replay/size"),
-    "nats": ("kl/", "token_entropy"),
-    "tokens": ("response_length", "response_tokens", "trained_tokens", "off_policy/dropped_length"),
-    "tokens/s": ("perf/throughput",),
-    "rollouts": ("off_policy/dropped", "off_policy/in_flight", "off_policy/in_queue"),
-    "versions": ("off_policy/", "replay/age_"),
-}
-"""Of metrics, by the beginnings of their names; the first that fits counts."""
-_DEATH = re.compile(r"^\S+ (\d{1,9}\.\d+) s: (\S+) died \((.*)\); a new one takes its place$", re.MULTILINE)
+_LINKED = (Stage.GENERATE, Stage.SCORE, Stage.UPDATE, Stage.WEIGHT_PUBLISH)
 
 
 def run_tracks(table: RunTable) -> list[Track]:
     """Return a run's tracks from top to bottom; none where it has neither spans nor training steps.
 
     Raises:
-        UserError: a file is damaged, or a span ends before it begins.
+        UserError: a span ends before it begins.
     """
     run, spans = table.run, table.run.spans()
     for span in spans:
@@ -110,7 +102,7 @@ def steps_track(table: RunTable, windows: Sequence[Window], loop_ns: int) -> Tra
 
 
 def _processes(table: RunTable, spans: Sequence[Span], windows: Sequence[Window], loop_ns: int) -> list[Track]:
-    """Return a track for each process, in the order of the work: its stages and waits, and its deaths.
+    """Return a track for each process, in the order of the work: stages, waits, and deaths where it held weights.
 
     A span belongs to the training step in whose window it ends, as in the run's statistics.
     """
@@ -122,29 +114,11 @@ def _processes(table: RunTable, spans: Sequence[Span], windows: Sequence[Window]
         kind = kinds[stage] + ("" if stage is Stage.STARTUP else marks[bisect_left(ends, end_ns)])
         told = {name: number for name, number in (("step", step), ("version", version)) if number >= 0}
         slices[lane].append(Slice(start_ns, end_ns, stage.value, kind, told, arrows_at.get(place, ())))
-    for elapsed_s, lane, reason in _deaths(table):
-        at_ns = loop_ns + _nanoseconds(elapsed_s)
-        flags[lane].append(Slice(at_ns, at_ns, "died; replaced", "death", reason))
+    for elapsed_s, lane, version in table.version_changes:
+        if version < 0:
+            at_ns = loop_ns + _nanoseconds(elapsed_s)
+            flags[lane].append(Slice(at_ns, at_ns, "died; replaced", "death"))
     return [Track(lane, slices[lane], flags[lane]) for lane in in_pipeline_order({*slices, *flags})]
-
-
-def _deaths(table: RunTable) -> list[tuple[float, str, Arguments]]:
-    """Return (seconds of the loop, process, reason) of each death that the log tells of.
-
-    The rows of a run tell of processes with weights only, by a version of -1, and give no reason: they count where the
-    log does not name the process.
-
-    Raises:
-        UserError: the log cannot be read.
-    """
-    log = table.run.folder / LOG
-    text = read_checked(log, lambda content: content.decode(errors="replace")) if os.path.lexists(log) else ""
-    deaths: list[tuple[float, str, Arguments]] = [
-        (float(at_s), lane, {"reason": reason}) for at_s, lane, reason in _DEATH.findall(text)
-    ]
-    named = {lane for _, lane, _ in deaths}
-    unnamed = (change for change in table.version_changes if change.version < 0 and change.lane not in named)
-    return [*deaths, *((change.elapsed_s, change.lane, {}) for change in unnamed)]
 
 
 def _versions(table: RunTable, loop_ns: int) -> list[Track]:
@@ -161,8 +135,7 @@ def metric_tracks(table: RunTable, windows: Sequence[Window]) -> list[Track]:
     for name, column in sorted(table.metrics.items()):
         pairs = zip(windows, column.values.tolist(), column.is_finite, strict=True)
         samples = [(start_ns, value) for (start_ns, _, _), value, is_finite in pairs if is_finite]
-        unit = next((unit for unit, heads in _UNITS.items() if name.startswith(heads)), "")
-        tracks.append(Track(name, samples=samples, unit=unit))
+        tracks.append(Track(name, samples=samples))
     return [track for track in tracks if track.samples]
 
 
@@ -191,3 +164,56 @@ def counter_tracks(rows: Sequence[CounterRow]) -> list[Track]:
 def _per_second(part: Samples) -> Samples:
     pairs = pairwise(part)
     return [(at, (after - value) * 1e9 / (until - at)) for (at, value), (until, after) in pairs if until > at]
+
+
+def arrows(spans: Sequence[Span], batches_stay_whole: bool) -> dict[int, list[Arrow]]:
+    """Return the arrows at each span that has any, by the span's place in ``spans``; they are numbered from 1.
+
+    Args:
+        batches_stay_whole: whether the batch ordered for a step is what the step's update trains on. Where stale
+            rollouts are dropped it is not, and no arrow leads from score to update.
+    """
+    at: dict[int, list[Arrow]] = defaultdict(list)
+    for number, (name, chain) in enumerate(chains(spans, batches_stay_whole), start=1):
+        for place in chain:
+            phase = "s" if place == chain[0] else "f" if place == chain[-1] else "t"
+            at[place].append((name, number, phase))
+    return at
+
+
+def chains(spans: Sequence[Span], batches_stay_whole: bool) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name of each arrow, and the places in ``spans`` that it goes through.
+
+    Shards of one step are scored in the order in which their generation ends. Where a part died there may be more
+    attempts than scores: the last ones count.
+    """
+    places: dict[tuple[Stage, int], list[int]] = defaultdict(list)
+    loads: dict[int, dict[str, int]] = defaultdict(dict)
+    first_uses: dict[tuple[str, int], int] = {}
+    for place in sorted(range(len(spans)), key=lambda place: spans[place].start_ns):
+        lane, stage, _, _, step, version = spans[place]
+        if stage in _LINKED:
+            places[stage, version if stage is Stage.WEIGHT_PUBLISH else step].append(place)
+        if stage is Stage.WEIGHT_LOAD:
+            loads[version].setdefault(lane, place)
+        if stage in (Stage.GENERATE, Stage.EVALUATE):
+            first_uses.setdefault((lane, version), place)
+
+    linked: list[tuple[str, list[int]]] = []
+    for (stage, number), found in places.items():
+        if stage is Stage.SCORE:
+            attempts = sorted(places.get((Stage.GENERATE, number), ()), key=lambda place: spans[place].end_ns)
+            update = places.get((Stage.UPDATE, number), [])[:1] if batches_stay_whole else []
+            pairs = zip(attempts[-len(found) :], found[-len(attempts) :], strict=False)
+            linked += [("rollouts", [*pair, *update]) for pair in pairs]
+        elif stage is Stage.WEIGHT_PUBLISH:
+            start = [*places.get((Stage.UPDATE, number - 1), [])[:1], found[0]]
+            taken = [[load, first_uses.get((lane, number), load)] for lane, load in loads.get(number, {}).items()]
+            linked += [("weights", [*start, *end]) for end in taken or [[]]]
+    for name, chain in linked:
+        forward = chain[:1]
+        for place in chain[1:]:
+            if spans[place].start_ns > spans[forward[-1]].start_ns:
+                forward.append(place)
+        if len(forward) > 1:
+            yield name, forward
