@@ -629,10 +629,12 @@ def test_arms_that_did_not_take_turns_step_by_step() -> None:
 
 
 def test_what_is_not_repeated() -> None:
-    command = "python -m harness bench made --blocks 10"
-    for arms, runs in (("a", "One run"), ("ab", "One run each")):
-        told = said([made_run(arm) for arm in arms], "not_repeated")
-        assert told == [(f"{runs}: no error bars. For some:", command)]
+    """The command names a scenario that is looked up by its name so, and a file of the user's own by that."""
+    for arms, runs, scenario, typed in (
+        ("a", "One run", "made", "made.yaml"), ("ab", "One run each", "sync_k1-vs-sync_k2", "sync_k1 sync_k2"),
+    ):  # fmt: skip
+        told = said([made_run(arm, scenario=scenario) for arm in arms], "not_repeated")
+        assert told == [(f"{runs}: no error bars. For some:", f"python -m harness bench {typed} --blocks 10")]
     twice = [made_run("a"), made_run("a", 1)]
     for members in (twice, [made_run(simulated="abacus")], [made_run(outcome={"imported": {}})]):
         assert said(members, "not_repeated") == []

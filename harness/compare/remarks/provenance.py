@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from statistics import fmean
@@ -20,7 +21,7 @@ from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
 from harness.core.installation import as_typed
 from harness.core.intervals import Interval
-from harness.core.named_files import VERSUS
+from harness.core.named_files import SCENARIOS, VERSUS
 from harness.core.trace import Span
 from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
@@ -147,7 +148,9 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
     """Say where there are no error bars, and what to type for some."""
     cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
     if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
-        command = as_typed(f"python -m harness bench {experiment.scenario.replace(VERSUS, ' ')} --blocks 10")
+        known = {path.stem for path in SCENARIOS.files()}
+        names = [name if name in known else f"{name}.yaml" for name in experiment.scenario.split(VERSUS)]
+        command = as_typed(f"python -m harness bench {shlex.join(names)} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
 
 
