@@ -296,6 +296,8 @@ def timeline(rows: Rows, version_changes: Rows, windows: Mapping[str, tuple[floa
     if len(changes):
         keys["policy version now held"] = {"color": INK, "marker": "v", "linestyle": "", "markersize": 5}
     lanes = dict.fromkeys(zip(spans["arm"].astype(str), spans["lane"].astype(str), strict=True), "")
+    silent = {*windows} - {arm for arm, _ in lanes}
+    lanes |= {(arm, "no span"): "" for arm in windows if arm in silent}
     figure, axes, places = _row_axes(lanes, "seconds since the first of these steps began", title=title, keys=keys,
                                      width=TIMELINE, row_inches=0.34,
                                      heads={arm: text for arm, (_, text) in windows.items()})  # fmt: skip

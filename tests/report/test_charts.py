@@ -136,7 +136,8 @@ def test_the_timeline_shows_every_span_and_marks_versions() -> None:
     assert boxes(axes, "wait_for_batch") == [(0.0, 0.4)]
     assert boxes(axes, "weight_load") == [(0.5, 0.5 + 2.0 * charts.NARROWEST)]  # too short to be seen
     assert xs(axes.lines[0]) == [0.10, 0.11, 1.0]
-    assert texts(axes) == ["training step 3 in 1.00 s", "0", "1"]  # no room for the first
+    assert texts(axes) == ["training step 3 in 1.00 s", "no spans", "0", "1"]  # no room for the first version
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["generator", "learner", "no span"]
     assert legend(figure)[-2:] == ["unattributed", "policy version now held"]
 
 
