@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from operator import itemgetter
+from statistics import fmean, median
 from typing import Any
 
 from harness.compare.numbers import number
@@ -14,6 +15,9 @@ from harness.core.intervals import Interval, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, lane_kind
 from harness.results.occupancy import Occupancy
+
+FEWEST_BESIDE = 3
+"""Updates with writing beside them, and without, from which on their lengths are compared."""
 
 
 def best_interval_s(cost_s: float, between_failures_s: float) -> float:
@@ -42,6 +46,7 @@ class CheckpointCost:
         blocked_s: in which the Learner waits for one.
         exposed_s: of these, those in which nobody worked for the batch that it would train on next.
         pending_s: from then until an asynchronous one counts; else 0.
+        slowed_s: by which writing one makes training beside it longer; 0 where that is not known.
     """
 
     every: int
@@ -49,10 +54,16 @@ class CheckpointCost:
     blocked_s: float
     exposed_s: float
     pending_s: float = 0.0
+    slowed_s: float = 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """By which one makes training longer."""
+        return self.exposed_s + self.slowed_s
 
     def best_every(self, between_failures_s: float) -> int:
         """Return after how many training steps a checkpoint loses least, of those that are written before the next."""
-        steps = best_interval_s(self.exposed_s, between_failures_s) / self.step_s
+        steps = best_interval_s(self.cost_s, between_failures_s) / self.step_s
         return max(1, math.ceil(self.pending_s / self.step_s), round(steps))
 
 
@@ -86,12 +97,13 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], ste
         for version in measured
         if version in written
     ]
-    plain_s = step_s - sum(exposed) / len(steps)
+    slowed_s = _slowed_s(by_kind["learner"], [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE], steps)
+    plain_s = step_s - sum(exposed) / len(steps) - slowed_s / int(every)
     if plain_s <= 0:
         return None
     blocked_s = median(total(blocked[version]) for version in measured) / 1e9
     pending_s = median(pending_ns) / 1e9 if pending_ns else 0.0
-    return CheckpointCost(int(every), plain_s, blocked_s, median(exposed), pending_s)
+    return CheckpointCost(int(every), plain_s, blocked_s, median(exposed), pending_s, slowed_s)
 
 
 def _exposed_s(blocked: Sequence[Interval], version: int, samplers: Sequence[Span]) -> float:
@@ -103,6 +115,22 @@ def _exposed_s(blocked: Sequence[Interval], version: int, samplers: Sequence[Spa
     return beside.loop_s - beside.busy_s
 
 
+def _slowed_s(learner: Sequence[Span], writing: Sequence[Span], steps: Collection[int]) -> float:
+    """Seconds by which updates with writing beside them are longer, for each checkpoint that was written meanwhile."""
+    updates = sorted((span for span in learner if span.stage is Stage.UPDATE and span.step in steps), key=itemgetter(2))
+    table = Occupancy.of(writing, [(span.start_ns, span.end_ns) for span in updates])
+    lasted_s, beside_s = Counter[int](), Counter[int]()
+    for span, (start, end), written_s in zip(updates, table.windows.tolist(), table.by_window().sum(1), strict=True):
+        lasted_s[span.step] += (end - start) / 1e9
+        beside_s[span.step] += written_s
+    touched = [lasted for step, lasted in lasted_s.items() if beside_s[step] > lasted / 2]
+    alone = [lasted for step, lasted in lasted_s.items() if beside_s[step] == 0]
+    if min(len(touched), len(alone)) < FEWEST_BESIDE:
+        return 0.0
+    checkpoints = len({span.version for span in writing} & {*steps})
+    return max(0.0, (fmean(touched) - fmean(alone)) * len(touched) / max(1, checkpoints))
+
+
 def _by_version(spans: Iterable[Span]) -> dict[int, list[Interval]]:
     intervals: dict[int, list[Interval]] = defaultdict(list)
     for span in spans:
@@ -112,12 +140,14 @@ def _by_version(spans: Iterable[Span]) -> dict[int, list[Interval]]:
 
 def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures: float | None) -> str:
     """Say what checkpoints cost, and which interval would lose least."""
-    share = cost.exposed_s / (cost.every * cost.step_s + cost.exposed_s)
+    share = cost.cost_s / (cost.every * cost.step_s + cost.cost_s)
     text = f"{name}: a checkpoint stalls the Learner for {number(cost.blocked_s)} s"
     if cost.exposed_s < cost.blocked_s:
         text += f", {number(cost.exposed_s)} s of which delay the next step"
     if cost.pending_s:
         text += f", counts {number(cost.pending_s)} s later"
+    if cost.slowed_s:
+        text += f", makes training beside it {number(cost.slowed_s)} s longer"
     every = "training step" if cost.every == 1 else f"{cost.every} training steps"
     text += f": {number(100 * share)}% of the time with one every {every}. "
     if hours_between_failures is None:

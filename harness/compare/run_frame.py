@@ -175,7 +175,7 @@ def _identity(table: RunTable) -> dict[str, Any]:
         "started_at": about.started_at,
         "simulated": about.simulated,
         "is_imported": about.outcome.get("imported") is not None,
-        "steps": len(table),
+        "steps": len(table) * _row_steps(table),
         "planned_steps": _whole(run.setting("steps")),
         "optimizer_steps": int(table.steps["optimizer_steps"].sum()) or None,
         "startup_s": about.startup_s,
@@ -186,13 +186,19 @@ def _identity(table: RunTable) -> dict[str, Any]:
     }
 
 
+def _row_steps(table: RunTable) -> int:
+    """How many training steps a row stands for: several in some logs of other trainers."""
+    imported = table.run.manifest.outcome.get("imported")
+    return int(imported.get("steps_per_row") or 1) if isinstance(imported, dict) else 1
+
+
 def _seconds(table: RunTable, times: SpanTimes | None) -> dict[str, Any]:
     run, measured, tail = table.run, table.is_measured, table.run.tail
     wall_s, steps = table.wall_s[measured], table.steps["step"][measured]
     loop_s = tail.elapsed_s if tail is not None else table.steps["elapsed_s"][-1] if len(table) else 0.0
     figures: dict[str, Any] = {
         "loop_s": float(loop_s),
-        "measured_steps": len(steps),
+        "measured_steps": len(steps) * _row_steps(table),
         "warmup_steps": int(np.sum((table.steps["is_warmup"] == 1) & (table.steps["is_profiled"] == 0))),
         "profiled_steps": int(table.steps["is_profiled"].sum()),
         "is_steady": run.warm_up.steady,

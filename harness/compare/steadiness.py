@@ -62,14 +62,18 @@ def uneven_sentence(experiment: Experiment, arm: str) -> str:
     return text + (f"; {len(uneven)} of {runs} runs are as uneven" if runs > 1 else "") + "."
 
 
+def _drifts(member: Member) -> bool:
+    return member.figures["is_steady"] is False and member.figures.get("step_s") is not None
+
+
 def mark(experiment: Experiment, arm: str) -> str:
     """Return what stands behind a step time of this arm: ``MARK`` where that of a run was not stable."""
-    return MARK if any(member.figures["is_steady"] is False for member in experiment.arms[arm]) else ""
+    return MARK if any(map(_drifts, experiment.arms[arm])) else ""
 
 
 def steadiness_notes(experiment: Experiment, arms: Sequence[str]) -> list[str]:
     """Say in which arms the step time of some runs was still drifting after warm-up; empty where in none."""
-    unsteady = _counted(experiment, arms, lambda member: member.figures["is_steady"] is False)
+    unsteady = _counted(experiment, arms, _drifts)
     if not unsteady:
         return []
     slow = _counted(experiment, arms, lambda member: member.figures["slow_start"])

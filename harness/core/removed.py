@@ -10,6 +10,7 @@ INSTEAD = {
     "stored:": "name the folders of the baseline's experiments: python -m harness compare NEW --against FOLDER FOLDER",
     "arm:": "name the arm alone: --baseline ARM",
     "--pareto": "python -m harness compare PATH --plots DIR draws scatter.png, of seconds per step and reward",
+    "--devices": "leave it out: verl's logs hold the tokens of all devices",
     ".json": "compare files of pytest-benchmark with: pytest-benchmark compare FILE FILE",
 }
 """By a command, an option, the beginning of a value or the end of a path."""

@@ -15,7 +15,7 @@ from harness.compare.remarks.time import whatif_command
 from harness.report import experiment_charts as drawings
 from harness.report import tables
 from harness.report.console import shown_path
-from harness.report.document import Chart, Document, Item, Rollouts, Section
+from harness.report.document import MARKED, Chart, Document, Item, Rollouts, Section
 from harness.report.machine import machine_section, provenance_section
 from harness.report.transports import sweep_tables
 from harness.results import RolloutRow
@@ -40,7 +40,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     limits = ("stages", "bottleneck") if len(experiment.arms) == 2 else ("bottleneck",)
     by_key = {item.key: item for item in remarks}
     cautions = [item for item in remarks if item.kind == "caution"]
-    first = [item for item in cautions if item.key != "drift"][:MOST_CAUTIONS]  # which the table's mark says
+    first = [item for item in cautions if item.key != MARKED][:MOST_CAUTIONS]
     short: list[Item] = [swept[0] if points else tables.comparison_table(experiment, judged)]
     short += [by_key[key] for key in limits if key in by_key]
     base = next((item.base for item in judged if item.base in experiment.arms), experiment.labels[0])
@@ -73,9 +73,9 @@ def _of(remarks: Sequence[Remark], section: str) -> list[Remark]:
 
 
 def _shown(folder: Path) -> str:
-    """Return how a run's folder is written: a page names nobody's home."""
+    """Return how a run's folder is written: above the current one only in part, since a page names nobody's home."""
     path = Path(shown_path(folder.resolve()))
-    return str(Path(*path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
+    return str(Path("...", *path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], left: Sequence[Remark]) -> list[Section | None]:

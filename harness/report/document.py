@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MARKED = "drift"
+"""The key of the caution that a mark in the table of the short form says."""
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells as text; the first ``words`` columns hold words, the others numbers."""

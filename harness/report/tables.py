@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.compare.endpoint import ENDPOINTS, endpoint_of_effect
+from harness.compare.endpoint import ENDPOINTS, WEIGHT_SYNC_SECONDS, endpoint_of, endpoint_of_effect
 from harness.compare.environment import environment_values, unlike
 from harness.compare.experiment import MOST_WITH_SPANS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
@@ -67,6 +67,9 @@ def _form(value: float | None, form: Format) -> str:
 # ---- the short table
 
 
+ROW_NAMES = {STEP: "whole step", WEIGHT_SYNC_SECONDS.name: "a weight sync"}
+
+
 def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Table:
     """Return the arms side by side, or of more than ``MOST_BESIDE`` a row for each: a screen of 80 columns."""
     bases = {item.base for item in judged}
@@ -74,7 +77,15 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
     if len(arms) == 1:
         return _one_arm(experiment)
     names = {"step_s": STEP} | {TIMING + stage: stage.value for stage in main_stages(experiment)}
-    seconds = {arm: {name: experiment.mean(arm, figure) for figure, name in names.items()} for arm in arms}
+    seconds: dict[str, dict[str, float | None]] = {
+        arm: {name: experiment.mean(arm, figure) for figure, name in names.items()} for arm in arms
+    }
+    deciding = endpoint_of(experiment.members)
+    if deciding is WEIGHT_SYNC_SECONDS:
+        names = {deciding.name: deciding.name} | names
+        for arm in arms:
+            values = [value for member in experiment.arms[arm] if (value := deciding.value(member)) is not None]
+            seconds[arm][deciding.name] = fmean(values) if values else None
     is_pair = len(arms) == 2 and arms[0] not in {item.other for item in judged}
     notes = _stable(experiment)
     if judged and not bases & {*arms}:
@@ -92,9 +103,7 @@ def comparison_table(experiment: Experiment, judged: Sequence[Judgement]) -> Tab
         cells = [_form(seconds[arm][name], number) + sign for arm, sign in zip(arms, marks, strict=True)]
         own = [effects.get(arm, {}).get(name) for arm in arms]
         changes = _ratio_cells(own[1]) if is_pair else ("",) * 3
-        rows.append(
-            ("whole step" if name == STEP else name, *(cells if is_pair else map(_changed, cells, own)), *changes)
-        )
+        rows.append((ROW_NAMES.get(name, name), *(cells if is_pair else map(_changed, cells, own)), *changes))
     for label, figure, form in MAIN_FIGURES:
         if experiment.has(figure):
             rows.append((label, *(_form(experiment.mean(arm, figure), form) for arm in arms), "", "", ""))
@@ -514,6 +523,7 @@ def overview_table(experiments: Sequence[Experiment]) -> Table:
                 _over_runs(experiment, "reward_last", reward),
             )
         )
+    notes.append("Each is judged by itself; one against others: python -m harness compare NEW --against FOLDER...")
     if any(MARK in row[6] for row in rows):
         notes.append(f"{MARK} Step time still drifting after warm-up.")
     header = ("scenario", "experiment", "machine", "runs", "status", "steps", "s per step", "last reward")

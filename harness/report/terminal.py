@@ -15,7 +15,7 @@ from rich.text import Text
 from harness.compare.numbers import plural
 from harness.compare.remarks import Remark
 from harness.core.terminal_text import plain, plain_ends
-from harness.report.document import Chart, Document, Rollouts, Section, Table
+from harness.report.document import MARKED, Chart, Document, Rollouts, Section, Table
 from harness.results import RolloutRow
 
 LONGEST_TEXT = 400
@@ -42,7 +42,7 @@ def print_document(console: Console, document: Document, full: bool = False) -> 
     for section in document.sections if full else document.sections[:1]:
         _print_section(console, section, full)
     others = [item for section in document.sections[1:] for item in section.items]
-    left = sum(isinstance(item, Remark) and item.kind == "caution" for item in others)
+    left = sum(isinstance(item, Remark) and item.kind == "caution" and item.key != MARKED for item in others)
     if left and not full:
         print_list(console, "", [f"{plural(left, 'more caution')}: --full."], style="dim")
 

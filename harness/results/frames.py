@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import RankStep, Reduction
+from harness.results.jsonl import RESTORE
 from harness.results.reader import DamagedRun, Run, load_run, read_each
 from harness.results.rows import REDUCTIONS, StoredMetrics, VersionChange
 
@@ -228,7 +229,8 @@ def _columns(rows: Sequence[StoredMetrics]) -> dict[str, Column]:
         keys = set().union(*stored)
         reductions = [each for each in REDUCTIONS if each in keys]
         if len(reductions) > 1:
-            raise UserError(f"the metric {name!r} changes its reduction within the run: {' and '.join(reductions)}")
+            both = " and ".join(reductions)
+            raise UserError(f"the metric {name!r} changes its reduction within steps.jsonl: {both}", fix=RESTORE)
         for reduction in reductions:
             values, counts = _each(stored, reduction, math.nan), _each(stored, "count", 1)
             columns[name] = Column(_numbers(values), _numbers(counts), reduction)

@@ -144,7 +144,9 @@ def write_experiment(
     """
     logs = "".join(done.log.digest for done in arms.values())
     mark = hashlib.sha256((machine or logs).encode(errors="backslashreplace")).hexdigest()[:8]
-    missing = dict.fromkeys(("cpu", "cores", "memory_gib", "gpus"), "the log does not tell")
+    missing = dict.fromkeys(
+        ("cpu", "cores", "memory_gib", "gpus"), "another trainer's log does not tell of its machine"
+    )
     facts = dict.fromkeys(missing) | {"missing": missing}
     now = utc_now()
     experiment, at = experiment_name(out, scenario, now), timestamp(now)

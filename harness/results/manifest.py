@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
@@ -152,6 +153,8 @@ class Manifest:
         manifest = msgspec.convert(data, cls)
         msgspec.convert(manifest.machine, _Machine)
         msgspec.convert(manifest.outcome, _Outcome)
+        if datetime.fromisoformat(manifest.started_at).tzinfo is None:
+            raise ValueError(f"started_at {manifest.started_at!r} has no time zone")
         if manifest.status not in STATUSES:
             raise ValueError(f"unknown status {manifest.status!r}; one of {', '.join(STATUSES)}")
         return manifest

@@ -215,7 +215,7 @@ def test_metrics_of_every_reduction_are_combined_over_the_steps_that_have_them(m
         "max": 1, "never": 4,
     }  # fmt: skip
     folder = make_run(arm="b", metrics=lambda step: {"tokens": Metric(1.0, "sum" if step else "mean")}).folder
-    with pytest.raises(UserError, match="the metric 'tokens' changes its reduction within the run"):
+    with pytest.raises(UserError, match=r"the metric 'tokens' changes its reduction within steps\.jsonl"):
         read_table(folder)
 
 

@@ -19,6 +19,7 @@ from harness.compare.remarks.learning import CAUSES, correlation, growth
 from harness.compare.remarks.time import whatif_command
 from harness.compare.signal import Divergence
 from harness.compare.stats import STEP, Effect, Verdict
+from harness.compare.steadiness import mark
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.results import RunFolder
@@ -521,6 +522,8 @@ def test_step_times_that_drift_and_steps_that_are_slow() -> None:
         "The step time was still drifting after warm-up in b; in b the start is slower and lasts too long to be left "
         "out."
     ]
+    nothing = made_run("c", steps=0, warm_up=WarmUp(2, False, True))
+    assert (said([made_run("a"), nothing], "drift"), mark(made_experiment(nothing), "c")) == ([], "")
     # 3 * 2 of 8.7 s
     assert [facts(text) for text in said([made_run("a"), uneven], "slow_steps")] == ["9 19 29 2.00 0.100 69.0"]
 

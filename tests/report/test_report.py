@@ -111,7 +111,7 @@ def test_what_was_not_measured_is_left_out_and_folders_above_the_scenario(make_r
     assert page.text("h2") == ["At a glance", "Where the time goes", "What was learned", "Provenance"]
     folder = make_run(scenario="timed", arm="k1").folder
     text = _report(folder, tmp_path / "r.html")
-    assert f"whatif {folder.relative_to(folder.parents[2])} --scale update=0.9" in text
+    assert f"whatif .../{folder.relative_to(folder.parents[2])} --scale update=0.9" in text
     assert str(tmp_path) not in text
 
 

@@ -21,7 +21,7 @@ from harness.compare.stats import STEP, Effect, Verdict
 from harness.core.terminal_text import plain, plain_ends
 from harness.report.build import before_and_after, document
 from harness.report.console import shown_path
-from harness.report.document import Table
+from harness.report.document import MARKED, Table
 from harness.report.markdown import escaped
 from harness.report.tables import comparison_table
 from harness.report.terminal import print_document, print_table
@@ -104,7 +104,9 @@ def test_two_arms_have_an_interval_whichever_is_the_baseline() -> None:
     assert rows["whole step"] == ("0.556*", "0.533*", "-4.2%", "-7.7% to -0.7%", "cannot tell: chance?")
     assert rows["weight_publish"] == ("0.024", "0.003", "-86.3%", "-88.9% to -83.2%", "faster")
     text = _words(_printed(experiment, "object_store"))
-    assert "On the critical path of nixl against object_store, per step: weight_publish -0.0248 s" in text
+    assert (
+        "On the critical path of nixl against object_store (2 of 14 runs), per step: weight_publish -0.0248 s" in text
+    )
 
 
 def test_one_arm_has_shares_and_its_ranges() -> None:
@@ -219,7 +221,10 @@ def test_what_the_short_form_leaves_is_in_the_full_one() -> None:
     assert any(isinstance(item, Remark) and item.key == "noise_floor" for item in verdicts.items)
     experiment = _reference("async_lag1")
     (cautions,) = (item for item in document(experiment, judgements(experiment)).sections if item.key == "cautions")
-    assert _printed(experiment)[-1] == f"- {len(cautions.items)} more cautions: --full."
+    assert [item.key for item in cautions.items if isinstance(item, Remark)][
+        -1
+    ] == MARKED  # which the table's mark says
+    assert (len(cautions.items), _printed(experiment)[-1]) == (2, "- 1 more caution: --full.")
     assert "more caution" not in _words(_printed(experiment, full=True))
 
 

@@ -54,7 +54,7 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run.spans() == []
     manifest = run.manifest
     assert (manifest.scenario, manifest.seed, manifest.duration_s, manifest.commit) == ("gsm8k", 3, None, None)
-    assert set(manifest.machine["missing"].values()) == {"the log does not tell"}
+    assert set(manifest.machine["missing"].values()) == {"another trainer's log does not tell of its machine"}
     assert manifest.outcome["steps_done"] == 4
     assert (manifest.outcome["imported"]["kept"], manifest.outcome["imported"]["asynchronous"]) == (["odd"], True)
     text = "".join(path.read_text() for path in folder.iterdir())

@@ -126,6 +126,16 @@ def test_an_evaluation_of_verl_is_outside_of_its_step() -> None:
     assert metrics(evaluation)["validation/reward"] == 0.5
 
 
+def test_an_evaluation_within_a_step_of_verl_is_parted_from_it() -> None:
+    """As versions of before 2026 wrote them: 40 s of which 39.75 are stages' without an evaluation, 70 s with 30 s."""
+    evaluated = VERL_STEP | {"timing_s/testing": 30.0, "timing_s/step": 70.0, "val-core/gsm8k/reward/mean@1": 0.5}
+    done = convert("verl", *((step, evaluated if step % 2 else VERL_STEP) for step in range(1, 7)))
+    rows = [row for row in done.rows if row.kind == "step"]
+    assert [row.wall_s for row in rows] == [70.0, 40.0] * 3
+    assert [row.stages_s.get("evaluate") for row in rows] == [30.0, None] * 3
+    assert any("hold the evaluation" in note for note in done.notes)
+
+
 @pytest.mark.parametrize("name", ["fully_async/count/dropped_stale_samples", "timing_s/param_sync", "not a sign"])
 def test_generation_of_an_asynchronous_verl_run_is_waiting(name: str) -> None:
     """Which it is, a name tells, or the user."""
@@ -200,7 +210,8 @@ def test_an_evaluation_of_trl_between_two_rows() -> None:
     ]
     reward = {"validation/reward": 0.5, "validation/response_length": 9.0, "imported/eval_loss": 0.1}
     assert metrics(rows[1]) == reward
-    assert rows[2].stages_s == {"evaluate": 3.0}
+    assert rows[2].stages_s == {"evaluate": pytest.approx(0.3)}  # of one of the ten steps
+    assert (rows[2].wall_s, rows[4].wall_s) == pytest.approx((0.8, 0.3))
 
 
 def test_a_step_of_open_instruct() -> None:

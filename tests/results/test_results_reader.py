@@ -205,6 +205,8 @@ def test_runs_that_differ_in_the_seed_alone_have_their_own_settings(make_run: Ma
     ("change", "problem"),
     [
         ({"started_at": 5}, "Expected `str`, got `int` - at `$.started_at`"),
+        ({"started_at": "yesterday"}, "Invalid isoformat string: 'yesterday'"),
+        ({"started_at": "2026-11-20T12:00:00"}, "started_at '2026-11-20T12:00:00' has no time zone"),
         ({"seed": True}, "Expected `int`, got `bool` - at `$.seed`"),
         ({"duration_s": "long"}, "Expected `float | null`, got `str` - at `$.duration_s`"),
         ({"status": "asleep"}, "unknown status 'asleep'; one of running, completed, interrupted, failed"),

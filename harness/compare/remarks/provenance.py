@@ -115,6 +115,7 @@ def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Ite
     """Give what to know beside the verdicts, each once, but for what other remarks say of the arms."""
     arms = [*experiment.arms]
     pairs = [[item.base, item.other] for item in judged if {item.base, item.other} <= {*arms}]
+    pairs += [[item.other] for item in judged if item.other in arms]  # as set against folders of other days
     elsewhere = {*unlike(experiment.members), *(note for pair in pairs for note in steadiness_notes(experiment, pair))}
     told = dict.fromkeys(caution for item in judged for caution in item.cautions if caution not in elsewhere)
     for caution in told:

@@ -37,10 +37,20 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
     shares = ", ".join(f"{point.transport} {100 * point.share_of_copy:.0f}%" for point in slower)
     counts = f"{plural(receivers, 'receiver')} and {plural(tensors, 'tensor')}"
     sentences = [
-        f"At {best.megabytes:g} MB with {counts} {best.transport} is the fastest: {number(1e3 * best.median_s)} ms "
-        f"from publish to the receiver's own tensors (median), {100 * best.share_of_copy:.0f}% of the bandwidth of a "
-        f"plain copy in memory{f' ({shares})' if shares else ''}."
+        f"At {best.megabytes:g} MB with {counts} {best.transport} has the lowest median: {number(1e3 * best.median_s)} "
+        f"ms from publish to the receiver's own tensors, {100 * best.share_of_copy:.0f}% of the bandwidth of a plain "
+        f"copy in memory{f' ({shares})' if shares else ''}."
     ]
+    elsewhere: dict[str, list[str]] = {}
+    for case in dict.fromkeys((point.receivers, point.tensors) for point in points):
+        timed = [p for p in points if (p.receivers, p.tensors, p.num_bytes) == (*case, best.num_bytes)]
+        if timed and (fastest := min(timed, key=lambda point: point.median_s)).transport != best.transport:
+            elsewhere.setdefault(fastest.transport, []).append(
+                f"with {plural(case[0], 'receiver')} and {plural(case[1], 'tensor')}"
+            )
+    if elsewhere:
+        told = "; ".join(f"{transport} {listed(where)}" for transport, where in elsewhere.items())
+        sentences[0] += f" Elsewhere it is {told}."
     by_name = {point.transport: point for point in largest}
     for store, words in OBJECT_STORES.items():
         others = [point for name, point in by_name.items() if name != store]
@@ -53,5 +63,5 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
         winners.setdefault(fastest.transport, []).append(f"{fastest.megabytes:g}")
     if len(winners) > 1:
         told = "; ".join(f"{name} at {listed(own)} MB" for name, own in winners.items())
-        sentences.append(f"The fastest with {counts} by size: {told}.")
+        sentences.append(f"The lowest median with {counts} by size: {told}.")
     return sentences

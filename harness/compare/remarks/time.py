@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, permutations
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +27,8 @@ FASTER = 0.1
 """What a bottleneck is asked about: a stage that took so much less time."""
 GAIN = 1.05
 """Speed-up of a loop from which on it is worth saying that more overlap could bring it."""
+MOST_KNOWN = 0.5
+"""The share of a step that its stages have to make up before one of them is called the largest."""
 MOST_STAGES, WORTH_A_WORD = 3, 0.01
 """Stages that a difference comes from, and the share of a step below which one is left out."""
 CORES = (
@@ -73,15 +75,21 @@ def bottleneck(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[
         unknown += [f"{percent(rest)} in {arm}"] if rest > own else []
     where = "; ".join(f"{stage}{', ' if is_one else ' in '}{listed(some(own))}" for stage, own in parts.items())
     if kind == TIMING:
-        yield f"Largest stage: {where}."
+        if max(sum(own.values()) for own in shares.values()) >= MOST_KNOWN:  # else another, unknown one may be
+            yield f"Largest stage: {where}."
         return
-    known = sum(bool(stage_seconds([member])) for member in experiment.members)
-    of = "" if known == len(experiment.members) else f" ({known} of {len(experiment.members)} runs)"
+    of = _with_spans(experiment.members)
     first = next((item.base for item in judged if item.base in largest), next(iter(largest)))
     stage, gain = largest[first], percent(FASTER * shares[first][largest[first]])
     less = f"{FASTER:.0%} off {stage} takes at most {gain} off a step{'' if is_one else f' of {first}'}."
     more = f" Still more of a step is {UNATTRIBUTED}: {', '.join(some(unknown))}." if unknown else ""
     yield f"Bottleneck on the critical path{of}: {where}. {less}{more}"
+
+
+def _with_spans(members: Iterable[Member]) -> str:
+    """Say how many of the runs kept spans, where not all did."""
+    known = [bool(stage_seconds([member])) for member in members]
+    return "" if all(known) else f" ({sum(known)} of {len(known)} runs)"
 
 
 def _largest(shares: dict[str, float]) -> str | None:
@@ -119,7 +127,8 @@ def stages(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]
         parts = [f"{stage} {added[stage]:+.3g} s" for stage in most if abs(added[stage]) >= WORTH_A_WORD * step_s]
         if parts:
             what = "On the critical path" if kind == EXPOSED else "Largest differences"
-            yield f"{what} of {item.other} against {item.base}, per step: {', '.join(parts)}."
+            of = _with_spans(chain.from_iterable(arms)) if kind == EXPOSED else ""
+            yield f"{what} of {item.other} against {item.base}{of}, per step: {', '.join(parts)}."
 
 
 def overlap(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:

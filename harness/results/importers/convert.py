@@ -319,13 +319,20 @@ def _add_rows(
     is_row = covers > 0
     step_s = seconds.pop(("", "wall_s"))
     row = is_row.shift(fill_value=False).cumsum()  # number of the row that a step belongs to
-    by_row = pd.DataFrame(seconds, covers.index).groupby(row).sum(min_count=1)
+    by_step = pd.DataFrame(seconds, covers.index)
+    by_row = by_step.groupby(row).sum(min_count=1)
+    of_row = pd.Series(covers[is_row].to_numpy()).reindex(by_row.index, method="ffill")  # after the last, as before it
+    evaluations = [name for name in by_row if name[1] == "evaluate"]
+    by_row[evaluations] = by_row[evaluations].div(of_row, axis=0)  # other seconds are means over its steps
+    if _holds_evaluations(step_s, by_step.drop(columns=evaluations), by_step[evaluations].sum(axis=1)):
+        step_s -= by_step[evaluations].sum(axis=1)
+        done.note("a step's seconds hold the evaluation in it, as the rest of such steps shows: they are parted here")
     lanes = [_by_lane(record) for record in by_row.to_dict("records")]
-    evaluate_s = row.map(by_row[[name for name in by_row if name[1] == "evaluate"]].sum(axis=1))
+    evaluate_s = row.map(by_row[evaluations].sum(axis=1))
     times = at[is_row]
     clock_s = (times - times.ffill().shift()).reindex(covers.index)
     clock_s = clock_s.where(clock_s >= 0) / covers
-    wall_s = (step_s + evaluate_s / covers).fillna(clock_s).where(is_row & ~is_unknown)
+    wall_s = (step_s + evaluate_s).fillna(clock_s).where(is_row & ~is_unknown)
     done.seconds_known = bool(wall_s.notna().any())
     wall_s = wall_s.fillna(0.0)
     elapsed_s = (wall_s * covers).cumsum()
@@ -339,8 +346,8 @@ def _add_rows(
         if covered:
             optimizer_steps = done.crosswalk.optimizer_steps * covered
             stored = store_metrics(metrics[step, False])
-            of_row = (step - first, step - first + 1, float(wall_s[step]), elapsed, optimizer_steps, lanes[number])
-            done.rows.append(StepRow(*of_row, metrics=stored))
+            fields = (step - first, step - first + 1, float(wall_s[step]), elapsed, optimizer_steps, lanes[number])
+            done.rows.append(StepRow(*fields, metrics=stored))
         validation = metrics[step, True]
         if any(math.isfinite(metric.value) for metric in validation.values()):
             done.rows.append(EvaluationRow(step, step, elapsed, store_metrics(validation)))
@@ -349,7 +356,15 @@ def _add_rows(
     done.note(f"{empty_evaluations} evaluations without a single finite figure are left out", empty_evaluations)
     if len(lanes) > is_row.sum() and lanes[-1]:
         tail_s = sum(seconds for by_stage in lanes[-1].values() for seconds in by_stage.values())
-        done.rows.append(TailRow(tail_s, float(elapsed_s.iloc[-1]) + tail_s, lanes[-1]))
+        done.rows.append(TailRow(tail_s, float(elapsed_s.iloc[-1] + tail_s * of_row.iloc[-1]), lanes[-1]))
+
+
+def _holds_evaluations(step_s: pd.Series, stages: pd.DataFrame, evaluate_s: pd.Series) -> bool:
+    """Whether the seconds of a step hold those of an evaluation in it, as in logs of older versions of verl: what its
+    stages leave of a step is then longer by most of an evaluation in steps that have one."""
+    rest, is_evaluated = step_s - stages.sum(axis=1), evaluate_s > 0
+    more = rest[is_evaluated].median() - rest[~is_evaluated].median()
+    return bool(stages.size and more > evaluate_s[is_evaluated].median() / 2)
 
 
 def _by_lane(stages: dict[Any, float]) -> dict[str, dict[str, float]]:
