@@ -24,6 +24,7 @@ from harness.core.arguments import Parser
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.installation import PART_OF, as_typed, how_to_install, program
 from harness.core.interrupts import signals_as_interrupts
+from harness.core.removed import INSTEAD, removed
 from harness.core.terminal_text import plain_lines, silence_output, write_what_can_be_written
 
 if TYPE_CHECKING:
@@ -49,11 +50,6 @@ COMMANDS = {
     "list": ("harness.run.commands.list", "show the available scenarios", "list"),
     "schema": ("harness.run.commands.schema", "print the JSON schema for editors", "schema > scenario.schema.json"),
     "compare": ("harness.report.compare_command", "compare results", "compare results/"),
-    "baseline": (
-        "harness.run.commands.baseline",
-        "record and list stored baselines for later comparisons",
-        "baseline record main noise --occasions 5 --every 60",
-    ),
     "report": ("harness.report.report_command", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace_command", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
     "recompute": (
@@ -229,6 +225,8 @@ def _check_before_start(variants: Sequence[Variant]) -> None:
 
 
 def _no_command(name: str) -> UserError:
+    if name in INSTEAD:
+        return removed(name, name)
     close = get_close_matches(name, COMMANDS, 1)
     guess = f"did you mean {close[0]}? " if close else ""
     return UserError(f"there is no command {name!r}", None, f"{guess}the commands are {', '.join(COMMANDS)}")
@@ -238,6 +236,8 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
     """Return the error for arguments that a command does not have: with the setting or the option that is meant."""
     first = unknown[0]
     option, _, value = first.partition("=")
+    if option in INSTEAD:
+        return removed(option, option)
     takes_settings = "--set" in parser._option_string_actions
     fix = f"{parser.prog} --help shows what there is"
     if first.startswith("-"):

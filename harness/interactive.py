@@ -22,11 +22,12 @@ from rich.text import Text
 
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
-from harness.results.frames import Results, load_results
+from harness.results.frames import Results
 
 if TYPE_CHECKING:
-    from harness.compare.experiments import Experiment
-    from harness.compare.verdicts import Judgement
+    from harness.compare.experiment import Experiment
+    from harness.compare.judging import Judgement
+    from harness.report.document import Document
     from harness.scenario import Scenario
     from harness.simulate.forecast import Forecasted
     from harness.simulate.machine import MachineProfile
@@ -63,8 +64,8 @@ class Comparison(Shown):
     """An experiment: its arms side by side, with verdicts on their differences.
 
     Attributes:
-        experiment: the figures of every run, variant by variant.
-        verdicts: on every variant against the first one; none where there is one variant.
+        experiment: the numbers of every run, arm by arm; ``experiment.runs`` is a frame.
+        verdicts: on every arm against the first one; none where there is one arm.
         left_out: folders that could not be read, and why.
     """
 
@@ -77,25 +78,28 @@ class Comparison(Shown):
         """The experiment's folder."""
         return self.experiment.folder
 
-    @cached_property
+    @property
     def results(self) -> Results:
         """The runs with their steps, spans, rollouts and syncs as pandas frames; see ``harness.load_results``."""
-        return load_results(self.folder)
+        return self.experiment.results
+
+    @cached_property
+    def document(self) -> Document:
+        """What the experiment says: the answer, tables, charts."""
+        from harness.report.build import document
+
+        return document(self.experiment, self.verdicts)
 
     def print_on(self, console: Console) -> None:
-        """Print the headline and one table."""
-        from harness.report.brief import brief_table, headline
-        from harness.report.text import print_table
+        """Print the answer and one table."""
+        from harness.report.terminal import print_document
 
-        console.print(Text(plain(f"{self.experiment.title} / {self.experiment.name}"), style="bold underline"))
-        for line in headline(self.experiment, self.verdicts):
-            console.print(Text(plain(line), style="bold"))
-        print_table(console, brief_table(self.experiment))
+        print_document(console, self.document)
         for line in self.left_out:
             console.print(Text(plain(line), style="yellow"))
 
     def in_full(self) -> FullComparison:
-        """Return the same with all tables and sentences, as ``harness compare`` prints them."""
+        """Return the same with all tables and sentences, as ``harness compare --full`` prints them."""
         return FullComparison(self)
 
 
@@ -107,9 +111,9 @@ class FullComparison(Shown):
 
     def print_on(self, console: Console) -> None:
         """Print them."""
-        from harness.report.text import print_experiment
+        from harness.report.terminal import print_document
 
-        print_experiment(console, self.comparison.experiment, lambda experiment: self.comparison.verdicts)
+        print_document(console, self.comparison.document, full=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,8 +179,8 @@ def compare_runs(folder: str | Path, *, baseline: str | None = None, allow: Sequ
     Raises:
         UserError: there is no such folder, no run in it, or no such arm.
     """
-    from harness.compare.experiments import gather_newest
-    from harness.compare.verdicts import judgements
+    from harness.compare.experiment import gather_newest
+    from harness.compare.judging import judgements
 
     _, newest, damaged = gather_newest([Path(folder)])
     left_out = tuple(f"left out {str(item.folder)!r}: {item.error.what}" for item in damaged)

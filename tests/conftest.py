@@ -11,6 +11,11 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is first 
 pytest_plugins = ["tests.messages", "tests.rank_pool", "tests.run_folders", "tests.extras"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag of tests/compare/test_golden.py."""
+    parser.addoption("--update-golden", action="store_true", help="store the figures of recorded runs as they are now")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """With ``--benchmark-only``: the benchmarks of some seconds, where no ``-m`` asks for others."""
     if config.option.benchmark_only and not config.option.markexpr:

@@ -25,10 +25,22 @@ from harness.core.types import (
 )
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats, Taken
-from harness.report.style import picture_style
-from harness.results import Manifest, RunFolder, Scrubber, evaluation_row, lane_seconds, step_row, tail_row
+from harness.report.canvas import picture_style
+from harness.results import (
+    EvaluationRow,
+    Manifest,
+    RolloutRow,
+    Run,
+    RunFolder,
+    Scrubber,
+    StepRow,
+    TailRow,
+    store_metrics,
+)
 from harness.results.manifest import Input
+from harness.results.occupancy import LaneAccount, Occupancy, loop_window
 from harness.results.recorder import RunRecorder
+from harness.results.rows import optimizer_step_columns
 
 WAITS = {
     "generator": Stage.WAIT_FOR_WEIGHTS,
@@ -128,7 +140,7 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
         clock.now_ns += round(plan.gap_s * 1e9)
         spans += _evaluate(run, plan, clock, step + 1)
         wall_s, elapsed_s = clock.row()
-        lanes = lane_seconds(spans)
+        lanes = Occupancy.of(spans).seconds(spans)
         row: dict[str, Any] = {
             "step": step,
             "version": step + 1,
@@ -136,12 +148,12 @@ def write_run(root: Path, plan: RunPlan) -> RunFolder:
             "elapsed_s": elapsed_s,
             "lanes": lanes,
             "optimizer_steps": plan.optimizer_steps,
-            "optimizer_step_metrics": plan.optimizer_step_metrics(step),
+            "optimizer_step_metrics": optimizer_step_columns(plan.optimizer_step_metrics(step)),
         }
-        run.append_step(step_row(**row, metrics=plan.metrics(step)))
+        run.append(StepRow(**row, metrics=store_metrics(plan.metrics(step))))
         run.append_spans(spans)
         run.flush()
-    run.append_rollouts(Purpose.EVALUATE, plan.rollouts)
+    run.append(*(RolloutRow.of(it, Purpose.EVALUATE) for it in plan.rollouts))
     _end(run, plan, clock)
     return run
 
@@ -178,7 +190,7 @@ def _evaluate(run: RunFolder, plan: RunPlan, clock: _Clock, version: int) -> lis
         "validation/response_length": Metric(length, count=plan.prompts),
     }
     elapsed_s = (clock.now_ns - clock.start_ns) / 1e9
-    run.append_step(evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics))
+    run.append(EvaluationRow(version=version, step=version, elapsed_s=elapsed_s, metrics=store_metrics(metrics)))
     return spans
 
 
@@ -195,7 +207,7 @@ def _step_spans(stages: Sequence[tuple[str, Stage, float]], clock: _Clock, step:
 def _end(run: RunFolder, plan: RunPlan, clock: _Clock) -> None:
     if plan.status == "completed":
         wall_s, elapsed_s = clock.row()
-        run.append_step(tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes={}))
+        run.append(TailRow(wall_s=wall_s, elapsed_s=elapsed_s, lanes={}))
     if plan.status in ("running", "killed"):
         run.flush()
     else:
@@ -220,6 +232,7 @@ class LaggedPlan:
         discarded: of each batch, by dynamic sampling; None without it.
         replay: step to (the buffer's statistics, its groups); None without a buffer.
         rewards: first and last validation reward.
+        metrics: of a training step, by its number, beside what the recorder adds.
     """
 
     scenario: str = "async_lag_sweep"
@@ -237,6 +250,7 @@ class LaggedPlan:
     discarded: tuple[RolloutGroup, ...] | None = None
     replay: Callable[[int], tuple[ReplayStats, int]] | None = None
     rewards: tuple[float, float] = (0.2, 0.6)
+    metrics: Callable[[int], Metrics] = lambda step: {}
 
 
 def write_lagged_run(root: Path, plan: LaggedPlan) -> RunFolder:
@@ -304,7 +318,7 @@ def _lagged_facts(plan: LaggedPlan, step: int) -> StepReport:
         item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))}, discarded=plan.discarded
     )
     taken = tuple(Taken(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
-    result, weight_handle = UpdateResult(step + 1, 1, {}), WeightHandle(step + 1, plan.num_bytes, 3)
+    result, weight_handle = UpdateResult(step + 1, 1, plan.metrics(step)), WeightHandle(step + 1, plan.num_bytes, 3)
     return StepReport(step, (scored,), taken, result, weight_handle, replay=plan.replay(step) if plan.replay else None)
 
 
@@ -328,6 +342,25 @@ def lagged(make_lagged_run: Callable[..., RunFolder], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def lag_arms(make_lagged_run: Callable[..., RunFolder], tmp_path: Path) -> Path:
+    """A lag bound that waits, one that drops 6 of 40 rollouts, and a replay buffer of which 8 of 32 are drawn again."""
+    make_lagged_run(arm="a_wait")
+    ledger = RolloutCounts(Count(40, 480), dropped=Count(6, 150), trained=Count(32, 320))
+    make_lagged_run(arm="b_drop", settings="lag_control: drop\n", lag=(0, 1), ledger=ledger)
+    make_lagged_run(
+        arm="c_replay",
+        settings="replay: {capacity: 8, sampling: uniform, max_uses: 2}\n",
+        lag=(1, 3),
+        ledger=RolloutCounts(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
+        replay=lambda step: (
+            ReplayStats(2 * step, evicted_full=2 * step, evicted_uses=step, evicted_unused=min(step, 3)),
+            min(8, 2 * step),
+        ),
+    )
+    return tmp_path / "results"
+
+
+@pytest.fixture
 def style() -> Iterator[None]:
     """The settings that every picture is drawn with."""
     with picture_style():
@@ -345,3 +378,9 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
 def scrubber() -> Scrubber:
     """A scrubber for a user who is not the one running the tests."""
     return SCRUBBER
+
+
+def loop_accounts(run: Run) -> dict[str, LaneAccount]:
+    """Return where the time of each lane went in the whole loop, warm-up included."""
+    spans = run.spans()
+    return Occupancy.of(spans, [loop_window(spans, run.tail.elapsed_s if run.tail else None)]).accounts()

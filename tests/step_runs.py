@@ -7,7 +7,8 @@ from typing import Any
 
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric
-from harness.results import RunFolder, lane_seconds, step_row, tail_row
+from harness.results import RunFolder, StepRow, TailRow, store_metrics
+from harness.results.occupancy import Occupancy
 
 Make = Callable[..., RunFolder]
 START_NS = 2_000_000_000
@@ -52,17 +53,17 @@ def write_steps(
         busy = [span for span in spans if span.stage in (Stage.GENERATE, Stage.EVALUATE)]
         spans += [span._replace(lane="learner", stage=Stage.WAIT_FOR_BATCH) for span in busy]
         run.append_spans(spans)
-        run.append_step(
-            step_row(
+        run.append(
+            StepRow(
                 step=step,
                 version=step + 1,
                 wall_s=(now_ns - begun_ns) / 1e9,
                 elapsed_s=(now_ns - START_NS) / 1e9,
-                lanes=lane_seconds(spans),
+                lanes=Occupancy.of(spans).seconds(spans),
                 optimizer_steps=1,
-                metrics={"response_tokens": Metric(tokens, "sum")},
+                metrics=store_metrics({"response_tokens": Metric(tokens, "sum")}),
             )
         )
-    run.append_step(tail_row(wall_s=0.0, elapsed_s=(now_ns - START_NS) / 1e9, lanes={}))
+    run.append(TailRow(wall_s=0.0, elapsed_s=(now_ns - START_NS) / 1e9, lanes={}))
     run.finish("completed", None, {})
     return run

@@ -43,7 +43,6 @@ def offered(line: str, folder: Path) -> list[str]:
         pytest.param("grpo-harness run quickstart --set loss.kl.monitor=", ["true", "false"], marks=pytest.mark.slow),
         ("grpo-harness run quickstart --set faults.delays=", [""]),
         pytest.param("grpo-harness simulate sync_k1 --machine cpu-2", ["cpu-2-cores"], marks=pytest.mark.slow),
-        pytest.param("grpo-harness baseline record main no", ["noise"], marks=pytest.mark.slow),
         pytest.param("grpo-harness compare resu", ["results/"], marks=pytest.mark.slow),
         pytest.param("grpo-harness dataset keywords --model x --r", ["--rows"], marks=pytest.mark.slow),
     ],

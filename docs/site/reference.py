@@ -23,7 +23,7 @@ PUBLIC = {
     "harness": "For notebooks and scripts.",
     "harness.grpo": "The GRPO maths in plain torch, independent of the rest of the harness.",
     "harness.results": "Reading and writing run folders, below `load_results`.",
-    "harness.compare": "Figures of runs and experiments. The command `compare` prints verdicts.",
+    "harness.compare": "Runs in arms, verdicts on them, and what is said of them: what the command `compare` prints.",
     "harness.testing": "Contract tests for your own parts; see docs/extending.md.",
     "harness.core.protocols": "What the loop asks of its parts, an engine, a task and a transport.",
 }

@@ -1,69 +1,39 @@
-"""What checkpoints cost a run, and how far apart they lose least time.
-
-Checkpoints that are close together cost time, and of those that are far apart much is lost when a run is stopped. Here
-C is the seconds by which one makes training longer, M the mean time between failures, R the seconds to start again, and
-L those from the end of C until an asynchronous checkpoint counts. Failures come at random (a Poisson process, during C
-and R too). With T seconds of training between two checkpoints, the share of all time that stays in the policy is
-
-    T / (M exp((R + L) / M) (exp((T + C) / M) - 1))
-
-After a restart the n-th checkpoint counts if nothing fails for L + n (T + C): summed over n, that is exp(-L / M) /
-(exp((T + C) / M) - 1) of them between two failures, which with their restarts take M exp(R / M) seconds. Without L it
-is Daly's model (2006). So neither R nor L moves the best T: both are lost once for each failure.
-"""
+"""What checkpoints cost a run, and how far apart they lose least time."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
 from harness.compare.numbers import number
-from harness.compare.step_columns import StepSeries
-from harness.core.intervals import Interval, both, total, without
+from harness.core.intervals import Interval, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, lane_kind
+from harness.results.occupancy import Occupancy
 
-MOST_EXPONENT = 700.0
-BLOCKING = (Stage.CHECKPOINT, Stage.WAIT_FOR_CHECKPOINT)
 FEWEST_BESIDE = 3
-"""Training steps with, and as many without, writing beside them, from which on their difference is said."""
+"""Updates with writing beside them, and without, from which on their lengths are compared."""
 
 
 def best_interval_s(cost_s: float, between_failures_s: float) -> float:
-    """Return the seconds of training between two checkpoints that lose least.
+    """Return the seconds of training between two checkpoints that lose least where failures come at random.
 
-    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, and M where C >= 2 M: Daly, "A higher order estimate of the
-    optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006), equation 37. Its first
-    factor is Young's, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
+    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, and M where C >= 2 M: Daly, Future Generation Computer
+    Systems 22 (2006), equation 37. Neither restarts nor what an asynchronous checkpoint takes until it counts move it.
 
     Args:
-        cost_s: C, above 0.
-        between_failures_s: M.
+        cost_s: C, by which one makes training longer, above 0.
+        between_failures_s: M, on average.
     """
     if cost_s >= 2 * between_failures_s:
         return between_failures_s
     share = cost_s / (2 * between_failures_s)
     return math.sqrt(2 * cost_s * between_failures_s) * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
-
-
-def lost_share(
-    interval_s: float, cost_s: float, between_failures_s: float, restart_s: float = 0.0, pending_s: float = 0.0
-) -> float:
-    """Return the share of all time that is in no policy: checkpoints, work that is lost, restarts.
-
-    Args:
-        interval_s: T.
-        cost_s, between_failures_s, restart_s, pending_s: C, M, R and L; see the top of this file.
-    """
-    m = between_failures_s
-    exponents = (restart_s + pending_s) / m, (interval_s + cost_s) / m
-    if sum(exponents) > MOST_EXPONENT:
-        return 1.0
-    return 1 - interval_s / (m * math.exp(exponents[0]) * math.expm1(exponents[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +42,11 @@ class CheckpointCost:
 
     Attributes:
         every: training steps from one to the next.
-        step_s: seconds of a training step without them.
-        blocked_s: seconds in which the Learner waits for one.
-        exposed_s: of these, seconds in which nobody worked for the batch that it would train on next.
-        pending_s: seconds from then until an asynchronous one counts; else 0.
-        slowed_s: seconds by which writing makes training longer; 0 where that is not known.
-        restart_s: seconds to start again; 0 where that is not known.
+        step_s: of a training step without them.
+        blocked_s: in which the Learner waits for one.
+        exposed_s: of these, those in which nobody worked for the batch that it would train on next.
+        pending_s: from then until an asynchronous one counts; else 0.
+        slowed_s: by which writing one makes training beside it longer; 0 where that is not known.
     """
 
     every: int
@@ -86,25 +55,16 @@ class CheckpointCost:
     exposed_s: float
     pending_s: float = 0.0
     slowed_s: float = 0.0
-    restart_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
-        """Seconds by which one makes training longer."""
+        """By which one makes training longer."""
         return self.exposed_s + self.slowed_s
-
-    def lost_share(self, every: int, between_failures_s: float) -> float:
-        """Return what is lost with a checkpoint after so many training steps; see ``lost_share``."""
-        return lost_share(every * self.step_s, self.cost_s, between_failures_s, self.restart_s, self.pending_s)
 
     def best_every(self, between_failures_s: float) -> int:
         """Return after how many training steps a checkpoint loses least, of those that are written before the next."""
         steps = best_interval_s(self.cost_s, between_failures_s) / self.step_s
-        least = max(1, math.ceil(self.pending_s / self.step_s))
-        return min(
-            (max(least, math.floor(steps)), max(least, math.ceil(steps))),
-            key=lambda every: self.lost_share(every, between_failures_s),
-        )
+        return max(1, math.ceil(self.pending_s / self.step_s), round(steps))
 
 
 def has_kept_steps(run: Run) -> bool:
@@ -112,110 +72,93 @@ def has_kept_steps(run: Run) -> bool:
     return bool(run.setting("checkpoint.keep_steps") or run.setting("checkpoint.keep_steps_every"))
 
 
-def checkpoint_cost(run: Run, spans: Sequence[Span], series: StepSeries | None) -> CheckpointCost | None:
-    """Return what checkpoints cost a run; None where it made none, or its steps took no time.
+def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], step_s: float) -> CheckpointCost | None:
+    """Return what checkpoints cost a run; None where it made none or kept steps, or its steps took no time.
 
     Args:
-        run: as read.
-        spans: of it, with the ranks of a Learner as one lane.
-        series: its measured training steps.
+        spans: with the ranks of a Learner as one lane.
+        steps: its measured training steps, by number.
+        step_s: mean seconds of these.
     """
     every: Any = run.setting("checkpoint.every")
-    if has_kept_steps(run):
-        return None  # their saves cannot be told from those of checkpoints
     by_kind: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         by_kind[lane_kind(span.lane)].append(span)
-    blocked = _by_version(span for span in by_kind["learner"] if span.stage in BLOCKING)
-    if not every or not blocked or series is None:
+    blocking = (Stage.CHECKPOINT, Stage.WAIT_FOR_CHECKPOINT)
+    blocked = _by_version(span for span in by_kind["learner"] if span.stage in blocking)
+    if not every or not blocked or not steps or has_kept_steps(run):
         return None
     written = _by_version(span for span in spans if span.stage is Stage.CHECKPOINT_WRITE)
-    kept = [version for version in blocked if version in series.steps] or list(blocked)
+    measured = [version for version in blocked if version in steps] or list(blocked)
     samplers = [span for span in (*by_kind["generator"], *by_kind["scorer"]) if not span.stage.is_wait]
-    exposed = [_exposed_s(blocked[version], version, samplers) for version in kept]
-    ends = {version: max(end for _, end in blocked[version]) for version in kept}
-    pending = [max(0, max(end for _, end in written[v]) - ends[v]) / 1e9 for v in kept if v in written]
-    starts = [segment.startup_s for segment in run.manifest.segments] or [run.manifest.startup_s or 0.0]
-    slowed_s = _slowed_s(by_kind["learner"], written, series)
-    step_s = series.step_s - sum(exposed) / len(series.steps) - slowed_s / int(every)
-    if step_s <= 0:
+    exposed = [_exposed_s(blocked[version], version, samplers) for version in measured]
+    pending_ns = [
+        max(0, max(end for _, end in written[version]) - max(end for _, end in blocked[version]))
+        for version in measured
+        if version in written
+    ]
+    slowed_s = _slowed_s(by_kind["learner"], [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE], steps)
+    plain_s = step_s - sum(exposed) / len(steps) - slowed_s / int(every)
+    if plain_s <= 0:
         return None
-    return CheckpointCost(
-        every=int(every),
-        step_s=step_s,
-        blocked_s=median(total(blocked[version]) for version in kept) / 1e9,
-        exposed_s=median(exposed),
-        pending_s=median(pending) if pending else 0.0,
-        slowed_s=slowed_s,
-        restart_s=fmean(starts),
-    )
+    blocked_s = median(total(blocked[version]) for version in measured) / 1e9
+    pending_s = median(pending_ns) / 1e9 if pending_ns else 0.0
+    return CheckpointCost(int(every), plain_s, blocked_s, median(exposed), pending_s, slowed_s)
 
 
 def _exposed_s(blocked: Sequence[Interval], version: int, samplers: Sequence[Span]) -> float:
     """Seconds by which the next training step begins later: those that no Generator or Scorer works towards it."""
     scored = [span.end_ns for span in samplers if span.stage is Stage.SCORE and span.step == version]
     ready_ns = max(scored, default=0)
-    towards = [(span.start_ns, min(span.end_ns, ready_ns)) for span in samplers if span.start_ns < ready_ns]
-    return total(without(blocked, towards)) / 1e9
+    towards = [s._replace(end_ns=min(s.end_ns, ready_ns)) for s in samplers if s.start_ns < ready_ns]
+    beside = Occupancy.of(towards, sorted(blocked)).overlap()
+    return beside.loop_s - beside.busy_s
 
 
-def _by_version(spans: Any) -> dict[int, list[Interval]]:
-    found: dict[int, list[Interval]] = defaultdict(list)
-    for span in spans:
-        found[span.version].append((span.start_ns, span.end_ns))
-    return found
-
-
-def _slowed_s(learner: Sequence[Span], written: dict[int, list[Interval]], series: StepSeries) -> float:
+def _slowed_s(learner: Sequence[Span], writing: Sequence[Span], steps: Collection[int]) -> float:
     """Seconds by which updates with writing beside them are longer, for each checkpoint that was written meanwhile."""
-    writing = [interval for intervals in written.values() for interval in intervals]
-    updates: dict[int, list[Interval]] = defaultdict(list)
-    for span in learner:
-        if span.stage is Stage.UPDATE and span.step in series.steps:
-            updates[span.step].append((span.start_ns, span.end_ns))
-    seconds = {step: total(pieces) for step, pieces in updates.items()}
-    beside = {step: total(both(pieces, writing)) for step, pieces in updates.items()}
-    touched = [step for step, ns in beside.items() if ns > seconds[step] / 2]
-    alone = [step for step, ns in beside.items() if ns == 0]
+    updates = sorted((span for span in learner if span.stage is Stage.UPDATE and span.step in steps), key=itemgetter(2))
+    table = Occupancy.of(writing, [(span.start_ns, span.end_ns) for span in updates])
+    lasted_s, beside_s = Counter[int](), Counter[int]()
+    for span, (start, end), written_s in zip(updates, table.windows.tolist(), table.by_window().sum(1), strict=True):
+        lasted_s[span.step] += (end - start) / 1e9
+        beside_s[span.step] += written_s
+    touched = [lasted for step, lasted in lasted_s.items() if beside_s[step] > lasted / 2]
+    alone = [lasted for step, lasted in lasted_s.items() if beside_s[step] == 0]
     if min(len(touched), len(alone)) < FEWEST_BESIDE:
         return 0.0
-    longer_ns = fmean(seconds[step] for step in touched) - fmean(seconds[step] for step in alone)
-    checkpoints = sum(version in series.steps for version in written)
-    return max(0.0, longer_ns / 1e9 * len(touched) / max(1, checkpoints))
+    checkpoints = len({span.version for span in writing} & {*steps})
+    return max(0.0, (fmean(touched) - fmean(alone)) * len(touched) / max(1, checkpoints))
+
+
+def _by_version(spans: Iterable[Span]) -> dict[int, list[Interval]]:
+    intervals: dict[int, list[Interval]] = defaultdict(list)
+    for span in spans:
+        intervals[span.version].append((span.start_ns, span.end_ns))
+    return intervals
 
 
 def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures: float | None) -> str:
     """Say what checkpoints cost, and which interval would lose least."""
     share = cost.cost_s / (cost.every * cost.step_s + cost.cost_s)
-    text = f"{name}: a checkpoint holds the Learner up for {number(cost.blocked_s)} s"
+    text = f"{name}: a checkpoint stalls the Learner for {number(cost.blocked_s)} s"
     if cost.exposed_s < cost.blocked_s:
         text += f", {number(cost.exposed_s)} s of which delay the next step"
     if cost.pending_s:
         text += f", counts {number(cost.pending_s)} s later"
     if cost.slowed_s:
-        text += f", and makes training beside it {number(cost.slowed_s)} s longer"
-    text += f": {_share(share)} of the time with one every {_steps(cost.every)}."
+        text += f", makes training beside it {number(cost.slowed_s)} s longer"
+    every = "training step" if cost.every == 1 else f"{cost.every} training steps"
+    text += f": {number(100 * share)}% of the time with one every {every}. "
     if hours_between_failures is None:
-        return f"{text} With checkpoint.hours_between_failures set, the interval that loses least is said."
-    return f"{text} {interval_advice(cost, hours_between_failures)}"
+        return f"{text}Set checkpoint.hours_between_failures to see which interval loses least."
+    return text + interval_advice(cost, hours_between_failures)
 
 
 def interval_advice(cost: CheckpointCost, hours_between_failures: float) -> str:
-    """Say what the present interval loses with failures, and the one that loses least."""
-    seconds = 3600 * hours_between_failures
-    best = cost.best_every(seconds)
-    start = f" and {number(cost.restart_s)} s to start again" if cost.restart_s else ""
-    now, least = cost.lost_share(cost.every, seconds), cost.lost_share(best, seconds)
+    """Say which interval loses least of all time, to checkpoints and to work that failures undo."""
+    best = cost.best_every(3600 * hours_between_failures)
     return (
-        f"With a failure every {hours_between_failures:g} h{start}, checkpoint.every={cost.every} loses "
-        f"{_share(now)} of all time; checkpoint.every={best} ({number(best * cost.step_s)} s) loses least, "
-        f"{_share(least)}."
+        f"With a failure every {hours_between_failures:g} h, checkpoint.every={best} ({number(best * cost.step_s)} s) "
+        "loses least."
     )
-
-
-def _share(value: float) -> str:
-    return f"{number(100 * value)}%"
-
-
-def _steps(count: int) -> str:
-    return "training step" if count == 1 else f"{count} training steps"

@@ -6,57 +6,40 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from harness.compare.experiments import Experiment
-from harness.compare.numbers import listed, plural
+from harness.compare.experiment import Experiment, experiment_folder
+from harness.compare.numbers import listed, plural, some
 from harness.core.errors import UserError
 from harness.results import DamagedRun, read_manifest
 from harness.results.experiment_plan import EXPERIMENT, read_plan
 
-MOST_NAMED = 5
-MISSING = "is missing"
 _EXPERIMENT_NAME = re.compile(r"(\d{8}-\d{6})(-\d+)?")
-_BLOCK, _SEED = re.compile(r",?block=(\d+)$"), re.compile(r",?seed=\d+$")
+_SEED_AND_BLOCK = re.compile(r"(,?seed=\d+)?(,?block=\d+)?$")
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A run that was asked for and of which nothing can be said.
-
-    Attributes:
-        folder: where it is, or should be.
-        variant: its arm and point, as well as that is known.
-        block: its block; None where there are none.
-        problem: why it cannot be read.
-    """
+class Gap(NamedTuple):
+    """A run that was asked for and cannot be read, or is not there: where it should be, of which arm and point, why."""
 
     folder: Path
     variant: str
-    block: int | None
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """What is not there of an experiment.
-
-    Attributes:
-        runs: that were asked for and are damaged or missing.
-        lost: the variants of which no run at all can be read.
-    """
+class Gaps(NamedTuple):
+    """What is not there of an experiment: runs, and the arms of which no run at all can be read."""
 
     runs: tuple[Gap, ...]
     lost: tuple[str, ...]
 
 
 def gaps(experiment: Experiment, damaged: Sequence[DamagedRun]) -> Gaps:
-    """Return what an experiment set out to run and what is damaged or not there.
+    """Return what an experiment set out to run and is damaged, or not there.
 
-    What it set out to run is in its ``experiment.json``. Where that was not written it is what its other runs let
-    expect: every variant in every block, or with every seed.
+    What it set out to run is in its ``experiment.json``. Where that was not written it is what the names of its other
+    runs let expect: every arm in every block, or with every seed.
 
     Args:
         damaged: of all runs that were looked at, those that cannot be read.
@@ -64,79 +47,44 @@ def gaps(experiment: Experiment, damaged: Sequence[DamagedRun]) -> Gaps:
     Raises:
         UserError: the plan itself is damaged.
     """
-    broken = {item.folder: item for item in damaged if experiment_home(item.folder) == experiment.folder}
-    plan = read_plan(experiment.folder)
-    if plan is None:
-        found = [_damaged_gap(item, experiment.folder) for item in broken.values()]
-        found += _unlike_the_others(experiment, found)
-        seen = {variant.name.replace(", ", ",") for variant in experiment.variants}
-    else:
-        due = {experiment.folder / run.folder: run for run in plan.due}
-        readable = {run.folder for run in experiment.runs}
-        found = [_damaged_gap(item, experiment.folder) for folder, item in broken.items() if folder not in due]
-        for folder, run in due.items():
-            if folder not in readable:
-                problem = broken[folder].error.what if folder in broken else MISSING
-                found.append(Gap(folder, run.variant, run.block, problem))
-        seen = {run.variant for folder, run in due.items() if folder in readable}
-    lost = [name for name in dict.fromkeys(gap.variant for gap in found) if name.replace(", ", ",") not in seen]
-    return Gaps(tuple(found), tuple(lost))
-
-
-def _damaged_gap(item: DamagedRun, home: Path) -> Gap:
-    """Say what is known of a damaged run by the name of its folder."""
-    name = "" if item.folder == home else item.folder.name
-    block = _BLOCK.search(name)
-    variant = _SEED.sub("", _BLOCK.sub("", name)) or home.parent.name
-    return Gap(item.folder, variant, int(block[1]) if block else None, item.error.what)
-
-
-def _unlike_the_others(experiment: Experiment, known: Sequence[Gap]) -> list[Gap]:
-    """Return the blocks, or seeds, that some variants have and others have not, beyond the gaps that are known."""
-    in_blocks = any(run.manifest.block is not None for run in experiment.runs)
-    if not in_blocks and max(len(variant.runs) for variant in experiment.variants) < 2:
-        return []
-
-    def key(block: int | None, seed: int) -> int:
-        return (block or 0) if in_blocks else seed
-
-    has = {
-        variant.name: {key(run.manifest.block, run.manifest.seed) for run in variant.runs}
-        for variant in experiment.variants
-    }
-    for gap in known:
-        if gap.block is not None:
-            has.setdefault(gap.variant, set()).add(gap.block)
-    wanted = set.union(*has.values())
-    if in_blocks:
-        wanted |= set(range(max(wanted)))
-    word = "block" if in_blocks else "seed"
-    return [
-        Gap(experiment.folder / f"{name},{word}={number}", name, number if in_blocks else None, MISSING)
-        for name, numbers in has.items()
-        for number in sorted(wanted - numbers)
+    home = experiment.folder
+    broken = {item.folder: item.error.what for item in damaged if experiment_home(item.folder) == home}
+    readable = [member.folder for member in experiment.members]
+    due = {folder: _variant(folder, home) for folder in (*readable, *broken)}
+    plan = read_plan(home)
+    if plan is not None:
+        due = {folder: due[folder] for folder in broken} | {home / run.folder: run.variant for run in plan.due}
+    elif home not in due:
+        places = dict.fromkeys(_SEED_AND_BLOCK.search(folder.name)[0] for folder in due)  # type: ignore[index]
+        due |= {home / f"{name}{place}": name for name in {**dict.fromkeys(due.values())} for place in places}
+    missing = [
+        Gap(folder, variant, broken.get(folder, "is missing"))
+        for folder, variant in due.items()
+        if folder not in readable
     ]
+    present = {variant for folder, variant in due.items() if folder in readable}
+    return Gaps(tuple(missing), tuple(dict.fromkeys(gap.variant for gap in missing if gap.variant not in present)))
 
 
-def gap_sentence(found: Sequence[Gap]) -> str:
-    """Name the runs that are damaged or missing, ``MOST_NAMED`` at most, and why."""
-    named = [f"{gap.folder.name} ({gap.problem})" for gap in found[:MOST_NAMED]]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"{plural(len(found), 'run')} cannot be read: {', '.join(named)}{more}"
+def _variant(folder: Path, home: Path) -> str:
+    """Return the arm and point of a run by the name of its folder."""
+    return home.parent.name if folder == home else _SEED_AND_BLOCK.sub("", folder.name)
+
+
+def gap_sentence(missing: Sequence[Gap]) -> str:
+    """Name the runs that are damaged or missing, and why."""
+    named = some([f"{gap.folder.name} ({gap.problem})" for gap in missing])
+    return f"{plural(len(missing), 'run')} cannot be read: {listed(named)}"
 
 
 def experiment_home(folder: Path) -> Path:
-    """Return the experiment's folder of a run that may be damaged: told by its name, a time."""
-    if (folder / EXPERIMENT).is_file() or _EXPERIMENT_NAME.fullmatch(folder.name):
-        return folder
-    parent = folder.parent
-    if (parent / EXPERIMENT).is_file() or _EXPERIMENT_NAME.fullmatch(parent.name):
-        return parent
+    """Return the experiment's folder of a run that may be damaged: told by its plan, or by its name, a time."""
+    for home in (folder, folder.parent):
+        if (home / EXPERIMENT).is_file() or _EXPERIMENT_NAME.fullmatch(home.name):
+            return home
     with suppress(UserError):
-        manifest = read_manifest(folder)
-        alone = manifest.arm is None and manifest.block is None and not manifest.point
-        return folder if alone else parent
-    return parent
+        return experiment_folder(folder, read_manifest(folder))
+    return folder.parent
 
 
 def newer_than(
@@ -144,54 +92,37 @@ def newer_than(
 ) -> list[Path]:
     """Return the folders of experiments that began after the one that is judged, and so should have been in its place.
 
-    Of these nothing, or not enough, can be read. One whose time is not known counts as newer.
-
-    Args:
-        experiments: that can be read, the judged one among them.
-        damaged: runs that cannot.
-        paths: below which they were looked for; an experiment that has lost all its runs is found there by its plan.
+    Of these nothing, or not enough, can be read. One whose time is not known counts as newer; one that has lost all its
+    runs is known by its plan at or below the paths.
     """
-    newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > _place(judged)]
-    homes = {experiment_home(item.folder): None for item in damaged}
-    homes |= dict.fromkeys(home for path in paths for home in _with_a_plan(path))
+    place = judged.started_at, str(judged.folder)
+    newer = [item.folder for item in experiments if (item.started_at, str(item.folder)) > place]
+    homes: dict[Path, list[Path]] = {home: [] for path in paths for home in planned_homes(path)}
+    for item in damaged:
+        homes.setdefault(experiment_home(item.folder), []).append(item.folder)
     readable = {item.folder.resolve() for item in experiments} | {judged.folder.resolve()}
-    for home in homes:
-        if home.resolve() not in readable:
-            started = _started(home, [item.folder for item in damaged if experiment_home(item.folder) == home])
-            if started is None or started >= judged.started_at[: len(started)]:
-                newer.append(home)
+    for home, runs in homes.items():
+        started = _started(home, runs)
+        if home.resolve() not in readable and (started is None or started >= judged.started_at[: len(started)]):
+            newer.append(home)
     return newer
 
 
-def _place(experiment: Experiment) -> tuple[str, str]:
-    return experiment.started_at, str(experiment.folder)
-
-
-def _with_a_plan(path: Path) -> list[Path]:
+def planned_homes(path: Path) -> list[Path]:
     """Return the experiments' folders at or below a path that have a plan, without looking into their runs."""
-    found = []
+    homes = []
     for folder, subfolders, files in os.walk(path):
-        if EXPERIMENT in files:
-            found.append(Path(folder))
-            subfolders.clear()
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-    return found
+        homes += [Path(folder)] if EXPERIMENT in files else []
+        subfolders[:] = [] if EXPERIMENT in files else [name for name in subfolders if not name.startswith(".")]
+    return homes
 
 
-def _started(home: Path, folders: Sequence[Path]) -> str | None:
+def _started(home: Path, runs: Sequence[Path]) -> str | None:
     """Return when an experiment began, to the second: by a manifest, else by its name; None where neither tells."""
-    for folder in folders:
+    for folder in runs:
         with suppress(UserError):
             return read_manifest(folder).started_at
     name = _EXPERIMENT_NAME.fullmatch(home.name)
-    if name is None:
-        return None
     with suppress(ValueError):
-        return datetime.strptime(name[1], "%Y%m%d-%H%M%S").isoformat()
+        return datetime.strptime(name[1], "%Y%m%d-%H%M%S").isoformat() if name else None
     return None
-
-
-def newer_sentence(newer: Sequence[Path]) -> str:
-    """Say which experiments cannot be read, as a gate tells it."""
-    names = listed([repr(str(folder)) for folder in newer[:MOST_NAMED]])
-    return f"{names} began later and cannot be read: an older experiment does not stand for it"

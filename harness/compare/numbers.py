@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.compare.stats.intervals import Interval
 
 Format = Callable[[float], str]
 NOTHING = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over the runs of a variant: mean, lowest, highest, and how many of how many runs have it."""
-
-    mean: float
-    low: float
-    high: float
-    known: int
-    runs: int
-
-
-def spread_of(values: Sequence[float | None]) -> Spread | None:
-    """Return the spread of a figure, one value for each run, or None if no run has it."""
-    known = [value for value in values if value is not None]
-    return Spread(sum(known) / len(known), min(known), max(known), len(known), len(values)) if known else None
 
 
 def number(value: float) -> str:
@@ -51,20 +37,10 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
-def mean_range(value: Spread, form: Format) -> str:
-    """Write the mean, and the range where there is one to be seen: ``0.612 [0.580, 0.640]``."""
-    mean, low, high = form(value.mean), form(value.low), form(value.high)
-    return mean if low == high else f"{mean} [{low}, {high}]"
-
-
-def spread(value: Spread | None, form: Format, nothing: str = NOTHING) -> str:
-    """Write a figure over runs: ``0.612``, or ``0.612 [0.580, 0.640]``; ``(2 of 3)`` where not every run has it."""
-    if value is None:
-        return nothing
-    text = mean_range(value, form)
-    if value.known < value.runs:
-        text += f" ({value.known} of {value.runs})"
-    return text
+def over_runs(value: Interval, form: Format) -> str:
+    """Write a mean over runs with its range, where there is one to be seen: ``0.612 (0.580 to 0.640)``."""
+    point, low, high = form(value.value), form(value.low), form(value.high)
+    return point if low == high else f"{point} ({low} to {high})"
 
 
 def plural(count: int, noun: str) -> str:
@@ -77,6 +53,11 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def some(parts: Sequence[str], most: int = 6) -> list[str]:
+    """Return the first few parts of a sentence, and how many more there are; one more is worth its place."""
+    return [*parts] if len(parts) <= most + 1 else [*parts[:most], f"{len(parts) - most} more"]
+
+
 def change(ratio: float | None) -> str:
-    """Write a ratio as a signed change: 1.05 is ``+5.0%``; None is unknown."""
-    return "unknown" if ratio is None else f"{100 * (ratio - 1):+.1f}%"
+    """Write a ratio as a signed change: 1.05 is ``+5.0%``, 7.3 is ``+630%``; None is unknown."""
+    return "unknown" if ratio is None else f"{100 * (ratio - 1):+.{0 if ratio > 2 else 1}f}%"

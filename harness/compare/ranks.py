@@ -1,22 +1,21 @@
 """Which rank of a Learner the others wait for, and why: it has more work, is slower, or was held up now and then.
 
-Collectives make the seconds of a stage equal on all ranks, so the slow one is found by the seconds that its thread
-computed (``RankStep``), and its cause by what it had to compute.
-
-A thread whose processor others use too computes longer for the same, since caches are theirs in between. How much it is
-crowded is known: the share of its time in which it was ready and had no processor. So ranks are compared as they would
-be if equally crowded, by the line through the steps' seconds over how much more crowded one was than the others.
+Collectives make the seconds of a stage equal on all ranks, so the slow one is known by the seconds that its thread
+computed (``RankStep``). A thread whose processor others use too computes longer for the same: so ranks are compared as
+if equally crowded, by the line through the steps' seconds over how much more often one was ready without a processor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, median
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from harness.compare.stats.estimates import Estimate, of_blocks
+from harness.compare.stats.intervals import Numbers
 from harness.core.types import RankStep
 
 WORTH_SAYING = 0.1
@@ -33,29 +32,19 @@ SLOPE, SLOPE_ERROR = 0.3, 0.3
 """How much longer, in ln(seconds), a thread computes for the same that never has a processor, and how far that may be
 off. Measured once: 46 ms instead of 37, of a thread that had none for 70% of its time."""
 FEWEST_STEPS = 4
-FEW = 0.1
-"""Share of the steps that may carry a one-off."""
-
-OUTLYING = 5.0
-"""Deviations by which such a step lies above the others."""
-
-Cause = Literal["more work", "slower machine", "more work and slower machine", "other processes", "one-off"]
+FEW, OUTLYING = 0.1, 5.0
+"""Share of the steps that may carry a one-off, and the deviations by which such a step lies above the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """The rank that computes longest.
+class Straggler(NamedTuple):
+    """The rank that computes longest: ``more work``, ``slower machine``, both, ``other processes`` or ``one-off``.
 
-    Attributes:
-        longer: by what share it computes longer than the mean of the others: of the typical step, or of all seconds
-            where it is a one-off.
-        more_work: by what share it has more to compute.
-        slower: by what share it takes longer for the same.
-        steps: steps that carry a one-off; else all.
+    ``longer`` is by what share than the mean of the others: of the typical step, or of all seconds where it is a
+    one-off; ``more_work`` and ``slower`` have it for its work, and for equal work. A one-off is of ``steps`` alone.
     """
 
     rank: int
-    cause: Cause
+    cause: str
     longer: float
     more_work: float
     slower: float
@@ -95,75 +84,72 @@ def find_straggler(steps: Sequence[Sequence[RankStep]]) -> Straggler | None:
     ranks = min((len(of_ranks) for of_ranks in known), default=0)
     if ranks < 2 or len(known) < FEWEST_STEPS:
         return None
-    totals = [sum(_seconds(of_ranks[rank]) for of_ranks in known) for rank in range(ranks)]
+    totals = [sum(of_ranks[rank].computing_s or 0.0 for of_ranks in known) for rank in range(ranks)]
     slowest = totals.index(max(totals))
-    own_s = [_seconds(of_ranks[slowest]) for of_ranks in known]
-    others_s = [_of_others([_seconds(each) for each in of_ranks], slowest) for of_ranks in known]
-    longer = [math.log(own / others) for own, others in zip(own_s, others_s, strict=True)]
-    work = [
-        math.log(of_ranks[slowest].cost / _of_others([each.cost for each in of_ranks], slowest)) for of_ranks in known
-    ]
-    slower = [seconds - share for seconds, share in zip(longer, work, strict=True)]
-    crowded = [_crowding(of_ranks[slowest]) - _of_others(list(map(_crowding, of_ranks)), slowest) for of_ranks in known]
-    told = [_where_equally_crowded(longer, crowded), _mean(work), _where_equally_crowded(slower, crowded)]
-    shares = [math.expm1(each.point) for each in told]
-    if _exceeds(told[0], ranks):
-        causes = [name for name, each in (("more work", told[1]), ("slower machine", told[2])) if _exceeds(each, ranks)]
-        cause: Cause = " and ".join(causes or ["more work", "slower machine"])  # type: ignore[assignment]
-        return Straggler(slowest, cause, shares[0], shares[1], shares[2], len(known), len(known))
+
+    def against_others(value: Callable[[RankStep], float]) -> tuple[Numbers, Numbers]:
+        """Return a value of the slowest rank, and the mean of the others, in each step: shape [steps] each."""
+        values = [np.array([value(rank) for rank in of_ranks]) for of_ranks in known]
+        own, others = zip(*((each[slowest], np.delete(each, slowest).mean()) for each in values), strict=True)
+        return np.array(own), np.array(others)
+
+    own_s, others_s = against_others(lambda rank: rank.computing_s or 0.0)
+    longer = np.log(own_s / others_s)
+    work = np.log(np.divide(*against_others(lambda rank: rank.cost)))
+    crowded = np.subtract(*against_others(_crowding))
+    typical, own_work, slower = (
+        _where_equally_crowded(longer, crowded), _mean(work), _where_equally_crowded(longer - work, crowded),
+    )  # fmt: skip
+
+    def named(cause: str, longer: float, carrying: int = len(known)) -> Straggler:
+        shares = longer, math.expm1(own_work.point), math.expm1(slower.point)
+        return Straggler(slowest, cause, *shares, carrying, len(known))
+
+    if _exceeds(typical, ranks):
+        causes = {"more work": own_work, "slower machine": slower}
+        alone = [name for name, each in causes.items() if _exceeds(each, ranks)]
+        return named(" and ".join(alone or causes), math.expm1(typical.point))
     plain = _mean(longer)
     if _exceeds(plain, ranks) and _exceeds(_mean(crowded), ranks):
-        share = math.expm1(plain.point)
-        return Straggler(slowest, "other processes", share, shares[1], shares[2], len(known), len(known))
-    excess = [own - others for own, others in zip(own_s, others_s, strict=True)]
-    middle = median(excess)
-    spread = 1.4826 * median(abs(each - middle) for each in excess)  # of a normal distribution its standard deviation
-    few = [each for each in excess if each > middle + OUTLYING * spread]
-    whole, without_few = sum(excess) / sum(others_s), (sum(excess) - sum(few)) / sum(others_s)
-    if whole > WORTH_SAYING and few and len(few) <= math.ceil(FEW * len(known)) and without_few < whole / 2:
-        return Straggler(slowest, "one-off", whole, shares[1], shares[2], len(few), len(known))
+        return named("other processes", math.expm1(plain.point))
+    excess = own_s - others_s
+    middle = np.median(excess)
+    spread = 1.4826 * np.median(abs(excess - middle))  # of a normal distribution its standard deviation
+    few = excess[excess > middle + OUTLYING * spread]
+    whole, without_few = (float(seconds / others_s.sum()) for seconds in (excess.sum(), excess.sum() - few.sum()))
+    if whole > WORTH_SAYING and 0 < len(few) <= math.ceil(FEW * len(known)) and without_few < whole / 2:
+        return named("one-off", whole, len(few))
     return None
-
-
-def _seconds(rank: RankStep) -> float:
-    assert rank.computing_s is not None
-    return rank.computing_s
-
-
-def _of_others(values: Sequence[float], one: int) -> float:
-    return fmean(value for place, value in enumerate(values) if place != one)
 
 
 def _crowding(rank: RankStep) -> float:
     """Return the share of its time in which it was ready and had no processor; 0 where that is not known."""
     ready_s = rank.runnable_s or 0.0
-    return ready_s / (ready_s + _seconds(rank))
+    return ready_s / (ready_s + (rank.computing_s or 0.0))
 
 
-def _mean(values: Sequence[float]) -> Estimate:
-    found = of_blocks(values)
-    assert found is not None
-    return found
+def _mean(values: Numbers) -> Estimate:
+    estimate = of_blocks(values)
+    assert estimate is not None
+    return estimate
 
 
-def _where_equally_crowded(values: Sequence[float], crowded: Sequence[float]) -> Estimate:
+def _where_equally_crowded(values: Numbers, crowded: Numbers) -> Estimate:
     """Return where the line of the values over ``crowded`` is at 0, with its error.
 
     Its slope is the mean of the one by least squares and of ``SLOPE``, weighted by their precisions: steps that are all
     crowded alike say nothing of it (Gelman et al., Bayesian Data Analysis, 3rd edition, 2.5).
     """
-    centre, count = fmean(crowded), len(values)
-    squares = sum((each - centre) ** 2 for each in crowded)
-    slope, precision = SLOPE, 1 / SLOPE_ERROR**2
+    centred = crowded - crowded.mean()
+    squares, slope, precision = float(centred @ centred), SLOPE, 1 / SLOPE_ERROR**2
     if squares > 0:
-        own = sum((each - centre) * value for each, value in zip(crowded, values, strict=True)) / squares
-        error = _mean([value - own * each for each, value in zip(crowded, values, strict=True)]).error
-        own_precision = squares / max(count * (error or 0.0) ** 2, 1e-12)
+        own = float(centred @ values) / squares
+        error = _mean(values - own * crowded).error
+        own_precision = squares / max(len(values) * (error or 0.0) ** 2, 1e-12)
         slope = (slope * precision + own * own_precision) / (precision + own_precision)
         precision += own_precision
-    found = _mean([value - slope * each for each, value in zip(crowded, values, strict=True)])
-    assert found.error is not None
-    return replace(found, error=math.hypot(found.error, centre / math.sqrt(precision)))
+    estimate = _mean(values - slope * crowded)
+    return replace(estimate, error=math.hypot(estimate.error or 0.0, float(crowded.mean()) / math.sqrt(precision)))
 
 
 def _exceeds(estimate: Estimate, ranks: int) -> bool:

@@ -1,31 +1,22 @@
 """What a run used, and what stood in its way: figures from its counters, and sentences on contention.
 
-A window is (start, end) in nanoseconds of the run's clock, such as ``loop_window`` returns. What
-the counters do not tell is None, never 0, and ``missing`` says why.
+A window is (start, end) in nanoseconds of the run's clock, such as ``loop_window`` returns. What the counters do not
+tell is None, never 0.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from statistics import median
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+from msgspec import structs
 
 from harness.compare.numbers import number, percent
-from harness.core.intervals import Interval, clip
-from harness.core.trace import Span, Stage
-from harness.results.counters import (
-    DRIVER,
-    HOST,
-    SAMPLER,
-    CounterRow,
-    Sample,
-    reasons,
-    sources,
-    split_source,
-    stretches,
-)
+from harness.core.intervals import Interval
+from harness.results.counters import HOST, SAMPLER, CounterRow, Sample, reasons, sources, split_source, stretches
 
 
 class InterpolatedCounter:
@@ -36,59 +27,46 @@ class InterpolatedCounter:
     """
 
     def __init__(self, known: Sequence[Sequence[Sample]]) -> None:
-        pieces = [piece for stretch in known for piece in pairwise(stretch) if piece[1][0] > piece[0][0]]
         self._samples = [sample for stretch in known for sample in stretch]
-        self._pieces = pieces
-        self._starts = [start for (start, _), _ in pieces]
-        self._growths = [0.0, *accumulate(last - first for (_, first), (_, last) in pieces)]
-        self._areas = [0.0, *accumulate((end - start) * (first + last) / 2 for (start, first), (end, last) in pieces)]
-        self._lengths = [0, *accumulate(end - start for (start, _), (end, _) in pieces)]
-
-    @property
-    def period_ns(self) -> float:
-        """Usual time between two samples of a stretch; 0 where no stretch has two."""
-        return median(end - start for (start, _), (end, _) in self._pieces) if self._pieces else 0.0
+        pieces = [(*one, *two) for stretch in known for one, two in pairwise(stretch) if two[0] > one[0]]
+        self._pieces = np.array(pieces, dtype=np.float64).reshape(-1, 4).T
 
     def covered_ns(self, window: Interval) -> float:
         """Return how much of the window lies within stretches."""
-        return self._until(window[1])[2] - self._until(window[0])[2]
+        return self._within(window)[2]
 
     def growth(self, window: Interval) -> float | None:
         """Return by how much a growing counter grew within the stretches of the window; None where it has none."""
-        if not self.covered_ns(window):
-            return None
-        return max(0.0, self._until(window[1])[0] - self._until(window[0])[0])
-
-    def area(self, window: Interval) -> float:
-        """Return the integral of the value over the window's stretches, in units times nanoseconds."""
-        return self._until(window[1])[1] - self._until(window[0])[1]
+        growth, _, covered_ns = self._within(window)
+        return max(0.0, growth) if covered_ns else None
 
     def mean(self, window: Interval) -> float | None:
         """Return the mean over the window's stretches; a single sample in it is its own mean; None without any."""
-        covered_ns = self.covered_ns(window)
-        if covered_ns:
-            return self.area(window) / covered_ns
-        inside = self.inside(window)
-        return sum(inside) / len(inside) if inside else None
+        _, area, covered_ns = self._within(window)
+        inside = self._inside(window)
+        return area / covered_ns if covered_ns else fmean(inside) if inside else None
 
     def peak(self, window: Interval) -> float | None:
         """Return the largest sample in the window; None without any."""
-        return max(self.inside(window), default=None)
+        return max(self._inside(window), default=None)
 
-    def inside(self, window: Interval) -> list[float]:
+    def share_above_zero(self, window: Interval) -> float | None:
+        """Return the share of the samples in the window that are above 0; None without any."""
+        inside = self._inside(window)
+        return sum(value > 0 for value in inside) / len(inside) if inside else None
+
+    def _inside(self, window: Interval) -> list[float]:
         """Return the samples in the window, both ends included."""
         return [value for at_ns, value in self._samples if window[0] <= at_ns <= window[1]]
 
-    def _until(self, at_ns: float) -> tuple[float, float, float]:
-        """Return (growth, area, covered nanoseconds) from the first sample to a moment."""
-        place = bisect_right(self._starts, at_ns) - 1
-        if place < 0:
-            return 0.0, 0.0, 0.0
-        (start, first), (end, last) = self._pieces[place]
-        part_ns = min(at_ns, end) - start
-        rise = (last - first) * part_ns / (end - start)
-        area = part_ns * (first + rise / 2)
-        return self._growths[place] + rise, self._areas[place] + area, self._lengths[place] + part_ns
+    def _within(self, window: Interval) -> tuple[float, float, float]:
+        """Return (growth, integral over nanoseconds, covered nanoseconds) of the window."""
+        start, first, end, last = self._pieces
+        low, high = np.clip(window[0], start, end), np.clip(window[1], start, end)
+        rise = (last - first) / (end - start)
+        before, after = first + rise * (low - start), first + rise * (high - start)
+        area = (high - low) * (before + after) / 2
+        return float((after - before).sum()), float(area.sum()), float((high - low).sum())
 
 
 def interpolated(rows: Iterable[CounterRow], source: str, name: str) -> InterpolatedCounter:
@@ -102,13 +80,9 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """What a process of the run used within a window.
+    """What a process of the run used within a window; ``source`` is its lanes joined by ``+``, or ``driver``.
 
-    Attributes:
-        source: its lanes joined by ``+``, or ``driver``.
-        cpu_s: CPU seconds of all its threads.
-        cores: on average, over the time in which it was sampled.
-        peak_rss_bytes: of the samples; what came and went between two of them is not seen.
+    ``cores`` is a mean over the time in which it was sampled; of a peak between two samples nothing is seen.
     """
 
     source: str
@@ -116,22 +90,20 @@ class ProcessFigures:
     cores: float | None
     peak_rss_bytes: float | None
     peak_threads: float | None
-    missing: Mapping[str, str]
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        """Its lanes; none for the driver, which has every lane that no other process has."""
-        name = split_source(self.source)[1]
-        return () if name == DRIVER else tuple(name.split("+"))
 
 
 def process_figures(rows: Sequence[CounterRow], window: Interval) -> list[ProcessFigures]:
     """Return the figures of each process of the run, the sampler not among them."""
-    named = [(source, split_source(source)[1]) for source in sources(rows)]
-    processes = [
-        source for source, name in named if not (name in (HOST, SAMPLER) or name.startswith("gpu") or ":" in name)
-    ]
-    return [_process(rows, source, window) for source in processes]
+    figures = []
+    for source in sources(rows):
+        name = split_source(source)[1]
+        if name in (HOST, SAMPLER) or name.startswith("gpu") or ":" in name:
+            continue
+        cpu, memory, threads = (interpolated(rows, source, counter) for counter in ("cpu_s", "rss_bytes", "threads"))
+        cpu_s = cpu.growth(window)
+        cores = None if cpu_s is None else cpu_s * 1e9 / cpu.covered_ns(window)
+        figures.append(ProcessFigures(source, cpu_s, cores, memory.peak(window), threads.peak(window)))
+    return figures
 
 
 def sampling_cpu_s(rows: Sequence[CounterRow], window: Interval) -> float | None:
@@ -139,36 +111,12 @@ def sampling_cpu_s(rows: Sequence[CounterRow], window: Interval) -> float | None
     return interpolated(rows, SAMPLER, "cpu_s").growth(window)
 
 
-def _process(rows: Sequence[CounterRow], source: str, window: Interval) -> ProcessFigures:
-    cpu = interpolated(rows, source, "cpu_s")
-    cpu_s = cpu.growth(window)
-    figures = {
-        "cpu_s": cpu_s,
-        "cores": None if cpu_s is None else cpu_s * 1e9 / cpu.covered_ns(window),
-        "peak_rss_bytes": interpolated(rows, source, "rss_bytes").peak(window),
-        "peak_threads": interpolated(rows, source, "threads").peak(window),
-    }
-    counters = {"cpu_s": "cpu_s", "cores": "cpu_s", "peak_rss_bytes": "rss_bytes", "peak_threads": "threads"}
-    return ProcessFigures(source, **figures, missing=_missing(rows, source, figures, counters))
-
-
-def _missing(
-    rows: Sequence[CounterRow], source: str, figures: Mapping[str, float | None], counters: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the reason of each figure that is None: that of the counter it is made from."""
-    known = reasons(rows, source)
-    return {name: known.get(counters[name], NOT_SAMPLED) for name, value in figures.items() if value is None}
-
-
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """What a GPU did within a window, for whomever.
+    """What a GPU did within a window, for whomever; ``energy_j`` is by the board's own counter.
 
-    Attributes:
-        mean_utilisation: share of the time in which any kernel was resident, in [0, 1].
-        energy_j: by the board's energy counter.
-        integrated_j: its power over the same time, added up: a check of the counter.
-        throttled_share: of the time in which something held its clock down.
+    Utilisation is the share of the time in which any kernel was resident, ``throttled_share`` that in which something
+    held its clock down.
     """
 
     source: str
@@ -176,47 +124,22 @@ class GpuFigures:
     peak_memory_bytes: float | None
     mean_power_w: float | None
     energy_j: float | None
-    integrated_j: float | None
     throttled_share: float | None
-    missing: Mapping[str, str]
-
-
-_GPU_FIGURES = {
-    "mean_utilisation": "utilisation",
-    "peak_memory_bytes": "memory_used_bytes",
-    "mean_power_w": "power_w",
-    "energy_j": "energy_j",
-    "integrated_j": "power_w",
-    "throttled_share": "throttled",
-}
 
 
 def gpu_figures(rows: Sequence[CounterRow], window: Interval) -> tuple[list[GpuFigures], str | None]:
     """Return the figures of each GPU; none, and why, where there is no GPU to be read."""
-    named = [(source, split_source(source)[1]) for source in sources(rows)]
-    gpus = [source for source, name in named if name.startswith("gpu") and name != "gpu"]
-    if gpus:
-        return [_gpu(rows, source, window) for source in gpus], None
-    return [], reasons(rows, "gpu").get("gpu", NOT_SAMPLED)
-
-
-def _gpu(rows: Sequence[CounterRow], source: str, window: Interval) -> GpuFigures:
-    power, energy = interpolated(rows, source, "power_w"), interpolated(rows, source, "energy_j")
-    figures = {
-        "mean_utilisation": interpolated(rows, source, "utilisation").mean(window),
-        "peak_memory_bytes": interpolated(rows, source, "memory_used_bytes").peak(window),
-        "mean_power_w": power.mean(window),
-        "energy_j": energy.growth(window),
-        "integrated_j": power.area(window) / 1e9 if power.covered_ns(window) else None,
-        "throttled_share": _share_above_zero(interpolated(rows, source, "throttled"), window),
-    }
-    return GpuFigures(source, **figures, missing=_missing(rows, source, figures, _GPU_FIGURES))
-
-
-def _share_above_zero(counter: InterpolatedCounter, window: Interval) -> float | None:
-    """Return the share of the samples in the window that are above 0; None without any."""
-    inside = counter.inside(window)
-    return sum(value > 0 for value in inside) / len(inside) if inside else None
+    figures = []
+    for source in sources(rows):
+        name = split_source(source)[1]
+        if name.startswith("gpu") and name != "gpu":
+            used, memory, power, energy, throttled = (
+                interpolated(rows, source, counter)
+                for counter in ("utilisation", "memory_used_bytes", "power_w", "energy_j", "throttled")
+            )
+            means = used.mean(window), memory.peak(window), power.mean(window)
+            figures.append(GpuFigures(source, *means, energy.growth(window), throttled.share_above_zero(window)))
+    return figures, None if figures else reasons(rows, "gpu").get("gpu", NOT_SAMPLED)
 
 
 def contention(rows: Sequence[CounterRow], window: Interval) -> list[str]:
@@ -225,9 +148,7 @@ def contention(rows: Sequence[CounterRow], window: Interval) -> list[str]:
     sentences = []
     for machine in dict.fromkeys(split_source(source)[0] for source in sources(rows)):
         own = [
-            CounterRow(row.at_ns, name, row.values, row.missing) if machine else row
-            for row, prefix, name in split
-            if prefix == machine
+            structs.replace(row, source=name) if machine else row for row, prefix, name in split if prefix == machine
         ]
         where = f"{machine.removesuffix('/')}: " if machine else ""
         for each in (_pressure, _taken_cores, _throttling, _on_gpus):
@@ -269,136 +190,24 @@ def _taken_cores(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
 
 
 def _throttling(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
-    seconds = interpolated(rows, HOST, "throttled_s").growth(window)
-    if seconds:
+    if seconds := interpolated(rows, HOST, "throttled_s").growth(window):
         yield f"The CPU limit of the cgroup held it back for {number(seconds)} s, added over cores."
 
 
 def _on_gpus(rows: Sequence[CounterRow], window: Interval) -> Iterable[str]:
     for gpu in gpu_figures(rows, window)[0]:
-        others = interpolated(rows, gpu.source, "other_processes").peak(window)
-        if others:
+        if others := interpolated(rows, gpu.source, "other_processes").peak(window):
             memory = interpolated(rows, gpu.source, "other_memory_bytes").peak(window)
             held = f", which held up to {number(memory / _GIB)} GiB" if memory is not None else ""
             yield f"{gpu.source} was shared with other processes, up to {others:.0f} at a time{held}."
         if gpu.throttled_share:
-            names = ", ".join(_throttle_reasons(rows, gpu.source, window))
-            yield f"The clock of {gpu.source} was held down in {percent(gpu.throttled_share)} of the samples: {names}."
-
-
-def _throttle_reasons(rows: Sequence[CounterRow], source: str, window: Interval) -> list[str]:
-    names = {name for row in rows if row.source == source for name in row.values if name.startswith("throttle/")}
-    shares = {name: _share_above_zero(interpolated(rows, source, name), window) or 0.0 for name in names}
-    order = sorted((name for name in names if shares[name]), key=lambda name: (-shares[name], name))
-    return [f"{name.removeprefix('throttle/')} {percent(shares[name])}" for name in order]
-
-
-TOLD_ALONE_S = 1.0
-_COVERED_SHARE = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class StageEnergy:
-    """One stage's part.
-
-    Attributes:
-        joules: None where ``reason`` says why it cannot be told.
-        seconds: in which the stage was under way on at least one lane.
-        occurrences: spans of it.
-        over_steps: told as a sum over short occurrences, whose ends fall between samples.
-    """
-
-    joules: float | None
-    seconds: float
-    occurrences: int
-    over_steps: bool
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class EnergyAccount:
-    """Where a GPU's energy went. ``total_j`` = the stages' joules + ``untold_j`` + ``rest_j``.
-
-    Attributes:
-        untold_j: of stages whose own part cannot be told.
-        rest_j: while no stage was under way.
-    """
-
-    source: str
-    total_j: float
-    stages: Mapping[Stage, StageEnergy]
-    untold_j: float
-    rest_j: float
-
-
-def energy_account(
-    rows: Sequence[CounterRow],
-    spans: Iterable[Span],
-    source: str,
-    window: Interval,
-    lanes: Collection[str] | None = None,
-) -> tuple[EnergyAccount | None, str | None]:
-    """Return the account of one GPU, or None and the reason.
-
-    Where several stages are under way at once, they share the energy of that time equally. Waits take no part.
-
-    Args:
-        source: such as ``gpu0``.
-        window: (start, end) in nanoseconds of the run's clock.
-        lanes: those that work on this GPU; all of them by default.
-    """
-    counter = interpolated(rows, source, "energy_j")
-    total_j = counter.growth(window)
-    if total_j is None:
-        known = {**reasons(rows, "gpu"), **reasons(rows, source)}
-        return None, known.get("energy_j") or known.get("gpu") or NOT_SAMPLED
-    work = [
-        span
-        for span in spans
-        if not (span.stage.is_wait or span.stage is Stage.STARTUP) and (lanes is None or span.lane in lanes)
-    ]
-    shares = dict[Stage, float]()  # joules
-    lengths, covered = dict[Stage, float](), dict[Stage, float]()  # nanoseconds under way, and those that are sampled
-    for start_ns, end_ns, stages in _pieces(work, window):
-        piece = start_ns, end_ns
-        joules, covered_ns = counter.growth(piece) or 0.0, counter.covered_ns(piece)
-        for stage in stages:
-            shares[stage] = shares.get(stage, 0.0) + joules / len(stages)
-            lengths[stage] = lengths.get(stage, 0.0) + end_ns - start_ns
-            covered[stage] = covered.get(stage, 0.0) + covered_ns
-    account = {}
-    for stage, joules in shares.items():
-        spans_ns = [clip([(span.start_ns, span.end_ns)], window) for span in work if span.stage is stage]
-        each = [end - start for pieces in spans_ns for start, end in pieces]
-        seconds, each_s = lengths[stage] / 1e9, sum(each) / len(each) / 1e9
-        reason = _why_untold(seconds, each_s, covered[stage] / 1e9, counter.period_ns / 1e9)
-        over_steps = reason is None and each_s < TOLD_ALONE_S
-        account[stage] = StageEnergy(None if reason else joules, seconds, len(each), over_steps, reason)
-    untold_j = sum(shares[stage] for stage, part in account.items() if part.joules is None)
-    told_j = sum(part.joules for part in account.values() if part.joules is not None)
-    return EnergyAccount(source, total_j, account, untold_j, max(0.0, total_j - told_j - untold_j)), None
-
-
-def _pieces(spans: Sequence[Span], window: Interval) -> Iterator[tuple[int, int, tuple[Stage, ...]]]:
-    """Yield the pieces of the window in which the same stages are under way, with at least one of them."""
-    edges = []
-    for span in spans:
-        for start_ns, end_ns in clip([(span.start_ns, span.end_ns)], window):
-            edges += [(start_ns, 1, span.stage), (end_ns, -1, span.stage)]
-    edges.sort(key=lambda edge: edge[0])
-    under_way: dict[Stage, int] = {}
-    for (start_ns, change, stage), following in pairwise([*edges, (window[1], 0, Stage.UPDATE)]):
-        under_way[stage] = under_way.get(stage, 0) + change
-        stages = tuple(stage for stage, count in under_way.items() if count)
-        if stages and following[0] > start_ns:
-            yield start_ns, following[0], stages
-
-
-def _why_untold(seconds: float, each_s: float, covered_s: float, period_s: float) -> str | None:
-    if covered_s < _COVERED_SHARE * seconds:
-        return "the counters do not cover it"
-    if each_s < TOLD_ALONE_S and each_s < period_s:
-        return f"it lasts {each_s:.2g} s, less than a sampling period of {period_s:.2g} s"
-    if seconds < TOLD_ALONE_S:
-        return f"it lasts {seconds:.2g} s in all, less than {TOLD_ALONE_S:g} s"
-    return None
+            names = sorted({name for row in rows if row.source == gpu.source for name in row.values})
+            shares = {
+                name.removeprefix("throttle/"): share
+                for name in names
+                if name.startswith("throttle/")
+                and (share := interpolated(rows, gpu.source, name).share_above_zero(window))
+            }
+            longest = sorted(shares.items(), key=lambda item: -item[1])
+            why = ", ".join(f"{name} {percent(share)}" for name, share in longest)
+            yield f"The clock of {gpu.source} was held down in {percent(gpu.throttled_share)} of the samples: {why}."

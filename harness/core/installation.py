@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PART_OF = {
-    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "google"), "train"),
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "tensorboardX"), "train"),
     **dict.fromkeys(("math_verify", "py_spy", "pynvml", "nvtx"), "train"),
     "ray": "ray",
     "nixl": "nixl",

@@ -30,17 +30,6 @@ def total(intervals: Iterable[Interval]) -> int:
     return sum(end - start for start, end in merge(intervals))
 
 
-def shared(groups: Iterable[Iterable[Interval]], at_least: int = 2) -> int:
-    """Return the length over which at least so many of the groups have an interval; within a group as a union."""
-    edges = [edge for group in groups for start, end in merge(group) for edge in ((start, 1), (end, -1))]
-    length = depth = before = 0
-    for place, change in sorted(edges):
-        if depth >= at_least:
-            length += place - before
-        depth, before = depth + change, place
-    return length
-
-
 def both(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
     """Return the instants in both unions, as disjoint intervals in order."""
     mine, theirs = merge(first), merge(second)
@@ -54,17 +43,3 @@ def both(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval
         else:
             right += 1
     return found
-
-
-def without(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
-    """Return the instants of the first union that are not in the second, as disjoint intervals in order."""
-    mine = merge(first)
-    if not mine:
-        return []
-    window = mine[0][0], mine[-1][1]
-    free, now = [], window[0]
-    for start, end in merge(second):
-        free.append((now, min(start, window[1])))
-        now = max(now, end)
-    free.append((now, window[1]))
-    return both(mine, free)

@@ -165,6 +165,9 @@ class RolloutGroup:
         return sum(self.lengths)
 
 
+Reduction = Literal["mean", "sum", "max", "min"]
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A figure that knows how to be combined, so that a mean of means cannot happen.
@@ -173,7 +176,7 @@ class Metric:
     """
 
     value: float
-    reduction: Literal["mean", "sum", "max", "min"] = "mean"
+    reduction: Reduction = "mean"
     count: int = 1
 
     def combine(self, other: Metric) -> Metric:

@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from harness.compare.tables import Table
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.keyword_reward import keyword_inclusion_reward_fn
@@ -40,7 +39,8 @@ from harness.evaluate.evaluation import sampler_of
 from harness.models.chat import asks_date, chat_encoder, on_date, text_encoder, today
 from harness.probes.provenance import package_versions
 from harness.report.console import Output
-from harness.report.text import print_table
+from harness.report.document import Table
+from harness.report.terminal import print_table
 from harness.run.errors import settings_as_arguments
 from harness.run.standalone_sampler import Sampler, model_name
 from harness.tasks.keywords import (

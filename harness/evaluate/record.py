@@ -10,7 +10,6 @@ behind the last batch that counts, a line cut in the middle included, is dropped
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -24,8 +23,9 @@ from typing import Any, BinaryIO
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.core.regular_files import read_regular
+from harness.core.file_locks import holding
 from harness.core.types import SamplingParams
+from harness.results.jsonl import read_json
 from harness.tasks.rewards import PARTS
 
 
@@ -197,7 +197,9 @@ class Record:
         with ExitStack() as opened:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _lock(folder, opened)
+                if not opened.enter_context(holding(folder)):  # itself, so that nothing in it is looked at before
+                    what = "another process is writing this evaluation"
+                    raise UserError(what, str(folder), "wait for it, or give -o FOLDER")
                 self._check_settings()
                 self._batches_file = opened.enter_context((folder / BATCHES).open("ab"))
                 self._responses_file = opened.enter_context((folder / RESPONSES).open("ab"))
@@ -303,15 +305,8 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
         UserError: it cannot be read, or is no evaluation of this version.
     """
     path = folder / EVALUATION
-    try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the evaluation cannot be read: {error}", str(path), "give another folder with -o") from error
-    if (
-        not isinstance(content, dict)
-        or content.get("schema") != SCHEMA
-        or not isinstance(content.get("settings"), dict)
-    ):
+    content: dict[str, Any] = read_json(path, dict[str, Any])
+    if content.get("schema") != SCHEMA or not isinstance(content.get("settings"), dict):
         raise UserError("the file is no evaluation of the harness", str(path), "give another folder with -o")
     if content.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
@@ -333,22 +328,6 @@ def date_of(folder: Path) -> date | None:
         return None if known is None else date.fromisoformat(known)
     except (TypeError, ValueError) as error:
         raise UserError(f"chat_date is no date: {error}", str(folder / EVALUATION), "give -o FOLDER") from error
-
-
-def _lock(folder: Path, opened: ExitStack) -> None:
-    """Hold the folder itself until ``opened`` is closed, so that nothing in it is looked at before.
-
-    Raises:
-        UserError: another process holds it.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    opened.callback(os.close, descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            "another process is writing this evaluation", str(folder), "wait for it, or give -o FOLDER"
-        ) from None
 
 
 def _refuse_strange_files(folder: Path) -> None:

@@ -17,11 +17,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from harness.compare.stats import t_interval, wilson_interval
-from harness.compare.tables import Table
 from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import Prompt
 from harness.evaluate.record import BatchRow, PromptRow, Response
-from harness.report.text import print_table
+from harness.report.document import Table
+from harness.report.terminal import print_table
 from harness.tasks.rewards import PARTS
 
 EARNED = 1.0

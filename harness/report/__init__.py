@@ -1,5 +1,5 @@
-"""How results are said: text on a terminal, pictures, one HTML page (``html``), traces (``trace``).
+"""How results are shown: a terminal, Markdown, JSON, one HTML page, pictures, traces (``trace``).
 
-It imports what reads and compares runs, never torch or Ray; matplotlib only where a picture is drawn. Start with
-``data``, which holds what pictures and page both show, then ``pictures`` or ``html.page``.
+It imports what reads and compares runs, never torch or Ray; matplotlib only where a chart is drawn. Start with
+``document``, which everything but JSON renders, then ``build``, which makes one.
 """

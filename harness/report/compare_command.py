@@ -1,4 +1,4 @@
-"""The command ``python -m harness.compare PATH...``; a PATH may also be a JSON file of pytest-benchmark.
+"""The command ``python -m harness.compare PATH...``.
 
 Exit codes: 0 fine, also where single runs are damaged (they are named); 2 bad input; and with ``--fail-on`` those of
 ``harness.compare.gates``.
@@ -11,42 +11,35 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-from harness.compare.baselines import add_occasion
-from harness.compare.benchmarks import (
-    benchmark_caveats,
-    benchmark_json,
-    benchmark_table,
-    is_benchmark_file,
-    read_benchmark_files,
-)
-from harness.compare.caveats import DIFFERENCES
-from harness.compare.comparability import SETTINGS, is_allowed
 from harness.compare.completeness import gaps, newer_than
-from harness.compare.experiments import Experiment, gather, gather_newest, is_called
-from harness.compare.gates import FINE, GateResult, Judge, Named, gate, read_limit, read_name, refusals_of
-from harness.compare.pareto import DEFAULT, Axis, check_figures, pareto, read_axes
+from harness.compare.environment import DIFFERENCES, SETTINGS, is_allowed
+from harness.compare.experiment import Experiment, arm_named, gather, gather_newest, is_called
+from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, refusals_of
+from harness.compare.numbers import plural
+from harness.compare.occasions import read_occasions
 from harness.compare.stats import STEP_THRESHOLD
-from harness.compare.verdicts import variant_named
 from harness.core.errors import UserError
+from harness.core.removed import removed
 from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain, silence_output
-from harness.report.console import Output
+from harness.report.console import Output, warn_of_left_out
+from harness.report.document import Document
 from harness.results import DamagedRun
 from harness.results.anonymous import safe_name
 from harness.results.manifest import MADE_OF
-from harness.results.reader import flat_settings, references_left_out
+from harness.results.reader import flat_settings
 
 DESCRIPTION = "Compare runs from their folders."
 EXAMPLES = (
     "examples:\n  python -m harness.compare results/\n"
-    "  python -m harness baseline record main noise --occasions 5 --every 60\n"
-    "  python -m harness.compare results/ --baseline main --fail-on 5%\n"
-    "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 inconclusive"
+    "  python -m harness.compare results/reference/sync_k --baseline k2\n"
+    "  python -m harness run noise --out baseline    # one occasion of a baseline: five on several days\n"
+    "  python -m harness.compare results/ --against baseline/noise/* --fail-on 15%\n"
+    "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 cannot tell"
 )
 
 
@@ -57,18 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         nargs="+",
         type=Path,
-        help="results folder, experiment or run folder; or JSON files of pytest-benchmark",
+        help="results folder, experiment or run folder",
     )
     parser.add_argument("--all", action="store_true", help="show every experiment in detail, not only the newest")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
     forms.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
+    forms.add_argument("--md", dest="format", action="store_const", const="md", help="a table to paste: --format md")
+    parser.add_argument("--full", action="store_true", help="all tables and sentences, not only the answer")
+    parser.add_argument("--baseline", metavar="ARM", help="compare with this arm (default: the first one)")
     parser.add_argument(
-        "--baseline",
-        metavar="NAME",
-        help="compare with this arm, or this stored baseline; arm:NAME or stored:NAME if it could be both",
+        "--against",
+        metavar="FOLDER",
+        nargs="+",
+        type=Path,
+        help="compare with the experiments in these folders: a baseline, each of them one occasion of it",
     )
-    parser.add_argument("--save-baseline", metavar="NAME", help="add the newest experiment to a stored baseline")
     parser.add_argument(
         "--fail-on",
         metavar="SHARE",
@@ -83,14 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(DIFFERENCES)}, settings, or one setting such as group_size",
     )
     parser.add_argument("--plots", metavar="DIR", type=Path, help="folder for pictures of the detailed experiments")
-    parser.add_argument(
-        "--pareto",
-        metavar="X,Y",
-        nargs="?",
-        const=DEFAULT,
-        help="compare two figures: points, the front that no point beats, its knee, and with --plots "
-        f"pareto.png alone; figures by their names in --json, or stages (default: {DEFAULT})",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,172 +88,110 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: a wrong argument, or nothing that can be compared.
     """
-    errors = Console(stderr=True)
-    if any(map(is_benchmark_file, options.paths)):
-        _compare_benchmarks(options)
-        return FINE
-    axes = None if options.pareto is None else read_axes(options.pareto)
+    for path in options.paths:
+        if path.suffix == ".json" and path.is_file():
+            raise removed(".json", str(path), str(path))
+    for kind in ("stored:", "arm:"):
+        if (options.baseline or "").startswith(kind):
+            raise removed(kind, options.baseline, "--baseline")
     limit = None if options.fail_on is None else read_limit(options.fail_on)
-    everything = options.all or len(options.paths) > 1 or options.format == "json"
-    if everything:
+    if options.all or len(options.paths) > 1 or options.format == "json":
         experiments, damaged = gather(options.paths, processes=usable_cores())
         detailed = experiments
     else:
         experiments, newest, damaged = gather_newest(options.paths, processes=usable_cores())
         detailed = [newest]
-    for item in damaged:
-        message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
-        errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
-    for line in references_left_out(options.paths):
-        errors.print(Text(plain(line)), soft_wrap=True)
-    _check_allowed(options.allow_difference, experiments)
-    judge = Judge(
-        options.paths[0],
-        _named(options, detailed, damaged),
-        limit or STEP_THRESHOLD,
-        options.allow_difference,
-    )
-    result = None if limit is None else _gate(options.paths, limit, judge, experiments, detailed[-1], damaged)
+    newest = detailed[-1]
+    warn_of_left_out(damaged, options.paths)
+    against = None if options.against is None else read_occasions(options.against, options.baseline)
+    if against is None and options.baseline is not None:
+        _check_arm(options.baseline, detailed if len(options.paths) > 1 else [newest], damaged)
+    _check_allowed(options.allow_difference, [*experiments, *(against.occasions if against else ())])
+    judge = Judge(options.baseline, against, limit or STEP_THRESHOLD, options.allow_difference)
+    refusal, result = judge.refusal(newest), None
+    if limit is not None:  # the newest has to be whole, and there may be none that is newer and cannot be read
+        refusals = refusals_of(newer_than(newest, experiments, damaged, options.paths), gaps(newest, damaged))
+        judged = judge(newest) if refusal is None else []
+        result = gate(judged, limit, [*([refusal] if refusal else []), *refusals])
+    elif against is not None and refusal is not None:
+        raise UserError(refusal.text, "--against", "run it anew, or leave its folder out")
     try:
-        _show(options.format, experiments, detailed, damaged, judge, result, axes)
-        if options.plots is not None:
-            _draw(detailed, options.plots, sys.stdout if options.format == "text" else sys.stderr, axes)
+        _show(options, experiments, detailed, damaged, judge, result)
     except BrokenPipeError:  # the reader of our output has left, as `| head` does; a gate still has its say
         silence_output()
     for sentence in result.sentences if result else ():
-        errors.print(Text(plain(sentence)), soft_wrap=True)
-    if options.save_baseline is not None and (result is None or result.code == FINE):
-        _save(options, detailed[-1], damaged, errors)
-    elif options.save_baseline is not None:
-        errors.print(Text(plain(f"not added to the baseline {options.save_baseline!r}: the gate did not pass.")))
+        Console(stderr=True).print(Text(plain(sentence)), soft_wrap=True)
     return result.code if result else FINE
 
 
 def _check_allowed(names: Sequence[str], experiments: Sequence[Experiment]) -> None:
     """Refuse a difference to allow that is none: it would be a slip of the pen, and allow nothing."""
     others = [name for name in names if name not in (*DIFFERENCES, SETTINGS)]
-    runs = [run for experiment in experiments for run in experiment.runs] if others else []
-    settings = dict.fromkeys(key for run in runs for key in flat_settings(run.settings))
-    settings |= dict.fromkeys(f"inputs.{name}" for name in MADE_OF)
+    runs = [member for experiment in experiments for member in experiment.members] if others else []
+    settings = {key for run in runs for key in flat_settings(run.settings)} | {f"inputs.{name}" for name in MADE_OF}
     for name in others:
         if not any(is_allowed(key, [name]) for key in settings):
             fix = f"one of {', '.join(DIFFERENCES)}, {SETTINGS}, or a setting's dotted key"
             raise UserError(f"{name!r} is nothing that runs differ in", "--allow-difference", fix)
 
 
-def _named(options: argparse.Namespace, detailed: Sequence[Experiment], damaged: Sequence[DamagedRun]) -> Named | None:
-    """Return what ``--baseline`` stands for; None where it was not given.
-
-    An arm has to be one of the newest experiment, and of each experiment where several paths are named: those are to
-    be compared, while ``--all`` and ``--json`` show whatever a folder holds.
-    """
-    if options.baseline is None:
-        return None
-    *others, newest = detailed
-    arms = [variant.name for variant in newest.variants] + list(gaps(newest, damaged).lost)
-    named = read_name(options.baseline, options.paths[0], arms)
-    for experiment in others if named.kind == "arm" and len(options.paths) > 1 else ():
-        variant_named(experiment, named.name)
-    return named
-
-
-def _gate(
-    paths: Sequence[Path],
-    limit: float,
-    judge: Judge,
-    experiments: Sequence[Experiment],
-    newest: Experiment,
-    damaged: Sequence[DamagedRun],
-) -> GateResult:
-    """Judge the newest experiment, if all of it is there, and there is none that is newer and cannot be read."""
-    refusals = refusals_of(newer_than(newest, experiments, damaged, paths), gaps(newest, damaged))
-    refusal = judge.refusal(newest)
-    if refusal is not None:
-        return gate([], limit, [refusal, *refusals])
-    return gate(judge(newest), limit, refusals)
+def _check_arm(name: str, experiments: Sequence[Experiment], damaged: Sequence[DamagedRun]) -> None:
+    """Refuse a baseline that is no arm of the newest of the experiments that are to be compared, or of another."""
+    *others, newest = experiments
+    arms = [*newest.arms, *gaps(newest, damaged).lost]
+    if not any(is_called(arm, name) for arm in arms):
+        fix = f"name one of its arms ({', '.join(arms)}); another experiment is named by --against FOLDER"
+        what = f"the newest experiment, {newest.scenario}/{newest.name}, has no arm called {name!r}"
+        raise UserError(what, "--baseline", fix)
+    for experiment in others:
+        arm_named(experiment, name)
 
 
 def _show(
-    form: str,
+    options: argparse.Namespace,
     experiments: Sequence[Experiment],
     detailed: Sequence[Experiment],
     damaged: Sequence[DamagedRun],
     judge: Judge,
     result: GateResult | None,
-    axes: tuple[Axis, Axis] | None,
 ) -> None:
-    """Print the comparison in the form that was asked for; with two figures, these alone for people."""
-    if axes is not None:
-        check_figures(detailed, axes)
+    """Print the comparison in the form that was asked for, and draw its charts where that was."""
+    from harness.report.build import document
+
+    form, plots = options.format, options.plots
     if form == "json":
-        from harness.compare.as_json import comparison
+        from harness.report.as_json import comparison
 
-        print(json.dumps(comparison(experiments, damaged, judge, result, axes), indent=2, allow_nan=False))
-    elif form == "md":
-        from harness.report.text import markdown, markdown_pareto
+        print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
+    brief = not options.full and plots is None
+    shown = [] if form == "json" and plots is None else detailed
+    documents = [document(experiment, judge(experiment), brief) for experiment in shown]
+    if form == "md":
+        from harness.report.markdown import markdown
 
-        print(markdown(experiments, detailed, judge) if axes is None else markdown_pareto(detailed, axes), end="")
-    elif axes is not None:
-        from harness.report.text import print_pareto
+        print("\n".join(markdown(each, options.full) for each in documents), end="")
+    elif form == "text":
+        _print(documents, experiments, options.full)
+    if plots is not None:
+        from harness.report.files import save_charts
 
-        for experiment in detailed:
-            print_pareto(Output(), experiment, axes)
-    else:
-        from harness.report.text import print_comparison
-
-        print_comparison(Output(), experiments, detailed, judge)
-
-
-def _save(options: argparse.Namespace, experiment: Experiment, damaged: Sequence[DamagedRun], errors: Console) -> None:
-    wanted = (options.baseline or "").removeprefix("arm:")
-    arm = next((item.name for item in experiment.variants if is_called(item.name, wanted)), None)
-    occasions = add_occasion(options.paths[0], options.save_baseline, experiment, arm, damaged)
-    message = f"baseline {options.save_baseline!r}: {experiment.scenario}/{experiment.name} is occasion {occasions}"
-    errors.print(Text(plain(message)), soft_wrap=True)
+        for made, experiment in zip(documents, detailed, strict=True):
+            names = (safe_name(experiment.scenario), safe_name(experiment.name)) if len(detailed) > 1 else ()
+            for path in save_charts(made, plots.joinpath(*names)):
+                print(f"picture: {path}", file=sys.stdout if form == "text" else sys.stderr)
 
 
-def _compare_benchmarks(options: argparse.Namespace) -> None:
-    if not all(map(is_benchmark_file, options.paths)):
-        odd = next(path for path in options.paths if not is_benchmark_file(path))
-        raise UserError(
-            f"{str(odd)!r} is no JSON file, and benchmarks are compared with benchmarks only",
-            where=str(odd),
-            fix="name JSON files of pytest-benchmark, or folders of runs, not both",
-        )
-    for_runs = {
-        "--plots": options.plots,
-        "--pareto": options.pareto,
-        "--format md": options.format == "md" or None,
-        "--fail-on": options.fail_on,
-        "--baseline": options.baseline,
-        "--save-baseline": options.save_baseline,
-        "--allow-difference": options.allow_difference or None,
-    }
-    for option, value in for_runs.items():
-        if value is not None:
-            raise UserError(f"{option} is for runs, not for benchmarks", where=option, fix="leave it out")
-    files = read_benchmark_files(options.paths)
-    if options.format == "json":
-        print(json.dumps(benchmark_json(files), indent=2, allow_nan=False))
-        return
-    from harness.report.text import print_list, print_table
+def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:
+    from harness.report.tables import overview_table
+    from harness.report.terminal import print_document, print_table
 
     output = Output()
-    print_table(output, benchmark_table(files))
-    print_list(output, "Caveats", benchmark_caveats(files))
-
-
-def _draw(experiments: Sequence[Experiment], folder: Path, stream: TextIO, axes: tuple[Axis, Axis] | None) -> None:
-    from harness.report.pictures import make_pareto_picture, make_pictures
-
-    for experiment in experiments:
-        target = (
-            folder if len(experiments) == 1 else folder / safe_name(experiment.scenario) / safe_name(experiment.name)
-        )
-        if axes is None:
-            paths = make_pictures(experiment.folder, target)
-        else:
-            front = pareto(experiment, axes)
-            paths = [make_pareto_picture(front, experiment.title, target)] if front.points else []
-        for path in paths:
-            print(f"picture: {path}", file=stream)
+    for place, document in enumerate(documents):
+        if place:
+            output.print()
+        print_document(output, document, full)
+    if len(experiments) > len(documents) and not full:
+        others = plural(len(experiments) - len(documents), "older experiment")
+        output.print(Text(f"{others}: listed with --full, shown with --all."), soft_wrap=True)
+    elif len(experiments) > 1:
+        print_table(output, overview_table(experiments))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.text import Text
+
+from harness.core.terminal_text import plain
+from harness.results.reader import DamagedRun, references_left_out
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -19,9 +24,10 @@ class Output(Console):
     def __init__(self) -> None:
         is_terminal, has_width = sys.stdout.isatty(), os.environ.get("COLUMNS", "0").strip("0") != ""
         super().__init__(
-            file=None if is_terminal else _WithoutSpacesAtEnds(),
+            file=None if is_terminal else cast(IO[str], _WithoutSpacesAtEnds()),
             width=None if is_terminal or has_width else WIDTH_WITHOUT_TERMINAL,
             highlight=False,
+            color_system=None if os.environ.get("NO_COLOR") else "auto",  # rich alone would leave bold and dim
         )
 
     def on_broken_pipe(self) -> None:
@@ -29,19 +35,24 @@ class Output(Console):
         raise BrokenPipeError
 
 
-class _WithoutSpacesAtEnds(io.StringIO):
-    """Passes whole lines, as rich writes them, on to standard output."""
+class _WithoutSpacesAtEnds:
+    """Standard output as it is at the time, for whole lines, as rich writes them."""
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # which has no other way to be changed
-        return sys.stdout.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
 
     def write(self, text: str) -> int:
-        sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
-        return len(text)
+        return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
 
-    def flush(self) -> None:
-        sys.stdout.flush()
+
+def warn_of_left_out(damaged: Sequence[DamagedRun], paths: Sequence[Path]) -> None:
+    """Say on standard error which runs could not be read, and which reference runs were not asked for."""
+    errors = Console(stderr=True)
+    for item in damaged:
+        message = f"warning: left out {str(item.folder)!r}: {item.error.what}"
+        errors.print(Text(plain(message), style="yellow"), soft_wrap=True)
+    for line in references_left_out(paths):
+        errors.print(Text(plain(line)), soft_wrap=True)
 
 
 def shown_path(path: Path) -> str:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.core.arguments import file_argument
+from harness.core.atomic_files import check_replaceable
 
 DESCRIPTION = "Make one HTML file of the newest experiment: sentences, verdicts, times, timeline, curves, rollouts."
 EXAMPLES = "example: python -m harness report results/reference/sync_k -o report.html"
@@ -19,20 +20,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page; return the exit code."""
-    from rich.console import Console
-    from rich.text import Text
+    """Write the page; return the exit code.
 
+    Raises:
+        UserError: the page cannot be written, which is said before any run is read; or no run can be read.
+    """
+    from harness.compare.experiment import gather, gather_newest
+    from harness.compare.judging import judgements
     from harness.core.terminal_text import plain
-    from harness.report.html.page import make_report
-    from harness.results.reader import references_left_out
+    from harness.report.build import document
+    from harness.report.console import warn_of_left_out
+    from harness.report.files import is_page, write_page
 
-    errors, replaced = Console(stderr=True), options.output.exists()
-    made = make_report(options.paths, options.output, everything=options.all or len(options.paths) > 1)
-    for warning in made.left_out:
-        errors.print(Text(plain(f"warning: {warning}"), style="yellow"), soft_wrap=True)
-    for line in references_left_out(options.paths):
-        errors.print(Text(plain(line)), soft_wrap=True)
+    check_replaceable(options.output, "report", is_page)
+    replaced = options.output.exists()
+    if options.all or len(options.paths) > 1:
+        experiments, damaged = gather(options.paths)
+        shown = experiments[::-1]
+    else:
+        experiments, newest, damaged = gather_newest(options.paths)
+        shown = [newest]
+    documents = [document(experiment, judgements(experiment)) for experiment in shown]
+    told = [f"{item.folder.name}: {item.error.what.replace(f'{item.folder}/', '')}" for item in damaged]
+    write_page(options.output, documents, told, experiments)
+    warn_of_left_out(damaged, options.paths)
     size = f"{options.output.stat().st_size / 1e3:,.0f} kB"
     print(plain(f"report: {options.output} ({size}{', in place of an earlier one' if replaced else ''})"))
     return 0

@@ -20,11 +20,13 @@ Open the file at https://ui.perfetto.dev (Open trace file). It is read in the br
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("folder", metavar="RUN_OR_EXPERIMENT", type=Path, help="folder of a run or of an experiment")
-    said = "default: trace.json.gz in that folder, of a reference run here; .json: not compressed; replaces traces only"
-    file_argument(parser, None, said)
+    output = (
+        "default: trace.json.gz in that folder, of a reference run here; .json: not compressed; replaces traces only"
+    )
+    file_argument(parser, None, output)
     json_argument(parser)
-    told = "sqlite export of an Nsight Systems report on this run, shown with it; may be repeated"
-    parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=told)
+    nsys = "sqlite export of an Nsight Systems report on this run, shown with it; may be repeated"
+    parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=nsys)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,24 +34,22 @@ def run(options: argparse.Namespace) -> int:
     from harness.core.terminal_text import plain
     from harness.report.trace.export import write_trace
 
-    written = write_trace(options.folder, options.output, options.nsys)
+    trace = write_trace(options.folder, options.output, options.nsys)
+    size, slices, arrows, samples = trace.path.stat().st_size, *(trace.counts[phase] for phase in "BfC")
     if options.json:
-        facts = {"path": str(written.path), "bytes": written.num_bytes, "runs": written.runs, "steps": written.steps}
-        facts |= {"slices": written.slices, "arrows": written.arrows, "samples": written.samples}
-        print(json.dumps(facts, indent=2))
+        facts = {"path": str(trace.path), "bytes": size, "runs": trace.runs, "steps": trace.steps}
+        print(json.dumps(facts | {"slices": slices, "arrows": arrows, "samples": samples}, indent=2))
         return 0
-    for item in written.left_out:
+    for item in trace.left_out:
         print(plain(f"warning: left out {str(item.folder)!r}: {item.error.what}"), file=sys.stderr)
-    print(plain(f"trace: {written.path}{' (in place of an earlier one)' if written.replaced else ''}"))
-    counts = f"{written.slices:,} slices, {written.arrows:,} arrows, {written.samples:,} counter values"
-    per_steps = f", {written.num_bytes / written.steps / 1e4:.2f} MB per 100 steps" if written.steps else ""
-    runs = "1 run" if len(written.runs) == 1 else f"{len(written.runs)} runs"
-    print(f"{runs}, {written.steps:,} training steps, {counts}; {written.num_bytes / 1e6:.2f} MB{per_steps}")
-    if written.reports:
+    print(plain(f"trace: {trace.path}"))
+    runs = f"{len(trace.runs)} run{'s' if len(trace.runs) > 1 else ''}, {trace.steps:,} training steps"
+    print(f"{runs}, {slices:,} slices, {arrows:,} arrows, {samples:,} counter values; {size / 1e6:.2f} MB")
+    if trace.reports:
         from harness.report.console import Output
-        from harness.report.text import print_table
+        from harness.report.terminal import print_table
         from harness.report.trace.nsight import nsight_table
 
-        print_table(Output(), nsight_table(written.reports))
+        print_table(Output(), nsight_table(trace.reports))
     print("open it at https://ui.perfetto.dev (Open trace file); it is read in the browser and not uploaded")
     return 0

@@ -4,66 +4,49 @@
 """
 
 from harness.results.anonymous import Scrubber
-from harness.results.lane_time import lane_seconds
-from harness.results.manifest import STATUSES, Manifest
+from harness.results.manifest import Manifest
 from harness.results.reader import DamagedRun, Run, find_run_folders, find_runs, load_run, read_manifest
 from harness.results.rows import (
     BatchRow,
     DiscardedRow,
     EvaluationRow,
-    LedgerFigures,
     RolloutRow,
-    Rollouts,
     ShardRow,
     StepRow,
-    SyncRow,
     TailRow,
     VersionChange,
     WarmUp,
-    batch_row,
-    discarded_rows,
-    evaluation_row,
+    in_pipeline_order,
     lane_kind,
     natural_order,
     part_of,
-    shard_row,
-    step_row,
-    tail_row,
+    store_metrics,
 )
 from harness.results.writer import RunFolder, experiment_name
 
 __all__ = [
-    "STATUSES",
     "BatchRow",
     "DamagedRun",
     "DiscardedRow",
     "EvaluationRow",
-    "LedgerFigures",
     "Manifest",
     "RolloutRow",
-    "Rollouts",
     "Run",
     "RunFolder",
     "Scrubber",
     "ShardRow",
     "StepRow",
-    "SyncRow",
     "TailRow",
     "VersionChange",
     "WarmUp",
-    "batch_row",
-    "discarded_rows",
-    "evaluation_row",
     "experiment_name",
     "find_run_folders",
     "find_runs",
+    "in_pipeline_order",
     "lane_kind",
-    "lane_seconds",
     "load_run",
     "natural_order",
     "part_of",
     "read_manifest",
-    "shard_row",
-    "step_row",
-    "tail_row",
+    "store_metrics",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 HIDDEN = "<path>/"
 """What stands for the folders of an absolute path."""
-NAMELESS = frozenset({"root", "localhost"})  # names that name nobody
+NAMELESS = frozenset({"", "root", "localhost"})  # names that name nobody
 _ABSOLUTE = re.compile(r"""(?<![\w.~>/-])(?:/(?!/)[^\s/'"<>|:,;()\[\]{}]+){2,}/?""")
 _IP_ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?!\.?\w)")
 _UNSAFE_IN_NAME = re.compile(r"[^\w.=,+~-]+", re.ASCII)
@@ -19,14 +19,7 @@ _UNSAFE_IN_NAME = re.compile(r"[^\w.=,+~-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Scrubber:
-    """Replaces names of hosts, users and folders in files.
-
-    Attributes:
-        home: home folder; becomes ``~``.
-        cwd: current folder; becomes ``.``.
-        host: host name, full or short; becomes ``<host>``.
-        user: login name; becomes ``<user>``.
-    """
+    """Replaces the home and the current folder, the host's name, full or short, and the user's login name in texts."""
 
     home: str
     cwd: str
@@ -44,10 +37,9 @@ class Scrubber:
 
     def paths(self, text: str) -> str:
         """Shorten absolute paths: to ``./x`` below the current folder, ``~/x`` below home, else to ``<path>/x``."""
-        folders = [(folder.rstrip("/"), short) for folder, short in ((self.cwd, "."), (self.home, "~"))]
-        for folder, short in sorted(folders, key=lambda pair: -len(pair[0])):
-            if folder:
-                text = re.sub(rf"(?<![\w.~-]){re.escape(folder)}(?![\w-]|\.\w)", short, text)
+        folders = {self.home.rstrip("/"): "~", self.cwd.rstrip("/"): "."}
+        for folder in sorted(filter(None, folders), key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.~-]){re.escape(folder)}(?![\w-]|\.\w)", folders[folder], text)
         return _ABSOLUTE.sub(lambda match: HIDDEN + match[0].rstrip("/").rpartition("/")[2], text)
 
     def text(self, text: str) -> str:
@@ -56,9 +48,8 @@ class Scrubber:
         Addresses of this machine alone (127.x.x.x) and 0.0.0.0 stay.
         """
         text = _IP_ADDRESS.sub("<address>", self.paths(text))
-        names = [(self.host, "<host>"), (self.host.partition(".")[0], "<host>"), (self.user, "<user>")]
-        for name, short in names:
-            if name and name not in NAMELESS:
+        for name, short in ((self.host, "<host>"), (self.host.partition(".")[0], "<host>"), (self.user, "<user>")):
+            if name not in NAMELESS:
                 text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", short, text)
         return text
 

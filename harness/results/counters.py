@@ -1,34 +1,28 @@
 """Counters of a run, sampled beside it: ``counters.jsonl``, one row for each source and sample.
 
-A source is ``host`` (the machine), ``gpu0`` (the first GPU that the run may use), ``sampler`` (the probe itself), or a
-process: its lane, several lanes joined by ``+``, or ``driver``, which holds every lane without a process of its own; or
-a user's own probe, by its ``package.module:Name``.
-Sources of another machine have its name and ``/`` in front.
-What could not be read is null, with the reason under ``missing``; a name that a row lacks was not read at that time.
-A ``sampler`` row with ``held`` 1 closes a stretch: what was counted between it and the next row is not the run's.
+A source is ``host``, ``gpu0`` (the first GPU that the run may use), ``sampler`` (the probe itself), a process (its
+lane, several joined by ``+``, or ``driver``, which holds every other lane), or a user's own probe by its
+``package.module:Name``; of another machine, with its name and ``/`` in front. What could not be read is null, with the
+reason under ``missing``. What was counted between a ``sampler`` row with ``held`` 1 and the next row is not the run's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from harness.results.jsonl import read_rows
-from harness.results.rows import MOST_WHOLE, SCHEMA_VERSIONS, Whole
+from harness.results.rows import COUNTERS, MOST_WHOLE, Row, Whole
 
-COUNTERS, SCHEMA, KIND = "counters.jsonl", "harness.counters", "counter"
 HOST, SAMPLER, DRIVER = "host", "sampler", "driver"
 HELD = "held"
 
 
 class Counter(NamedTuple):
-    """What a counter's values are.
-
-    ``grows``: it counts up from an origin that is not the run's, so that only differences mean something.
-    """
+    """What a counter's values are; one that ``grows`` counts up from an origin that is not the run's."""
 
     unit: str
     meaning: str
@@ -73,7 +67,6 @@ GPU_COUNTERS = {
 }
 """Beside these, ``throttle/<reason>`` is 1 while that reason holds the clock down, and 0 after it has been seen."""
 
-
 _REASONS = {
     "not_supported": "this device or kernel does not tell it",
     "no_permission": "this user may not read it",
@@ -96,14 +89,10 @@ def explain(reason: str) -> str:
     return _REASONS.get(reason, reason)
 
 
-class CounterRow(Struct, frozen=True, tag_field="kind", tag=KIND):
-    """One reading of one source.
+class CounterRow(Row, frozen=True):
+    """One reading of one source, at a time of the run's clock."""
 
-    Attributes:
-        at_ns: nanoseconds of the run's clock, as in spans.
-        values: by name; None where ``missing`` has the reason.
-    """
-
+    file: ClassVar[str] = COUNTERS
     at_ns: Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
     source: str
     values: Mapping[str, Whole | Annotated[float, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)] | None]
@@ -114,16 +103,6 @@ class CounterRow(Struct, frozen=True, tag_field="kind", tag=KIND):
         """Whether what is counted from here to the next row is not the run's."""
         return split_source(self.source)[1] == SAMPLER and self.values.get(HELD) == 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of the row."""
-        head = {"kind": KIND, "at_ns": self.at_ns, "source": self.source, "values": dict(self.values)}
-        return head | ({"missing": dict(self.missing)} if self.missing else {})
-
-
-def counters_header() -> dict[str, Any]:
-    """Return the first row of the file."""
-    return {"kind": "header", "schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]}
-
 
 def read_counters(folder: Path) -> list[CounterRow]:
     """Read the counters of a run's folder; empty where none were sampled or the file was left out.
@@ -131,7 +110,7 @@ def read_counters(folder: Path) -> list[CounterRow]:
     Raises:
         UserError: the file is damaged (named with its line) or of an unknown schema version.
     """
-    return read_rows(folder / COUNTERS, SCHEMA, (CounterRow,))
+    return read_rows(folder, CounterRow)
 
 
 def is_growing(name: str) -> bool:

@@ -6,22 +6,21 @@ those that were imported or simulated.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import msgspec
+from typing import cast
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.core.regular_files import MOST_BYTES
-from harness.results.jsonl import read_file
+from harness.core.file_locks import holding
+from harness.results.jsonl import check_schema, decode_json, read_checked
+from harness.results.rows import SCHEMA_VERSION, Whole
+from harness.results.writer import writing
 
-EXPERIMENT = "experiment.json"
-SCHEMA, SCHEMA_VERSION = "harness.experiment", 1
+EXPERIMENT, SCHEMA = "experiment.json", "harness.experiment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +35,24 @@ class PlannedRun:
 
     folder: str
     variant: str
-    block: int | None = None
+    block: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentPlan:
-    """Every run that an experiment set out to make.
+    """Every run that an experiment set out to make, in the order of the scenario.
 
-    Attributes:
-        runs: in the order of the scenario.
-        enough_after: blocks after which its own rule (``stop_at_half_width``) ended it; None where it did not.
+    ``enough_after``: blocks after which its own rule (``stop_at_half_width``) ended it; None where it did not.
     """
 
     runs: tuple[PlannedRun, ...]
-    enough_after: int | None = None
+    enough_after: Whole | None = None
 
     @property
     def due(self) -> list[PlannedRun]:
         """The runs that have to be there: all, or those of the blocks up to the one that was enough."""
-        if self.enough_after is None:
-            return list(self.runs)
-        return [run for run in self.runs if run.block is None or run.block < self.enough_after]
-
-    def ended_after(self, blocks: int) -> ExperimentPlan:
-        """Return the plan of an experiment whose own rule ended it after so many blocks."""
-        return replace(self, enough_after=blocks)
+        end = self.enough_after
+        return [run for run in self.runs if end is None or run.block is None or run.block < end]
 
 
 def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
@@ -69,14 +61,9 @@ def write_plan(experiment: Path, plan: ExperimentPlan) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    path = experiment / EXPERIMENT
     data = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | asdict(plan)
-    try:
-        with whole_file(path) as stream:
-            stream.write((json.dumps(data, indent=1) + "\n").encode())
-    except OSError as error:
-        what = f"cannot write {str(path)!r}: {error.strerror or error}"
-        raise UserError(what, str(path), "free some space there, or choose a folder with --out DIR") from error
+    with writing(experiment), whole_file(experiment / EXPERIMENT) as stream:
+        stream.write((json.dumps(data, indent=1) + "\n").encode())
 
 
 def read_plan(experiment: Path) -> ExperimentPlan | None:
@@ -86,35 +73,25 @@ def read_plan(experiment: Path) -> ExperimentPlan | None:
         UserError: the file is damaged or of an unknown version.
     """
     path = experiment / EXPERIMENT
-    try:
-        content = read_file(path, MOST_BYTES)  # a plan may name 10,000 runs
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    try:
-        head = msgspec.json.decode(content, type=dict)
-        if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
-            raise UserError(f"{str(path)!r} is no plan of version {SCHEMA_VERSION} of an experiment", str(path))
-        return msgspec.json.decode(content, type=ExperimentPlan)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{str(path)!r} is damaged: {error}", str(path)) from error
+
+    def parse(data: bytes) -> ExperimentPlan:
+        check_schema(data, SCHEMA, str(path))
+        return cast(ExperimentPlan, decode_json(data, ExperimentPlan))
+
+    return read_checked(path, parse)
 
 
 @contextmanager
 def held(file: Path) -> Iterator[None]:
-    """Keep other commands out of an experiment; the hold ends with the process, however that ends.
-
-    Args:
-        file: in its folder, which is never replaced.
+    """Keep other commands out of the experiment that a file lies in; the hold ends with the process, however that ends.
 
     Raises:
         UserError: another command is at work there.
     """
-    with file.open("rb") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with holding(file) as is_mine:
+        if not is_mine:
             what = "another command is at work in this experiment"
-            raise UserError(what, str(file.parent), "wait until it has ended, or stop it") from None
-        except OSError:  # a file system without locks
-            pass
+            raise UserError(what, str(file.parent), "wait until it has ended, or stop it")
         yield

@@ -1,91 +1,104 @@
-"""Open and parse the files of a run. Any damage is a ``UserError`` that names the file, and in JSONL the line.
+"""Read the files of a run's folder, of which any may be damaged, cut short or somebody else's.
 
-A last line without its end is what a killed process leaves: it is dropped.
+Whatever is wrong with one is a ``UserError`` that names the file, and in JSONL the line. A last line without its end is
+what a killed process leaves: it is dropped.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from harness.core.errors import UserError
 from harness.core.regular_files import MOST_BYTES, read_regular
-from harness.results.manifest import check_version
-from harness.results.rows import MOST_WHOLE, restore_non_finite
+from harness.results.rows import SCHEMA_VERSION, Row, SpanRow, Whole
 
 T = TypeVar("T")
-Row = TypeVar("Row", bound=msgspec.Struct)
+AnyRow = TypeVar("AnyRow", bound=Row | SpanRow)
 
-
-MOST_LINE_BYTES = 2**24
-"""Of one row: 1,000 times our longest."""
 MOST_FACTS_BYTES = 2**22
 """Of a manifest, a resolved scenario and whatever else is no file of rows."""
+MOST_LEVELS = 5
+"""Objects and lists within a value that is free in form; ours have 4."""
+RESTORE = "restore the file from a copy, or leave this run out"
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What a reader of a damaged file may raise."""
+
+if TYPE_CHECKING:
+    Free = Any
+else:
+    Free = str | Whole | float | bool | None
+    for _ in range(MOST_LEVELS):
+        Free = str | Whole | float | bool | None | list[Free] | dict[str, Free]
 
 
-def read_file(path: Path, most_bytes: int = MOST_FACTS_BYTES) -> bytes:
-    """Return what a file holds.
+def read_checked(path: Path, parse: Callable[[bytes], T], most_bytes: int = MOST_FACTS_BYTES) -> T:
+    """Read a file of at most so many bytes and parse its content, which may raise what is in ``DAMAGE``.
 
     Raises:
-        FileNotFoundError: there is none.
-        UserError: it is no regular file, has more than ``most_bytes``, or cannot be read.
+        UserError: it is missing, no regular file, too large, or damaged.
     """
     try:
-        return read_regular(path, most_bytes)
-    except FileNotFoundError:
+        return parse(read_regular(path, most_bytes))
+    except UserError:
         raise
-    except OSError as error:
-        what = f"cannot read {str(path)!r}: {error.strerror}"
-        raise UserError(what, str(path), "restore the file from a copy, or leave this run out") from error
+    except DAMAGE as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is damaged: {error}"
+        raise UserError(f"cannot read {str(path)!r}: {reason}", str(path), RESTORE) from error
 
 
-def parse_json(data: bytes) -> Any:
-    """Parse a JSON text of a run's files.
-
-    Raises:
-        ValueError: it is not JSON, nests too deeply for the parser, or holds a whole number of more than 64 bits.
-    """
-    try:
-        return json.loads(data, parse_int=_parse_whole)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def read_json_of(path: Path, kind: type[T], what: str) -> T:
-    """Read a file that holds one value as JSON, NaN and infinity as Python writes them.
-
-    Args:
-        path: the file.
-        kind: of the value.
-        what: it belongs to, for the error.
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read a file of one JSON value of a type that msgspec knows.
 
     Raises:
-        UserError: it is missing, or not what it must be.
+        UserError: it is missing, no regular file, or damaged.
     """
-    try:
-        return msgspec.convert(json.loads(path.read_bytes()), kind)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{what} cannot be read: {error}", str(path)) from None
+    return read_checked(path, lambda data: cast(T, decode_json(data, kind)), MOST_BYTES)
 
 
-def _parse_whole(digits: str) -> int:
-    number = int(digits)
-    if abs(number) > MOST_WHOLE:
-        raise ValueError(f"the whole number {digits:.24} has {number.bit_length()} bits and a sign, at most 63 do")
-    return number
+def decode_json(data: bytes, kind: Any) -> Any:
+    """Return a JSON value of a type that msgspec knows; NaN and infinity stand there as Python writes them.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON, or none of this type.
+    """
+    if b"non_finite" not in data:
+        try:
+            return _decoder(kind).decode(data)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # NaN, infinity or half of a surrogate pair, which Python writes; or no JSON
+            pass
+    return msgspec.convert(_restored(json.loads(data)), kind, str_keys=True)
 
 
-def read_rows(path: Path, schema: str, kinds: tuple[type[Row], ...]) -> list[Row]:
-    """Read a JSONL file: check its header, then build the rows of known kinds; others are skipped.
+@cache
+def _decoder(kind: Any) -> Any:
+    return msgspec.json.Decoder(kind)
 
-    Args:
-        kinds: the classes of rows; each says what a row of its kind holds.
+
+def _restored(row: Any) -> Any:
+    """Put back what former writers took out: null, with its JSON pointer (RFC 6901) under ``non_finite``."""
+    places = row.pop("non_finite", {}) if isinstance(row, dict) else {}
+    for pointer, text in places.items():
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+        holder = row
+        for part in parents:
+            holder = holder[int(part) if isinstance(holder, list) else part]
+        holder[int(last) if isinstance(holder, list) else last] = float(text)
+    return row
+
+
+def read_rows(folder: Path, *kinds: type[AnyRow]) -> list[AnyRow]:
+    """Read the rows of these kinds from their file in a run's folder; others are skipped.
 
     Returns:
         the rows in the order of the file; none if there is no file.
@@ -93,81 +106,65 @@ def read_rows(path: Path, schema: str, kinds: tuple[type[Row], ...]) -> list[Row
     Raises:
         UserError: the file is damaged (named with its line) or of an unknown schema version.
     """
-    head, body = _header_and_body(path)
-    if head is None:
+    path = folder / kinds[0].file
+    if not os.path.lexists(path):
         return []
-    header = _parse_line(head, path, 1)
-    if header.get("kind") != "header" or header.get("schema") != schema:
-        raise _damage(path, 1, f"the header of {schema} is missing")
-    check_version(schema, header.get("schema_version"), f"{path}, line 1")
-    _check_line_lengths(body, path)
-    decoder = _decoder(kinds)
-    try:  # all lines in one go
-        rows: list[Row] = decoder.decode_lines(body)
-        if len(rows) == body.count(b"\n"):
-            return rows
-    except (ValueError, RecursionError):
-        pass
-    read = (_row(line, kinds, path, number) for number, line in enumerate(body.split(b"\n")[:-1], start=2))
-    return [row for row in read if row is not None]
+    return read_checked(path, lambda data: _rows(data, path, kinds), MOST_BYTES)
 
 
-@cache
-def _decoder(kinds: tuple[type[Row], ...]) -> Any:
-    return msgspec.json.Decoder(reduce(or_, kinds))
-
-
-def _row(line: bytes, kinds: tuple[type[Row], ...], path: Path, number: int) -> Row | None:
-    """Read a row by itself; None if its kind is not known. msgspec refuses NaN, which Python writes and reads."""
-    with suppress(ValueError, RecursionError):
-        row: Row = _decoder(kinds).decode(line)
-        return row
-    data = _parse_line(line, path, number)
+def _rows(data: bytes, path: Path, kinds: tuple[type[AnyRow], ...]) -> list[AnyRow]:
+    head, end, body = data[: data.rfind(b"\n") + 1].partition(b"\n")
+    if not end:
+        return []
+    kind: Any = reduce(or_, kinds)
+    number, rows = 1, list[AnyRow]()
     try:
-        if data.get("kind") == "header":
-            raise ValueError("a second header: rows of two runs stand in one file")
-        known = {kind.__struct_config__.tag: kind for kind in kinds}.get(data.get("kind"))
-        if known is None:
-            return None
-        return msgspec.convert(restore_non_finite(data), known, str_keys=True)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise _damage(path, number, str(error)) from error
+        check_schema(head, f"harness.{path.stem}", f"{path}, line 1")
+        if b"non_finite" not in body:
+            with suppress(ValueError, RecursionError):
+                return list(_decoder(kind).decode_lines(body))  # all lines in one go
+        for line in body.split(b"\n")[:-1]:
+            number += 1
+            rows += _row(line, kind, kinds)
+    except UserError:
+        raise
+    except DAMAGE as error:
+        what = f"{str(path)!r} is damaged at line {number}: {error}"
+        raise UserError(what, f"{path}, line {number}", RESTORE) from error
+    return rows
 
 
-def _check_line_lengths(body: bytes, path: Path) -> None:
-    """Refuse a row so long that nothing of ours can have written it."""
-    if len(body) <= MOST_LINE_BYTES:
-        return
-    begin, number = 0, 2
-    while (end := body.find(b"\n", begin)) >= 0:
-        if end - begin > MOST_LINE_BYTES:
-            raise _damage(path, number, f"a line of {end - begin:,} bytes, at most {MOST_LINE_BYTES:,} are read")
-        begin, number = end + 1, number + 1
-
-
-def _header_and_body(path: Path) -> tuple[bytes | None, bytes]:
-    """Return the first line and all others, without a last one that has no end; no first line if there is no file."""
+def _row(line: bytes, kind: Any, kinds: tuple[type[AnyRow], ...]) -> list[AnyRow]:
     try:
-        data = read_file(path, MOST_BYTES)
-    except FileNotFoundError:
-        return None, b""
-    head, end, rest = data.partition(b"\n")
-    return (head, rest[: rest.rfind(b"\n") + 1]) if end else (None, b"")
+        return [decode_json(line, kind)]
+    except msgspec.ValidationError:
+        name = decode_json(line, _Header).kind
+        if name == "header":
+            raise ValueError("a second header: rows of two runs stand in one file") from None
+        if name in [known.__struct_config__.tag for known in kinds]:
+            raise
+        return []
 
 
-def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise _damage(path, number, f"not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise _damage(path, number, f"not a JSON object but {row!r:.60}")
-    return row
+class _Header(msgspec.Struct):
+    kind: str | None = None
+    schema: str | None = None
+    schema_version: Any = None
 
 
-def _damage(path: Path, number: int, problem: str) -> UserError:
-    return UserError(
-        f"{str(path)!r} is damaged at line {number}: {problem}",
-        where=f"{path}, line {number}",
-        fix="restore the file from a copy, or leave this run out",
-    )
+def check_schema(data: bytes, schema: str, where: str) -> None:
+    """Refuse a header row, or a whole JSON file, of another schema or of a version that this reader does not know.
+
+    Raises:
+        ValueError: it is no JSON, or of another schema.
+        UserError: naming the version that it has and the one that is known.
+    """
+    header = decode_json(data, _Header)
+    if header.schema != schema:
+        raise ValueError(f"its schema is not {schema!r}")
+    if header.schema_version != SCHEMA_VERSION:
+        raise UserError(
+            f"{schema} has schema_version {header.schema_version!r}; this harness reads {SCHEMA_VERSION}",
+            where=where,
+            fix="read it with the version of the harness that wrote it (the manifest's versions.harness)",
+        )

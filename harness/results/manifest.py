@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
 
-from harness.core.errors import UserError
 from harness.results.anonymous import Scrubber, change_strings
-from harness.results.rows import MOST_SECONDS, SCHEMA_VERSIONS, with_nulls
+from harness.results.jsonl import Free, check_schema, decode_json
+from harness.results.rows import MOST_SECONDS, SCHEMA_VERSION, Whole
 
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
@@ -26,38 +27,21 @@ CHAT_DATE = "chat_date"
 """The date that a chat template has written into the prompts, where it writes one."""
 COMPUTE_NOTHING = "trackers", "profile"
 """Begin the names of inputs that no figure of a policy depends on."""
-_FORMER = {"campaign": "experiment"}
-"""Fields that older runs have under another name."""
 _Number = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
 
 
-class _Machine(TypedDict, total=False):
-    """What is read of ``machine``, else free in form."""
-
-    cores: int | None
-    missing: dict[str, Any] | None
-
-
-class _Imported(TypedDict, total=False):
-    """What is read of ``outcome.imported``, else free in form."""
-
-    steps_per_row: int | None
-
-
-class _Outcome(TypedDict, total=False):
-    """What is read of ``outcome``, else free in form."""
-
-    replaced: dict[str, int]
-    imported: _Imported
+# what is read of ``machine`` and ``outcome``, which are free in form else
+_Machine = msgspec.defstruct("_Machine", [("cores", Whole | None, None), ("missing", dict[str, Any] | None, None)])
+_Imported = msgspec.defstruct("_Imported", [("steps_per_row", Whole | None, None)])
+_Outcome = msgspec.defstruct("_Outcome", [("replaced", dict[str, Whole], {}), ("imported", _Imported, None)])
 
 
 class Input(TypedDict, total=False):
-    """Something that a run is made of: the SHA-256 of its content (None where there is no file), its name, the number
-    of rows of a data set, the text of a prompt template."""
+    """Something that a run is made of, with the SHA-256 of its content; None where there is no file."""
 
     sha256: Required[str | None]
     name: str | None
-    rows: int
+    rows: Whole
     text: str
 
 
@@ -67,54 +51,48 @@ class Segment:
 
     Attributes:
         start_step: training steps that were done.
-        started_at: UTC, ISO 8601.
-        elapsed_s: seconds of the loop before it, which go on from there.
-        startup_s: seconds of its own start, which are in no other figure.
-        commit, dirty: see ``Manifest``.
-        ranks: of the Learner. None in runs of before it was written.
+        elapsed_s: of the loop before it.
+        startup_s: of its own start, which is in no other figure.
+        ranks: of the Learner; None in older runs.
         was: settings by dotted key that are others from here on, with their former values.
-        failed: why the run had failed before it; None where it was killed, stopped by its user, or had ended.
-        cause: why: ``resumed`` by its user, or in the same process, since the ``learner died``.
+        failed: why the run had failed before it.
+        cause: ``resumed`` by its user, or in the same process, since the ``learner died``.
         thrown_away: rollouts that were sampled after the checkpoint; None where the process that knew has ended.
     """
 
-    start_step: int
+    start_step: Whole
     started_at: str
     elapsed_s: _Number
     startup_s: _Number
     commit: str | None = None
     dirty: bool | None = None
-    ranks: int | None = None
-    was: dict[str, Any] = field(default_factory=dict)
+    ranks: Whole | None = None
+    was: dict[str, Free] = field(default_factory=dict)
     failed: str | None = None
     cause: str = "resumed"
-    thrown_away: int | None = None
+    thrown_away: Whole | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One run's facts. Names no host, no user and no absolute path.
+    """One run's facts; older runs lack some. Names no host, no user and no absolute path. Times are UTC, ISO 8601.
 
     Attributes:
-        arm: name of the arm, or None in a scenario without arms.
-        point: the sweep's values of this run by dotted key, ``seed`` among them; empty without a sweep.
-        experiment: the command that started this run and its siblings: ``YYYYmmdd-HHMMSS`` in UTC.
+        point: the sweep's values of this run by dotted key, ``seed`` among them.
+        experiment: when the command started that made this run and its siblings: ``YYYYmmdd-HHMMSS``.
         status: one of ``STATUSES``.
-        started_at, finished_at: UTC, ISO 8601.
-        startup_s: seconds from the start of the run to the start of its loop.
+        startup_s: from the start of the run to the start of its loop.
         interleaving: how the arms of the experiment took turns: by ``step``, by ``run``, or None for a single run.
-        position: of the run among the experiment's, in the order of the scenario. Arms may run in another order, and
-            are shown in this one. None in runs of before it was written.
-        block: number of the block, in which every arm runs once; None where the scenario asks for no blocks.
+        position: of the run in the order of the scenario, in which arms are shown.
+        block: number of the block, in which every arm runs once.
         profile: name of the probe profile.
-        machine: see ``harness.probes.provenance.machine_facts``.
+        machine: from ``harness.probes.provenance.machine_facts``.
         dirty: whether tracked files differed from ``commit``; None where there is no repository.
         parameters: number of the policy's parameters.
-        end_tokens: the tokens that end a response, by id with their texts; empty in runs of before it was written.
-        inputs: what the run is made of and is no setting, by name: prompts, templates, tokenizer, start weights, and
-            the user's own files by the setting that names each. Of runs of before it was written those files and the
-            prompt template alone.
-        segments: where the run went on from a checkpoint, in order; empty where it ran through.
+        end_tokens: the tokens that end a response, by id with their texts.
+        inputs: what the run is made of and is no setting: ``MADE_OF``, and the user's own files by the setting that
+            names each.
+        segments: where the run went on from a checkpoint, in order.
         simulated: name of the machine profile by which the run was simulated; None in a run that took place.
         outcome: figures of the finished run, free in form.
     """
@@ -123,84 +101,60 @@ class Manifest:
     experiment: str
     started_at: str
     arm: str | None = None
-    point: dict[str, Any] = field(default_factory=dict)
+    point: dict[str, Free] = field(default_factory=dict)
     status: str = "running"
     error: str | None = None
     finished_at: str | None = None
     duration_s: _Number | None = None
     startup_s: _Number | None = None
-    seed: int = 0
+    seed: Whole = 0
     interleaving: str | None = None
-    position: int | None = None
-    block: int | None = None
+    position: Whole | None = None
+    block: Whole | None = None
     profile: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
+    machine: dict[str, Free] = field(default_factory=dict)
+    threads: Whole | None = None
     commit: str | None = None
     dirty: bool | None = None
-    parameters: int | None = None
+    parameters: Whole | None = None
     end_tokens: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, Input] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     simulated: str | None = None
-    outcome: dict[str, Any] = field(default_factory=dict)
+    outcome: dict[str, Free] = field(default_factory=dict)
 
     @property
     def newest_start(self) -> tuple[float, str]:
         """Seconds of the loop before the run was last started, and when that was."""
-        last = self.segments[-1] if self.segments else None
-        return (0.0, self.started_at) if last is None else (last.elapsed_s, last.started_at)
+        starts = [(0.0, self.started_at), *((each.elapsed_s, each.started_at) for each in self.segments)]
+        return starts[-1]
 
     def to_json(self, scrubber: Scrubber) -> dict[str, Any]:
-        """Return the JSON object, free of names and absolute paths, and of numbers that JSON does not know."""
-        head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSIONS[SCHEMA]}
+        """Return the JSON object, free of names and absolute paths."""
         saved = asdict(self)
         saved["point"] = change_strings(self.point, scrubber.paths)
         saved |= {key: change_strings(saved[key], scrubber.text) for key in ("error", "outcome", "inputs")}
-        return with_nulls(head | saved)
+        return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | saved
 
     @classmethod
-    def from_json(cls, data: object, where: str) -> Manifest:
-        """Read the JSON object of a manifest file.
+    def from_json(cls, content: bytes, where: str) -> Manifest:
+        """Read a manifest file's content, that of older ones too.
 
         Raises:
-            UserError: not a manifest, of an unknown version, or with a field missing or of the wrong type.
+            ValueError, RecursionError: it is no manifest, or a field is missing or of the wrong type.
+            UserError: it is of an unknown version.
         """
-        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
-            raise UserError(f"this is no manifest: its schema is not {SCHEMA!r}", where=where)
-        check_version(SCHEMA, data.get("schema_version"), where)
-        data = {_FORMER.get(name, name): value for name, value in data.items()}
-        data = _with_inputs(data)
-        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        try:
-            manifest = msgspec.convert(known, cls)
-            msgspec.convert(manifest.machine, _Machine)
-            msgspec.convert(manifest.outcome, _Outcome)
-        except msgspec.ValidationError as error:
-            raise UserError(f"the manifest is damaged: {error}", where=where) from error
+        check_schema(content, SCHEMA, where)
+        data: dict[str, Any] = decode_json(content, dict[str, Any])
+        json.dumps(data, ensure_ascii=False).encode()  # no half of a surrogate pair, which cannot be printed
+        template = {PROMPT_TEMPLATE: data["prompt_template"]} if data.get("prompt_template") else {}
+        data = {"experiment": data.get("campaign"), "inputs": {**data.get("functions", {}), **template}} | data
+        manifest = msgspec.convert(data, cls)
+        msgspec.convert(manifest.machine, _Machine)
+        msgspec.convert(manifest.outcome, _Outcome)
+        if datetime.fromisoformat(manifest.started_at).tzinfo is None:
+            raise ValueError(f"started_at {manifest.started_at!r} has no time zone")
         if manifest.status not in STATUSES:
-            raise UserError(f"unknown status {manifest.status!r}; one of {', '.join(STATUSES)}", where=where)
+            raise ValueError(f"unknown status {manifest.status!r}; one of {', '.join(STATUSES)}")
         return manifest
-
-
-def _with_inputs(data: dict[Any, Any]) -> dict[Any, Any]:
-    """Return an older manifest's functions and prompt template as inputs."""
-    functions, template = data.get("functions", {}), data.get("prompt_template")
-    if "inputs" in data or not isinstance(functions, dict):
-        return data if "inputs" in data else data | {"inputs": functions}
-    return data | {"inputs": functions | ({} if template is None else {PROMPT_TEMPLATE: template})}
-
-
-def check_version(schema: str, version: object, where: str) -> None:
-    """Refuse a schema version that this reader does not know.
-
-    Raises:
-        UserError: naming the version found and the one that is known.
-    """
-    if version != SCHEMA_VERSIONS[schema]:
-        raise UserError(
-            f"{schema} has schema_version {version!r}; this harness reads {SCHEMA_VERSIONS[schema]}",
-            where=where,
-            fix="read it with the version of the harness that wrote it (the manifest's versions.harness)",
-        )

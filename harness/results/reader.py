@@ -1,32 +1,27 @@
-"""Read run folders back, those of killed runs too.
-
-A last line without its end is what a killed process leaves: it is dropped. Any other damage is an error that names
-file and line. A run folder holds ``manifest.json`` and ``steps.jsonl``; spans and rollouts may have been left out of a
-copy.
-"""
+"""Read run folders back, those of killed runs too: ``manifest.json``, ``steps.jsonl``, and what else a copy has."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from harness.core.errors import UserError
+from harness.core.file_locks import lock
 from harness.core.regular_files import open_regular
 from harness.core.trace import Span
-from harness.results.jsonl import parse_json, read_file, read_rows
+from harness.results.jsonl import RESTORE, read_checked, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
+    STEPS,
     ArrivalRow,
     BatchRow,
     DiscardedRow,
@@ -40,35 +35,19 @@ from harness.results.rows import (
     TailRow,
     VersionChange,
     WarmUp,
-    restore_non_finite,
 )
-from harness.results.writer import (
-    ARRIVALS,
-    CHECKPOINTS,
-    GROUPS,
-    KEPT_STEPS,
-    MANIFEST,
-    PICTURES,
-    POLICIES,
-    POLICY,
-    ROLLOUTS,
-    SCENARIO,
-    SPANS,
-    STEPS,
-)
+from harness.results.writer import CHECKPOINTS, KEPT_STEPS, MANIFEST, PICTURES, POLICIES, POLICY, SCENARIO
 
 if TYPE_CHECKING:
     from harness.loop.arrivals import Arrival
+
+T = TypeVar("T")
 
 RESULTS, REFERENCE = "results", "reference"
 """Where runs are, and the folder in it of those that come with the project."""
 DID_NOT_FINISH = "did not finish"
 MOST_LEVELS = 64
-"""Objects and lists within each other in a manifest or a resolved scenario; ours have under 10."""
-MOST_DIGITS = 64
-"""Characters of a number in a resolved scenario; the longest float has 24."""
-UNKNOWN_WARM_UP = WarmUp(0, None)
-_SPAN_FIELDS = attrgetter(*Span._fields)
+"""Mappings and lists within each other in a resolved scenario; ours have under 10."""
 
 
 @dataclass(frozen=True)
@@ -89,31 +68,29 @@ class Run:
     evaluations: tuple[EvaluationRow, ...]
     tail: TailRow | None
     syncs: tuple[SyncRow, ...] = ()
-    warm_up: WarmUp = UNKNOWN_WARM_UP
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(0, None))
 
     def spans(self) -> list[Span]:
         """Read the spans; empty where the file was left out."""
-        rows = read_rows(self.folder / SPANS, "harness.spans", (SpanRow,))
-        return list(map(Span._make, map(_SPAN_FIELDS, rows)))
+        return list(map(Span._make, map(astuple, read_rows(self.folder, SpanRow))))
 
     def rollouts(self) -> list[RolloutRow]:
         """Read the saved rollouts; empty where the file was left out."""
-        return read_rows(self.folder / ROLLOUTS, "harness.rollouts", (RolloutRow,))
+        return read_rows(self.folder, RolloutRow)
 
     def groups(self) -> list[ShardRow | BatchRow]:
         """Read how long which rollouts were and what they earned; empty in a run of before it was written."""
-        return read_rows(self.folder / GROUPS, "harness.groups", (ShardRow, BatchRow))
+        return read_rows(self.folder, ShardRow, BatchRow)
 
     def discarded(self) -> list[DiscardedRow]:
-        """Read what dynamic sampling threw away; empty in a run without it."""
-        return read_rows(self.folder / GROUPS, "harness.groups", (DiscardedRow,))
+        """Read what dynamic sampling discarded; empty in a run without it."""
+        return read_rows(self.folder, DiscardedRow)
 
     def arrivals(self) -> tuple[Arrival, ...]:
         """Read the order in which things arrived; empty in a run that did not write it."""
         from harness.loop.arrivals import Arrival  # and with it the whole loop
 
-        rows = read_rows(self.folder / ARRIVALS, "harness.arrivals", (ArrivalRow,))
-        return tuple(Arrival(row.who, row.what, row.orders, row.version, row.swaps) for row in rows)
+        return tuple(Arrival(*astuple(row)) for row in read_rows(self.folder, ArrivalRow))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -127,11 +104,11 @@ class Run:
         Raises:
             UserError: the manifest has it in another form.
         """
+        stored, where = self.manifest.outcome.get("ledger"), str(self.folder / MANIFEST)
         try:
-            return msgspec.convert(self.manifest.outcome.get("ledger"), LedgerFigures | None)
+            return msgspec.convert(stored, LedgerFigures | None)
         except msgspec.ValidationError as error:
-            where = str(self.folder / MANIFEST)
-            raise UserError(f"{where!r} is damaged: outcome.ledger: {error}", where=where) from error
+            raise UserError(f"{where!r} is damaged: outcome.ledger: {error}", where, RESTORE) from error
 
     @property
     def replaced(self) -> dict[str, int]:
@@ -169,17 +146,20 @@ def load_run(folder: Path) -> Run:
     from harness.results.warmup import read_warm_up  # which loads numpy
 
     manifest = read_manifest(folder)
-    if not (folder / STEPS).is_file():
+    if not os.path.lexists(folder / STEPS):
         raise UserError(f"the run {str(folder)!r} has no {STEPS}", where=str(folder / STEPS))
     status = manifest.status
-    if status == "running" and not _is_locked(folder / STEPS):
+    if status == "running" and not is_running(folder):
         status = DID_NOT_FINISH
-    kinds = (StepRow, EvaluationRow, TailRow, SyncRow)
-    rows: list[StepRow | EvaluationRow | TailRow | SyncRow] = read_rows(folder / STEPS, "harness.steps", kinds)
+    rows = read_rows(folder, StepRow, EvaluationRow, TailRow, SyncRow)
     steps = [row for row in rows if isinstance(row, StepRow)]
-    warm_up = read_warm_up(manifest.outcome, steps)
-    _check_order(steps, folder / STEPS)
     tails = [row for row in rows if isinstance(row, TailRow)]
+    for before, row in pairwise(steps):
+        if row.step <= before.step or row.elapsed_s < before.elapsed_s:
+            what = f"{str(folder / STEPS)!r} is damaged: step {row.step} at {row.elapsed_s:g} s stands behind"
+            what += f" step {before.step} at {before.elapsed_s:g} s"
+            raise UserError(what, str(folder / STEPS), "it holds rows of two runs; " + RESTORE)
+    warm_up = read_warm_up(manifest.outcome, steps)
     return Run(
         folder=folder,
         manifest=manifest,
@@ -192,21 +172,6 @@ def load_run(folder: Path) -> Run:
     )
 
 
-def _check_order(steps: Sequence[StepRow], path: Path) -> None:
-    """Refuse steps that do not follow one another: rows of two runs, or rows that were sorted.
-
-    Raises:
-        UserError: naming the first pair.
-    """
-    for before, row in pairwise(steps):
-        if row.step <= before.step or row.elapsed_s < before.elapsed_s:
-            what = (
-                f"{str(path)!r} is damaged: step {row.step} at {row.elapsed_s:g} s stands behind step {before.step} "
-                f"at {before.elapsed_s:g} s"
-            )
-            raise UserError(what, str(path), "it holds rows of two runs: restore it from a copy, or leave this run out")
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read what a run folder says of its run.
 
@@ -214,52 +179,19 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: it is missing, damaged or of an unknown schema version.
     """
     path = folder / MANIFEST
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
-        raise UserError(f"the run {str(path.parent)!r} has no {MANIFEST}", where=str(path)) from None
-    try:
-        data = parse_json(content)
-        _check_levels(data)
-        json.dumps(data, ensure_ascii=False).encode()  # halves of surrogate pairs, which msgspec does not take
-    except ValueError as error:
-        raise UserError(f"{str(path)!r} is not JSON: {error}", where=str(path)) from error
-    try:
-        facts = restore_non_finite(data) if isinstance(data, dict) else data
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{str(path)!r} is damaged: {error!r}", where=str(path)) from error
-    return Manifest.from_json(facts, str(path))
-
-
-def _check_levels(data: Any) -> None:
-    """Refuse data that whoever walks through it by recursion could not get to the end of.
-
-    Raises:
-        ValueError: it is nested more than ``MOST_LEVELS`` deep.
-    """
-    level = [data]
-    for _ in range(MOST_LEVELS + 1):
-        holders = [item for item in level if isinstance(item, dict | list)]
-        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
-        if not holders:
-            return
-    raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
+    return read_checked(path, lambda content: Manifest.from_json(content, str(path)))
 
 
 def _flagged(rows: list[StepRow], warm_up: WarmUp, starts: Sequence[int]) -> tuple[StepRow, ...]:
-    """Flag the steps of the warm-up: more than were flagged when written show only at the end of the run.
+    """Flag the steps of the warm-up, which shows only at the end of the run, after each start of a process.
 
-    Each new process warms up as the first one did, so as many steps are flagged after each of ``starts``. Where no step
-    would be left, the rows keep their flags: all of a short run count, or none.
+    Where no step would be left, the rows keep their flags: all of a short run count, or none.
     """
     spells = [range(start, start + warm_up.steps) for start in starts]  # however long a damaged manifest says they are
-    warm = [any(row.step in spell for spell in spells) for row in rows]
-    if all(warm):
+    warm = {row.step for row in rows if any(row.step in spell for spell in spells)}
+    if len(warm) == len(rows):
         return tuple(rows)
-    return tuple(
-        msgspec.structs.replace(row, warmup=True) if is_warm and not row.warmup else row
-        for row, is_warm in zip(rows, warm, strict=True)
-    )
+    return tuple(replace(row, warmup=True) if row.step in warm and not row.warmup else row for row in rows)
 
 
 def find_run_folders(path: Path) -> list[Path]:
@@ -279,11 +211,8 @@ def find_run_folders(path: Path) -> list[Path]:
             left_out |= {CHECKPOINTS, KEPT_STEPS}  # each has a manifest of its own
         subfolders[:] = [name for name in subfolders if name not in left_out and not name.startswith(".")]
     if not found:
-        raise UserError(
-            f"no runs in {str(path)!r}",
-            where=str(path),
-            fix="make one with: python -m harness run quickstart",
-        )
+        fix = "make one with: python -m harness run quickstart"
+        raise UserError(f"no runs in {str(path)!r}", where=str(path), fix=fix)
     own = [folder for folder in found if path / REFERENCE not in folder.parents]
     return sorted(own or found)
 
@@ -307,31 +236,27 @@ def find_runs(path: Path) -> tuple[list[Run], list[DamagedRun]]:
     Raises:
         UserError: there is no such folder, or no run in it.
     """
-    runs: list[Run] = []
-    damaged: list[DamagedRun] = []
+    return read_each(path, load_run)
+
+
+def read_each(path: Path, read: Callable[[Path], T]) -> tuple[list[T], list[DamagedRun]]:
+    """As ``find_runs``, with any way to read a folder."""
+    runs, damaged = list[T](), list[DamagedRun]()
     for folder in find_run_folders(path):
         try:
-            runs.append(load_run(folder))
+            runs.append(read(folder))
         except UserError as error:
             damaged.append(DamagedRun(folder, error))
     return runs, damaged
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a live process writes into a run's folder."""
-    return _is_locked(folder / STEPS)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a live process holds the writer's lock."""
+    """Whether a live process writes into a run's folder: it holds the writer's lock."""
     try:
-        with open_regular(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
+        with open_regular(folder / STEPS) as file:
+            return not lock(file, shared=True)
+    except OSError:
         return False
-    return False
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -340,39 +265,29 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read.
     """
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
-        return {}
-    try:
-        return parse_settings(content.decode())
-    except ValueError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}", where=str(path)) from error
+    return read_checked(path, lambda content: parse_settings(content.decode())) if os.path.lexists(path) else {}
 
 
 def parse_settings(text: str) -> dict[str, Any]:
     """Parse a resolved scenario. Runs that differ in their seed alone share the work, which is most of a short run's.
 
     Raises:
-        ValueError: it is no YAML, or nothing that the harness writes: an alias, more than ``MOST_LEVELS`` levels, a
-            number of more than ``MOST_DIGITS`` characters.
+        ValueError, ArithmeticError: it is no YAML, or nothing that the harness writes.
     """
-    found = _SEED.search(text)
-    if found is None:
-        return _parse_yaml(text)
-    return _parse_yaml(_SEED.sub("seed: 0", text, count=1)) | {"seed": int(found[1])}
+    seed = _SEED.search(text)
+    return _parse_yaml(_SEED.sub("seed: 0", text, count=1)) | ({"seed": int(seed[1])} if seed else {})
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a resolved scenario by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        flat |= (
-            flat_settings(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-        )
+        is_section = isinstance(value, dict) and value
+        flat |= flat_settings(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
     return flat
 
 
+_LONG_NUMBER = re.compile(r"[-+.:_0-9]{65,}|0x.{65,}")
 _SEED = re.compile(r"^seed: (0|[1-9][0-9]{0,18})$", re.MULTILINE)
 
 
@@ -381,26 +296,16 @@ def _parse_yaml(text: str) -> dict[str, Any]:
     import yaml  # only where a scenario value is asked for
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    levels = 0
     try:
-        _check_events(loader(text))
-        data = yaml.load(text, Loader=loader)
-    except (yaml.YAMLError, OverflowError) as error:
+        for event in yaml.parse(text, loader):  # loading is slow, or fails, with what is refused here
+            levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            is_alias = isinstance(event, yaml.AliasEvent)
+            is_long = isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _LONG_NUMBER.fullmatch(event.value)
+            if is_alias or is_long or levels > MOST_LEVELS:
+                what = "an alias" if is_alias else "a very long number" if is_long else "nesting"
+                raise ValueError(f"it has {what}, which the harness never writes")
+        data = yaml.load(text, loader)
+    except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     return data if isinstance(data, dict) else {}
-
-
-def _check_events(loader: Any) -> None:
-    """Refuse what would take the loader, or a reader of what it makes, more than the text is long."""
-    import yaml
-
-    levels = 0
-    while (event := loader.get_event()) is not None:
-        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if levels > MOST_LEVELS:
-            raise ValueError(f"it is nested more than {MOST_LEVELS} deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it has the alias *{event.anchor:.40}, which the harness never writes")
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > MOST_DIGITS:
-            tag = loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-            if not tag.endswith(":str"):
-                raise ValueError(f"the number {event.value:.20}... has {len(event.value)} characters")

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from harness.core.intervals import Interval, without
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
 from harness.loop import RolloutCounts, StepReport
-from harness.loop.observer import count
 from harness.loop.replay import ReplayStats
 from harness.models.flops import Utilisation
-from harness.results import (
-    RunFolder,
-    VersionChange,
-    batch_row,
-    discarded_rows,
-    evaluation_row,
-    lane_seconds,
-    shard_row,
-    step_row,
-    tail_row,
+from harness.results import RunFolder, VersionChange
+from harness.results.counters import HELD, SAMPLER, CounterRow
+from harness.results.occupancy import Occupancy, part_spans
+from harness.results.rows import (
+    COUNTERS,
+    WARMUP_FLOOR,
+    BatchRow,
+    DiscardedRow,
+    EvaluationRow,
+    RolloutRow,
+    ShardRow,
+    StepRow,
+    StepSeconds,
+    TailRow,
+    optimizer_step_columns,
+    part_of,
+    store_metrics,
+    sum_stages,
 )
-from harness.results.counters import COUNTERS, HELD, SAMPLER, CounterRow
-from harness.results.lane_time import parts_as_lanes
-from harness.results.rows import WARMUP_FLOOR, LaneSeconds, StepSeconds, part_of
 from harness.results.segments import Recorded, sizes_of
-from harness.results.step_metrics import (
-    idle_ratios,
-    step_metrics,
-    sync_metrics,
-    trained_lags,
-)
+from harness.results.step_metrics import idle_ratios, replay_metrics, step_metrics, sync_metrics, trained_lags
 from harness.results.training_log import evaluation_line, rollout_lines, step_line
 
-Row = dict[str, Any]
-RowListener = Callable[[Row], None]
-"""Takes a row."""
+RowListener = Callable[[StepRow | EvaluationRow], None]
 StepListener = Callable[[int], None]
 NO_VERSION = -1
-EVICTED_COLUMNS = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
-"""Of ``ReplayStats``."""
 LEDGER_COLUMNS = ("generated", "failed", "discarded", "dropped", "trained", "trained_again", "unused")
 
 
@@ -60,30 +53,15 @@ class Probes(Protocol):
         """Return the probes' own figures since the last call."""
 
 
-class NoProbes:
-    """The probes of a run that has none."""
-
-    def drain(self) -> list[CounterRow]:
-        return []
-
-    def drain_notes(self) -> list[str]:
-        return []
-
-    def step_metrics(self) -> Metrics:
-        return {}
-
-
 class RunRecorder:
     """The observer of one run: writes its spans, steps, evaluations, examples and log.
 
     A step's row holds the spans that ended since the previous row, each with the instants that are its own
-    (``lane_seconds``).
+    (``harness.results.occupancy``).
 
     Args:
-        folder: where the rows go.
         tracer: whose spans are drained at each row.
         profiled: training steps in which a profiler runs.
-        probes: what runs beside the run; None where nothing does.
         utilisation: of the Learner's GPU.
         row_listeners: called in order with each step or evaluation row that is on disk.
         step_listeners: called in order with the number of each complete training step, after everything else: they may
@@ -105,158 +83,140 @@ class RunRecorder:
         step_listeners: Sequence[StepListener] = (),
     ) -> None:
         self.folder, self._tracer, self._profiled = folder, tracer, profiled
-        self._probes: Probes = probes or NoProbes()
-        self._utilisation = utilisation or Utilisation()
+        self._probes, self._utilisation = probes, utilisation or Utilisation()
         self._row_listeners, self._step_listeners = tuple(row_listeners), tuple(step_listeners)
-        self._seconds: list[StepSeconds] = []
-        self._loop_start_ns = self._row_start_ns = 0
+        self._state = Recorded(
+            clock_ns=0, loop_start_ns=0, row_start_ns=0, seconds=[], evaluations=[], syncs={}, measured={},
+            replay=ReplayStats(), replaced={}, spans=(), sizes={},
+        )  # fmt: skip
         self._lanes: tuple[str, ...] = ()
         self._earlier: list[Span] = []  # of previous rows, within which spans of a later row may lie
         self._versions: dict[str, int] = {}
         self._version_changes: list[VersionChange] = []
-        self._replay = ReplayStats()
         self._ledger: RolloutCounts | None = None
-        self._replaced: Counter[str] = Counter()
-        self._measured: list[Metrics] = []  # of syncs, since the previous step
-        self._of_all_syncs: Metrics = {}
-        self.steps_done = self._first_step = self.generated = 0
-        self.evaluations: list[tuple[int, Metrics]] = []
+        self._first_step = self.generated = 0
+
+    @property
+    def steps_done(self) -> int:
+        """Training steps of the run so far."""
+        return len(self._state.seconds)
 
     def loop_starts(self, lanes: Iterable[str]) -> None:
         """Everything before now was start-up of these lanes."""
-        now_ns = self._tracer.clock_ns()
-        self._lanes = tuple(lanes)
+        now_ns, self._lanes = self._tracer.clock_ns(), tuple(lanes)
         self.write_spans()
         self.folder.append_spans(Span(lane, Stage.STARTUP, 0, now_ns, -1, -1) for lane in self._lanes)
-        self._loop_start_ns = self._row_start_ns = now_ns
+        self._state.loop_start_ns = self._state.row_start_ns = now_ns
 
     def goes_on(self, lanes: Iterable[str], recorded: Recorded) -> None:
         """Go on from a checkpoint. The run's clock was set to that moment, and its rows were cut back to it.
 
         What these lanes did to start is in no figure.
         """
-        self._lanes = tuple(lanes)
+        self._lanes, self._state = tuple(lanes), recorded.copy()
         self._tracer.drain()
         self._tracer.finished.extend(recorded.spans)
-        self._loop_start_ns, self._row_start_ns = recorded.loop_start_ns, recorded.row_start_ns
-        self._seconds, self.evaluations = list(recorded.seconds), [*recorded.evaluations]
-        self._of_all_syncs, self._measured = recorded.syncs, [recorded.measured]
-        self._replay, self._replaced = recorded.replay, Counter(recorded.replaced)
-        self.steps_done = self._first_step = len(recorded.seconds)
+        self._first_step = self.steps_done
         if COUNTERS in recorded.sizes:  # what the machine counted meanwhile is not the run's
-            self.folder.append_counters([CounterRow(recorded.clock_ns, SAMPLER, {HELD: 1})])
+            self.folder.append(CounterRow(recorded.clock_ns, SAMPLER, {HELD: 1}))
 
     def recorded(self) -> Recorded:
         """Return what ``goes_on`` needs, with all rows on disk."""
         self.folder.flush()
-        return Recorded(
+        return self._state.copy(
             clock_ns=self._tracer.clock_ns(),
-            loop_start_ns=self._loop_start_ns,
-            row_start_ns=self._row_start_ns,
-            seconds=tuple(self._seconds),
-            evaluations=tuple((version, dict(metrics)) for version, metrics in self.evaluations),
-            syncs=dict(self._of_all_syncs),
-            measured=dict(combine_metrics(self._measured)),
-            replay=self._replay,
-            replaced=dict(self._replaced),
             spans=tuple(self._tracer.finished),
             sizes=sizes_of(self.folder.folder),
             inputs={} if self.folder.manifest is None else self.folder.manifest.inputs,
         )
 
     def on_version(self, lane: str, version: int) -> None:
-        """See ``Observer``."""
         self._log(f"{lane} holds policy version {version}")
         self._hold(lane, version)
 
     def on_sync(self, lane: str, version: int, measured: Metrics) -> None:
-        """See ``Observer``."""
         figures = ", ".join(f"{name} {metric.value:.3g}" for name, metric in measured.items())
         self._log(f"{lane}, policy version {version}: {figures}")
-        self._measured.append(measured)
-        self._of_all_syncs = combine_metrics([self._of_all_syncs, measured])
+        self._state.measured = combine_metrics([self._state.measured, measured])
+        self._state.syncs = combine_metrics([self._state.syncs, measured])
 
     def on_replaced(self, lane: str, reason: str) -> None:
-        """See ``Observer``."""
         self._log(f"{lane} died ({reason}); a new one takes its place")
-        self._replaced[lane] += 1
+        self._state.replaced[lane] = self._state.replaced.get(lane, 0) + 1
         if lane in self._versions:
             self._hold(lane, NO_VERSION)
         self.folder.flush()
 
     def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
         for part in facts.scored:
             self._log_failure(part)
-        window = self._row_start_ns, self._tracer.clock_ns()
-        spans, wall_s, elapsed_s = self._close_row(window[1])
-        as_parts = parts_as_lanes(spans)
+        window = self._state.row_start_ns, self._tracer.clock_ns()
+        spans, row_facts = self._close_row(window[1])
+        wall_s, as_parts = row_facts["wall_s"], part_spans(spans)
         metrics = step_metrics(facts, wall_s) | sync_metrics(facts.weight_handle, as_parts)
-        metrics |= self._replay_metrics(facts) | idle_ratios(self._waits(spans), self._lanes, window)
+        if facts.replay is not None:
+            metrics |= replay_metrics(facts, facts.replay, self._state.replay)
+            self._state.replay = facts.replay[0]
+        if window[1] > window[0]:  # of the spans that ended in this row and those that go on
+            table = Occupancy.of([*spans, *self._under_way(window[1])], [window])
+            metrics |= idle_ratios(self._lanes, table.accounts())
         metrics |= self._utilisation.metrics(facts.step, facts.groups, as_parts)
-        metrics |= self.drain_probes() | combine_metrics(self._measured)
-        self._measured = []
+        metrics |= self.drain_probes() | self._state.measured
+        self._state.measured = {}
         profiled = facts.step in self._profiled
         warmup = facts.step - self._first_step < WARMUP_FLOOR
         cold = warmup and self._first_step > 0  # after a resume
         evaluated = any(it.stage is Stage.EVALUATE for seen in (spans, self._tracer.still_open()) for it in seen)
-        self._seconds.append(StepSeconds(facts.step, wall_s, not (profiled or cold or evaluated)))
-        lanes, parts = self._lane_seconds(spans, window[1])
-        row = step_row(
+        self._state.seconds.append(StepSeconds(facts.step, wall_s, not (profiled or cold or evaluated)))
+        row = StepRow(
             step=facts.step,
             version=facts.result.version,
-            wall_s=wall_s,
-            elapsed_s=elapsed_s,
             optimizer_steps=facts.result.optimizer_steps,
-            lanes=lanes,
-            parts=parts,
-            metrics=metrics,
+            metrics=store_metrics(metrics),
             versions={lane: version for lane, version in self._versions.items() if version != NO_VERSION},
-            version_changes=self._drain_changes(),
-            lags=trained_lags(facts),
+            lags=dict(sorted(trained_lags(facts).items())),
             warmup=warmup,
             profiled=profiled,
-            optimizer_step_metrics=facts.result.optimizer_step_metrics,
-            ranks=facts.result.ranks,
+            optimizer_step_metrics=optimizer_step_columns(facts.result.optimizer_step_metrics),
+            ranks=tuple(facts.result.ranks),
+            **row_facts,
         )
-        self.folder.append_step(row)
-        for part in facts.scored:
-            self.folder.append_groups([shard_row(part), *discarded_rows(part)])
+        self.folder.append(row, *map(ShardRow.of, facts.scored))
+        self.folder.append(*(DiscardedRow.of(part) for part in facts.scored if part.discarded))
         if facts.replay is not None:
-            self.folder.append_groups([batch_row(facts.step, facts.groups)])
-        self.folder.append_rollouts(Purpose.TRAIN, facts.result.examples, facts.step)
-        for line in (step_line(facts.step, metrics, wall_s), *rollout_lines(facts.step, facts.result.examples)):
+            self.folder.append(BatchRow(facts.step, tuple((group.step, group.prompt_id) for group in facts.groups)))
+        examples = facts.result.examples
+        self.folder.append(*(RolloutRow.of(rollout, Purpose.TRAIN, facts.step) for rollout in examples))
+        for line in (step_line(facts.step, metrics, wall_s), *rollout_lines(facts.step, examples)):
             self._log(line)
-        self.folder.flush()
-        self.steps_done += 1
         self._tell(row)
         self._idle_since(window[1], facts.step)
         for listener in self._step_listeners:
             listener(facts.step)
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
-        """See ``Observer``."""
         elapsed_s = self._elapsed_s(self._tracer.clock_ns())
         self._log_failure(scored)
         failed = {"validation/failed_groups": Metric(scored.failed_groups, "sum")} if scored.failed_groups else {}
         metrics = scored.metrics | failed
-        row = evaluation_row(version=version, step=version, elapsed_s=elapsed_s, metrics=metrics)
-        self.folder.append_step(row)
-        self.folder.append_groups([shard_row(scored)])
-        self.folder.append_rollouts(Purpose.EVALUATE, scored.examples)
+        row = EvaluationRow(version, version, elapsed_s, store_metrics(metrics))
+        self.folder.append(row, ShardRow.of(scored))
+        self.folder.append(*(RolloutRow.of(rollout, Purpose.EVALUATE) for rollout in scored.examples))
         self._log(evaluation_line(version, metrics))
-        self.folder.flush()
-        self.evaluations.append((version, scored.metrics))
+        self._state.evaluations.append((version, scored.metrics))
         self._tell(row)
 
     def drain_probes(self) -> Metrics:
         """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
-        self.folder.append_counters(self._probes.drain())
+        if self._probes is None:
+            return {}
+        self.folder.append(*self._probes.drain())
         for note in self._probes.drain_notes():
             self.folder.log(note)
         return dict(self._probes.step_metrics())
 
-    def _tell(self, row: Row) -> None:
+    def _tell(self, row: StepRow | EvaluationRow) -> None:
+        self.folder.flush()
         for listener in self._row_listeners:
             listener(row)
 
@@ -266,22 +226,15 @@ class RunRecorder:
             self.folder.log(f"{what}: {scored.failed_groups} groups without a reward; the first: {scored.failure}")
 
     def on_finished(self, ledger: RolloutCounts) -> None:
-        """See ``Observer``."""
         self._ledger = ledger
 
     def on_broken_off(self, ledger: RolloutCounts) -> None:
-        """See ``Observer``."""
         self.generated = ledger.generated.rollouts
 
     def loop_ends(self) -> None:
         """Write what ended after the last step, so that the totals of the run are conserved."""
-        spans, wall_s, elapsed_s = self._close_row(self._tracer.clock_ns())
+        self.folder.append(TailRow(**self._close_row(self._tracer.clock_ns())[1]))
         self.drain_probes()
-        lanes, parts = self._lane_seconds(spans, self._row_start_ns)
-        changes = self._drain_changes()
-        self.folder.append_step(
-            tail_row(wall_s=wall_s, elapsed_s=elapsed_s, lanes=lanes, parts=parts, version_changes=changes)
-        )
         self.folder.flush()
 
     def write_spans(self) -> list[Span]:
@@ -294,20 +247,21 @@ class RunRecorder:
         """Return the figures that sum up the run."""
         from harness.results.warmup import warm_up_of  # which loads numpy
 
-        figures: dict[str, Any] = {"steps_done": self.steps_done, "elapsed_s": self._elapsed_s(self._row_start_ns)}
-        for name, evaluations in (("first", self.evaluations[:1]), ("last", self.evaluations[-1:])):
+        state, figures = self._state, dict[str, Any]()
+        figures |= {"steps_done": self.steps_done, "elapsed_s": self._elapsed_s(state.row_start_ns)}
+        for name, evaluations in (("first", state.evaluations[:1]), ("last", state.evaluations[-1:])):
             for version, metrics in evaluations:
                 values = {key: metric.value for key, metric in metrics.items()}
                 figures[f"{name}_evaluation"] = {"version": version} | values
-        figures["warmup"] = asdict(warm_up_of(self._seconds))
-        if self._of_all_syncs:
-            figures["syncs"] = {name: metric.value for name, metric in self._of_all_syncs.items()}
+        figures["warmup"] = asdict(warm_up_of(state.seconds))
+        if state.syncs:
+            figures["syncs"] = {name: metric.value for name, metric in state.syncs.items()}
         if self._ledger is not None:
             figures["ledger"] = {column: asdict(getattr(self._ledger, column)) for column in LEDGER_COLUMNS}
-        return figures | {"replaced": dict(self._replaced)}
+        return figures | {"replaced": dict(state.replaced)}
 
     def _elapsed_s(self, now_ns: int) -> float:
-        return (now_ns - self._loop_start_ns) / 1e9
+        return (now_ns - self._state.loop_start_ns) / 1e9
 
     def _log(self, event: str) -> None:
         self.folder.log(f"{self._elapsed_s(self._tracer.clock_ns()):.6f} s: {event}")
@@ -317,75 +271,40 @@ class RunRecorder:
         elapsed_s = self._elapsed_s(self._tracer.clock_ns())
         self._version_changes.append(VersionChange(elapsed_s, lane, version))
 
-    def _drain_changes(self) -> list[VersionChange]:
-        changes, self._version_changes = self._version_changes, []
-        return changes
+    def _close_row(self, now_ns: int) -> tuple[list[Span], dict[str, Any]]:
+        """Write the spans that ended since the last row; return them, and what the new one says of that time.
 
-    def _close_row(self, now_ns: int) -> tuple[list[Span], float, float]:
-        """Write the spans ended since the last row; return them, the seconds since then and since the loop's start."""
-        spans = self.write_spans()
-        wall_ns, self._row_start_ns = now_ns - self._row_start_ns, now_ns
-        return spans, wall_ns / 1e9, self._elapsed_s(now_ns)
-
-    def _lane_seconds(self, ended: Sequence[Span], now_ns: int) -> tuple[LaneSeconds, LaneSeconds]:
-        """Return the seconds that are the ended spans' own: not those of spans within them, open or of earlier rows.
-
-        By lane, and by part, where a Learner of several ranks is one.
+        Seconds are the ended spans' own: not those of spans within them that are open or of earlier rows.
         """
-        open_here = self._tracer.still_open(elsewhere=False)
-        inside = [
-            Span(it.lane, it.stage, it.start_ns, max(now_ns, it.start_ns), it.step, it.version) for it in open_here
-        ]
-        beside = [*self._earlier, *inside]
-        lanes = lane_seconds(ended, beside)
-        of_ranks = any(part_of(lane) != lane for lane in lanes)
-        parts = lane_seconds(parts_as_lanes(ended, beside), beside) if of_ranks else lanes
+        ended = self.write_spans()
+        beside = [*self._earlier, *self._under_way(now_ns, elsewhere=False)]
+        lanes = parts = Occupancy.of([*ended, *beside]).seconds(ended)
+        if any(part_of(lane) != lane for lane in lanes):
+            of_parts = part_spans(ended, beside)
+            parts = Occupancy.of([*of_parts, *beside]).seconds(of_parts)
         began: dict[str, int] = {}
         for span in self._tracer.still_open():
             began[span.lane] = min(span.start_ns, began.get(span.lane, span.start_ns))
         self._earlier = [it for it in (*self._earlier, *ended) if it.lane in began and it.end_ns > began[it.lane]]
-        return lanes, parts
+        wall_ns, self._state.row_start_ns = now_ns - self._state.row_start_ns, now_ns
+        changes, self._version_changes = tuple(self._version_changes), []
+        times = {"wall_s": wall_ns / 1e9, "elapsed_s": self._elapsed_s(now_ns)}
+        return ended, times | {"lanes": lanes, "stages_s": sum_stages(parts), "version_changes": changes}
 
     def _idle_since(self, start_ns: int, step: int) -> None:
         """Count the time since then as a wait for us, on the lanes that do nothing else."""
         now_ns = self._tracer.clock_ns()
         occupied = {span.lane for span in self._tracer.still_open()}
         if now_ns > start_ns:
-            self._tracer.finished.extend(
-                Span(
-                    lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, self._versions.get(part_of(lane), NO_VERSION)
-                )
-                for lane in self._lanes
-                if lane not in occupied
-            )
+            for lane in self._lanes:
+                if lane not in occupied:
+                    version = self._versions.get(part_of(lane), NO_VERSION)
+                    span = Span(lane, Stage.WAIT_FOR_RECORDER, start_ns, now_ns, step, version)
+                    self._tracer.finished.append(span)
 
-    def _waits(self, ended: Sequence[Span]) -> list[tuple[str, Interval]]:
-        """The waits that ended in this row and those that go on, by lane."""
-        now_ns = self._row_start_ns  # of the next row
-        seen = [(span.lane, span.stage, (span.start_ns, span.end_ns)) for span in ended]
-        seen += [(span.lane, span.stage, (span.start_ns, now_ns)) for span in self._tracer.still_open()]
-        waits = [(lane, time) for lane, stage, time in seen if stage.is_wait and stage is not Stage.WAIT_FOR_CALL]
-        for lane in {lane for lane, _, _ in seen}:
-            calls = [time for other, stage, time in seen if other == lane and stage is Stage.WAIT_FOR_CALL]
-            busy = [time for other, stage, time in seen if other == lane and not stage.is_wait]
-            waits += [(lane, time) for time in without(calls, busy)]
-        return waits
-
-    def _replay_metrics(self, facts: StepReport) -> Metrics:
-        if facts.replay is None:
-            return {}
-        stats, size = facts.replay
-        earlier, self._replay = self._replay, stats
-        evicted = {
-            f"replay/{name}": Metric(getattr(stats, name) - getattr(earlier, name), "sum") for name in EVICTED_COLUMNS
-        }
-        replayed = evicted | {"replay/size": Metric(size), "trained_tokens": Metric(count(facts.groups).tokens, "sum")}
-        ages, uses, groups = [it.age for it in facts.taken], [it.uses for it in facts.taken], len(facts.taken)
-        if not groups:
-            return replayed
-        return replayed | {
-            "replay/age_mean": Metric(sum(ages) / groups, count=groups),
-            "replay/age_max": Metric(max(ages), "max", groups),
-            "replay/uses_mean": Metric(sum(uses) / groups, count=groups),
-            "replay/uses_max": Metric(max(uses), "max", groups),
-        }
+    def _under_way(self, now_ns: int, elsewhere: bool = True) -> list[Span]:
+        """Return the open spans as if they ended now."""
+        return [
+            Span(it.lane, it.stage, it.start_ns, max(now_ns, it.start_ns), it.step, it.version)
+            for it in self._tracer.still_open(elsewhere)
+        ]

@@ -1,45 +1,70 @@
-"""The rows of a run's JSONL files: how they are made, and their typed form when read back.
+"""The rows of a run's JSONL files: one struct for each kind, which writes the row and which it is checked against.
 
-Each file starts with a header row that names its schema and version. A row's ``kind`` says what it holds; a reader
-skips kinds it does not know. The classes' own types are what a row is checked against when it is read (msgspec).
-
-JSON has no NaN and no infinity. Such a number is written as ``null`` and the row's ``non_finite`` names its place (a
-JSON pointer, RFC 6901) and what it was: ``{"metrics": {"loss": {"mean": null, "count": 64}}, "non_finite":
-{"/metrics/loss/mean": "nan"}}``. Reading restores it.
+Each file starts with a header row. A reader skips rows of a ``kind`` it does not know. A field that has its default is
+left out. NaN and infinity stand there as Python writes them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
-from msgspec import Meta, Struct, to_builtins
+import msgspec
+from msgspec import Meta, Struct
 
 from harness.core.trace import Stage
-from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, ScoredBatch
+from harness.core.types import ExampleRollout, Metric, Metrics, Purpose, RankStep, Reduction, RolloutGroup, ScoredBatch
 
-SCHEMA_VERSIONS = {
-    "harness.manifest": 1,
-    "harness.spans": 1,
-    "harness.steps": 1,
-    "harness.rollouts": 1,
-    "harness.counters": 1,
-    "harness.groups": 1,
-    "harness.arrivals": 1,
-}
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+"""Of every file of a run."""
+SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
+COUNTERS, ARRIVALS = "counters.jsonl", "arrivals.jsonl"
 MOST_SECONDS = 1e9
 """Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
 MOST_WHOLE = 2**63 - 1
-_REDUCTIONS: tuple[Literal["mean", "sum", "max", "min"], ...] = ("mean", "sum", "max", "min")
-_ESCAPES = str.maketrans({"~": "~0", "/": "~1"})
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 Whole = Annotated[int, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)]
 LaneSeconds = dict[str, dict[str, Seconds]]  # lane -> stage -> seconds
 StoredMetrics = Mapping[str, Mapping[str, Whole | float]]  # name -> {reduction: value, "count": n}
+
+
+class Row(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=lambda name: name.removesuffix("Row").lower()):
+    """A line of a ``file``; its ``kind`` is its class's name without ``Row``."""
+
+    file: ClassVar[str] = STEPS
+
+    @property
+    def kind(self) -> str:
+        """What the row holds."""
+        return str(self.__struct_config__.tag)
+
+    def metric(self, name: str) -> Metric | None:
+        """Return a metric of a step or an evaluation, or None if it has none of that name."""
+        stored: Mapping[str, float] = getattr(self, "metrics", {}).get(name, {})
+        for reduction in REDUCTIONS:
+            if reduction in stored:
+                count = stored.get("count", 1)
+                return Metric(stored[reduction], reduction, int(count) if math.isfinite(count) else 0)
+        return None
+
+    def line(self) -> bytes:
+        """Return the line of the file."""
+        return json.dumps(msgspec.to_builtins(self, enc_hook=float), separators=(",", ":")).encode() + b"\n"
+
+
+class HeaderRow(Row, frozen=True):
+    """The first row of a file."""
+
+    schema: str
+    schema_version: int
 
 
 class VersionChange(NamedTuple):
@@ -53,6 +78,7 @@ class VersionChange(NamedTuple):
 class SpanRow(Struct, frozen=True, gc=False):
     """A span, as its file has it."""
 
+    file: ClassVar[str] = SPANS
     lane: str
     stage: Stage
     start_ns: Whole
@@ -82,8 +108,7 @@ class WarmUp:
     Attributes:
         steps: how many training steps, from the first.
         steady: whether what follows keeps one level; None where there are too few steps to tell.
-        slow_start: whether the run starts on a slower level that ends too late to be cut, so that its figures hold some
-            of its warm-up.
+        slow_start: whether the run starts on a slower level that ends too late to be cut.
     """
 
     steps: int
@@ -91,34 +116,40 @@ class WarmUp:
     slow_start: bool = False
 
 
-class TailRow(Struct, frozen=True, tag_field="kind", tag="tail"):
-    """What ended after the last training step, so that a run's totals are complete."""
+def _add_stages(row: TailRow | StepRow) -> None:
+    if not row.stages_s:
+        msgspec.structs.force_setattr(row, "stages_s", sum_stages(row.lanes))
+
+
+class TailRow(Row, frozen=True):
+    """What ended after the last training step, so that a run's totals are complete; fields as in ``StepRow``."""
 
     wall_s: Seconds
     elapsed_s: Seconds
     lanes: LaneSeconds
-    stages_s: dict[str, Seconds]
+    stages_s: dict[str, Seconds] = {}
     version_changes: tuple[VersionChange, ...] = ()
 
+    def __post_init__(self) -> None:
+        _add_stages(self)
 
-class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
+
+class StepRow(Row, frozen=True):
     """One training step.
 
     Attributes:
         version: the policy version it made.
-        wall_s: seconds since the previous row, or since the loop's start.
-        elapsed_s: seconds since the loop's start.
-        lanes: seconds of the spans that ended in this row's window, by lane and stage; an instant under two spans of
-            a lane counts for the one that began last (``lane_seconds``).
+        wall_s: since the previous row, or since the loop's start.
+        elapsed_s: since the loop's start.
+        lanes: of the spans that ended in this row's window; an instant under two spans of a lane counts for the one
+            that began last.
         stages_s: the same summed over the parts: of a Learner of several ranks, the seconds in which any rank was in
-            the stage, and in a wait those in which none worked.
+            the stage, and in a wait those in which none worked. Where it is not given, the sums over the lanes.
         versions: the policy version that each lane held at the end of the row; a lane without weights is missing.
-        version_changes: since the previous row.
         lags: how many of the rollouts trained on were how many versions behind; a rollout's oldest token counts.
-        warmup: the run was not in its steady state yet: kept, and left out of statistics.
-        profiled: a profiler ran in this step: never part of statistics.
-        optimizer_step_metrics: of the optimizer steps, where there are several: see ``optimizer_step_columns``.
-        ranks: what each rank of the Learner did, rank by rank; empty where it is one process.
+        warmup, profiled: not in the steady state yet; a profiler ran: left out of statistics.
+        optimizer_step_metrics: of the optimizer steps, where there are several.
+        ranks: what each rank of the Learner did; empty where it is one process.
     """
 
     step: Whole
@@ -127,8 +158,8 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
     elapsed_s: Seconds
     optimizer_steps: Whole
     lanes: LaneSeconds
-    stages_s: dict[str, Seconds]
-    metrics: StoredMetrics
+    stages_s: dict[str, Seconds] = {}
+    metrics: StoredMetrics = {}
     versions: Mapping[str, Whole] = {}
     version_changes: tuple[VersionChange, ...] = ()
     lags: Mapping[Whole, Whole] = {}
@@ -138,14 +169,10 @@ class StepRow(Struct, frozen=True, tag_field="kind", tag="step"):
     ranks: tuple[RankStep, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_counts(self.metrics)
-
-    def metric(self, name: str) -> Metric | None:
-        """Return a metric, or None if the step has none of that name."""
-        return read_metric(self.metrics, name)
+        _add_stages(self)
 
 
-class EvaluationRow(Struct, frozen=True, tag_field="kind", tag="evaluation"):
+class EvaluationRow(Row, frozen=True):
     """One evaluation of a policy version; ``step`` is the number of training steps made by then."""
 
     version: Whole
@@ -153,23 +180,15 @@ class EvaluationRow(Struct, frozen=True, tag_field="kind", tag="evaluation"):
     elapsed_s: Seconds
     metrics: StoredMetrics
 
-    def __post_init__(self) -> None:
-        _check_counts(self.metrics)
 
-    def metric(self, name: str) -> Metric | None:
-        """Return a metric, or None if the evaluation has none of that name."""
-        return read_metric(self.metrics, name)
-
-
-class RolloutRow(Struct, frozen=True, tag_field="kind", tag="rollout"):
+class RolloutRow(Row, frozen=True):
     """One rollout kept for people to read. Its text is generated: treat it as untrusted.
 
-    Attributes:
-        purpose: ``evaluate`` or ``train``.
-        step, advantage, log_probs: of one that was trained on: the training step, what its loss was weighed by, and the
-            log-probabilities of its first tokens as the engine reported them at sampling.
+    ``step``, ``advantage`` and ``log_probs`` are of one that was trained on: the training step, what its loss was
+    weighed by, and the log-probabilities of its first tokens as the engine reported them at sampling.
     """
 
+    file: ClassVar[str] = ROLLOUTS
     purpose: str
     version: Whole
     prompt: str
@@ -182,65 +201,99 @@ class RolloutRow(Struct, frozen=True, tag_field="kind", tag="rollout"):
     advantage: float | None = None
     log_probs: tuple[float, ...] = ()
 
+    @classmethod
+    def of(cls, rollout: ExampleRollout, purpose: Purpose, step: int | None = None) -> RolloutRow:
+        """Return the row of a rollout; ``step`` is the one that trained on it."""
+        trained = None if rollout.advantage is None else step
+        return cls(purpose=purpose.value, step=trained, **asdict(rollout))
 
-class ShardRow(Struct, frozen=True, tag_field="kind", tag="shard"):
-    """The rollouts of one scored shard, with their token counts.
+
+class GroupsRow(Row, frozen=True):
+    """Groups of one scored shard, by group.
 
     Attributes:
-        purpose: ``train`` or ``evaluate``.
         step: number of the rollout batch, or for an evaluation the policy version.
-        shard: part of the batch.
-        prompt_ids: of each group.
-        prompt_tokens: of each group's prompt; None where no tokens are behind it.
         versions: (oldest, newest) policy version of each group's tokens.
-        lengths: response tokens of each rollout, by group.
-        rewards: of each rollout, by group.
+        lengths: response tokens of each rollout.
+    """
+
+    file: ClassVar[str] = GROUPS
+    step: Whole
+    shard: Whole
+    prompt_ids: tuple[Whole, ...]
+    versions: tuple[tuple[Whole, Whole], ...]
+    lengths: tuple[tuple[Whole, ...], ...]
+    rewards: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for name in ("versions", "lengths", "rewards", "prompt_tokens", "attempts"):
+            items = len(getattr(self, name, self.prompt_ids))
+            if items != len(self.prompt_ids) and (items or name != "attempts" or isinstance(self, DiscardedRow)):
+                raise ValueError(f"{name!r} has {items} items for {len(self.prompt_ids)} groups")
+
+
+class ShardRow(GroupsRow, frozen=True):
+    """The rollouts of one scored shard.
+
+    Attributes:
+        prompt_tokens: None where no tokens are behind a prompt.
         failed_groups: groups that got no reward and are in no other field.
-        attempts: of each group, how often its place had been sampled before; empty where no group was sampled again.
+        attempts: how often each group's place had been sampled before; empty where no group was sampled again.
     """
 
     purpose: str
-    step: Whole
-    shard: Whole
-    prompt_ids: tuple[Whole, ...]
     prompt_tokens: tuple[Whole | None, ...]
-    versions: tuple[tuple[Whole, Whole], ...]
-    lengths: tuple[tuple[Whole, ...], ...]
-    rewards: tuple[tuple[float, ...], ...]
     failed_groups: Whole = 0
     attempts: tuple[Whole, ...] = ()
 
-    def __post_init__(self) -> None:
-        _check_lengths(self, ("prompt_tokens", "versions", "lengths", "rewards"))
-        if self.attempts:
-            _check_lengths(self, ("attempts",))
+    @classmethod
+    def of(cls, scored: ScoredBatch) -> ShardRow:
+        """Return the row of a scored shard."""
+        groups = scored.groups
+        return cls(
+            **_columns(scored, groups),
+            purpose=scored.item.purpose.value,
+            prompt_tokens=tuple(group.prompt_length for group in groups),
+            failed_groups=scored.failed_groups,
+            attempts=tuple(group.attempt for group in groups) if any(group.attempt for group in groups) else (),
+        )
 
 
-class DiscardedRow(Struct, frozen=True, tag_field="kind", tag="discarded"):
-    """The groups of a shard that dynamic sampling discarded; the attributes are those of ``ShardRow``."""
+class DiscardedRow(GroupsRow, frozen=True):
+    """The groups of a shard that dynamic sampling discarded; ``attempts`` as in ``ShardRow``."""
 
-    step: Whole
-    shard: Whole
-    prompt_ids: tuple[Whole, ...]
-    versions: tuple[tuple[Whole, Whole], ...]
-    lengths: tuple[tuple[Whole, ...], ...]
-    rewards: tuple[tuple[float, ...], ...]
     attempts: tuple[Whole, ...]
 
-    def __post_init__(self) -> None:
-        _check_lengths(self, ("versions", "lengths", "rewards", "attempts"))
+    @classmethod
+    def of(cls, scored: ScoredBatch) -> DiscardedRow:
+        """Return the row of a scored shard's discarded groups."""
+        groups = scored.discarded or ()
+        return cls(**_columns(scored, groups), attempts=tuple(group.attempt for group in groups))
 
 
-class BatchRow(Struct, frozen=True, tag_field="kind", tag="batch"):
+def _columns(scored: ScoredBatch, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    return {
+        "step": scored.item.step,
+        "shard": scored.item.shard,
+        "prompt_ids": tuple(group.prompt_id for group in groups),
+        "versions": tuple((group.min_version, group.max_version) for group in groups),
+        "lengths": tuple(group.lengths for group in groups),
+        "rewards": tuple(group.rewards for group in groups),
+    }
+
+
+class BatchRow(Row, frozen=True):
     """The groups that a training step trained on, where that is not the fresh batch: (batch number, prompt id)."""
 
+    file: ClassVar[str] = GROUPS
     step: Whole
     groups: tuple[tuple[Whole, Whole], ...]
 
 
-class ArrivalRow(Struct, frozen=True, tag_field="kind", tag="arrival"):
-    """An event of the loop; see ``harness.loop.arrivals``."""
+class ArrivalRow(Row, frozen=True):
+    """An event of the loop, an ``Arrival`` of ``harness.loop.arrivals``."""
 
+    file: ClassVar[str] = ARRIVALS
     who: str
     what: str
     orders: tuple[tuple[str, Whole, Whole, Whole], ...] = ()
@@ -248,17 +301,13 @@ class ArrivalRow(Struct, frozen=True, tag_field="kind", tag="arrival"):
     swaps: tuple[tuple[Whole, Whole], ...] = ()
 
 
-class SyncRow(Struct, frozen=True, tag_field="kind", tag="sync"):
-    """One timed weight sync of a transport sweep.
+class SyncRow(Row, frozen=True):
+    """One timed weight sync of a transport sweep, of the slowest receiver.
 
     Attributes:
-        num_bytes, tensors: of the weights.
-        receivers: Generators that loaded them; times of the slowest one.
         repeat: 0 was not counted, since it sets connections up and touches fresh memory.
         total_s: from the start of the publish until the weights are in tensors of the slowest receiver's own, without
             verification. Where a transport delivers into the receiver's own memory, ``load_s`` is not part of it.
-        publish_s, transfer_s, load_s: the stages; between them lie the calls from process to process.
-        verify_s: the checksums on both sides.
         plain_copy_s: one copy of as many bytes in warm memory, right after it.
     """
 
@@ -273,11 +322,6 @@ class SyncRow(Struct, frozen=True, tag_field="kind", tag="sync"):
     load_s: Seconds
     verify_s: Seconds
     plain_copy_s: Seconds
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of the row."""
-        row: dict[str, Any] = to_builtins(self)
-        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,117 +354,19 @@ class LedgerFigures:
         return column.rollouts / self.generated.rollouts if self.generated.rollouts else 0.0
 
 
-def shard_row(scored: ScoredBatch) -> dict[str, Any]:
-    """Return the JSON row of a scored shard; see ``ShardRow``."""
-    item, groups = scored.item, scored.groups
-    head: dict[str, Any] = {"kind": "shard", "purpose": item.purpose.value, "step": item.step, "shard": item.shard}
-    tokens = {"prompt_tokens": [group.prompt_length for group in groups], "failed_groups": scored.failed_groups}
-    attempts = {"attempts": [group.attempt for group in groups]} if any(group.attempt for group in groups) else {}
-    return head | _columns(groups) | tokens | attempts
-
-
-def discarded_rows(scored: ScoredBatch) -> list[dict[str, Any]]:
-    """Return the JSON row of the discarded groups of a shard, if there are any; see ``DiscardedRow``."""
-    item, groups = scored.item, scored.discarded
-    if not groups:
-        return []
-    head: dict[str, Any] = {"kind": "discarded", "step": item.step, "shard": item.shard}
-    return [head | _columns(groups) | {"attempts": [group.attempt for group in groups]}]
-
-
-def _columns(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    return {
-        "prompt_ids": [group.prompt_id for group in groups],
-        "versions": [(group.min_version, group.max_version) for group in groups],
-        "lengths": [group.lengths for group in groups],
-        "rewards": [group.rewards for group in groups],
-    }
-
-
-def _check_lengths(row: ShardRow | DiscardedRow, names: Iterable[str]) -> None:
-    groups = len(row.prompt_ids)
-    for name in names:
-        if len(getattr(row, name)) != groups:
-            raise ValueError(f"{name!r} has {len(getattr(row, name))} items for {groups} groups")
-
-
-def batch_row(step: int, groups: Iterable[RolloutGroup]) -> dict[str, Any]:
-    """Return the JSON row of the groups that a step trained on; see ``BatchRow``."""
-    return {"kind": "batch", "step": step, "groups": [(group.step, group.prompt_id) for group in groups]}
-
-
-def step_row(
-    *,
-    step: int,
-    version: int,
-    wall_s: float,
-    elapsed_s: float,
-    optimizer_steps: int,
-    lanes: LaneSeconds,
-    metrics: Metrics,
-    versions: Mapping[str, int] | None = None,
-    version_changes: Iterable[VersionChange] = (),
-    lags: Mapping[int, int] | None = None,
-    warmup: bool = False,
-    profiled: bool = False,
-    optimizer_step_metrics: Sequence[Metrics] = (),
-    parts: LaneSeconds | None = None,
-    ranks: Sequence[RankStep] = (),
-) -> dict[str, Any]:
-    """Return the JSON row of a training step; see ``StepRow``. Flags are written where they are true.
-
-    Args:
-        parts: ``lanes`` with those of each part as one; None where no part has several.
-    """
-    head: dict[str, Any] = {"kind": "step", "step": step, "version": version, "wall_s": round(wall_s, 9)}
-    rest: dict[str, Any] = {"elapsed_s": round(elapsed_s, 9), "optimizer_steps": optimizer_steps}
-    held: dict[str, Any] = {"versions": dict(versions or {}), "version_changes": _stored_changes(version_changes)}
-    trained = {"lags": {str(lag): rollouts for lag, rollouts in sorted((lags or {}).items())}}
-    flags = {name: True for name, is_set in (("warmup", warmup), ("profiled", profiled)) if is_set}
-    columns = optimizer_step_columns(optimizer_step_metrics)
-    inner: dict[str, Any] = {"optimizer_step_metrics": columns} if columns else {}
-    if ranks:
-        inner["ranks"] = [_rounded(asdict(rank)) for rank in ranks]
-    return (
-        head | rest | flags | _stage_fields(lanes, parts) | held | trained | {"metrics": store_metrics(metrics)} | inner
-    )
-
-
 OPTIMIZER_STEP_METRICS = ("loss", "grad_norm", "clip_fraction", "kl/penalty")
 MOST_OPTIMIZER_STEPS = 64
 """Optimizer steps of a training step that are kept; of more, so many evenly spaced ones."""
 
 
-def optimizer_step_columns(steps: Sequence[Metrics]) -> dict[str, list[float]]:
-    """Return the values of a training step's optimizer steps by metric; empty where there is only one.
-
-    One value for each, with six digits. Of n > m = ``MOST_OPTIMIZER_STEPS``, value i is that of step i n // m.
-    """
+def optimizer_step_columns(steps: Sequence[Metrics]) -> dict[str, tuple[float, ...]]:
+    """Return the values of a training step's optimizer steps by metric, with six digits; empty where there is one."""
     if len(steps) < 2:
         return {}
     most = min(len(steps), MOST_OPTIMIZER_STEPS)
     kept = [steps[place * len(steps) // most] for place in range(most)]
     names = [name for name in OPTIMIZER_STEP_METRICS if all(name in metrics for metrics in kept)]
-    return {name: [float(f"{metrics[name].value:.6g}") for metrics in kept] for name in names}
-
-
-def evaluation_row(*, version: int, step: int, elapsed_s: float, metrics: Metrics) -> dict[str, Any]:
-    """Return the JSON row of an evaluation; see ``EvaluationRow``."""
-    head = {"kind": "evaluation", "version": version, "step": step, "elapsed_s": round(elapsed_s, 9)}
-    return head | {"metrics": store_metrics(metrics)}
-
-
-def tail_row(
-    *,
-    wall_s: float,
-    elapsed_s: float,
-    lanes: LaneSeconds,
-    version_changes: Iterable[VersionChange] = (),
-    parts: LaneSeconds | None = None,
-) -> dict[str, Any]:
-    """Return the JSON row of what ended after the last step; see ``TailRow`` and ``step_row``."""
-    head: dict[str, Any] = {"kind": "tail", "wall_s": round(wall_s, 9), "elapsed_s": round(elapsed_s, 9)}
-    return head | _stage_fields(lanes, parts) | {"version_changes": _stored_changes(version_changes)}
+    return {name: tuple(float(f"{metrics[name].value:.6g}") for metrics in kept) for name in names}
 
 
 def lane_kind(lane: str) -> str:
@@ -438,22 +384,19 @@ def natural_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 9) if isinstance(value, float) else value for name, value in values.items()}
+def in_pipeline_order(lanes: Iterable[str]) -> list[str]:
+    """Sort lanes as work flows through them: Generators, Scorers, Learner, then any others; naturally within."""
+    kinds = ("generator", "scorer", "learner")
+    return sorted(lanes, key=lambda lane: ([*map(lane.startswith, kinds), True].index(True), natural_order(lane)))
 
 
-def _stored_changes(changes: Iterable[VersionChange]) -> list[list[Any]]:
-    return [[round(elapsed_s, 9), lane, version] for elapsed_s, lane, version in changes]
-
-
-def _stage_fields(lanes: LaneSeconds, parts: LaneSeconds | None = None) -> dict[str, Any]:
-    """Lanes as they are, and stages summed over the parts, which are the lanes where no part has several."""
+def sum_stages(lanes: LaneSeconds) -> dict[str, float]:
+    """Return the seconds of each stage, added over the lanes, to the nanosecond."""
     stages: dict[str, float] = {}
-    for lane_stages in (lanes if parts is None else parts).values():
+    for lane_stages in lanes.values():
         for stage, seconds in lane_stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
-    rounded = {lane: {stage: round(s, 9) for stage, s in lane_stages.items()} for lane, lane_stages in lanes.items()}
-    return {"lanes": rounded, "stages_s": {stage: round(seconds, 9) for stage, seconds in stages.items()}}
+    return {stage: round(seconds, 9) for stage, seconds in stages.items()}
 
 
 def store_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -461,63 +404,6 @@ def store_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
     return {name: {metric.reduction: metric.value, "count": metric.count} for name, metric in metrics.items()}
 
 
-def read_metric(metrics: StoredMetrics, name: str) -> Metric | None:
-    """Return one stored metric, or None."""
-    stored = metrics.get(name)
-    if stored is None:
-        return None
-    for reduction in _REDUCTIONS:
-        if reduction in stored:
-            return Metric(stored[reduction], reduction, int(stored.get("count", 1)))
-    return None
-
-
-def _check_counts(metrics: StoredMetrics) -> None:
-    for name, stored in metrics.items():
-        if not math.isfinite(stored.get("count", 1)):
-            raise ValueError(f"'metrics/{name}/count' is {stored['count']!r}; it must be a number")
-
-
-def with_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row with NaN and infinities as None, listed under ``non_finite``; unchanged if there are none."""
-    places = dict(_non_finite(row, ""))
-    if not places:
-        return row
-    return cast(dict[str, Any], _nulled(row)) | {"non_finite": places}
-
-
-def _non_finite(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            yield pointer, "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _non_finite(item, f"{pointer}/{str(key).translate(_ESCAPES)}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _non_finite(item, f"{pointer}/{index}")
-
-
-def _nulled(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _nulled(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_nulled(item) for item in value]
-    return value
-
-
-def restore_non_finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Put back, in place, the numbers that ``with_nulls`` took out.
-
-    Raises:
-        LookupError, ValueError: a pointer leads nowhere or a value is no number.
-    """
-    for pointer, text in row.pop("non_finite", {}).items():
-        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
-        holder: Any = row
-        for part in parents:
-            holder = holder[int(part)] if isinstance(holder, list) else holder[part]
-        holder[int(last) if isinstance(holder, list) else last] = float(text)
-    return row
+def with_nulls(value: T) -> T:
+    """Return what goes into a JSON document for other programs: NaN and infinities as None."""
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=float), type=type(value))

@@ -1,36 +1,33 @@
 """A run that goes on from a checkpoint: what its recorder knew at that moment, and its rows cut back to it.
 
 Rows that were logged after the checkpoint belong to training that is in no policy. They move to
-``NAME.N.before_resume``, with N from 1 for each time. The log keeps all of its lines.
-
-The run's clock goes on from the checkpoint. So the time between is in no figure: neither what was done after the
-checkpoint, nor the pause, nor the start of the new processes.
+``NAME.N.before_resume``, with N from 1 for each time. The log keeps all of its lines. The run's clock goes on from the
+checkpoint, so the time between is in no figure.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from harness.core.atomic_files import sync
 from harness.core.errors import UserError
+from harness.core.file_locks import holding
 from harness.core.trace import Span
 from harness.core.types import Metric
 from harness.loop.replay import ReplayStats
-from harness.results.counters import COUNTERS
-from harness.results.jsonl import read_json_of
+from harness.results.jsonl import read_json
 from harness.results.manifest import Input
 from harness.results.reader import is_running
-from harness.results.rows import StepSeconds
-from harness.results.trackers.streams import METRICS
-from harness.results.writer import ARRIVALS, GROUPS, LOG, MANIFEST, ROLLOUTS, SCENARIO, SPANS, STEPS
+from harness.results.rows import ARRIVALS, COUNTERS, GROUPS, ROLLOUTS, SPANS, STEPS, StepSeconds
+from harness.results.trackers import METRICS
+from harness.results.writer import LOG, MANIFEST, SCENARIO
 
 RECORDED = "recorded.json"
 """The file in the folder of a checkpoint."""
@@ -38,7 +35,7 @@ ROW_FILES = (SPANS, STEPS, ROLLOUTS, GROUPS, COUNTERS, METRICS, ARRIVALS)
 """Files of a run that only grow, and hold nothing that is not in the policy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Recorded:
     """What a recorder knows between two training steps.
 
@@ -52,14 +49,14 @@ class Recorded:
         replaced: parts that died, by lane.
         spans: ended since the last row.
         sizes: bytes of each of ``ROW_FILES`` that is there.
-        inputs: of the run, see ``Manifest``; empty in checkpoints of before it was written.
+        inputs: as in ``Manifest``; empty in checkpoints of before it was written.
     """
 
     clock_ns: int
     loop_start_ns: int
     row_start_ns: int
-    seconds: tuple[StepSeconds, ...]
-    evaluations: tuple[tuple[int, dict[str, Metric]], ...]
+    seconds: list[StepSeconds]
+    evaluations: list[tuple[int, dict[str, Metric]]]
     syncs: dict[str, Metric]
     measured: dict[str, Metric]
     replay: ReplayStats
@@ -73,6 +70,11 @@ class Recorded:
         """Seconds since the loop began."""
         return (self.clock_ns - self.loop_start_ns) / 1e9
 
+    def copy(self, **changes: Any) -> Recorded:
+        """Return one with these changes, that stays as it is when the recorder goes on."""
+        own: dict[str, Any] = {"seconds": self.seconds[:], "evaluations": self.evaluations[:]}
+        return replace(self, **own, replaced={**self.replaced}, **changes)
+
     def to_json(self) -> bytes:
         """Return what ``read_recorded`` reads."""
         return json.dumps(msgspec.to_builtins(self)).encode()
@@ -84,7 +86,7 @@ def read_recorded(folder: Path) -> Recorded:
     Raises:
         UserError: it is missing, or not what it must be.
     """
-    return read_json_of(folder / RECORDED, Recorded, "the checkpoint")
+    return read_json(folder / RECORDED, Recorded)
 
 
 def sizes_of(folder: Path) -> dict[str, int]:
@@ -99,15 +101,10 @@ def taken(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process has continued the run meanwhile.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with holding(folder, wait=True):
         if is_running(folder):
             raise UserError("the run is not over: another process holds it", str(folder), "stop that process first")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def check_rows(folder: Path, sizes: Mapping[str, int]) -> None:
@@ -116,10 +113,10 @@ def check_rows(folder: Path, sizes: Mapping[str, int]) -> None:
     Raises:
         UserError: a file is shorter than it was.
     """
-    found = sizes_of(folder)
+    present = sizes_of(folder)
     for name, size in sizes.items():
-        if found.get(name, 0) < size:
-            what = f"{name} has {found.get(name, 0)} bytes, and had {size} at the checkpoint"
+        if present.get(name, 0) < size:
+            what = f"{name} has {present.get(name, 0)} bytes, and had {size} at the checkpoint"
             raise UserError(what, str(folder / name), "restore the file from a copy")
 
 
@@ -129,9 +126,9 @@ def sync_rows(folder: Path) -> None:
     Raises:
         OSError: it cannot.
     """
-    files = [path for name in (*ROW_FILES, MANIFEST, SCENARIO) if (path := folder / name).exists()]
-    for path in (*files, folder):
-        sync(path)
+    for path in (*(folder / name for name in (*ROW_FILES, MANIFEST, SCENARIO)), folder):
+        if path.exists():
+            sync(path)
 
 
 def cut_back(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -144,30 +141,20 @@ def cut_back(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """
     check_rows(folder, sizes)
     try:
-        found = sizes_of(folder)
         number, moved = 1, []
-        while any((folder / _moved(name, number)).exists() for name in ROW_FILES):
+        while any((folder / f"{name}.{number}.before_resume").exists() for name in ROW_FILES):
             number += 1
-        for name in found:
-            kept = sizes.get(name, 0)
+        for name in sizes_of(folder):
             with (folder / name).open("r+b") as file:
-                file.seek(kept)
+                file.seek(sizes.get(name, 0))
                 if rest := file.read():
-                    (folder / _moved(name, number)).write_bytes(rest)
-                    moved.append(_moved(name, number))
-                    file.truncate(kept)
-        _end_line(folder / LOG)
+                    moved.append(f"{name}.{number}.before_resume")
+                    (folder / moved[-1]).write_bytes(rest)
+                    file.truncate(sizes.get(name, 0))
+        log = folder / LOG
+        if log.exists() and not log.read_bytes().endswith(b"\n"):  # what a killed process leaves
+            with log.open("ab") as file:
+                file.write(b"\n")
     except OSError as error:
         raise UserError(f"the run's rows cannot be cut back: {error.strerror}", str(error.filename)) from error
     return tuple(moved)
-
-
-def _moved(name: str, number: int) -> str:
-    return f"{name}.{number}.before_resume"
-
-
-def _end_line(log: Path) -> None:
-    """End a line that a killed process has left without its end."""
-    if log.exists() and not log.read_bytes().endswith(b"\n"):
-        with log.open("ab") as file:
-            file.write(b"\n")

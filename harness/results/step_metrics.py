@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from harness.core.intervals import Interval, clip, total
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, WeightHandle, combine_metrics
 from harness.loop import StepReport
 from harness.loop.observer import count
+from harness.loop.replay import ReplayStats
 from harness.results import lane_kind
-
-SYNC_STAGES = {
-    "publish": Stage.WEIGHT_PUBLISH,
-    "transfer": Stage.WEIGHT_TRANSFER,
-    "load": Stage.WEIGHT_LOAD,
-    "verify": Stage.WEIGHT_VERIFY,
-}
+from harness.results.occupancy import LaneAccount
 
 
 def step_metrics(facts: StepReport, wall_s: float) -> Metrics:
     """Return the metrics of a training step; each is of the same rollouts and seconds whatever the lag.
 
     ``reward/*``, ``response_length`` and ``truncated_fraction`` are of all rollouts sampled for its batch,
-    ``response_tokens`` and ``perf/throughput_total`` of the batch, the others of the groups trained on.
+    ``response_tokens`` and ``perf/throughput_total`` of the batch, the others of the groups trained on. So is
+    ``zero_variance_fraction``, the share of groups of several rollouts whose rewards are all equal.
 
     Args:
         facts: what the loop tells of the step.
         wall_s: seconds since the step before, evaluations included.
     """
     metrics = combine_metrics([part.metrics for part in facts.scored]) | facts.result.metrics
-    metrics |= signal_metrics(facts) | sampling_metrics(facts) | lag_metrics(facts)
-    tokens = count(facts.fresh).tokens
-    metrics["response_tokens"] = Metric(tokens, "sum")
+    graded = [group for group in facts.groups if group.rewards is not None and len(group.rewards) > 1]
+    if graded:
+        equal = sum(not group.has_spread for group in graded)
+        metrics["zero_variance_fraction"] = Metric(equal / len(graded), count=len(graded))
+    failed, tokens = sum(part.failed_groups for part in facts.scored), count(facts.fresh).tokens
+    metrics |= _sampling_metrics(facts, failed) | lag_metrics(facts) | {"response_tokens": Metric(tokens, "sum")}
     if wall_s > 0:
         metrics["perf/throughput_total"] = Metric(tokens / wall_s)
-    failed = sum(part.failed_groups for part in facts.scored)
     if failed:
         metrics["score/failed_groups"] = Metric(failed, "sum")
     if failed and not facts.fresh:
@@ -44,28 +41,14 @@ def step_metrics(facts: StepReport, wall_s: float) -> Metrics:
     return metrics
 
 
-def signal_metrics(facts: StepReport) -> Metrics:
-    """Return the share of the groups trained on whose rewards are all equal: they tell no rollout from another.
+def _sampling_metrics(facts: StepReport, failed: int) -> Metrics:
+    """Return what dynamic sampling did for the fresh batch: every generated group is kept, discarded or failed.
 
-    Groups of a single rollout do not count, and neither do those without rewards, as in a simulated run.
+    ``sampling/attempts`` counts how often a place was sampled, the first time included: the most of any place.
     """
-    groups = [group for group in facts.groups if group.rewards is not None and len(group.rewards) > 1]
-    if not groups:
-        return {}
-    equal = sum(not group.has_spread for group in groups)
-    return {"zero_variance_fraction": Metric(equal / len(groups), count=len(groups))}
-
-
-def sampling_metrics(facts: StepReport) -> Metrics:
-    """Return what dynamic sampling did for the fresh batch; nothing in a run without it.
-
-    Every generated group is kept, discarded or failed. ``sampling/attempts`` counts how often a place was sampled, the
-    first time included: the most of any place.
-    """
-    discarded = [group for part in facts.scored for group in part.discarded or ()]
     if all(part.discarded is None for part in facts.scored):
         return {}
-    failed = sum(part.failed_groups for part in facts.scored)
+    discarded = [group for part in facts.scored for group in part.discarded or ()]
     tried = [group.attempt + 1 for group in (*facts.fresh, *discarded)]
     attempts = {"sampling/attempts": Metric(max(tried), "max", len(tried))} if tried else {}
     return attempts | {
@@ -95,10 +78,8 @@ def lag_metrics(facts: StepReport) -> Metrics:
     }
     if rollouts:  # none, where no group of a batch had a reward
         mean = sum(lag * number for lag, number in lags.items()) / rollouts
-        metrics |= {
-            "off_policy/mean": Metric(mean, count=rollouts),
-            "off_policy/max": Metric(max(lags), "max", rollouts),
-        }
+        metrics["off_policy/mean"] = Metric(mean, count=rollouts)
+        metrics["off_policy/max"] = Metric(max(lags), "max", rollouts)
     if facts.dropped.mean_length is not None:
         metrics["off_policy/dropped_length"] = Metric(facts.dropped.mean_length, count=facts.dropped.rollouts)
     if any(group.mean_version is not None for group in facts.groups):
@@ -118,39 +99,39 @@ def sync_metrics(weight_handle: WeightHandle, spans: Sequence[Span]) -> Metrics:
     if weight_handle.num_bytes == 0:
         return {}
     metrics = {"sync/bytes": Metric(weight_handle.num_bytes), "sync/tensors": Metric(weight_handle.num_tensors)}
-    for name, stage in SYNC_STAGES.items():
-        by_sync: dict[tuple[str, int], int] = {}
+    moving_s = 0.0
+    for name in ("publish", "transfer", "load", "verify"):
+        stage, by_sync = Stage(f"weight_{name}"), Counter[tuple[str, int]]()
         for span in spans:
             if span.stage is stage:
-                key = span.lane, span.version
-                by_sync[key] = by_sync.get(key, 0) + span.end_ns - span.start_ns
+                by_sync[span.lane, span.version] += span.end_ns - span.start_ns
         by_kind: dict[str, list[int]] = {}
         for (lane, _), nanoseconds in by_sync.items():
             by_kind.setdefault(lane_kind(lane), []).append(nanoseconds)
         if by_kind:
             seconds = sum(sum(times) / len(times) for times in by_kind.values()) / 1e9
             metrics[f"sync/{name}_s"] = Metric(seconds, count=max(map(len, by_kind.values())))
-    moving = [
-        metrics[f"sync/{name}_s"].value for name in ("publish", "transfer", "load") if f"sync/{name}_s" in metrics
-    ]
-    if {"sync/publish_s", "sync/load_s"} <= metrics.keys() and sum(moving) > 0:
-        metrics["sync/bandwidth_gb_s"] = Metric(weight_handle.num_bytes / sum(moving) / 1e9)
+            moving_s += seconds if name != "verify" else 0.0
+    if {"sync/publish_s", "sync/load_s"} <= metrics.keys() and moving_s > 0:
+        metrics["sync/bandwidth_gb_s"] = Metric(weight_handle.num_bytes / moving_s / 1e9)
     return metrics
 
 
-def idle_ratios(waits: Iterable[tuple[str, Interval]], lanes: Sequence[str], window: Interval) -> Metrics:
-    """Return the share of the window that lanes of each kind waited, as a mean over the lanes of that kind.
+def replay_metrics(facts: StepReport, replay: tuple[ReplayStats, int], earlier: ReplayStats) -> Metrics:
+    """Return what became of the replay buffer's groups since its ``earlier`` totals, and the age of what was taken."""
+    stats, size = replay
+    causes = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
+    metrics = {f"replay/{name}": Metric(getattr(stats, name) - getattr(earlier, name), "sum") for name in causes}
+    metrics |= {"replay/size": Metric(size), "trained_tokens": Metric(count(facts.groups).tokens, "sum")}
+    for name, values in (("age", [it.age for it in facts.taken]), ("uses", [it.uses for it in facts.taken])):
+        if values:
+            metrics[f"replay/{name}_mean"] = Metric(sum(values) / len(values), count=len(values))
+            metrics[f"replay/{name}_max"] = Metric(max(values), "max", len(values))
+    return metrics
 
-    Args:
-        waits: lane and (start, end) in nanoseconds; what lies outside of the window does not count.
-        lanes: all lanes, those without a wait too.
-        window: (start, end) in nanoseconds.
-    """
-    by_lane: dict[str, list[Interval]] = {lane: [] for lane in lanes}
-    for lane, interval in waits:
-        by_lane.setdefault(lane, []).append(interval)
-    length = window[1] - window[0]
-    if length <= 0:
-        return {}
-    idle = [{f"idle_ratio/{lane_kind(lane)}": Metric(total(clip(w, window)) / length)} for lane, w in by_lane.items()]
-    return combine_metrics(list[Metrics](idle))
+
+def idle_ratios(lanes: Iterable[str], accounts: Mapping[str, LaneAccount]) -> Metrics:
+    """Return the share of a step that lanes of each kind waited, as a mean over these and all that have an account."""
+    shares = {lane: account.share(account.waiting_ns) for lane, account in accounts.items()}
+    names = dict.fromkeys((*lanes, *shares))
+    return combine_metrics([{f"idle_ratio/{lane_kind(lane)}": Metric(shares.get(lane, 0.0))} for lane in names])

@@ -23,7 +23,6 @@ EVALUATION_FIGURES: Final = (("validation/reward", "reward"), ("validation/respo
 LONGEST_TEXT = 300
 """Characters of a prompt or response in the log."""
 SHOWN_LOG_PROBS = 16
-"""Log-probabilities of a rollout in the log; ``rollouts.jsonl`` has more of them."""
 
 
 def step_line(step: int, metrics: Metrics, seconds: float) -> str:
@@ -41,21 +40,15 @@ def rollout_lines(step: int, rollouts: Sequence[ExampleRollout]) -> list[str]:
 
     Texts are cut, and so are log-probabilities; control characters are written out.
     """
-    if not rollouts:
-        return []
-    prompt = f"step {step} trained on {len(rollouts)} rollouts of: {plain_ends(rollouts[0].prompt, LONGEST_TEXT)}"
-    return [prompt, *map(_rollout_line, rollouts)]
-
-
-def _rollout_line(rollout: ExampleRollout) -> str:
-    shown = rollout.log_probs[:SHOWN_LOG_PROBS]
-    log_probs = " ".join(f"{round(value, 3) + 0.0:g}" for value in shown)  # + 0.0: no minus before a zero
-    more = rollout.num_tokens - len(shown)
-    after = f" and {more} more" if more > 0 else ""
-    return (
-        f"  reward {rollout.reward:.3g}, advantage {rollout.advantage:.3g}, version {rollout.version}, "
-        f"log-probs {log_probs}{after}: {plain(rollout.response, LONGEST_TEXT)}"
-    )
+    prompts = [plain_ends(rollout.prompt, LONGEST_TEXT) for rollout in rollouts[:1]]
+    lines = [f"step {step} trained on {len(rollouts)} rollouts of: {prompt}" for prompt in prompts]
+    for each in rollouts:
+        shown = each.log_probs[:SHOWN_LOG_PROBS]
+        log_probs = " ".join(f"{round(value, 3) + 0.0:g}" for value in shown)  # + 0.0: no minus before a zero
+        after = f" and {each.num_tokens - len(shown)} more" if each.num_tokens > len(shown) else ""
+        facts = f"reward {each.reward:.3g}, advantage {each.advantage:.3g}, version {each.version}, log-probs"
+        lines.append(f"  {facts} {log_probs}{after}: {plain(each.response, LONGEST_TEXT)}")
+    return lines
 
 
 def _figures(metrics: Metrics, names: Sequence[tuple[str, str]]) -> list[str]:

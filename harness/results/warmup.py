@@ -1,9 +1,9 @@
 """Where a run's warm-up ends: after a fixed floor, or after the slower levels that it starts on.
 
-Compilation, allocators and connections make the first steps slow, and no fixed number of them fits all. Nor must the
-cut be fitted to what looks nice: levels are cut from the start on, each only if it is slower than the next and ends
-early. A faster start is never cut: what follows is slower for another reason. Many programs never settle (Barrett et
-al., arXiv 1602.00602); such a run is said to have no steady state instead.
+Compilation, allocators and connections make the first steps slow, and no fixed number of them fits all. Levels are cut
+from the start on, each only if it is slower than the next and ends early. A faster start is never cut: what follows is
+slower for another reason. Many programs never settle (Barrett et al., arXiv 1602.00602); such a run is said to have no
+steady state instead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Numbers = NDArray[np.float64]
 MOST = 0.3
 """Largest share of the steps that may be warm-up."""
 FEWEST_STEPS = 6
-"""In shorter series a change of level cannot be told from noise: only the floor is cut, and nothing is said of a steady
-state."""
+"""In shorter series a change of level cannot be told from noise: only the floor is cut."""
 SHORTEST_LEVEL = 2
 """Steps of the shortest level, so that a single slow step is no level."""
 CLIP = 3.0
@@ -59,13 +58,12 @@ def read_warm_up(outcome: Mapping[str, Any], rows: Sequence[StepRow]) -> WarmUp:
     stored = outcome.get("warmup")
     if isinstance(stored, dict) and isinstance(stored.get("steps"), int) and "slow_start" in stored:
         return WarmUp(stored["steps"], stored.get("steady"), bool(stored["slow_start"]))
-    return warm_up_of([StepSeconds(row.step, row.wall_s, _is_plain(row)) for row in rows])
-
-
-def _is_plain(row: StepRow) -> bool:
-    """Whether a step had no profiler, no evaluation, and was not among the first of a process that resumed the run."""
-    resumed = row.warmup and row.step >= WARMUP_FLOOR
-    return not (row.profiled or resumed or row.stages_s.get(Stage.EVALUATE.value))
+    steps = list[StepSeconds]()
+    for row in rows:
+        resumed = row.warmup and row.step >= WARMUP_FLOOR
+        plain = not (row.profiled or resumed or row.stages_s.get(Stage.EVALUATE.value))
+        steps.append(StepSeconds(row.step, row.wall_s, plain))
+    return warm_up_of(steps)
 
 
 def steady_from(times: Sequence[float]) -> WarmUp:
@@ -83,7 +81,9 @@ def steady_from(times: Sequence[float]) -> WarmUp:
     if len(times) < FEWEST_STEPS:
         return WarmUp(min(WARMUP_FLOOR, len(times)), None)
     log_times = np.log(np.asarray(times, dtype=np.float64))
-    starts = [*levels_of(log_times), len(times)]
+    noise, middle = noise_width(log_times), float(np.median(log_times))
+    clipped = np.clip(log_times, middle - CLIP * noise, middle + CLIP * noise)
+    starts = [*level_starts(clipped, (PRICE_PER_LOG * log(len(times)) + PRICE) * noise**2), len(times)]
     levels = [float(np.median(log_times[start:end])) for start, end in pairwise(starts)]
     warm = WARMUP_FLOOR
     for start, (before, after) in zip(starts[1:-1], pairwise(levels), strict=True):
@@ -95,26 +95,13 @@ def steady_from(times: Sequence[float]) -> WarmUp:
     return WarmUp(warm, True)
 
 
-def levels_of(log_times: Numbers) -> list[int]:
-    """Return the indices at which the levels of a run start; the first is 0.
-
-    Args:
-        log_times: shape [steps].
-    """
-    noise = noise_width(log_times)
-    middle = float(np.median(log_times))
-    clipped = np.clip(log_times, middle - CLIP * noise, middle + CLIP * noise)
-    return level_starts(clipped, (PRICE_PER_LOG * log(len(log_times)) + PRICE) * noise**2)
-
-
 def noise_width(log_times: Numbers) -> float:
     """Return the standard deviation of a step around its level, from the differences of neighbours.
 
-    The median absolute difference: a change of level, and an outlier, spoil one or two differences only. Scaled by
+    The median absolute difference, since a change of level or an outlier spoils one or two differences only; scaled by
     1.4826 for normal noise, and by sqrt(2) since a difference has the noise of two steps.
     """
-    differences = np.abs(np.diff(log_times))
-    return max(NARROWEST, 1.4826 * float(np.median(differences)) / sqrt(2))
+    return max(NARROWEST, 1.4826 * float(np.median(np.abs(np.diff(log_times)))) / sqrt(2))
 
 
 def level_starts(values: Numbers, price: float) -> list[int]:
@@ -153,7 +140,5 @@ def check_times(times: Sequence[float], whose: str) -> None:
         raise UserError(f"a block of {whose} has no kept steps", fix="leave the block out, or run more steps in it")
     for place, seconds in enumerate(times):
         if not (isfinite(seconds) and seconds > 0):
-            raise UserError(
-                f"{whose} has a step time of {seconds!r} s at place {place}; it must be a number above 0",
-                fix="leave out steps in which the stage did not occur",
-            )
+            what = f"{whose} has a step time of {seconds!r} s at place {place}; it must be a number above 0"
+            raise UserError(what, fix="leave out steps in which the stage did not occur")

@@ -1,44 +1,38 @@
 """Write a run's folder so that it can be read at any moment, also after the process was killed.
 
-Rows are kept in memory until ``flush``, which appends whole lines. A file that cannot take a whole line is cut back to
-the last one. While the run lives, its process holds a lock on ``steps.jsonl``: that is how a reader tells a running run
-from one that was killed.
+Rows are kept in memory until ``flush``, which appends whole lines. While the run lives, its process holds a lock on
+``steps.jsonl``: that is how a reader tells a running run from one that was killed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from harness.core.atomic_files import overwrite, whole_file
 from harness.core.errors import UserError
+from harness.core.file_locks import lock
 from harness.core.terminal_text import plain
-from harness.core.trace import Span, Stage
-from harness.core.types import ExampleRollout, Purpose
+from harness.core.trace import Span
 from harness.results.anonymous import Scrubber, safe_name
-from harness.results.counters import COUNTERS, CounterRow, counters_header
 from harness.results.manifest import Manifest
-from harness.results.rows import SCHEMA_VERSIONS, with_nulls
-
-if TYPE_CHECKING:
-    from harness.loop.arrivals import Arrival
+from harness.results.rows import ROLLOUTS, SCHEMA_VERSION, SPANS, STEPS, HeaderRow, Row, SpanRow
 
 MANIFEST, SCENARIO, LOG = "manifest.json", "scenario.resolved.yaml", "log.txt"
-SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
 ATTEMPTS = 100
 """Names that a new experiment tries."""
 POLICY, POLICIES, PICTURES, PROFILES, REPORT = "policy", "policies", "pictures", "profiles", "report.html"
-ARRIVALS = "arrivals.jsonl"
 CHECKPOINTS, KEPT_STEPS = "checkpoints", "kept_steps"
+_ENCODER = msgspec.json.Encoder()
 
 
 def experiment_name(root: Path, scenario: str, now: datetime) -> str:
@@ -54,11 +48,7 @@ def experiment_name(root: Path, scenario: str, now: datetime) -> str:
 def begin_experiment(
     root: Path, scenario: str, variant_name: str | None, echo: Callable[[str], None] | None = None
 ) -> tuple[RunFolder, str]:
-    """Make the first run folder of a new experiment; return it and the experiment's name, which no other command has
-    taken.
-
-    Args:
-        root, scenario, variant_name, echo: see ``RunFolder.create``.
+    """Make the first run folder of a new experiment; return it and the experiment's name, which nobody else has taken.
 
     Raises:
         UserError: it cannot be written to, or other commands took every name.
@@ -68,8 +58,7 @@ def begin_experiment(
         try:
             return RunFolder.create(root, scenario, name, variant_name, echo=echo), name
         except UserError as error:
-            taken = isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()
-            if not taken:
+            if not (isinstance(error.__cause__, FileExistsError) and (root / safe_name(scenario) / name).is_dir()):
                 raise
     raise UserError(f"no free folder name below {root} in {ATTEMPTS} attempts", str(root))
 
@@ -80,12 +69,7 @@ def utc_now() -> datetime:
 
 
 class RunFolder:
-    """The files of one run. Make one with ``create``.
-
-    Attributes:
-        folder: where the files are.
-        manifest: as written last, or None.
-    """
+    """The files of one run, made with ``create``; ``manifest`` is the one that was written last, or None."""
 
     def __init__(
         self,
@@ -97,23 +81,27 @@ class RunFolder:
     ) -> None:
         self.folder, self._goes_on = folder, go_on
         self.manifest: Manifest | None = None
-        self._scrubber, self._clock, self._echo = scrubber, clock, echo
+        self._scrubber, self._clock, self._echo = scrubber, clock, echo or (lambda line: None)
         self._to_echo: list[str] = []
-        self._span_heads: dict[tuple[str, Stage], str] = {}
         self._files: dict[str, AppendOnly] = {}
-        with ExitStack() as opened:  # closes them again if one of them cannot be made
-            for name in (SPANS, STEPS, ROLLOUTS, LOG):
-                self._files[name] = AppendOnly(folder / name, go_on)
-                opened.callback(self._files[name].close)
-            self._write_headers()
-            opened.pop_all()
+        try:
+            with writing(folder):
+                lock(self._file(STEPS).file, wait=True)
+                for name in (SPANS, ROLLOUTS, LOG):
+                    self._file(name)
+            self.flush()
+        except BaseException:
+            self.close()
+            raise
 
-    def _write_headers(self) -> None:
-        self._files[STEPS].lock()
-        for name, schema in ((SPANS, "harness.spans"), (STEPS, "harness.steps"), (ROLLOUTS, "harness.rollouts")):
-            if not self._files[name].size:
-                self._files[name].append(_header_line(schema))
-        self.flush()
+    def _file(self, name: str) -> AppendOnly:
+        """Return a file, made with its header when it is first asked for: some only some runs have."""
+        if name not in self._files:
+            self._files[name] = file = AppendOnly(self.folder / name, self._goes_on)
+            stem, _, kind = name.partition(".")
+            if kind == "jsonl" and not file.size:
+                file.append(HeaderRow(f"harness.{stem}", SCHEMA_VERSION).line())
+        return self._files[name]
 
     @classmethod
     def create(
@@ -133,9 +121,6 @@ class RunFolder:
 
         Args:
             root: the results folder.
-            scenario: names the folder in it.
-            experiment: names the one in that.
-            variant_name: names the one in that, where there are several.
             scrubber: keeps names and paths out; None: those of this process.
             clock: of the log.
             echo: called with each line of the log, without its time, once it is on disk.
@@ -147,17 +132,13 @@ class RunFolder:
         folder = root / safe_name(scenario) / safe_name(experiment)
         if variant_name is not None:
             folder /= safe_name(scrubber.paths(variant_name))
-        try:
+        with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
-        except OSError as error:
-            raise _cannot_create(folder, error) from error
         try:
             return cls(folder, scrubber, clock, echo)
-        except (OSError, UserError) as error:
+        except UserError:
             shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise _cannot_create(folder, error) from error
             raise
 
     @classmethod
@@ -167,17 +148,9 @@ class RunFolder:
         Raises:
             UserError: it cannot be written to.
         """
-        try:
-            opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
-        except OSError as error:
-            raise _cannot_create(folder, error) from error
+        opened = cls(folder, Scrubber.of_this_process(), utc_now, echo, go_on=True)
         opened.manifest = manifest
         return opened
-
-    @property
-    def policy_folder(self) -> Path:
-        """Where the trained policy goes; not made yet."""
-        return self.folder / POLICY
 
     def write_scenario(self, yaml_text: str) -> None:
         """Save the resolved scenario; absolute paths are shortened."""
@@ -190,86 +163,23 @@ class RunFolder:
 
     def append_spans(self, spans: Iterable[Span]) -> None:
         """Add finished spans."""
-        heads = self._span_heads
-        lines: list[str] = []
-        for lane, stage, start_ns, end_ns, step, version in spans:
-            head = heads.get((lane, stage))
-            if head is None:
-                head = heads[lane, stage] = f'{{"lane":{json.dumps(lane)},"stage":"{stage.value}","start_ns":'
-            lines.append(f'{head}{start_ns},"end_ns":{end_ns},"step":{step},"version":{version}}}\n')
-        self._files[SPANS].append("".join(lines))
+        self._files[SPANS].append(_ENCODER.encode_lines([SpanRow(*span) for span in spans]))
 
-    def append_step(self, row: dict[str, Any]) -> None:
-        """Add a row of ``steps.jsonl``: one of ``step_row``, ``evaluation_row`` and ``tail_row``."""
-        self._files[STEPS].append(_json_line(row))
-
-    def append_rollouts(self, purpose: Purpose, rollouts: Iterable[ExampleRollout], step: int | None = None) -> None:
-        """Add rollouts for people to read; their text is saved as it is.
-
-        Args:
-            step: the training step that trained on them.
-        """
-        for item in rollouts:
-            row: dict[str, Any] = {
-                "kind": "rollout",
-                "purpose": purpose.value,
-                "version": item.version,
-                "prompt": item.prompt,
-            }
-            row |= {"response": item.response, "ground_truth": item.ground_truth, "reward": item.reward}
-            row |= {"num_tokens": item.num_tokens, "finish_reason": item.finish_reason}
-            if item.advantage is not None:
-                row |= {"step": step, "advantage": item.advantage, "log_probs": item.log_probs}
-            self._files[ROLLOUTS].append(_json_line(row))
-
-    def append_counters(self, rows: Iterable[CounterRow]) -> None:
-        """Add counters; the first ones make the file, since a run without probes has none.
+    def append(self, *rows: Row) -> None:
+        """Add rows, each to the file of its kind.
 
         Raises:
-            UserError: the file cannot be made.
+            UserError: a file that is not there yet cannot be made.
         """
-        lines = [_json_line(row.to_json()) for row in rows]
-        if lines:
-            self._late_file(COUNTERS, _json_line(counters_header())).append("".join(lines))
-
-    def append_groups(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Add rows of ``groups.jsonl``, made by ``shard_row`` and ``batch_row``; the first ones make the file.
-
-        Raises:
-            UserError: the file cannot be made.
-        """
-        lines = [_json_line(row) for row in rows]
-        if lines:
-            self._late_file(GROUPS, _header_line("harness.groups")).append("".join(lines))
-
-    def append_arrival(self, arrival: Arrival) -> None:
-        """Add an event of the loop; the first one makes the file.
-
-        Raises:
-            UserError: the file cannot be made.
-        """
-        default = arrival._field_defaults
-        said = {name: value for name, value in arrival._asdict().items() if value != default.get(name)}
-        row = {"kind": "arrival", **said}
-        self._late_file(ARRIVALS, _header_line("harness.arrivals")).append(_json_line(row))
-
-    def _late_file(self, name: str, header: str) -> AppendOnly:
-        """Return a file that only some runs have, made with its header when it is first asked for."""
-        if name not in self._files:
-            try:
-                self._files[name] = AppendOnly(self.folder / name, self._goes_on)
-            except OSError as error:
-                raise self._cannot_write(error) from error
-            if not self._files[name].size:
-                self._files[name].append(header)
-        return self._files[name]
+        with writing(self.folder):
+            for row in rows:
+                self._file(row.file).append(row.line())
 
     def log(self, text: str) -> None:
         """Add a line with the time to ``log.txt``, made plain, without names and absolute paths."""
         line = plain(self._scrubber.text(text))
-        self._files[LOG].append(f"{timestamp(self._clock())} {line}\n")
-        if self._echo is not None:
-            self._to_echo.append(line)
+        self._files[LOG].append(f"{timestamp(self._clock())} {line}\n".encode(errors="backslashreplace"))
+        self._to_echo.append(line)
 
     def flush(self) -> None:
         """Put everything added so far on disk.
@@ -277,23 +187,15 @@ class RunFolder:
         Raises:
             UserError: the disk is full or gone. The files end on a whole line.
         """
-        try:
+        with writing(self.folder):
             for file in self._files.values():
                 file.flush()
-        except OSError as error:
-            raise self._cannot_write(error) from error
-        said, self._to_echo = self._to_echo, []
-        if self._echo is not None:
-            for line in said:
-                self._echo(line)
+        lines, self._to_echo = self._to_echo, []
+        for line in lines:
+            self._echo(line)
 
     def finish(self, status: str, error: str | None = None, outcome: dict[str, Any] | None = None) -> None:
-        """Flush, say in the manifest how the run ended, and close the files.
-
-        Args:
-            status: ``completed``, ``interrupted`` or ``failed``.
-            error: what went wrong; saved without names and absolute paths.
-            outcome: figures of the run.
+        """Flush, say in the manifest how the run ended: ``completed``, ``interrupted`` or ``failed``; close the files.
 
         Raises:
             UserError: the disk is full or gone. A run that was complete otherwise has failed, and says so where it can.
@@ -325,7 +227,7 @@ class RunFolder:
             raise full
 
     def close(self) -> None:
-        """Close the files without a word about how the run ended; closing twice does no harm."""
+        """Close the files without a word about how the run ended."""
         for file in self._files.values():
             file.close()
 
@@ -337,54 +239,35 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _as_text(self, manifest: Manifest) -> str:
-        return json.dumps(manifest.to_json(self._scrubber), indent=2, allow_nan=False) + "\n"
+        return json.dumps(manifest.to_json(self._scrubber), indent=2) + "\n"
 
     def _replace(self, name: str, text: str) -> None:
-        try:
-            with whole_file(self.folder / name) as stream:
-                stream.write(text.encode(errors="backslashreplace"))
-        except OSError as error:
-            raise self._cannot_write(error) from error
-
-    def _cannot_write(self, error: OSError) -> UserError:
-        what = f"cannot write results to {str(self.folder)!r}: {error.strerror or error}"
-        return UserError(what, where=str(self.folder), fix="free some space there, or choose a folder with --out DIR")
+        with writing(self.folder), whole_file(self.folder / name) as stream:
+            stream.write(text.encode(errors="backslashreplace"))
 
 
 class AppendOnly:
-    """A file that only ever grows by whole pieces: lines that are kept until ``flush``, or bytes at once.
+    """A file of ``size`` bytes that only ever grows by whole pieces: lines kept until ``flush``, or bytes at once.
 
-    Args:
-        path: of a new file.
-        go_on: it may be there already.
-
-    Attributes:
-        size: bytes of it.
+    Where it is there already, it has to be one to ``go_on`` with.
     """
 
     def __init__(self, path: Path, go_on: bool = False) -> None:
-        self._file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
-        self._pending: list[str] = []
-        self.size = self._file.seek(0, os.SEEK_END)
+        self.file = open(path, "ab" if go_on else "xb", buffering=0)  # noqa: SIM115  (lives as long as the run)
+        self._pending: list[bytes] = []
+        self.size = self.file.seek(0, os.SEEK_END)
 
-    def lock(self) -> None:
-        """Show that this process lives."""
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def append(self, lines: str) -> None:
+    def append(self, lines: bytes) -> None:
         """Keep lines for the next ``flush``."""
         self._pending.append(lines)
 
     def flush(self) -> None:
         """Write what was kept."""
-        data = "".join(self._pending).encode("utf-8", errors="backslashreplace")
+        data = b"".join(self._pending)
         self._pending.clear()
         self.write(data)
 
@@ -397,29 +280,17 @@ class AppendOnly:
         rest = memoryview(piece)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[self.file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(self.size)
-                self._file.seek(self.size)
+                self.file.truncate(self.size)
+                self.file.seek(self.size)
             raise
         self.size += len(piece)
 
     def close(self) -> None:
         """Close it; closing twice does no harm."""
-        self._file.close()
-
-
-def _header_line(schema: str) -> str:
-    return _json_line({"kind": "header", "schema": schema, "schema_version": SCHEMA_VERSIONS[schema]})
-
-
-def _json_line(row: dict[str, Any]) -> str:
-    try:
-        text = json.dumps(row, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(with_nulls(row), separators=(",", ":"), allow_nan=False)
-    return text + "\n"
+        self.file.close()
 
 
 def timestamp(now: datetime) -> str:
@@ -427,15 +298,19 @@ def timestamp(now: datetime) -> str:
     return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _cannot_create(folder: Path, error: OSError) -> UserError:
+def cannot_write(folder: Path, error: OSError) -> UserError:
+    """Return what to say where a results folder, or a file in one, cannot be made or written."""
     if isinstance(error, FileExistsError) and folder.is_dir():
-        return UserError(
-            f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten",
-            where=str(folder),
-            fix="start the run again, or choose another folder with --out DIR",
-        )
-    return UserError(
-        f"cannot write to the results folder {str(folder)!r}: {error.strerror or error}",
-        where=str(folder),
-        fix="choose a folder you can write to with --out DIR",
-    )
+        what = f"the run folder {str(folder)!r} exists already, and a saved run is never overwritten"
+        return UserError(what, str(folder), "start the run again, or choose another folder with --out DIR")
+    what = f"cannot write results to {str(folder)!r}: {error.strerror or error}"
+    return UserError(what, str(folder), "free some space there, or choose a folder you can write to with --out DIR")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise ``cannot_write`` in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(folder, error) from error

@@ -23,7 +23,8 @@ from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
-from harness.results.recorder import Row, RowListener
+from harness.results import EvaluationRow, StepRow
+from harness.results.recorder import RowListener
 from harness.results.writer import PROFILES
 from harness.run.arrivals import arrivals_of
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
@@ -42,16 +43,16 @@ from harness.scenario import Scenario, Variant
 from harness.scenario.loop_plan import lane_groups
 
 
-def dropped_special_line(row: Row) -> str | None:
+def dropped_special_line(row: StepRow | EvaluationRow) -> str | None:
     """Return what a row tells of texts for rewards that leave special tokens out; None where there are none."""
-    is_step = row["kind"] == "step"
-    share = row["metrics"].get(DROPPED_SPECIAL if is_step else f"validation/{DROPPED_SPECIAL}")
+    is_step = isinstance(row, StepRow)
+    share = row.metric(DROPPED_SPECIAL if is_step else f"validation/{DROPPED_SPECIAL}")
     if share is None:
         return None
-    rollouts, where = share["count"], f"in training step {row['step']}" if is_step else "in validation"
+    where = f"in training step {row.step}" if is_step else "in validation"
     return (
-        f"{round(share['mean'] * rollouts)} of {rollouts} responses {where} hold special tokens that their texts leave "
-        "out, so no reward function sees them; sampling.skip_special_tokens: false keeps them"
+        f"{round(share.value * share.count)} of {share.count} responses {where} hold special tokens that their texts "
+        "leave out, so no reward function sees them; sampling.skip_special_tokens: false keeps them"
     )
 
 
@@ -131,7 +132,7 @@ class ArmRunner:
         """Return what says once that texts for rewards leave special tokens out."""
         heard = False
 
-        def listen(row: Row) -> None:
+        def listen(row: StepRow | EvaluationRow) -> None:
             nonlocal heard
             line = None if heard else dropped_special_line(row)
             if line is not None:

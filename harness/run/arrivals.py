@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.errors import UserError
 from harness.loop.arrivals import DONE, Arrival, Arrivals, AsItComes, Repeated
 from harness.results.reader import load_run
-from harness.results.writer import ARRIVALS, RunFolder
+from harness.results.rows import ARRIVALS, ArrivalRow
+from harness.results.writer import RunFolder
 from harness.run.resume import check_same
 from harness.scenario import Scenario
 
@@ -20,7 +20,11 @@ def arrivals_of(scenario: Scenario, folder: RunFolder) -> Arrivals:
         UserError: see ``recorded_arrivals``.
     """
     settings = scenario.arrivals
-    write: Callable[[Arrival], None] = folder.append_arrival if settings.record else lambda arrival: None
+
+    def write(arrival: Arrival) -> None:
+        if settings.record:
+            folder.append(ArrivalRow(*arrival))
+
     if settings.repeat is None:
         return AsItComes(write)
     arrivals = recorded_arrivals(scenario)

@@ -6,20 +6,18 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, median
 
-from harness.compare.endpoints import Endpoint, endpoint_of, headline
-from harness.compare.experiments import Detail, experiment_of, read_figures
-from harness.compare.figures import RunFigures
-from harness.compare.stats import FEWEST_BLOCKS as FEWEST_FOR_A_VERDICT
+from harness.compare.endpoint import Endpoint, effect_in_words, endpoint_of
+from harness.compare.experiment import Member, experiment_of, read_members
+from harness.compare.judging import judgements
+from harness.compare.remarks.answer import answer
 from harness.compare.stats import Effect, enough
-from harness.compare.verdicts import judgements
 from harness.core.errors import UserError
 from harness.core.progress import duration
-from harness.results import DamagedRun, find_run_folders, read_manifest
+from harness.results import find_run_folders, read_manifest
 from harness.results.writer import MANIFEST
 from harness.results.writer import SCENARIO as RESOLVED
 from harness.run.arm_runner import ArmRunner
@@ -81,7 +79,8 @@ class BlockWatch:
 
     def __init__(self, blocks: int, stop_at: float | None) -> None:
         self._blocks, self._stop_at, self._done = blocks, stop_at, 0
-        self._runs: list[RunFigures] = []
+        self._members: list[Member] = []
+        self._answer: list[str] = []
         self._seen = set[Path]()
         self._standings: list[tuple[str, str, Effect]] = []
 
@@ -89,17 +88,20 @@ class BlockWatch:
         """Read the runs of one more block from the experiment's folder, and judge; what cannot be read is left out."""
         unseen = [path for path in find_run_folders(folder) if path not in self._seen]
         new = [path for path in unseen if _block_of(path) in (None, self._done)]  # later ones may be there already
-        read = read_figures(new, [Detail.WITHOUT_SPANS] * len(new))
-        self._runs += [run for run in read if not isinstance(run, DamagedRun)]
+        read = read_members(new, [True] * len(new), [False] * len(new))
+        self._members += [member for member in read if isinstance(member, Member)]
         self._seen |= set(new)
         self._done += 1
-        judged = judgements(experiment_of(folder, self._runs)) if self._runs else []
-        self._standings = [(found.base, found.other, found.primary) for found in judged]
+        if self._members:
+            experiment = experiment_of(folder, self._members)
+            judged = judgements(experiment)
+            self._standings = [(item.base, item.other, item.primary) for item in judged]
+            self._answer = list(answer(experiment, judged)) if judged else []
 
     @property
     def endpoint(self) -> Endpoint:
         """What decides."""
-        return endpoint_of(self._runs)
+        return endpoint_of(self._members)
 
     def standings(self) -> list[tuple[str, str, Effect]]:
         """Return (baseline, arm, the endpoint's effect) for every arm but the first, after the last block."""
@@ -114,17 +116,12 @@ class BlockWatch:
 
     def line(self) -> str:
         """Say how the arms stand after the last block; empty where there is one arm."""
-        said = [f"{arm} against {base} {self._so_far(effect)}" for base, arm, effect in self.standings()]
-        return f": {self.endpoint.words}: {'; '.join(said)}" if said else ""
-
-    def _so_far(self, effect: Effect) -> str:
-        """Write an effect; the interval of a few blocks says nothing yet."""
-        few = effect.ratio is not None and effect.blocks < FEWEST_FOR_A_VERDICT
-        return self.endpoint.interval(replace(effect, low=None, high=None) if few else effect)
+        said = [effect_in_words(effect, base, arm) for base, arm, effect in self.standings()]
+        return f": {'; '.join(said)}" if said else ""
 
     def headlines(self) -> list[str]:
         """Return the verdict on the endpoint for each arm, or how many blocks it would take."""
-        return [headline(self.endpoint, base, arm, effect) for base, arm, effect in self.standings()]
+        return self._answer
 
 
 def _block_of(folder: Path) -> int | None:

@@ -13,14 +13,13 @@ from typing import Literal
 
 from rich.console import Console
 
-from harness.compare.as_json import comparison
-from harness.compare.experiments import gather
 from harness.core.checkpoints import LATEST
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.core.installation import as_typed
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain
-from harness.report.console import Output
-from harness.report.text import print_list
+from harness.report.console import Output, shown_path
+from harness.report.terminal import print_list
 from harness.results.experiment_plan import held
 from harness.results.writer import CHECKPOINTS, PICTURES, REPORT, SCENARIO
 from harness.run.arm_runner import ArmRunner
@@ -47,28 +46,36 @@ def show_results(folder: Path, amount: Amount = "brief") -> None:
         folder: the experiment's folder.
         amount: how much is printed.
     """
-    from harness.report.brief import line_of, print_brief
-    from harness.report.html.page import make_report
-    from harness.report.pictures import make_pictures
-    from harness.report.text import print_run_summary
+    from harness.compare.experiment import gather
+    from harness.compare.judging import judgements
+    from harness.report.build import document
+    from harness.report.files import save_charts, write_page
+    from harness.report.terminal import print_document
 
+    experiments, damaged = gather([folder])
+    documents = [document(experiment, judgements(experiment)) for experiment in experiments]
+    left_out = [f"left out {str(item.folder)!r}: {item.error.what}" for item in damaged]
     page = folder / REPORT
-    made = make_report([folder], page)
-    pictures = make_pictures(folder, folder / PICTURES)
-    if amount == "everything":
-        print_run_summary(folder, files=[page, *pictures])
-        return
+    write_page(page, documents, left_out)
+    for each in documents:
+        save_charts(each, folder / PICTURES)
     if amount == "json":
-        experiments, damaged = gather([folder])
+        from harness.report.as_json import comparison
+
         print(json.dumps(comparison(experiments, damaged), indent=2, allow_nan=False))
         return
     output = Output()
-    for material, judged in made.shown:
+    for each in documents:
         if amount == "line":
-            print(plain(line_of(material, judged, page)))
-        else:
-            print_brief(output, material, judged, page)
-    for sentence in made.left_out:
+            answer = " ".join(remark.text for remark in each.answer) or "nothing was measured."
+            print(plain(f"{each.title}: {answer} report: {shown_path(page)}"))
+            continue
+        output.print()
+        print_document(output, each, full=amount == "everything")
+        output.print(plain(f"report: {shown_path(page)}"), markup=False, soft_wrap=True)
+        tables = as_typed(f"python -m harness compare {shown_path(folder)} --full")
+        output.print(plain(f"all tables: {tables}"), markup=False, soft_wrap=True)
+    for sentence in left_out:
         output.print(plain(sentence), style="yellow", markup=False)
 
 

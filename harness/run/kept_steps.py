@@ -26,7 +26,7 @@ from harness.core.trace import Stage, Tracer
 from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.learner.checkpoint import reference_file
 from harness.loop.state_files import KeptBatch, write_batch
-from harness.results.jsonl import read_json_of
+from harness.results.jsonl import read_json
 from harness.results.writer import KEPT_STEPS
 from harness.run.checkpoints import ForwardingLearner, RunCheckpoints, StatefulLearner, writable
 from harness.run.parts import RunningParts
@@ -56,7 +56,7 @@ def read_result(folder: Path) -> KeptResult:
     Raises:
         UserError: it is missing, or not what it must be.
     """
-    return read_json_of(folder / RESULT, KeptResult, "the kept training step")
+    return read_json(folder / RESULT, KeptResult)
 
 
 @dataclass

@@ -42,7 +42,7 @@ def check_own_code(scenario: Scenario) -> None:
         UserError: something cannot be imported or used: what is missing or different, and how it should be.
     """
     from harness.probes.reading import OWN_PROBE
-    from harness.results.trackers.streams import OWN_TRACKER
+    from harness.results.trackers import OWN_TRACKER
     from harness.run.builders import OWN_ENGINE, OWN_TASK, own_functions
     from harness.tasks.rewards import KIND as OWN_REWARD
 

@@ -16,7 +16,7 @@ from harness.probes.nsight import check_nsight
 from harness.probes.nvml import list_gpus
 from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
-from harness.results.trackers.streams import check_trackers
+from harness.results.trackers import check_trackers
 from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 
 from harness.core.progress import is_live, progress_bars
-
-Row = dict[str, Any]
+from harness.results import EvaluationRow, StepRow
+from harness.results.recorder import RowListener
 
 
 class RunProgress:
@@ -53,26 +53,26 @@ class RunProgress:
     ) -> None:
         self._bar.stop()
 
-    def listener(self, arm: int) -> Callable[[Row], None]:
+    def listener(self, arm: int) -> RowListener:
         """Return what the recorder of one arm calls with each row."""
         return partial(self._show, arm)
 
-    def _show(self, arm: int, row: Row) -> None:
+    def _show(self, arm: int, row: StepRow | EvaluationRow) -> None:
         facts = self._facts[arm]
-        if row["kind"] == "step":
+        if isinstance(row, StepRow):
             facts["reward"] = f"train {_mean(row, 'reward/total'):.2f}"
-            facts["seconds"] = f"{row['wall_s']:.2f} s/step"
-            self._bar.update(self._tasks[arm], completed=row["step"] + 1)  # a restart goes back
+            facts["seconds"] = f"{row.wall_s:.2f} s/step"
+            self._bar.update(self._tasks[arm], completed=row.step + 1)  # a restart goes back
         else:
             reward, length = _mean(row, "validation/reward"), _mean(row, "validation/response_length")
             facts["validation"] = f"validation {reward:.2f} at {length:.1f} tokens"
             if self._says_lines:
-                line = f"{self._arms[arm]}: step {row['step']}, {row['elapsed_s']:.1f} s, {facts['validation']}"
+                line = f"{self._arms[arm]}: step {row.step}, {row.elapsed_s:.1f} s, {facts['validation']}"
                 self._console.print(line, highlight=False, markup=False)
         shown = [facts[key] for key in ("validation", "reward", "seconds") if key in facts]
         self._bar.update(self._tasks[arm], facts=", ".join(shown))
 
 
-def _mean(row: Row, name: str) -> float:
-    metric = row["metrics"].get(name, {})
-    return float(metric.get("mean", float("nan")))
+def _mean(row: StepRow | EvaluationRow, name: str) -> float:
+    metric = row.metric(name)
+    return math.nan if metric is None else metric.value

@@ -33,7 +33,7 @@ from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedR
 from harness.results.manifest import LEARNER_DIED, Input, Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
-from harness.results.trackers.streams import Streams, open_streams
+from harness.results.trackers import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.inputs import date_of_runs, named_inputs
 from harness.run.memory.check import memory_line, memory_table
@@ -246,7 +246,7 @@ class Experiment:
             UserError: it cannot be written.
         """
         if self.folder is not None:
-            write_plan(self.folder, self._plan.ended_after(blocks))
+            write_plan(self.folder, replace(self._plan, enough_after=blocks))
 
     def open_run(
         self,

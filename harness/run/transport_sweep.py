@@ -326,7 +326,7 @@ def run_transport_sweep(
         with holding_interrupts():
             folder = experiment.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
         for row in _sync_rows(variant.scenario, session, folder.log, console, quiet):
-            folder.append_step(row.to_json())
+            folder.append(row)
             folder.flush()
             rows += 1
     except BaseException as error:

@@ -27,7 +27,7 @@ from harness.core.types import ScoredBatch
 from harness.loop import StepReport
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.report.console import Output, shown_path
-from harness.report.text import print_list, print_table
+from harness.report.terminal import print_list, print_table
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import safe_name
 from harness.results.recorder import RunRecorder

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,13 +24,14 @@ from typing import TypeVar
 
 from harness.compare import numbers
 from harness.compare.checkpoints import CheckpointCost
-from harness.compare.experiments import SIMULATED
+from harness.compare.experiment import SIMULATED
 from harness.compare.stats.intervals import t_quantile
-from harness.compare.tables import Table
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.loop import SilentObserver, StepReport
+from harness.report.document import Table
 from harness.results import StepRow
+from harness.results.occupancy import Occupancy
 from harness.results.rows import WARMUP_FLOOR
 from harness.scenario import Scenario
 from harness.scenario.checkpoint import CheckpointSettings
@@ -37,7 +39,7 @@ from harness.simulate.cost_model import CostModel, Draw, model_name
 from harness.simulate.features import Workload
 from harness.simulate.lengths import PairedLengths, length_source
 from harness.simulate.machine import MachineProfile, Origin
-from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row
+from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row, table_of_rows
 from harness.simulate.parts import ProfileCosts
 from harness.simulate.simulated_run import simulate_run
 from harness.simulate.timeline import CallPlan
@@ -145,7 +147,7 @@ def predicted(
     rows = watch.rows(run.spans, run.seconds)
     if paired:
         rows = [row for row in rows if not row.stages_s.get(Stage.EVALUATE.value)] or rows
-    measures = metrics_of(rows, run.spans, run.ledger, evicted)
+    measures = metrics_of(table_of_rows(rows), run.spans, run.ledger, evicted)
     return measures, tuple(run.extrapolating)
 
 
@@ -249,30 +251,22 @@ class StepWatch(SilentObserver):
         """Return a row for each step, as a recorder would have made it; a span belongs to the step in which it ends.
 
         Args:
-            loop_s: where the loop ended; then the last row has an evaluation that ended after it too (``with_tail``).
+            loop_s: where the loop ended; then the last row has an evaluation that ended after it too.
         """
-        spans, times = list(spans), [seconds for seconds, _ in self._steps]
+        spans, times = sorted(spans, key=attrgetter("end_ns")), [seconds for seconds, _ in self._steps]
         last_ns = round(times[-1] * 1e9) if times else 0
         if loop_s is not None and any(span.stage is Stage.EVALUATE and span.end_ns > last_ns for span in spans):
             times[-1:] = [loop_s]
-        windows, starts = _windows(spans, [round(seconds * 1e9) for seconds in times]), [0.0, *times]
+        table, borders = Occupancy.of(spans), [0]
+        borders += [bisect_right(spans, round(seconds * 1e9), key=attrgetter("end_ns")) for seconds in times]
         return [
-            simulated_row(facts, end - start, end, own, warmup=facts.step < WARMUP_FLOOR)
-            for (start, end), (_, facts), own in zip(pairwise(starts), self._steps, windows, strict=True)
+            simulated_row(
+                facts, end - start, end, table.seconds(spans[first:last], first), warmup=facts.step < WARMUP_FLOOR
+            )
+            for (start, end), (first, last), (_, facts) in zip(
+                pairwise([0.0, *times]), pairwise(borders), self._steps, strict=True
+            )
         ]
-
-
-def _windows(spans: Iterable[Span], ends: Sequence[int]) -> list[list[Span]]:
-    """Sort spans into the windows that end at these nanoseconds; what ends later is left out."""
-    windows: list[list[Span]] = [[] for _ in ends]
-    place = 0
-    for span in sorted(spans, key=attrgetter("end_ns")):
-        while place < len(ends) and span.end_ns > ends[place]:
-            place += 1
-        if place == len(ends):
-            break
-        windows[place].append(span)
-    return windows
 
 
 KINDS = ("generator", "scorer", "learner")
@@ -331,7 +325,7 @@ def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Tabl
     origin = "" if machine.origin == "measured" else ", not measured"
     title = f"Forecast for the machine profile {machine.name}{origin}{SIMULATED}"
     header = ("figure", *(item.label for item in items))
-    return Table(title, header, shown, _notes(items, machine), divisible=True)
+    return Table(title, header, shown, _notes(items, machine))
 
 
 def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, ...]:
@@ -362,8 +356,7 @@ def warnings(items: Sequence[Forecasted]) -> list[str]:
 def checkpoint_cost(scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> CheckpointCost | None:
     """Return what checkpoints would cost a run; None where it makes none, or its steps take no time.
 
-    Two central runs, with and without them, say by how much one makes training longer. The seconds to start again are
-    those of the stage ``startup``, where the profile has it.
+    Two central runs, with and without them, say by how much one makes training longer.
     """
     settings = scenario.checkpoint
     if settings.every is None:
@@ -380,7 +373,6 @@ def checkpoint_cost(scenario: Scenario, machine: MachineProfile, allow: Collecti
         blocked_s=_seconds(costs.checkpoint(0)),
         exposed_s=max(0.0, loop_s - plain_s) / max(1, scenario.steps // settings.every),
         pending_s=_seconds(costs.write_checkpoint(0)) if settings.asynchronous else 0.0,
-        restart_s=model.seconds("startup", "learner", 0, {"call": 1}),
     )
 
 

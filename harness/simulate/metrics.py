@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
-from harness.compare.attribution import loop_window, measured_lanes
-from harness.compare.step_columns import measured_rows, tokens_per_second, with_tail
+import numpy as np
+
+from harness.compare.run_frame import step_windows, tokens_per_second
 from harness.core.trace import Span, Stage
 from harness.loop import RolloutCounts, StepReport
 from harness.loop.observer import count
-from harness.results import LedgerFigures, Run, StepRow, lane_kind, lane_seconds
-from harness.results.lane_time import parts_as_lanes
+from harness.results import Manifest, Run, StepRow, lane_kind
+from harness.results.frames import RunTable, table_of
+from harness.results.occupancy import Occupancy, loop_window, part_spans
+from harness.results.rows import LaneSeconds, LedgerFigures, TailRow
 from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
@@ -49,8 +53,14 @@ class RunMetrics:
     sync_s: float | None = None
 
 
+def table_of_rows(rows: Sequence[StepRow], tail: TailRow | None = None) -> RunTable:
+    """Return rows that lie in no folder as the table that a recorded run is read into."""
+    about = Manifest(scenario="", experiment="", started_at="")
+    return table_of(Run(Path(), about, "completed", tuple(rows), (), tail))
+
+
 def metrics_of(
-    rows: Sequence[StepRow],
+    table: RunTable,
     spans: Sequence[Span],
     ledger: RolloutCounts | LedgerFigures | None,
     evicted_unused: float = 0.0,
@@ -58,17 +68,17 @@ def metrics_of(
     """Put all measures of a run together.
 
     Args:
-        rows: of its training steps, at least one.
+        table: of at least one training step.
         spans: may be none; then there is no ``idle`` and no ``sync_s``.
         ledger: what became of the rollouts; None where it is not known.
         evicted_unused: rollouts that left the replay buffer without ever being taken.
     """
     return RunMetrics(
-        step_s=step_time(rows),
-        stages_s=stage_times(rows),
-        throughput=tokens_per_second(rows) or 0.0,
-        idle=idle_shares(rows, spans),
-        lags=lag_shares(rows),
+        step_s=step_time(table),
+        stages_s=stage_times(table),
+        throughput=tokens_per_second(table) or 0.0,
+        idle=idle_shares(table, spans),
+        lags=lag_shares(table),
         waste={} if ledger is None else waste_shares(ledger, evicted_unused),
         sync_s=sync_time(spans),
     )
@@ -83,14 +93,14 @@ def metrics_of_run(run: Run) -> RunMetrics:
     """
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
-    return metrics_of(with_tail(run.steps, run.tail), parts_as_lanes(run.spans()), run.ledger, evicted * group_size)
+    return metrics_of(table_of(run), part_spans(run.spans()), run.ledger, evicted * group_size)
 
 
 def simulated_row(
     report: StepReport,
     wall_s: float,
     elapsed_s: float,
-    spans: Sequence[Span],
+    lanes: LaneSeconds,
     *,
     warmup: bool,
     profiled: bool = False,
@@ -101,11 +111,10 @@ def simulated_row(
     Args:
         report: what the loop told of the step.
         wall_s, elapsed_s: seconds of the step, and of the loop until its end.
-        spans: that ended in it.
+        lanes: seconds that are its spans' own, by lane and stage: of those that ended in it.
         warmup, profiled: its flags.
         versions: policy version of each lane that took one.
     """
-    lanes = lane_seconds(spans)
     totals: Counter[str] = Counter()
     for stages in lanes.values():
         totals.update(stages)
@@ -125,51 +134,47 @@ def simulated_row(
     )
 
 
-def step_time(rows: Sequence[StepRow]) -> float:
+def step_time(table: RunTable) -> float:
     """Return the seconds per training step of the measured window.
 
     Raises:
-        ValueError: there are no rows.
+        ValueError: there are no training steps.
     """
-    return fmean(row.wall_s for row in _measured(rows))
-
-
-def stage_times(rows: Sequence[StepRow]) -> dict[str, float]:
-    """Return the seconds of each stage and wait per step of the measured window, in the order of ``Stage``.
-
-    Raises:
-        ValueError: there are no rows.
-    """
-    counted = _measured(rows)
-    totals: Counter[str] = Counter()
-    for row in counted:
-        totals.update(row.stages_s)
-    return {stage.value: totals[stage.value] / len(counted) for stage in Stage if stage.value in totals}
-
-
-def _measured(rows: Sequence[StepRow]) -> list[StepRow]:
-    if not rows:
+    if not len(table):
         raise ValueError("there are no training steps to take figures of")
-    return measured_rows(rows)
+    return fmean(table.wall_s[table.is_measured].tolist())
 
 
-def lag_shares(rows: Iterable[StepRow]) -> dict[int, float]:
-    """Return the share of the rollouts trained on by lag, over all rows; each use of a replayed rollout counts."""
+def stage_times(table: RunTable) -> dict[str, float]:
+    """Return the seconds of each stage and wait per step of the measured window, in the order of ``Stage``."""
+    seconds = {stage.value: each[table.is_measured] for stage, each in table.stages_s.items()}
+    return {stage: fmean(each.tolist()) for stage, each in seconds.items() if each.any()}
+
+
+def lag_shares(table: RunTable) -> dict[int, float]:
+    """Return the share of the rollouts trained on by lag, over all steps; each use of a replayed rollout counts."""
     lags: Counter[int] = Counter()
-    for row in rows:
-        lags.update(row.lags)
+    for each in table.lags:
+        lags.update(each)
     total = lags.total()
     return {lag: number / total for lag, number in sorted(lags.items())} if total else {}
 
 
-def idle_shares(rows: Sequence[StepRow], spans: Sequence[Span]) -> dict[str, float]:
+def idle_shares(table: RunTable, spans: Sequence[Span]) -> dict[str, float]:
     """Return the share of the measured window that lanes of each kind waited, as ``harness.compare`` counts it."""
     if not spans:
         return {}
     kinds: dict[str, list[float]] = {}
-    for lane, account in measured_lanes(rows, spans, loop_window(list(spans), None)[0]).items():
-        kinds.setdefault(lane_kind(lane), []).append(account.share(account.waiting_ns))
+    for lane, share in waiting_shares(table, spans, loop_window(spans, None)[0]).items():
+        kinds.setdefault(lane_kind(lane), []).append(share)
     return {kind: fmean(shares) for kind, shares in kinds.items()}
+
+
+def waiting_shares(table: RunTable, spans: Sequence[Span], loop_start_ns: int) -> dict[str, float]:
+    """Return the share of the measured window that each lane waited."""
+    windows = np.array(step_windows(table, loop_start_ns))[table.is_measured]
+    accounts = Occupancy.of(spans, windows).accounts()
+    return {lane: account.share(account.waiting_ns) for lane, account in accounts.items()}
 
 
 def waste_shares(ledger: RolloutCounts | LedgerFigures, evicted_unused: float) -> dict[str, float]:

@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.models.shape import Shape
-from harness.results import lane_kind, part_of
+from harness.results import EvaluationRow, StepRow, lane_kind, part_of
 from harness.scenario import PartSettings, Scenario
 from harness.scenario.loop_plan import (
     all_lanes,
@@ -189,9 +188,9 @@ class SimulatedRun:
         self._bookkeeping = Bookkeeping(observer, self.tracer, self.lanes, self.costs, self.work)
         return self._bookkeeping
 
-    def on_row(self, row: dict[str, Any]) -> None:
+    def on_row(self, row: StepRow | EvaluationRow) -> None:
         """Take the time of bookkeeping at the row of a training step: what a ``RunRecorder`` calls."""
-        if self._bookkeeping is not None and row.get("kind") == "step":
+        if self._bookkeeping is not None and isinstance(row, StepRow):
             self._bookkeeping.take_time()
 
 

@@ -22,15 +22,15 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.compare import numbers
-from harness.compare.experiments import SIMULATED
-from harness.compare.tables import Table
+from harness.compare.experiment import SIMULATED
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.progress import progress_bars
 from harness.core.spawn_pool import usable_cores
 from harness.core.terminal_text import plain
 from harness.report.console import shown_path
-from harness.report.text import print_list, print_table
+from harness.report.document import Table
+from harness.report.terminal import print_list, print_table
 from harness.results.anonymous import safe_name
 from harness.results.rows import with_nulls
 from harness.results.writer import utc_now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from harness.results.trackers.streams import MetricStream
+from harness.results.trackers import MetricStream
 
 
 class TrackerContract:

@@ -69,6 +69,30 @@ def test_light_modules_load_neither_heavy_libraries_nor_those_for_pictures() -> 
     assert loaded_by(f"import {', '.join(LIGHT)}") & (HEAVY | PICTURES) == set()
 
 
+NEVER = HEAVY | PICTURES | {"jinja2", "pydantic", "scipy.stats", "scipy.optimize"}
+RUN = "results/reference/sync_k/20261125-210813/k1"
+
+
+def test_the_package_and_comparing_load_what_they_need_alone() -> None:
+    assert loaded_by("import harness") & {"numpy", "pandas", "pydantic", "msgspec"} == set()
+    assert loaded_by("import harness.compare.stats, harness.compare") & (NEVER | {"scipy", "rich"}) == set()
+
+
+@pytest.mark.parametrize(
+    ("typed", "never"),
+    [
+        ("compare results/reference/sync_k", NEVER),
+        (f"report {RUN} -o OUT/report.html", HEAVY | {"pydantic"}),
+        (f"trace {RUN} -o OUT/trace.json", NEVER | {"scipy"}),
+        ("import trl tests/data/importers/trl_vllm.jsonl -o OUT", HEAVY | {"pydantic", "scipy", "tensorboardX"}),
+    ],
+)
+def test_a_command_loads_what_it_needs_alone(typed: str, never: set[str], tmp_path: Path) -> None:
+    words = typed.replace("OUT", str(tmp_path)).split()
+    command = "import contextlib, io\nfrom harness import cli\nwith contextlib.redirect_stdout(io.StringIO()):"
+    assert loaded_by(f"{command}\n    assert cli.main({words}) == 0") & never == set()
+
+
 def test_the_probe_sees_what_is_imported() -> None:
     assert {"torch", "numpy"} <= loaded_by("import harness.grpo")
 
@@ -100,10 +124,11 @@ def test_a_library_for_one_place_appears_in_no_other(library: str, only: set[str
     assert set(files_importing(library)) <= only
 
 
-def test_pictures_are_drawn_in_the_report_and_in_the_picture_of_a_command() -> None:
+def test_pictures_are_drawn_in_the_report_alone() -> None:
     drawing = {path for library in PICTURES for path in files_importing(library)}
     elsewhere = {path for path in drawing if not path.startswith("harness/report/")}
-    assert elsewhere == {"harness/simulate/picture.py", "harness/results/frames.py"}  # the latter has frames only
+    frames = ("results/frames", "results/importers/convert", "results/importers/logs", "compare/experiment")
+    assert elsewhere == {f"harness/{name}.py" for name in frames}
 
 
 LOADING = re.compile(r"\b(LLM|AsyncLLM|pipeline|Engine|from_pretrained|from_config)\b")

@@ -24,10 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.compare import Experiment, gather
-from harness.compare.block_values import paired_runs
+from harness.compare import Experiment, Member, gather
+from harness.compare.judging import is_same, paired_runs
 from harness.compare.stats import Estimate, of_blocks
-from harness.compare.verdicts import is_same
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
@@ -104,19 +103,22 @@ def _steps_in(path: Path) -> list[dict[str, list[float]]]:
 
 
 def _like_arms(experiment: Experiment) -> Recording:
-    base, other, *more = experiment.variants if len(experiment.variants) > 1 else experiment.variants * 2
-    if base is other or more or not is_same(base, other):
+    arms = list(experiment.arms.values())
+    if len(arms) != 2 or not is_same(*arms):
         raise UserError(
             "these are not two arms with the same settings",
             where=str(experiment.folder),
             fix="give it an experiment of a scenario against itself",
         )
-    blocks = []
-    for runs in paired_runs(base, other, with_unfinished=False):
-        series = [run.series.measured() for run in runs if run.series is not None]
-        mine, theirs = (dict(zip(item.steps, item.wall_s, strict=True)) for item in series)
-        blocks.append((mine, theirs))
-    return _recording(experiment.scenario, blocks, base.runs[0].manifest.interleaving == "step")
+    pairs = paired_runs(arms[0], arms[1], with_unfinished=False)
+    blocks = [(_measured_seconds(mine), _measured_seconds(theirs)) for mine, theirs in pairs]
+    return _recording(experiment.scenario, blocks, arms[0][0].manifest.interleaving == "step")
+
+
+def _measured_seconds(member: Member) -> dict[int, float]:
+    table = member.table
+    steps = table.steps["step"][table.is_measured].astype(int).tolist()
+    return dict(zip(steps, table.wall_s[table.is_measured].tolist(), strict=True))
 
 
 def _recording(name: str, blocks: Sequence[tuple[dict[int, float], dict[int, float]]], alternated: bool) -> Recording:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from harness.probes.machine_speed import SpeedProbe
+from harness.results import EvaluationRow, StepRow
 from harness.run.arm_runner import ArmRunner
 from harness.run.factory import PartsFactory
 from harness.run.session import Experiment
@@ -41,10 +42,10 @@ def measured_run(steps: int, seed: int) -> list[dict[str, float]]:
     )  # fmt: skip
     probe, rows = SpeedProbe(), list[dict[str, float]]()
 
-    def after_row(row: dict[str, Any]) -> None:
-        if row["kind"] == "step":
+    def after_row(row: StepRow | EvaluationRow) -> None:
+        if isinstance(row, StepRow):
             before = rows[-1]["all"] if rows else 0.0  # the probe ran within the time of the next step
-            rows.append({"step": row["wall_s"] - before} | probe.measure())
+            rows.append({"step": row.wall_s - before} | probe.measure())
 
     with tempfile.TemporaryDirectory() as folder, PartsFactory() as factory:
         runner = ArmRunner(Experiment(Path(folder), "machine_speed"), factory, Console(stderr=True), quiet=True)

@@ -18,15 +18,16 @@ from typing import Any
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics
 from harness.results import (
+    EvaluationRow,
     Manifest,
     RunFolder,
     Scrubber,
+    StepRow,
+    TailRow,
     VersionChange,
-    evaluation_row,
-    lane_seconds,
-    step_row,
-    tail_row,
+    store_metrics,
 )
+from harness.results.occupancy import Occupancy
 
 LAYOUTS = ("blocks", "campaigns")
 LANES = ("generator", "scorer", "learner")
@@ -122,27 +123,27 @@ def write_run(root: Path, manifest: Manifest, steps: int) -> None:
                 spans += _evaluate(run, clock, step + 1)
             _close_row(run, clock, step, before_s, spans)
             spans = []
-        run.append_step(tail_row(wall_s=0.0, elapsed_s=clock.elapsed_s, lanes={}))
+        run.append(TailRow(wall_s=0.0, elapsed_s=clock.elapsed_s, lanes={}))
         warmup = {"steps": WARMUP_STEPS, "steady": True, "slow_start": False}
         run.finish("completed", None, {"warmup": warmup, "ledger": LEDGER, "replaced": {}})
 
 
 def _close_row(run: RunFolder, clock: Clock, step: int, before_s: float, spans: list[Span]) -> None:
     elapsed_s = clock.elapsed_s
-    row = step_row(
+    row = StepRow(
         step=step,
         version=step + 1,
         wall_s=elapsed_s - before_s,
         elapsed_s=elapsed_s,
         optimizer_steps=1,
-        lanes=lane_seconds(spans),
-        metrics=_metrics(clock.noise),
+        lanes=Occupancy.of(spans).seconds(spans),
+        metrics=store_metrics(_metrics(clock.noise)),
         versions={"learner": step + 1, "generator": step},
-        version_changes=[VersionChange(elapsed_s, "learner", step + 1), VersionChange(elapsed_s, "generator", step)],
+        version_changes=(VersionChange(elapsed_s, "learner", step + 1), VersionChange(elapsed_s, "generator", step)),
         lags={0: 32, 1: 32},
         warmup=step < WARMUP_STEPS,
     )
-    run.append_step(row)
+    run.append(row)
     run.append_spans(spans)
 
 
@@ -164,7 +165,7 @@ def _evaluate(run: RunFolder, clock: Clock, version: int) -> list[Span]:
     start_ns, clock.now_ns = clock.now_ns, clock.now_ns + 400_000_000
     rewards = {"validation/reward": 0.3 + 0.4 * version / (version + 50), "validation/response_length": 12.0}
     metrics = {name: Metric(value, count=256) for name, value in rewards.items()}
-    run.append_step(evaluation_row(version=version, step=version, elapsed_s=clock.elapsed_s, metrics=metrics))
+    run.append(EvaluationRow(version=version, step=version, elapsed_s=clock.elapsed_s, metrics=store_metrics(metrics)))
     return [Span("generator", Stage.EVALUATE, start_ns, clock.now_ns, version, version)]
 
 

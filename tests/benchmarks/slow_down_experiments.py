@@ -17,11 +17,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from harness.compare import gather
-from harness.compare.block_values import paired_runs, paired_seconds
+from harness.compare import Judgement, gather, judgements
+from harness.compare.run_frame import TIMING
 from harness.compare.stats import Effect, Verdict, wilson_interval
-from harness.compare.verdicts import Judgement, judgements
-from harness.core.trace import Stage
 from harness.run.experiment import run_scenario
 from harness.scenario import Scenario, load_scenario
 from harness.scenario.load import check_data
@@ -82,16 +80,14 @@ def run_experiment(seed: int, stage: str, delay_s: float, blocks: int) -> Outcom
     with tempfile.TemporaryDirectory(prefix="slow-down-") as folder:
         run_scenario(scenario_with(seed, stage, delay_s, blocks), Path(folder), quiet=True, show=lambda path: None)
         (experiment,), _ = gather([Path(folder)])
-        (found,) = judgements(experiment)
-        base, delayed = experiment.variants
-        pairs = paired_seconds(paired_runs(base, delayed, with_unfinished=True), alternated=True)
-        plain_s = [before.stages[Stage(stage)] for before, _ in pairs]
-    return outcome_of(found, seed, stage, delay_s, median(plain_s))
+        (judged,) = judgements(experiment)
+        plain_s = experiment.values("plain", TIMING + stage)
+    return outcome_of(judged, seed, stage, delay_s, median(plain_s))
 
 
-def outcome_of(found: Judgement, seed: int, stage: str, delay_s: float, plain_s: float) -> Outcome:
+def outcome_of(judged: Judgement, seed: int, stage: str, delay_s: float, plain_s: float) -> Outcome:
     """Set an experiment's effects beside what was injected."""
-    return Outcome(seed, stage, delay_s, 1 + delay_s / plain_s, found.step, found.stages)
+    return Outcome(seed, stage, delay_s, 1 + delay_s / plain_s, judged.step, judged.effects[1:])
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from harness.compare.experiments import variant_labels
-from harness.compare.learning import evaluations
+from harness.compare.experiment import arm_labels
 from harness.compare.stats.intervals import t_interval
 from harness.results import Run, find_runs
+from harness.results.frames import table_of
 from harness.tasks.sorting import SORTING_PROMPTS, SORTING_REWARDS, numbers_in
 
 NUMBERS = range(5)
@@ -81,11 +81,16 @@ def by_variant(folder: Path) -> dict[str, list[Run]]:
     for item in damaged:
         print(f"left out {item.folder.name}: {item.error.what}", file=sys.stderr)
     runs = sorted((run for run in runs if run.status == "completed"), key=lambda run: run.manifest.position or 0)
-    labels = variant_labels([(run.manifest.arm, run.manifest.point) for run in runs], "all")
+    labels = arm_labels([(run.manifest.arm, run.manifest.point) for run in runs], "all")
     variants: dict[str, list[Run]] = {}
     for label, run in zip(labels, runs, strict=True):
         variants.setdefault(label, []).append(run)
     return variants
+
+
+def rewards(run: Run) -> list[float]:
+    """The validation rewards of a run's evaluations, in order."""
+    return table_of(run).rewards.reward.tolist()
 
 
 def print_rewards(variants: dict[str, list[Run]]) -> None:
@@ -93,7 +98,7 @@ def print_rewards(variants: dict[str, list[Run]]) -> None:
     print("| variant | seeds | untrained | final, 95% interval | of the maximum | seeds above untrained |")
     print("|---|---|---|---|---|---|")
     for label, runs in variants.items():
-        first, last = ([evaluations(run)[end].reward for run in runs] for end in (0, -1))
+        first, last = ([rewards(run)[end] for run in runs] for end in (0, -1))
         highest = 3.0 if runs[0].setting("task.reward") == "positions" else 5.0
         interval = t_interval(last)
         ends = "" if interval is None else f" ({interval.low:.2f} to {interval.high:.2f})"
@@ -205,7 +210,7 @@ def print_kl(run: Run, rollouts: int = 30) -> None:
 
 def print_differences(variants: dict[str, list[Run]]) -> None:
     """Paired differences of the final reward over seeds, between deltas and between losses."""
-    final = {label: [evaluations(run)[-1].reward for run in runs] for label, runs in variants.items()}
+    final = {label: [rewards(run)[-1] for run in runs] for label, runs in variants.items()}
     print("\nFinal reward, paired by seed, with 95% intervals:")
     for reward in SORTING_REWARDS:
         for (delta, other), loss in product(DELTA_PAIRS, LOSSES):
@@ -220,7 +225,7 @@ def _print_difference(what: str, these: Sequence[float], others: Sequence[float]
     if these and len(these) == len(others):
         interval = t_interval([this - other for this, other in zip(these, others, strict=True)])
         if interval is not None:
-            print(f"{what}: {interval.point:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})")
+            print(f"{what}: {interval.value:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.compare.experiments import gather, gather_newest
+from harness.compare.experiment import gather, gather_newest
 from harness.results import load_run
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ def test_reading_a_run(benchmark: BenchmarkFixture, some_runs: Path) -> None:
 def test_gathering_20_runs(benchmark: BenchmarkFixture, some_runs: Path, brief: bool) -> None:
     benchmark.extra_info |= {"runs": 20, "steps": STEPS}
     experiments, damaged = benchmark.pedantic(gather, ([some_runs], brief), rounds=5, warmup_rounds=1)
-    assert (sum(len(experiment.runs) for experiment in experiments), damaged) == (20, [])
+    assert (sum(len(experiment.members) for experiment in experiments), damaged) == (20, [])
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ class Simulation:
             ),
             (
                 "occasions",
-                "A new occasion against a stored baseline, 10 blocks each: `different` by the true change",
+                "A new occasion against those of a baseline, 10 blocks each: `different` by the true change",
                 ("occasions", "spread between them", "no change", "+6%", "+10%", "+15%"),
                 self._occasions,
             ),

@@ -1,67 +1,50 @@
-"""Which interval of checkpoints loses least: the formula against its own model, and that against drawn failures."""
+"""Which interval of checkpoints loses least, by hand and against the model that the formula is of."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 
-from harness.compare.checkpoints import CheckpointCost, best_interval_s, interval_advice, lost_share
-
-FAILURES = 20_000
-
-
-def drawn_loss(cost: CheckpointCost, every: int, between_failures_s: float) -> float:
-    """Live through failures, each at a drawn moment: what was saved before it counts, all else is lost."""
-    rng = np.random.default_rng(7)
-    kept_s = total_s = 0.0
-    interval_s = every * cost.step_s
-    for up_s in rng.exponential(between_failures_s, FAILURES).tolist():
-        total_s += up_s
-        counts_s = cost.restart_s + interval_s + cost.cost_s + cost.pending_s
-        while counts_s <= up_s:
-            kept_s += interval_s
-            counts_s += interval_s + cost.cost_s
-    return 1 - kept_s / total_s
+from harness.compare.checkpoints import CheckpointCost, best_interval_s, checkpoint_cost, interval_advice
+from harness.core.trace import Span, Stage
+from tests.stand_ins.members import made_run
 
 
-@pytest.mark.parametrize(
-    "cost",
-    [
-        CheckpointCost(1, step_s=1.0, blocked_s=0.5, exposed_s=0.5, restart_s=5.0),
-        CheckpointCost(1, step_s=1.0, blocked_s=0.4, exposed_s=0.2, pending_s=3.0, slowed_s=0.3, restart_s=5.0),
-        CheckpointCost(
-            1, step_s=2.0, blocked_s=40.0, exposed_s=40.0, restart_s=1.0
-        ),  # dear ones, where sqrt(2 C M) is too long
-    ],
-    ids=["waiting", "asynchronous", "dear"],
-)
-def test_drawn_failures_lose_what_the_formula_says_and_least_where_it_says(cost: CheckpointCost) -> None:
-    mean_s = 200.0
-    best = cost.best_every(mean_s)
-    tried = [max(1, round(best * factor)) for factor in (0.4, 0.7, 1.0, 1.4, 2.5)]
-    losses = [drawn_loss(cost, every, mean_s) for every in tried]
-    assert losses == pytest.approx([cost.lost_share(every, mean_s) for every in tried], abs=0.008)
-    assert tried[int(np.argmin(losses))] == best
+def lost_share(interval_s: np.ndarray, cost_s: float, between_failures_s: float) -> np.ndarray:
+    """Daly's model: of M exp(0) (exp((T + C) / M) - 1) seconds for each interval T stays in the policy."""
+    return 1 - interval_s / (between_failures_s * np.expm1((interval_s + cost_s) / between_failures_s))
 
 
-def test_the_best_interval_by_hand() -> None:
+def test_the_best_interval_by_hand_and_by_its_model() -> None:
     # C = 2, M = 10,000: sqrt(40,000) = 200; C / 2M = 1e-4, so 200 (1 + 0.01 / 3 + 1e-4 / 9) - 2
     assert best_interval_s(2.0, 10_000.0) == pytest.approx(200 * (1 + 0.01 / 3 + 1e-4 / 9) - 2)
     assert best_interval_s(30.0, 15.0) == 15.0
     for cost_s in (0.01, 1.0, 100.0):  # no interval of the model itself loses less by more than a thousandth
-        best = lost_share(best_interval_s(cost_s, 1000.0), cost_s, 1000.0)
-        least = min(lost_share(t, cost_s, 1000.0) for t in np.geomspace(1, 5000, 2000))
-        assert best == pytest.approx(least, rel=1e-3)
+        best, *others = lost_share(np.append(best_interval_s(cost_s, 1000.0), np.geomspace(1, 5000, 2000)), cost_s, 1e3)
+        assert best == pytest.approx(min(others), rel=1e-3)
 
 
-def test_what_is_lost_at_the_ends() -> None:
-    assert lost_share(1.0, 0.0, 1e9) == pytest.approx(0.0, abs=1e-8)
-    assert lost_share(100.0, 25.0, 1e12) == pytest.approx(0.2)  # no failures: checkpoints alone, 25 of 125
-    # work alone: 1 - x / (exp(x) - 1) with x = T / M
-    assert lost_share(1000.0, 0.0, 1000.0) == pytest.approx(1 - 1 / (math.e - 1))
-    assert lost_share(1e9, 1.0, 1.0) == 1.0
+def test_writing_that_slows_updates_beside_it_is_a_part_of_the_cost() -> None:
+    """Steps of 2 s, of which every second one takes 2.4 s beside the writing of a checkpoint that blocks for 0.1 s."""
+
+    def span(lane: str, stage: Stage, start_s: float, end_s: float, step: int) -> Span:
+        return Span(lane, stage, round(start_s * 1e9), round(end_s * 1e9), step, step)
+
+    spans, at = list[Span](), 0.0
+    for step in range(8):
+        is_written, last_s = step % 2 == 1, 2.4 if step % 2 else 2.0
+        spans.append(span("learner", Stage.UPDATE, at, at + last_s, step))
+        if is_written:
+            spans.append(span("writer", Stage.CHECKPOINT_WRITE, at, at + last_s, step))
+        at += last_s
+        if not is_written:
+            spans.append(span("learner", Stage.CHECKPOINT, at, at + 0.1, step + 1))
+            at += 0.1
+    run = made_run(settings={"checkpoint": {"every": 2}}).run
+    cost = checkpoint_cost(run, spans, range(8), at / 8)
+    assert cost is not None
+    assert (cost.blocked_s, cost.exposed_s, cost.slowed_s, cost.cost_s) == pytest.approx((0.1, 0.1, 0.4, 0.5))
+    assert cost.step_s == pytest.approx(2.0)  # 2.25 s on average, less 4 x 0.1 of 8 steps and 0.4 of every second
 
 
 def test_the_interval_is_one_in_which_the_last_one_gets_written() -> None:

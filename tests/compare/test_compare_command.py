@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from math import ceil
 from pathlib import Path
 
 import pytest
 
+from harness.compare import experiment
 from harness.compare.__main__ import main
-from harness.compare.experiments import FEWEST_FOR_PROCESSES, MOST_WITH_SPANS, Detail, gather_newest, read_figures
-from harness.core.trace import Stage
+from harness.compare.experiment import Member, gather_newest, read_members
+from harness.core.types import ExampleRollout
+from harness.report import tables
 from harness.results import DamagedRun, RunFolder, find_run_folders
 
 Make = Callable[..., RunFolder]
+Capture = pytest.CaptureFixture[str]
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 REWARDS = {0: (0.25, 12.0), 4: (0.55, 18.0)}
 EARLY = "2026-11-19T08:00:00.000Z"
+MOST_LINES = 30
 
 
 @pytest.fixture(autouse=True)
@@ -29,39 +38,112 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def results(make_run: Make, tmp_path: Path) -> Path:
     """An older experiment of one run and a newer one of two arms."""
-    make_run(
-        scenario="quickstart", experiment="20261119-080000", started_at="2026-11-19T08:00:00.000Z", evaluations=REWARDS
-    )
+    make_run(scenario="quickstart", experiment="20261119-080000", started_at=EARLY, evaluations=REWARDS)
     for arm in ("k1", "k2"):
         make_run(arm=arm, evaluations=REWARDS)
     return tmp_path / "results"
 
 
-def test_the_newest_experiment_is_shown_in_detail(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def typed(capsys: Capture, *arguments: str | Path) -> str:
+    """Type the command, which must not fail, and return its output without the spaces of its tables."""
+    assert main([*map(str, arguments)]) == 0
+    lines = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    return "\n".join(lines)
+
+
+# ---- the forms
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "row"),
+    [
+        ("async_lag1",
+         "Cannot tell whether lag1 is faster per step than sync_two_threads, the fastest synchronous arm: -3.1% "
+         "(-7.3% to +1.2%, 12 blocks); the interval holds 0.",
+         "whole step 0.501* 0.361* -27.8% 0.394* -21.3% 0.350* -30.1%"),
+        ("rdt_nixl", "object_store is 58% slower in seconds of a weight sync than nixl (39 to 80%, 7 blocks).",
+         "whole step 0.533* 0.556* +4.4% +0.7% to +8.3% cannot tell: chance?"),
+        ("sync_k", "k2 was 78.7% slower than k1 per step (one run each).",
+         "whole step 0.506* 0.904* +78.7% 1.65* +226% 3.48* +588%"),
+    ],
+    ids=["four arms", "an endpoint", "one run each"],
+)  # fmt: skip
+def test_the_short_form_is_a_screen_of_80_columns_that_begins_with_the_answer(
+    name: str, answer: str, row: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([str(REFERENCE / name)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(max(1, ceil(len(line) / 80)) for line in lines) <= MOST_LINES
+    assert lines[0].startswith(f"{name} / 2026")
+    assert " ".join(lines[1:]).startswith(answer)
+    assert row in [" ".join(line.split()) for line in lines]
+
+
+def test_the_full_form_holds_the_verdict_tables_on_a_terminal_and_to_be_pasted(capsys: Capture) -> None:
+    folder = REFERENCE / "rdt_nixl"
+    numbers = ("weight sync", "1.582", "1.390 to 1.801", "< 0.001", "20.4%", "slower")
+    text = typed(capsys, folder, "--full")
+    assert "\nobject_store against nixl, 7 blocks (the arms took turns by step)\n" in text
+    assert f"\n{' '.join(numbers)}\n" in text
+    assert "\nweight_publish 7.314 5.938 to 9.009 < 0.001 79.5% slower\n" in text
+    markdown = typed(capsys, folder, "--md", "--full").replace("\\", "")
+    assert f"\n| {' | '.join(numbers)} |\n" in markdown
+    assert " ".join(numbers) not in typed(capsys, folder)
+    assert "against nixl, 7 blocks (" not in typed(capsys, folder, "--md")
+
+
+def test_a_table_to_paste_is_markdown(results: Path, capsys: Capture) -> None:
+    output = typed(capsys, results / "sync_k", "--md")
+    assert output.startswith("## sync\\_k / 20261120-111500\n")
+    assert "\n| seconds per step | k1 | k2 | change |\n| --- | ---: | ---: | ---: |\n" in output
+    assert "\n| whole step | 1.50 | 1.50 | +0.0% |\n| generate | 0.300 | 0.300 | +0.0% |\n" in output
+    assert "\n- One run each: no error bars. For some:\n- `python -m harness bench" in output
+    assert typed(capsys, results / "sync_k", "--format", "md") == output
+
+
+@pytest.mark.parametrize(("variables", "is_plain"), [({}, False), ({"NO_COLOR": "1"}, True)])
+def test_a_terminal_has_colours_unless_they_are_not_wanted(variables: dict[str, str], is_plain: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    environment |= {"TERM": "xterm-256color"} | variables
+    command = [sys.executable, "-m", "harness.compare", str(REFERENCE / "rdt_nixl")]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment):
+        os.close(theirs)
+        written = b""
+        with suppress(OSError):  # as the end of a terminal is told
+            while part := os.read(ours, 65536):
+                written += part
+    os.close(ours)
+    assert b"object_store is 58% slower" in written
+    assert (b"\x1b" not in written) == is_plain
+    assert (b"\x1b[31m" in written) != is_plain  # slower is red
+
+
+def test_the_newest_experiment_is_shown_and_the_others_are_counted(results: Path, capsys: Capture) -> None:
     assert main([str(results)]) == 0
     output = capsys.readouterr()
-    lines = [" ".join(line.split()) for line in output.out.splitlines()]
-    assert "quickstart 20261119-080000 1 4 1.50 0.550" in lines
-    assert "sync_k 20261120-111500 2 4 1.50 0.550" in lines
-    assert "sync_k / 20261120-111500" in lines
-    assert "quickstart / 20261119-080000" not in lines
-    assert "update 0.500 33.3% 0.500 33.3%" in lines
-    assert "- One block and one seed: figures, not a verdict." in lines
     assert output.err == ""
+    lines = [" ".join(line.split()) for line in output.out.splitlines()]
+    assert lines[0] == "sync_k / 20261120-111500"
+    assert "update 0.500 0.500 +0.0%" in lines
+    assert lines[-1] == "1 older experiment: listed with --full, shown with --all."
+    table = typed(capsys, results, "--full")
+    assert "\nquickstart 20261119-080000 1 4 1.50 0.550\nsync_k 20261120-111500 2 4 1.50 0.550\n" in f"{table}\n"
 
 
-def test_all_experiments_are_shown_when_asked(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(results), "--all"]) == 0
-    assert "quickstart / 20261119-080000" in capsys.readouterr().out
-    assert main([str(results / "quickstart"), str(results / "sync_k")]) == 0  # both were named
-    assert "quickstart / 20261119-080000" in capsys.readouterr().out
+def test_all_experiments_are_shown_when_asked(results: Path, capsys: Capture) -> None:
+    for arguments in ([results, "--all"], [results / "quickstart", results / "sync_k"]):  # both were named
+        output = typed(capsys, *arguments)
+        assert "quickstart / 20261119-080000" in output
+        assert "sync_k / 20261120-111500" in output
 
 
-def test_json_holds_every_experiment_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_every_experiment_and_nothing_else(results: Path, capsys: Capture) -> None:
     assert main([str(results), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["schema"], data["schema_version"]) == ("harness.comparison", 2)
-    assert [experiment["scenario"] for experiment in data["campaigns"]] == ["quickstart", "sync_k"]
+    assert (data["schema"], data["schema_version"]) == ("harness.comparison", 3)
+    assert [each["scenario"] for each in data["campaigns"]] == ["quickstart", "sync_k"]
     assert [variant["name"] for variant in data["campaigns"][1]["variants"]] == ["k1", "k2"]
     run = data["campaigns"][1]["variants"][0]["runs"][0]
     assert run["figures"]["reward_last"] == 0.55
@@ -71,6 +153,7 @@ def test_json_holds_every_experiment_and_nothing_else(results: Path, capsys: pyt
     assert run["warm_up"] == {"steps": 2, "steady": None, "slow_start": False}
     assert run["step"] == pytest.approx({"mean_s": 1.5, "p10_s": 1.1, "median_s": 1.5, "p90_s": 1.9})
     assert run["stages"]["update"] == pytest.approx({"mean_s": 0.5, "steps": 2, "share": 1 / 3, "total_s": 2.0})
+    assert run["exposed_s"]["update"] == pytest.approx(0.5)
     # 2 updates of 0.5 s, and waits during the rest
     assert run["lanes"]["learner"] == {
         "wall_s": 3.0,
@@ -80,49 +163,37 @@ def test_json_holds_every_experiment_and_nothing_else(results: Path, capsys: pyt
     assert (data["damaged"], data["cautions"]) == ([], [])
 
 
-def test_json_holds_syncs_overlap_and_ledger(
-    make_lagged_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_holds_syncs_overlap_and_ledger(make_lagged_run: Make, tmp_path: Path, capsys: Capture) -> None:
     for seed in range(3):
         make_lagged_run(arm="a", seed=seed, steps=2)
         make_lagged_run(arm="b", seed=seed, steps=2, rewards=(0.2, 0.7))
-    assert main([str(tmp_path / "results"), "--format", "json"]) == 0
-    (experiment,) = json.loads(capsys.readouterr().out)["campaigns"]
-    base, other = experiment["variants"]
+    assert main([str(tmp_path / "results"), "--json"]) == 0
+    (of_json,) = json.loads(capsys.readouterr().out)["campaigns"]
+    base, other = of_json["variants"]
     assert base["reward_last_difference"] is None
     difference = other["reward_last_difference"]
-    assert (difference["baseline"], difference["seeds"]) == ("a", 3)
+    assert (difference["baseline"], difference["seeds"], difference["pairs"]) == ("a", 3, 1)
     assert difference["mean"] == difference["low"] == difference["high"] == pytest.approx(0.1)
     run = other["runs"][0]
     assert run["figures"]["lag_mean"] == 0.5  # 0 in the first of two steps, 1 in the second
     assert run["figures"]["idle_generator"] == pytest.approx(0.2)
+    assert run["figures"]["replay_uses"] is None  # it has no buffer
     assert run["ledger"]["trained"] == {"rollouts": 32, "tokens": 320}
     assert run["held_back"] == {"batches": 0, "bound_batches": 0, "seconds": 0.0}
     assert (run["sync"]["transport"], run["sync"]["num_bytes"], run["sync"]["num_tensors"]) == ("nixl", 20_000_000, 3)
     assert run["sync"]["whole_s"] == pytest.approx([0.04])  # 10 + 20 + 10 ms
-    assert run["overlap"]["loop_s"] == 2.0
+    # the Generator works until 0.8 s of both steps, the Scorer from 0.1 to 0.2 s, the Learner from 0.2 s until 0.96 s
+    # of the first step, which has slower syncs, and 0.912 s of the second
+    assert run["overlap"] == pytest.approx(
+        {"worked_s": 2 * 0.9 + 0.76 + 0.712, "busy_s": 0.96 + 0.912, "together_s": 2 * 0.7}
+    )
 
 
-def test_tables_of_syncs_and_lag_are_shown(
-    make_lagged_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_lagged_run()
-    for form, heading in (("text", "Weight syncs\n"), ("md", "**Weight syncs**\n")):
-        assert main([str(tmp_path / "results"), "--format", form]) == 0
-        output = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
-        assert heading in output
-        assert heading.replace("Weight syncs", "Off-policy") in output
+# ---- damage
 
 
-def test_markdown_has_the_same_tables(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(results / "sync_k"), "--format", "md"]) == 0
-    output = capsys.readouterr().out
-    assert "## sync\\_k / 20261120-111500\n" in output
-    assert "| stage | k1 | k2 |\n| --- | ---: | ---: |\n| generate | 0.300 20.0% | 0.300 20.0% |\n" in output
-
-
-def test_a_damaged_run_is_named_and_the_rest_compared(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = results / "sync_k" / "20261120-111500" / "k2"
+def test_a_damaged_run_is_named_and_the_rest_compared(results: Path, capsys: Capture) -> None:
+    bad, arm = (results / "sync_k" / "20261120-111500" / name for name in ("k2", "k1"))
     steps = bad / "steps.jsonl"
     steps.write_text(steps.read_text().replace('"step":2', '"step":"two"'))
     assert main([str(results)]) == 0
@@ -130,82 +201,76 @@ def test_a_damaged_run_is_named_and_the_rest_compared(results: Path, capsys: pyt
     assert output.err == (
         f"warning: left out '{bad}': '{steps}' is damaged at line 5: Expected `int`, got `str` - at `$.step`\n"
     )
-    lines = [" ".join(line.split()) for line in output.out.splitlines()]
-    assert "update 0.500 33.3%" in lines
+    assert "update 0.500 33.3%" in [" ".join(line.split()) for line in output.out.splitlines()]
     assert main([str(results), "--format", "json"]) == 0
     assert [item["folder"] for item in json.loads(capsys.readouterr().out)["damaged"]] == [str(bad)]
-
-
-def test_where_the_newest_experiment_has_damaged_spans_the_next_one_is_shown(
-    make_run: Make, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    newest = make_run(scenario="newest", experiment="20261130-000000", started_at="2026-11-30T00:00:00.000Z").folder
-    (newest / "spans.jsonl").write_text("{}\n")
+    (arm / "spans.jsonl").write_text("{}\n")  # nothing of the newest experiment is left
     assert main([str(results)]) == 0
     output = capsys.readouterr()
-    assert output.err.startswith(f"warning: left out '{newest}': ")
-    assert "the header of harness.spans is missing" in output.err
-    assert "\nsync_k / 20261120-111500" in output.out
+    assert f"warning: left out '{arm}': " in output.err
+    assert "its schema is not 'harness.spans'" in output.err
+    assert output.out.startswith("quickstart / 20261119-080000\n")
 
 
 def test_damage_in_the_newest_experiment_takes_out_the_run_and_not_the_experiment(
-    results: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, capsys: Capture
 ) -> None:
     bad = results / "sync_k" / "20261120-111500" / "k1"
     (bad / "spans.jsonl").write_text("{}\n")
-    assert main([str(results)]) == 0
-    output = capsys.readouterr()
-    assert output.err.count("warning: left out") == 1
-    assert f"warning: left out '{bad}': " in output.err
-    lines = [" ".join(line.split()) for line in output.out.splitlines()]
-    assert "update 0.500 33.3%" in lines
-    assert "sync_k 20261120-111500 1 4 1.50 0.550" in lines
+    output = typed(capsys, results, "--full")
+    assert "\nupdate 0.500 33.3%\n" in output
+    assert "\nsync_k 20261120-111500 1 4 1.50 0.550\n" in f"{output}\n"
 
 
-def test_a_run_folder_is_shown_without_its_siblings(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(results / "sync_k" / "20261120-111500" / "k2")]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "stage k2" in lines
+def test_a_run_folder_is_shown_without_its_siblings(results: Path, capsys: Capture) -> None:
+    output = typed(capsys, results / "sync_k" / "20261120-111500" / "k2")
+    assert "\nk2: 1.50 s per step; validation reward 0.25 to 0.55" in output
+    assert "k1" not in output
+
+
+# ---- many runs
 
 
 def test_of_a_very_large_experiment_evenly_spaced_runs_have_their_spans_read(
-    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_run: Make, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for block in range(MOST_WITH_SPANS // 2 + 1):
+    for module in (experiment, tables):
+        monkeypatch.setattr(module, "MOST_WITH_SPANS", 10)
+    for block in range(6):
         for arm in ("a", "b"):
-            make_run(arm=arm, block=block, seed=block, steps=1).close()
+            make_run(arm=arm, block=block, seed=block, steps=1)
     experiments, newest, damaged = gather_newest([tmp_path / "results"])
-    assert (len(experiments), len(newest.runs), damaged) == (1, MOST_WITH_SPANS + 2, [])
-    read = [sum(bool(run.lanes) for run in variant.runs) for variant in newest.variants]
-    assert sum(read) == MOST_WITH_SPANS // 2 + 1  # every second of 202
-    assert max(read) - min(read) <= 1
-    assert all(run.series is not None for run in newest.runs)
-    assert main([str(tmp_path / "results")]) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    assert "over the 101 of 202 runs whose spans were read; --all reads them all." in output
+    assert (len(experiments), len(newest.members), damaged) == (1, 12, [])
+    read = [sum(run.times is not None for run in members) for members in newest.arms.values()]
+    assert read == [3, 3]  # every second of 12
+    assert all(run.table.metrics for run in newest.members)
+    output = typed(capsys, tmp_path / "results", "--full").replace("\n", " ")
+    assert "Over 6 of 12 runs, those whose spans were read; --all reads them all." in output
 
 
 def test_reading_in_several_processes_gives_the_same_figures(
-    make_run: Make, make_lagged_run: Make, tmp_path: Path
+    make_run: Make, make_lagged_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(experiment, "FEWEST_FOR_PROCESSES", 10)
     make_run(evaluations=REWARDS)
     make_lagged_run()
-    damaged = make_run(arm="bad").folder
-    (damaged / "steps.jsonl").unlink()
+    (make_run(arm="bad").folder / "steps.jsonl").unlink()
     folders = find_run_folders(tmp_path / "results")
-    many = [folder for _ in range(FEWEST_FOR_PROCESSES // len(folders) + 1) for folder in folders]
-    details = [tuple(Detail)[place % 3] for place in range(len(many))]
-    one, several = (read_figures(many, details, processes) for processes in (1, 2))
-    assert [str(item.error) for item in several if isinstance(item, DamagedRun)] == [
-        str(item.error) for item in one if isinstance(item, DamagedRun)
-    ]
-    assert len(one) == len(several) == len(many)
-    assert [item for item in one if not isinstance(item, DamagedRun)] == [
-        item for item in several if not isinstance(item, DamagedRun)
-    ]
+    many = folders * 7
+    in_full, with_spans = [[place % 4 >= least for place in range(len(many))] for least in (1, 2)]
+    one, several = (read_members(many, in_full, with_spans, processes) for processes in (1, 2))
+
+    def seen(item: Member | DamagedRun) -> object:
+        return str(item.error) if isinstance(item, DamagedRun) else (item.figures, item.times is None)
+
+    assert [seen(item) for item in one] == [seen(item) for item in several]
+    assert len(one) == len(many)
 
 
-def test_bad_input_is_one_clear_error(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+# ---- what is refused, and what is safe
+
+
+def test_bad_input_is_one_clear_error(make_run: Make, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 2
     assert capsys.readouterr().err == (
@@ -220,46 +285,25 @@ def test_bad_input_is_one_clear_error(make_run: Make, tmp_path: Path, capsys: py
     assert capsys.readouterr().err.startswith(f"error: none of the 1 runs can be read; the first, '{folder}': ")
 
 
-def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_exit_with_2(capsys: Capture) -> None:
     assert main([]) == 2
     assert "PATH" in capsys.readouterr().err
 
 
-def test_unlike_machines_are_said_across_experiments(
-    make_run: Make, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_run(scenario="other", experiment="20261118-000000", started_at=EARLY, machine={"fingerprint": "ffffffffffff"})
-    assert main([str(results)]) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    assert "machine ffffffffffff" in output
-    assert "Seconds of one of these groups cannot be compared with those of another." in output
-
-
-def test_text_from_files_cannot_command_the_terminal(
-    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_run(arm="\x1b[2Jk1 [bold]", status="failed", error="bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext")
-    for form in ("text", "md"):
-        assert main([str(tmp_path / "results"), "--format", form]) == 0
-        output = capsys.readouterr().out
-        assert "\x1b" not in output
-        assert "\x07" not in output
-    assert main([str(tmp_path / "results")]) == 0
-    assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in capsys.readouterr().out
-
-
-def test_comparing_loads_nothing_heavy(results: Path) -> None:
-    program = (
-        "import sys\n"
-        "from harness.compare.__main__ import main\n"
-        "code = main(sys.argv[1:])\n"
-        "heavy = {'torch', 'ray', 'transformers', 'pandas', 'seaborn', 'matplotlib', 'pydantic'}\n"
-        "print('loaded', sorted(heavy & set(sys.modules)), code)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(results)], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "loaded [] 0"
+def test_text_from_files_cannot_command_the_terminal(make_run: Make, tmp_path: Path, capsys: Capture) -> None:
+    error = "bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext"
+    rollouts = [
+        ExampleRollout("Use: cat.", "\x1b[31ma [bold]dog[/bold]\n", "cat", 0.0, 5, "stop", 0),
+        ExampleRollout("Use: cat.", "a cat sat.", "cat", 1.0, 4, "stop", 4),
+    ]
+    make_run(arm="\x1b[2Jk1 [bold]", status="failed", error=error, evaluations=REWARDS, rollouts=rollouts)
+    shown = {form: typed(capsys, tmp_path / "results", *form.split()) for form in ("", "--full", "--md", "--md --full")}
+    assert not {"\x1b", "\x07"} & {*"".join(shown.values())}
+    assert r"bad\x07 \x1b]0;title\x07 [red]text[/red]\nnext" in shown[""]
+    assert (
+        "Rollouts of \\x1b[2Jk1 [bold] before and after\nprompt: Use: cat.\n"
+        "version 0, reward 0, 5 tokens: \\x1b[31ma [bold]dog[/bold]\\n\nversion 4, reward 1, 4 tokens: a cat sat.\n"
+    ) in shown["--full"]
 
 
 def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
@@ -270,67 +314,22 @@ def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def blocks_of(make_run: Make, factor: float, count: int = 10) -> None:
-    """Two arms in blocks; the second takes ``factor`` times as long, give or take a little."""
-    for block in range(count):
-        for arm, times in (("old", 1.0), ("new", factor * (1 + 0.001 * (-1) ** block))):
-            stages = (("generator", Stage.GENERATE, 0.5 * times), ("learner", Stage.UPDATE, 0.5 * times))
-            plan = {"scenario": "bench", "arm": arm, "block": block, "seed": block, "steps": 6, "position": block}
-            make_run(**plan, stages=stages, settings=f"steps: 6\ngroup_size: {8 if arm == 'old' else 4}\n")
+# ---- gates
 
 
-@pytest.mark.parametrize(
-    ("factor", "blocks", "limit", "code", "said"),
-    [
-        (1.10, 10, "5%", 1, "worse: +10.0%"),
-        (1.01, 10, "5%", 0, "fine: +1.0%"),
-        (0.90, 10, "5%", 0, "fine: -10.0%"),
-        (1.05, 10, "5%", 4, "inconclusive"),
-        (1.10, 4, "5%", 4, "inconclusive"),
-    ],
-)
-def test_a_gate_ends_with_the_code_of_its_verdict(
-    make_run: Make,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    factor: float,
-    blocks: int,
-    limit: str,
-    code: int,
-    said: str,
-) -> None:
-    blocks_of(make_run, factor, blocks)
-    assert main([str(tmp_path / "results"), "--baseline", "old", "--fail-on", limit]) == code
-    captured = capsys.readouterr()
-    assert f"gate: new against old, seconds per step: {said}" in captured.err
-    assert "Verdict: new against old" in captured.out
-
-
-def test_without_a_gate_a_slower_arm_is_no_failure(make_run: Make, tmp_path: Path) -> None:
-    blocks_of(make_run, 1.5)
-    assert main([str(tmp_path / "results")]) == 0
-
-
-def test_json_has_verdicts_and_gate(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks_of(make_run, 1.2)
-    assert main([str(tmp_path / "results"), "--format", "json", "--fail-on", "5%", "--baseline", "old"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    (judgement,) = found["campaigns"][0]["verdicts"]
-    assert (judgement["base"], judgement["other"], judgement["step"]["verdict"]) == ("old", "new", "different")
-    assert judgement["step"]["ratio"] == pytest.approx(1.2, rel=1e-4)
-    assert found["gate"]["code"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"), [(["--fail-on", "x"], "not a share above 0%"), (["--fail-on"], "expected")]
-)
-def test_a_limit_that_is_none_is_bad_input(
-    make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    blocks_of(make_run, 1.2, 1)
-    try:
-        code = main([str(tmp_path / "results"), *arguments])
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2
-    assert said in capsys.readouterr().err
+def test_a_slower_arm_is_a_failure_for_a_gate_alone_and_json_names_the_direction(capsys: Capture) -> None:
+    folder = str(REFERENCE / "rdt_nixl")
+    assert main([folder, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gate"] is None
+    assert main([folder, "--json", "--fail-on", "5%"]) == 1
+    output = capsys.readouterr()
+    data = json.loads(output.out)
+    (judged,) = data["campaigns"][0]["verdicts"]
+    assert (judged["base"], judged["other"], judged["endpoint"]["direction"]) == ("nixl", "object_store", "slower")
+    assert (judged["step"]["verdict"], judged["step"]["direction"]) == ("inconclusive", "cannot tell")
+    directions = {stage["name"]: stage["direction"] for stage in judged["stages"]}
+    assert directions["weight_publish"] == "slower"
+    assert data["gate"]["code"] == 1
+    assert "gate: object_store against nixl, seconds of a weight sync: worse: +58.2%" in output.err
+    assert main([folder, "--fail-on", "x"]) == 2
+    assert "not a share above 0%" in capsys.readouterr().err

@@ -1,22 +1,39 @@
-"""The figures of a run, against arithmetic; growth curves against series of known shape."""
+"""The figures of a run, against arithmetic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from harness.compare import RunFigures, run_figures, seconds_to_reward
-from harness.compare.figures import SingleSteps, StageFigures, Window
-from harness.compare.learning import correlation, growth
+from harness.compare.experiment import Member, member_of
+from harness.compare.run_frame import RAN, TIMING, TOTAL, BlockedTime, blocked_time
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics
-from harness.results import Run, RunFolder, load_run, step_row, tail_row
+from harness.results import RunFolder, StepRow, TailRow, load_run
+from harness.results.frames import Column, read_table
+from harness.results.occupancy import loop_window
+from tests.stand_ins.members import made_run
 
 Make = Callable[..., RunFolder]
 EVALUATIONS = {0: (0.2, 12.0), 2: (0.6, 20.0), 4: (0.5, 18.0)}
+
+
+def read(folder: Path) -> Member:
+    return member_of(read_table(folder))
+
+
+def some(member: Member, *names: str) -> dict[str, Any]:
+    return {name: member.figures.get(name) for name in names}
+
+
+def totals(member: Member) -> dict[str, float]:
+    return {name: value for name, value in member.figures.items() if name.startswith(TOTAL)}
 
 
 def _metrics(step: int) -> Metrics:
@@ -30,36 +47,15 @@ def _metrics(step: int) -> Metrics:
 
 
 def test_step_and_stage_times_are_means_over_the_measured_window(make_run: Make) -> None:
-    run = load_run(make_run(evaluations=EVALUATIONS, metrics=_metrics, gap_s=0.25).folder)
-    figures = run_figures(run)
+    member = read(make_run(evaluations=EVALUATIONS, gap_s=0.25).folder)
     # rows: 1 + 1 + 0.25 (evaluation before the first step), 1.25 + 1 (after step 2), 1.25, 1.25 + 1
-    assert [row.wall_s for row in run.steps] == [2.25, 2.25, 1.25, 2.25]
-    assert figures.window == Window(first=2, last=3, steps=2, all_steps=4, seconds=3.5)  # the first two are warm-up
-    assert (figures.step_s, figures.loop_s) == (1.75, 8.0)
-    assert (figures.median_step_s, figures.single_steps) == (1.75, SingleSteps(1.35, 1.75, 2.15))
-    generate, evaluate = figures.stages[Stage.GENERATE], figures.stages[Stage.EVALUATE]
-    assert (generate.mean_s, generate.steps) == (pytest.approx(0.3, abs=1e-9), 2)
-    assert generate.total_s == pytest.approx(1.2, abs=1e-12)
-    assert generate.share == pytest.approx(0.6 / 3.5, abs=1e-9)
-    assert (evaluate.mean_s, evaluate.steps) == (pytest.approx(0.5, abs=1e-9), 1)
-    assert (evaluate.total_s, evaluate.share) == (3.0, pytest.approx(1 / 3.5, abs=1e-9))
-    assert figures.all_stages.total_s == pytest.approx(7.0, abs=1e-12)  # 4 steps and 3 evaluations of 1 s
-    assert figures.all_stages.mean_s == pytest.approx(1.5, abs=1e-9)
-
-
-def test_stages_waits_and_the_rest_add_up_to_the_step(make_run: Make) -> None:
-    """Lanes that take turns: their stages and the gap of 0.25 s; each lane alone: its stages, waits and the gap."""
-    figures = run_figures(load_run(make_run(evaluations=EVALUATIONS, gap_s=0.25).folder))
-    assert figures.step_s is not None
-    work = sum(stage.mean_s for name, stage in figures.stages.items() if not name.is_wait)
-    assert work + 0.25 == pytest.approx(figures.step_s, abs=1e-9)
-    for account in figures.lanes.values():
-        assert account.wall_ns == 3_500_000_000
-        assert sum(account.stages_ns.values()) + account.unattributed_ns == 3_500_000_000
-        assert account.unattributed_ns == 500_000_000
-    for stage, found in figures.stages.items():
-        in_lanes = sum(account.stages_ns.get(stage, 0) for account in figures.lanes.values())
-        assert found.mean_s == pytest.approx(in_lanes / 2e9, abs=1e-9)
+    assert member.table.wall_s.tolist() == [2.25, 2.25, 1.25, 2.25]
+    expected: dict[str, Any] = {"first_measured": 2, "last_measured": 3, "measured_steps": 2, "steps": 4, "loop_s": 8.0}
+    expected |= {"step_s": 1.75, "median_step_s": 1.75, "step_s_p10": 1.35, "step_s_p90": 2.15}  # of 1.25 and 2.25 s
+    expected |= {TIMING + "generate": 0.3, RAN + "generate": 2, TOTAL + "generate": 1.2}
+    expected |= {TIMING + "evaluate": 0.5, RAN + "evaluate": 1, TOTAL + "evaluate": 3.0, "stages_s": 1.5}
+    assert some(member, *expected) == pytest.approx(expected, abs=1e-9)
+    assert sum(value for name, value in totals(member).items() if "wait" not in name) == pytest.approx(7.0)
 
 
 def test_a_load_in_flight_counts_once_in_figures_and_lanes(make_run: Make) -> None:
@@ -73,238 +69,182 @@ def test_a_load_in_flight_counts_once_in_figures_and_lanes(make_run: Make) -> No
         ]
         lanes = {"generator": {"weight_load": 0.2, "generate": 1.0}}  # as it was written
         row = {"step": step, "version": step + 1, "wall_s": 1.0, "elapsed_s": step + 1.0, "lanes": lanes}
-        run.append_step(step_row(**row, optimizer_steps=1, metrics={}))
+        run.append(StepRow(**row, optimizer_steps=1, metrics={}))
         run.append_spans(spans)
     run.flush()
-    figures = run_figures(load_run(run.folder))
-    assert figures.stages[Stage.GENERATE].mean_s == pytest.approx(0.8, abs=1e-12)
-    assert figures.stages[Stage.WEIGHT_LOAD].mean_s == pytest.approx(0.2, abs=1e-12)
-    assert figures.lanes["generator"].stages_ns == {Stage.GENERATE: 1_600_000_000, Stage.WEIGHT_LOAD: 400_000_000}
-    assert figures.series is not None
-    assert figures.series.stages_s[Stage.GENERATE] == pytest.approx((0.8,) * 4, abs=1e-12)
-
-
-def stage_totals(run: RunFigures) -> dict[Stage, float]:
-    return {stage: figures.total_s for stage, figures in run.stages.items()}
-
-
-def test_stage_totals_equal_the_spans_after_start_up(make_run: Make) -> None:
-    run = load_run(make_run(evaluations=EVALUATIONS).folder)
-    from_spans: dict[Stage, int] = {}
-    for span in run.spans():
-        from_spans[span.stage] = from_spans.get(span.stage, 0) + span.end_ns - span.start_ns
-    del from_spans[Stage.STARTUP]
-    assert stage_totals(run_figures(run)) == pytest.approx(
-        {stage: ns / 1e9 for stage, ns in from_spans.items()}, abs=1e-8
+    member = read(run.folder)
+    assert some(member, "timing_s/generate", "timing_s/weight_load") == pytest.approx(
+        {"timing_s/generate": 0.8, "timing_s/weight_load": 0.2}, abs=1e-12
     )
+    assert member.times is not None
+    assert member.times.lanes["generator"].stages_ns == {
+        Stage.GENERATE: 1_600_000_000,
+        Stage.WEIGHT_LOAD: 400_000_000,
+    }
+    assert member.stages_s[Stage.GENERATE].tolist() == pytest.approx([0.8] * 4, abs=1e-12)
+
+
+def test_stage_totals_equal_the_spans_after_start_up_with_and_without_them(make_run: Make) -> None:
+    folder = make_run(evaluations=EVALUATIONS).folder
+    from_spans: dict[str, float] = {}
+    for span in load_run(folder).spans():
+        if span.stage is not Stage.STARTUP:
+            name = TOTAL + span.stage
+            from_spans[name] = from_spans.get(name, 0.0) + (span.end_ns - span.start_ns) / 1e9
+    with_spans = totals(read(folder))
+    (folder / "spans.jsonl").unlink()
+    assert with_spans == pytest.approx(from_spans, abs=1e-8)
+    assert totals(read(folder)) == pytest.approx(from_spans, abs=1e-8)  # from steps.jsonl
 
 
 def test_what_ended_after_the_last_step_counts_in_the_totals(make_run: Make) -> None:
     run = make_run(status="running")
-    run.append_step(tail_row(wall_s=1.0, elapsed_s=5.0, lanes={"learner": {"checkpoint": 0.75}}))
+    run.append(TailRow(wall_s=1.0, elapsed_s=5.0, lanes={"learner": {"checkpoint": 0.75}}))
     run.flush()
-    figures = run_figures(load_run(run.folder))
-    checkpoint = figures.stages[Stage.CHECKPOINT]
-    assert checkpoint == StageFigures(mean_s=0.0, steps=0, share=0.0, total_s=0.75)  # after the measured window
+    expected = {TIMING + "checkpoint": 0.0, RAN + "checkpoint": 0, TOTAL + "checkpoint": 0.75}
+    assert some(read(run.folder), *expected) == expected  # after the measured window
+    evaluated = make_run(arm="evaluated", status="running")
+    evaluated.append(TailRow(wall_s=1.0, elapsed_s=5.0, lanes={"generator": {"evaluate": 0.75}}))
+    evaluated.flush()
+    (evaluated.folder / "spans.jsonl").unlink()
+    expected = {TIMING + "evaluate": 0.375, RAN + "evaluate": 1, TOTAL + "evaluate": 0.75}  # a part of the last step
+    assert some(read(evaluated.folder), *expected) == expected
 
 
 def test_rewards_metrics_and_health(make_run: Make) -> None:
-    run = load_run(make_run(evaluations=EVALUATIONS, metrics=_metrics, optimizer_steps=4).folder)
-    figures = run_figures(run)
-    assert figures.first is not None
-    assert figures.best is not None
-    assert figures.last is not None
-    assert (figures.first.reward, figures.best.reward, figures.best.step, figures.last.reward) == (0.2, 0.6, 2, 0.5)
-    assert (figures.first.length, figures.last.length, figures.last.prompts) == (12.0, 18.0, 256)
-    assert figures.optimizer_steps == 16
-    assert figures.throughput == pytest.approx((200 * 1 + 300 * 2) / 3)  # tokens of the last two steps, of 1 s and 2 s
-    assert figures.grad_norm == 2.5
-    assert figures.grad_norm_peak == (50.0, 2)
+    member = read(make_run(evaluations=EVALUATIONS, metrics=_metrics, optimizer_steps=4).folder)
+    expected: dict[str, Any] = {"reward_first": 0.2, "reward_best": 0.6, "reward_best_step": 2, "reward_last": 0.5}
+    expected |= {"length_first": 12.0, "length_last": 18.0, "prompts": 256, "optimizer_steps": 16}
+    expected |= {"tokens_per_s": (200 * 1 + 300 * 2) / 3}  # tokens of the last two steps, of 1 s and 2 s
+    expected |= {"grad_norm": 2.5, "grad_norm_peak": 50.0, "grad_norm_peak_step": 2}
     # (0 * 100 + 0.1 * 100 + 0.3 * 100 + 0.1 * 300) / 600: weighted by the tokens counted
-    assert figures.mean("clip_fraction") == pytest.approx(70 / 600, abs=1e-12)
-    assert figures.at_end("kl/reference_k3") == 0.04
-    assert figures.non_finite == {"loss": 1}
-    assert figures.mean("loss") == 0.5
-    assert figures.mean("absent") is None
+    expected |= {"clip_fraction": 70 / 600, "kl/reference_k3": 0.04, "mean/loss": 0.5, "mean/absent": None}
+    assert some(member, *expected) == pytest.approx(expected)
+    assert member.table.metrics["loss"].non_finite == 1
 
 
-@pytest.mark.parametrize(("target", "seconds"), [(0.2, 1.0), (0.21, 4.0), (0.6, 4.0), (0.61, None)])
+@pytest.mark.parametrize(
+    ("target", "seconds", "step", "within"),
+    [(0.2, 0.0, 0, None), (0.21, 2.0, 2, 2), (0.6, 2.0, 2, 2), (0.61, None, None, None)],
+)
 def test_seconds_to_a_reward_are_those_of_the_first_evaluation_that_has_it(
-    make_run: Make, target: float, seconds: float | None
+    target: float, seconds: float | None, step: int | None, within: int | None
 ) -> None:
-    # evaluation 1 s, two steps of 1 s, evaluation 1 s
-    assert seconds_to_reward(load_run(make_run(evaluations=EVALUATIONS).folder), target) == seconds
+    expected = {"seconds_to_target": seconds, "target_step": step, "target_within": within}
+    settings = {"reward_target": target}
+    assert some(made_run(evaluations=EVALUATIONS, settings=settings), *expected) == expected
+    simulated = made_run(evaluations=EVALUATIONS, settings=settings, simulated="abacus")
+    assert some(simulated, "reward_target", "target_step") == {"reward_target": None, "target_step": None}
 
 
-def test_an_interrupted_run_has_figures_for_what_it_did(make_run: Make) -> None:
-    figures = run_figures(load_run(make_run(steps=2, status="interrupted", evaluations={0: (0.2, 12.0)}).folder))
-    assert (figures.status, figures.steps, figures.planned_steps, figures.loop_s) == ("interrupted", 2, 4, 3.0)
-    assert figures.seconds_to_target is None
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"steps": 2, "status": "interrupted", "evaluations": {0: (0.2, 12.0)}},
+            {"status": "interrupted", "steps": 2, "planned_steps": 4, "loop_s": 3.0, "reward_last": 0.2}
+            | {"seconds_to_target": None, "reward_final": None},
+        ),
+        (
+            {"steps": 0, "status": "failed"},
+            {"step_s": None, "tokens_per_s": None, "loop_s": 0.0, "reward_first": None, "measured_steps": 0},
+        ),
+    ],
+)
+def test_a_run_that_was_cut_short_has_figures_for_what_it_did(
+    make_run: Make, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    member = read(make_run(**fields).folder)
+    assert some(member, *expected) == expected
+    assert bool(totals(member)) == bool(member.steps)
 
 
-def test_a_run_without_a_step_has_no_step_time(make_run: Make) -> None:
-    figures = run_figures(load_run(make_run(steps=0, status="failed").folder))
-    assert (figures.step_s, figures.throughput, figures.loop_s, figures.first) == (None, None, 0.0, None)
-    assert figures.stages == {}
-
-
-def test_spans_cut_from_a_lane_do_not_change_the_totals(make_run: Make) -> None:
-    folder = make_run().folder
-    before = stage_totals(run_figures(load_run(folder)))
-    (folder / "spans.jsonl").unlink()
-    assert stage_totals(run_figures(load_run(folder))) == before  # they come from steps.jsonl
+def test_tokens_that_one_step_lacks_are_those_of_the_throughput() -> None:
+    """100 tokens in a step are known of three steps of 1 s; 10, 20, 30 and 40 a second of all four."""
+    tokens = Column(np.array([100.0, np.nan, 100.0, 100.0]), np.array([1.0, 0.0, 1.0, 1.0]), "sum")
+    rates = [10.0, 20.0, 30.0, 40.0]
+    assert made_run(metrics={"response_tokens": tokens, "perf/throughput_total": rates}).figures["tokens_per_s"] == 25.0
 
 
 SECONDS = (9.0, 4.0, 1.0, 8.0, 3.0, 2.0, 1.5)  # of the steps that follow
 
 
-def _write_flagged(make_run: Make, warmup: tuple[int, ...], profiled: tuple[int, ...]) -> Run:
-    """Write seven steps, of which number 4 has an evaluation."""
-    run, elapsed_s = make_run(steps=0, status="running"), 0.0
-    for step, seconds in enumerate(SECONDS):
-        elapsed_s += seconds
-        lanes = {"learner": {"update": seconds / 2}} | ({"generator": {"evaluate": 1.0}} if step == 4 else {})
-        row = {"step": step, "version": step + 1, "wall_s": seconds, "elapsed_s": elapsed_s, "lanes": lanes}
-        flags = {"warmup": step in warmup, "profiled": step in profiled}
-        metrics = {"perf/throughput_total": Metric(10.0 / seconds)}
-        run.append_step(step_row(**row, **flags, optimizer_steps=1, metrics=metrics))
-    run.flush()
-    return load_run(run.folder)
+def test_warm_up_and_profiled_steps_are_in_no_mean_and_in_every_total() -> None:
+    stages = {"update": np.array(SECONDS) / 2, "evaluate": [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]}
+    rates = {"perf/throughput_total": 10 / np.array(SECONDS)}
+    flags = ("w", "wp", "", "p", "", "", "")
+    member = made_run(steps=7, wall_s=SECONDS, stages_s=stages, metrics=rates, flags=flags)
+    # steps 2, 4, 5 and 6 are left: 1, 3, 2 and 1.5 s; step 4 with its evaluation; update 0.5, 1.5, 1.0 and 0.75 s
+    expected = {"steps": 7, "warmup_steps": 1, "profiled_steps": 2, "measured_steps": 4, "optimizer_steps": 7}
+    expected |= {"first_measured": 2, "last_measured": 6, "step_s": 7.5 / 4, "median_step_s": 1.75}
+    expected |= {TIMING + "update": 3.75 / 4, RAN + "update": 4, TOTAL + "update": 14.25}
+    expected |= {"tokens_per_s": 40 / 7.5}  # ten tokens in each of these steps
+    assert some(member, *expected) == pytest.approx(expected, abs=1e-12)
+    # where every step is warm-up all of them count
+    member = made_run(steps=7, wall_s=SECONDS, flags="wwwwwww")
+    assert some(member, "measured_steps", "step_s") == {"measured_steps": 7, "step_s": 28.5 / 7}
 
 
-def test_warm_up_and_profiled_steps_are_in_no_mean_and_in_every_total(make_run: Make) -> None:
-    figures = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3)))
-    assert (figures.steps, figures.warmup_steps, figures.profiled_steps, figures.measured_steps) == (7, 1, 2, 4)
-    # steps 2, 4, 5 and 6 are left: 1, 3, 2 and 1.5 s; step 4 with its evaluation
-    assert (figures.step_s, figures.median_step_s) == (7.5 / 4, 1.75)
-    update = figures.stages[Stage.UPDATE]  # 0.5, 1.5, 1.0 and 0.75 s
-    assert (update.mean_s, update.steps, update.total_s, update.share) == (3.75 / 4, 4, 14.25, 0.5)
-    assert figures.throughput == pytest.approx(40 / 7.5, abs=1e-12)  # ten tokens in each of these steps
-    assert figures.optimizer_steps == 7
-
-
-def test_the_series_holds_every_step(make_run: Make) -> None:
-    series = run_figures(_write_flagged(make_run, warmup=(0, 1), profiled=(1, 3))).series
-    assert series is not None
-    assert (series.steps, series.wall_s) == (tuple(range(7)), SECONDS)
-    assert series.stages_s[Stage.UPDATE] == (4.5, 2.0, 0.5, 4.0, 1.5, 1.0, 0.75)
-    assert series.stages_s[Stage.EVALUATE] == (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
-    assert series.warmup == (True, True, False, False, False, False, False)
-    assert series.profiled == (False, True, False, True, False, False, False)
-    measured = series.measured()
-    assert (measured.steps, measured.wall_s, measured.step_s) == ((2, 4, 5, 6), (1.0, 3.0, 2.0, 1.5), 7.5 / 4)
-    assert measured.stages_s == {Stage.UPDATE: (0.5, 1.5, 1.0, 0.75), Stage.EVALUATE: (0.0, 1.0, 0.0, 0.0)}
-
-
-def test_without_flags_the_first_two_steps_are_warm_up_in_figures_and_verdicts(make_run: Make) -> None:
-    """Failed before: tables counted the first steps of an older run, and its verdicts did not."""
-    figures = run_figures(_write_flagged(make_run, warmup=(), profiled=(5,)))
-    assert figures.series is not None
-    assert figures.series.measured().steps == (2, 3, 4, 6)
-    assert (figures.warmup_steps, figures.step_s) == (2, (1.0 + 8.0 + 3.0 + 1.5) / 4)
-
-
-def test_where_every_step_is_warm_up_all_of_them_count(make_run: Make) -> None:
-    figures = run_figures(_write_flagged(make_run, warmup=tuple(range(7)), profiled=()))
-    assert (figures.measured_steps, figures.step_s) == (7, 28.5 / 7)
-    assert figures.series is not None
-    assert figures.series.measured().steps == tuple(range(7))
-
-
-def test_only_a_full_reading_has_the_series(make_run: Make) -> None:
-    run = load_run(make_run(evaluations=EVALUATIONS).folder)
-    full, brief = run_figures(run), run_figures(run, brief=True)
-    assert full.series is not None
-    assert brief.series is None
-    assert (brief.step_s, brief.single_steps, brief.window) == (full.step_s, full.single_steps, full.window)
-    assert run_figures(load_run(make_run(arm="none", steps=0, status="failed").folder)).series is None
+def test_a_brief_reading_has_the_times_and_rewards_of_a_full_one(make_run: Make) -> None:
+    folder = make_run(evaluations=EVALUATIONS, metrics=_metrics).folder
+    full, brief = read(folder), member_of(read_table(folder, with_metrics=False), with_spans=False)
+    assert (brief.table.metrics, brief.times) == ({}, None)
+    names = ("step_s", "median_step_s", "first_measured", "measured_steps", "reward_last", "loop_s", "stages_s")
+    assert some(brief, *names) == pytest.approx(some(full, *names))
 
 
 def test_metrics_of_every_reduction_are_combined_over_the_steps_that_have_them(make_run: Make) -> None:
     def metrics(step: int) -> Metrics:
-        found = {
+        every = {
             "mean": Metric(float(step), count=step + 1),
             "sum": Metric(2.0, "sum", 5),
             "max": Metric(math.inf if step == 1 else 10.0 - step, "max", 3),
             "min": Metric(10.0 - step, "min", 3),
             "never": Metric(math.nan),
         }
-        return found | ({"late": Metric(7.0, count=2)} if step == 3 else {})
+        return every | ({"late": Metric(7.0, count=2)} if step == 3 else {})
 
-    figures = run_figures(load_run(make_run(metrics=metrics).folder))
+    table = read_table(make_run(metrics=metrics).folder)
     # (0 * 1 + 1 * 2 + 2 * 3 + 3 * 4) / 10 = 2; without the infinite one the highest is the first
-    assert figures.metrics == {
-        "mean": Metric(2.0, "mean", 10),
-        "sum": Metric(8.0, "sum", 20),
-        "max": Metric(10.0, "max", 9),
-        "min": Metric(7.0, "min", 12),
-        "late": Metric(7.0, "mean", 2),
-    }
-    assert figures.last_metrics["max"] == Metric(7.0, "max", 3)
-    assert figures.non_finite == {"max": 1, "never": 4}
-    assert (figures.at_end("late"), figures.at_end("never"), figures.mean("never")) == (7.0, None, None)
+    combined = {"mean": 2.0, "sum": 8.0, "max": 10.0, "min": 7.0, "never": None, "late": 7.0}
+    assert {name: column.combined for name, column in table.metrics.items()} == combined
+    last = {"mean": 3.0, "sum": 2.0, "max": 7.0, "min": 7.0, "never": None, "late": 7.0}
+    assert {name: column.last for name, column in table.metrics.items()} == last
+    assert Column(np.array([0.5, math.nan]), np.ones(2), "mean").last is None
+    assert {name: each for name, column in table.metrics.items() if (each := column.non_finite)} == {
+        "max": 1, "never": 4,
+    }  # fmt: skip
+    folder = make_run(arm="b", metrics=lambda step: {"tokens": Metric(1.0, "sum" if step else "mean")}).folder
+    with pytest.raises(UserError, match=r"the metric 'tokens' changes its reduction within steps\.jsonl"):
+        read_table(folder)
 
 
-def test_a_metric_that_changes_its_reduction_is_an_error(make_run: Make) -> None:
-    run = load_run(make_run(metrics=lambda step: {"tokens": Metric(1.0, "sum" if step else "mean")}).folder)
-    with pytest.raises(UserError, match="the metric 'tokens' changes its reduction within the run"):
-        run_figures(run)
+def test_only_waits_that_the_bound_causes_are_held_back() -> None:
+    def span(lane: str, start_s: int, end_s: int, step: int, stage: Stage = Stage.WAIT_FOR_WEIGHTS) -> Span:
+        return Span(lane, stage, start_s * 10**9, end_s * 10**9, step, 0)
+
+    spans = [
+        span("generator0", 0, 1, step=0),  # for the first weights
+        span("generator0", 2, 3, step=1),  # version 0 is enough for batch 1
+        span("generator0", 4, 6, step=2),
+        span("generator1", 4, 5, step=2),
+        span("generator0", 8, 9, step=4),
+        span("generator0", 9, 20, step=5),  # all batches are made
+        span("generator0", 7, 8, step=3, stage=Stage.WAIT_FOR_ROOM),
+        span("learner", 0, 9, step=3, stage=Stage.WAIT_FOR_BATCH),
+    ]
+    # batches 2, 3 and 4 need version 1 and later; generator0 waited 2 + 1 s for them, generator1 1 s
+    assert blocked_time(spans, max_lag=1, steps=5) == BlockedTime(batches=2, bound_batches=3, seconds=2.0)
+    assert blocked_time(spans, max_lag=4, steps=5) == BlockedTime(batches=0, bound_batches=0, seconds=0.0)
+    assert blocked_time([], max_lag=1, steps=5) == BlockedTime(0, 3, 0.0)
 
 
-STEPS = list(range(40))
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "shape"),
-    [
-        ("line", [0.5 * step for step in STEPS], "linear"),
-        ("exponential", [math.exp(0.1 * step) for step in STEPS], "exponential"),
-        ("saturating", [1 - math.exp(-0.1 * step) for step in STEPS], "saturating"),
-        ("falling line", [3 - 0.5 * step for step in STEPS], "falling"),
-        ("falling curve", [math.exp(-0.1 * step) for step in STEPS], "falling"),
-        ("zigzag", [float(step % 2) for step in STEPS], "no clear trend"),
-    ],
-)
-def test_growth_names_the_shape(name: str, values: list[float], shape: str) -> None:
-    found = growth(STEPS, values)
-    assert found is not None
-    assert found.shape == shape, name
-    assert found.points == 40
-    if shape != "no clear trend":
-        assert found.r_squared > 0.999
-
-
-def test_growth_finds_the_curvature() -> None:
-    # exp(0.1 step) over 39 steps is exp(3.9 s): the nearest grid values are 3.75 and 4.0
-    found = growth(STEPS, [math.exp(0.1 * step) for step in STEPS])
-    assert found is not None
-    assert found.curvature == 4.0
-    # for s uniform on [0, 1] and c = 3.9: covariance of s and exp(c s) 3.2795, variances 1/12 and 158.73: R2 = 0.813;
-    # 40 points make that 0.807
-    assert found.linear_r_squared == pytest.approx(0.813, abs=0.01)
-
-
-def test_growth_says_nothing_of_few_or_constant_points() -> None:
-    assert growth(range(7), [float(step) for step in range(7)]) is None
-    assert growth(range(10), [2.0] * 10) is None
-
-
-def test_correlation_is_pearsons() -> None:
-    # deviations (-1.5 -.5 .5 1.5) and (-1 -1 0 2): products 1.5 + .5 + 0 + 3 = 5, squares 5 and 6: 5 / sqrt(30)
-    assert correlation([1, 2, 3, 4], [1, 1, 2, 4]) == pytest.approx(5 / math.sqrt(30), abs=1e-12)
-    assert correlation([1, 2, 3], [1, 2, 3]) is None
-    assert correlation([1, 2, 3, 4], [5, 5, 5, 5]) is None
-
-
-def test_kl_is_paired_with_the_reward_of_the_same_version(make_run: Make) -> None:
-    # KL of steps 0..3 is 0, 1, 0, 1; rewards of versions 0..4 are 0.2, 0.4, 0.2, 0.4, 0.9: version 4 has no step
-    rewards = {0: 0.2, 1: 0.4, 2: 0.2, 3: 0.4, 4: 0.9}
-    run = make_run(
-        evaluations={version: (reward, 12.0) for version, reward in rewards.items()},
-        metrics=lambda step: {"kl/reference_k3": Metric(float(step % 2), count=100)},
-    )
-    kl = run_figures(load_run(run.folder)).kl
-    assert kl is not None
-    assert kl.with_reward is not None
-    assert kl.with_reward[0] == pytest.approx(1.0, abs=1e-12)
-    assert kl.with_reward[1] == 4
+def test_the_window_starts_after_start_up_and_lasts_as_long_as_the_loop() -> None:
+    spans = [
+        Span("learner", Stage.STARTUP, 0, 50, 0, 0),
+        Span("generator", Stage.STARTUP, 0, 70, 0, 0),
+        Span("learner", Stage.UPDATE, 75, 90, 0, 0),
+    ]
+    assert loop_window(spans, None) == (70, 90)
+    assert loop_window(spans, 1.0) == (70, 1_000_000_070)
+    assert loop_window(spans[2:], None) == (75, 90)

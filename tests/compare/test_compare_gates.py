@@ -8,8 +8,8 @@ import pytest
 
 from harness.compare.completeness import Gap, Gaps
 from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit, refusals_of
+from harness.compare.judging import Judgement
 from harness.compare.stats import Effect, Verdict
-from harness.compare.verdicts import Judgement
 from harness.core.errors import UserError
 
 
@@ -18,7 +18,7 @@ def effect(ratio: float, low: float, high: float, verdict: Verdict, blocks: int 
 
 
 def judged(step: Effect, floor: Effect | None = None, name: str = "b") -> Judgement:
-    return Judgement("a", name, step, (), True, floor)
+    return Judgement("a", name, (step,), True, floor)
 
 
 SLOWER = effect(1.08, 1.06, 1.10, Verdict.DIFFERENT)
@@ -37,8 +37,8 @@ UNLIKE = effect(1.5, 1.4, 1.6, Verdict.NOT_COMPARABLE, reason="they differ in ma
         (SLIGHTLY, FINE, "fine: +2.0%, 95% interval +1.0% to +4.0%"),
         (FASTER, FINE, "fine: -20.0%"),
         (WIDE_BELOW, FINE, "fine: -7.0%, 95% interval -15.0% to +1.0%"),
-        (WIDE, INCONCLUSIVE, "inconclusive: +1.0%, 95% interval -10.0% to +20.0% reaches the limit of +5.0%"),
-        (FEW, INCONCLUSIVE, "inconclusive: 5 of 6 blocks"),
+        (WIDE, INCONCLUSIVE, "cannot tell: +1.0%, 95% interval -10.0% to +20.0% reaches the limit of +5.0%"),
+        (FEW, INCONCLUSIVE, "cannot tell: 5 of 6 blocks"),
         (UNLIKE, NOT_COMPARABLE, "not comparable: they differ in machine"),
     ],
 )
@@ -89,25 +89,22 @@ def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
     floor = SLOWER  # the baseline against itself: 8% apart
     result = gate([judged(SLIGHTLY, floor), again], 0.05)
     assert result.code == NOT_COMPARABLE
-    assert gate([judged(FASTER), again], 0.05).code == NOT_COMPARABLE  # the noise floor says so by itself
+    alone = gate([judged(FASTER), again], 0.05)
+    assert alone.code == NOT_COMPARABLE  # the noise floor says so by itself
+    assert alone.sentences[1].endswith("the same settings, +8.0%, 95% interval +6.0% to +10.0%: slower.")
     quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
     assert gate([judged(FASTER, SLIGHTLY), quiet], 0.05).code == FINE
     assert gate([quiet], 0.05).code == INCONCLUSIVE  # there was nothing else
     assert gate([judged(FASTER, SLIGHTLY), replace(quiet, unfinished=1)], 0.05).code == INCONCLUSIVE
-    assert gate([judged(FASTER), replace(quiet, step=UNLIKE)], 0.05).code == NOT_COMPARABLE
+    assert gate([judged(FASTER), replace(quiet, effects=(UNLIKE,))], 0.05).code == NOT_COMPARABLE
 
 
 def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing() -> None:
-    gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", 3, "is missing")
+    gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", "is missing")
     newer = refusals_of([Path("results/bench/20261121-080000")], Gaps((), ()))
     lost, incomplete = refusals_of([], Gaps((gap,), ("b",))), refusals_of([], Gaps((gap,), ()))
-    fine = judged(FASTER)
-    assert [gate([fine], 0.05, refusals).code for refusals in (newer, lost, incomplete, [])] == [
-        NOT_COMPARABLE,
-        NOT_COMPARABLE,
-        INCONCLUSIVE,
-        FINE,
-    ]
+    codes = [gate([judged(FASTER)], 0.05, refusals).code for refusals in (newer, lost, incomplete, [])]
+    assert codes == [NOT_COMPARABLE, NOT_COMPARABLE, INCONCLUSIVE, FINE]
     assert gate([judged(SLOWER)], 0.05, newer).code == WORSE
     assert gate([], 0.05, newer).code == NOT_COMPARABLE
 
@@ -117,18 +114,14 @@ def test_an_arm_with_runs_that_did_not_finish_cannot_pass() -> None:
     assert result.code == INCONCLUSIVE
     assert "3 runs did not finish" in result.sentences[0]
     assert gate([replace(judged(SLOWER), unfinished=3)], 0.05).code == WORSE
-
-
-def test_nothing_to_compare_is_inconclusive() -> None:
-    assert gate([], 0.05).code == INCONCLUSIVE
+    assert gate([], 0.05).code == INCONCLUSIVE  # nothing to compare
 
 
 @pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 0.5 %", 0.005), ("0.05", 0.05)])
 def test_a_limit_is_a_share(text: str, limit: float) -> None:
     assert read_limit(text) == pytest.approx(limit)
-
-
-@pytest.mark.parametrize("text", ["5", "0", "-1%", "100%", "five", "", "nan"])
-def test_a_limit_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"not a share above 0% and below 100%[\s\S]*write for example --fail-on 5%"):
-        read_limit(text)
+    for wrong in ("5", "0", "-1%", "100%", "five", "", "nan"):
+        with pytest.raises(
+            UserError, match=r"not a share above 0% and below 100%[\s\S]*write for example --fail-on 5%"
+        ):
+            read_limit(wrong)

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.compare import gather
-from harness.compare.attribution import in_pipeline_order
-from harness.compare.ranks import find_straggler
-from harness.compare.tables import lane_table, rank_table
-from harness.core.trace import RecordingTracer, Span, Stage
+from harness.compare.experiment import gather
+from harness.compare.ranks import Straggler, find_straggler
+from harness.compare.remarks.time import measured_ranks
+from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RankStep
-from harness.report.html.page import make_report
+from harness.report.build import document
+from harness.report.files import page
+from harness.report.tables import process_table, rank_table
 from harness.report.trace.export import write_trace
-from harness.results import RunFolder, lane_kind, lane_seconds, part_of
+from harness.results import RunFolder, in_pipeline_order, lane_kind, part_of
 from harness.results.counters import split_source
-from harness.results.lane_time import parts_as_lanes
 
 
 def as_ranks(folder: Path, ranks: int, first: int, last: int) -> None:
@@ -48,15 +48,17 @@ def test_a_run_that_went_on_with_other_numbers_of_ranks_can_be_read(make_run: Ca
     as_ranks(folder, 12, 4, 7)
     (experiment,), damaged = gather([folder.parent])
     assert damaged == []
-    (run,) = experiment.runs
-    ranks = [row[1:3] for row in rank_table(experiment).rows]
-    assert ranks == [(str(rank), "500") for rank in range(12)]
-    lanes = [row[1] for row in lane_table(experiment).rows]
+    (run,) = experiment.members
+    table = rank_table(experiment)
+    assert table is not None
+    assert [row[1:3] for row in table.rows] == [(str(rank), "500") for rank in range(12)]
+    lanes = [row[1] for row in process_table(experiment).rows]
     assert lanes == ["generator", "scorer", "learner", *(f"learner/{rank}" for rank in range(12))]
-    assert find_straggler(run.rank_steps) is None
-    assert run.parts["learner"].stages_ns[Stage.UPDATE] == pytest.approx(0.5e9 * run.measured_steps)
+    assert find_straggler(measured_ranks(experiment.members)) is None
+    assert run.times is not None
+    assert run.times.parts["learner"].stages_ns[Stage.UPDATE] == 500_000_000 * run.figures["measured_steps"]
     assert write_trace(folder).path.stat().st_size > 0
-    make_report([folder.parent], folder / "report.html")
+    assert "learner/11" in page([document(experiment, [])])
 
 
 def test_lanes_come_in_the_order_of_their_numbers() -> None:
@@ -78,26 +80,27 @@ def made(
     ]
 
 
-def test_a_rank_that_takes_longer_for_the_same_is_a_slower_machine() -> None:
-    found = find_straggler(made([1.0, 1.3, 1.0], [500, 500, 500]))
+def straggler(steps: list[list[RankStep]]) -> Straggler:
+    found = find_straggler(steps)
     assert found is not None
-    assert (found.rank, found.cause, found.more_work) == (1, "slower machine", 0.0)
-    assert found.longer == pytest.approx(0.3, abs=0.03)
-    assert found.slower == pytest.approx(0.3, abs=0.03)
+    return found
 
 
-def test_a_rank_with_more_to_do_has_more_work_also_where_seconds_grow_less_than_tokens() -> None:
-    found = find_straggler(made([1.6, 1.0], [1000, 500]))
-    assert found is not None
-    assert (found.rank, found.cause) == (0, "more work")
-    assert found.more_work == pytest.approx(1.0)
-    assert found.slower == pytest.approx(-0.2, abs=0.03)
-
-
-def test_both_causes_are_named_where_each_alone_would_be() -> None:
-    found = find_straggler(made([1.0, 1.95], [500, 750]))
-    assert found is not None
-    assert (found.rank, found.cause) == (1, "more work and slower machine")
+@pytest.mark.parametrize(
+    ("seconds", "tokens", "rank", "cause", "longer", "more_work"),
+    [
+        ([1.0, 1.3, 1.0], [500, 500, 500], 1, "slower machine", 0.3, 0.0),
+        ([1.6, 1.0], [1000, 500], 0, "more work", 0.6, 1.0),  # seconds grow less than tokens
+        ([1.0, 1.95], [500, 750], 1, "more work and slower machine", 0.95, 0.5),  # each alone would be named
+    ],
+)
+def test_a_rank_with_more_to_do_or_slower_for_the_same_is_named_with_its_cause(
+    seconds: list[float], tokens: list[int], rank: int, cause: str, longer: float, more_work: float
+) -> None:
+    found = straggler(made(seconds, tokens))
+    assert (found.rank, found.cause, found.more_work) == (rank, cause, pytest.approx(more_work))
+    assert found.longer == pytest.approx(longer, abs=0.03)
+    assert found.slower == pytest.approx((1 + longer) / (1 + more_work) - 1, abs=0.03)
 
 
 def crowded(slower: float, shares: list[float], seed: int = 0) -> list[list[RankStep]]:
@@ -116,17 +119,14 @@ def crowded(slower: float, shares: list[float], seed: int = 0) -> list[list[Rank
 def test_a_rank_that_other_processes_crowd_is_no_slower_machine_and_a_slow_one_is_also_when_crowded() -> None:
     """Crowded by 0.45 on average, which makes exp(0.225) - 1 = 25%."""
     varying = [0.0, 0.5, 0.9, 0.3, 0.7, 0.1, 0.6, 0.8, 0.2, 0.4, 0.9, 0.0] * 3
-    found = find_straggler(crowded(1.0, varying))
-    assert found is not None
+    found = straggler(crowded(1.0, varying))
     assert (found.rank, found.cause) == (1, "other processes")
     assert found.longer == pytest.approx(np.expm1(0.5 * np.mean(varying)), abs=0.02)
-    found = find_straggler(crowded(1.3, varying))
-    assert found is not None
+    found = straggler(crowded(1.3, varying))
     assert (found.rank, found.cause) == (1, "slower machine")
     assert found.slower == pytest.approx(0.3, abs=0.03)
-    always = find_straggler(crowded(1.3, [0.7] * 36))
-    assert always is not None
-    assert always.cause == "other processes"  # nothing but the usual slope tells what it would be alone
+    # nothing but the usual slope tells what one that is always crowded would be alone
+    assert straggler(crowded(1.3, [0.7] * 36)).cause == "other processes"
 
 
 def test_a_rank_with_more_work_is_found_where_the_other_one_is_always_a_little_more_crowded() -> None:
@@ -139,8 +139,7 @@ def test_a_rank_with_more_work_is_found_where_the_other_one_is_always_a_little_m
         ]
         for _ in range(36)
     ]
-    found = find_straggler(steps)
-    assert found is not None
+    found = straggler(steps)
     assert (found.rank, found.cause) == (0, "more work")
 
 
@@ -148,21 +147,16 @@ def test_two_steps_that_carry_it_all_are_a_one_off() -> None:
     steps = made([1.0, 1.0], [500, 500], steps=20)
     for place in (4, 11):
         steps[place][1] = RankStep(500, 500, 4.0, 0.0, 0.0, 0.0)
-    found = find_straggler(steps)
-    assert found is not None
+    found = straggler(steps)
     assert (found.rank, found.cause, found.steps, found.all_steps) == (1, "one-off", 2, 20)
 
 
-def test_nobody_is_named_for_noise_or_for_what_is_not_worth_saying() -> None:
+def test_nobody_is_named_for_noise_nor_for_little_nor_where_seconds_are_unknown_or_steps_few() -> None:
     assert [find_straggler(made([1.0, 1.0], [500, 500], noise=0.1, seed=seed)) for seed in range(200)] == [None] * 200
     assert find_straggler(made([1.0, 1.09], [500, 500], noise=0.001)) is None
-
-
-def test_nobody_is_named_where_seconds_are_not_known_or_steps_too_few() -> None:
     unknown = [[RankStep(5, 5, None, None, None, 0.0), RankStep(5, 5, None, None, None, 0.1)]] * 10
-    assert find_straggler(unknown) is None
-    assert find_straggler(made([1.0, 2.0], [500, 500], steps=3)) is None
-    assert find_straggler(made([1.0], [500])) is None
+    for steps in (unknown, made([1.0, 2.0], [500, 500], steps=3), made([1.0], [500])):
+        assert find_straggler(steps) is None
 
 
 def test_the_part_of_a_rank_is_the_learner() -> None:
@@ -174,32 +168,6 @@ def test_the_part_of_a_rank_is_the_learner() -> None:
     assert [split_source(source) for source in sources] == [
         ("", "learner/1"), ("node1/", "learner/1"), ("node1/", "gpu0"), ("", "gpu0"),
     ]  # fmt: skip
-
-
-def test_ranks_side_by_side_are_one_learner_whose_seconds_are_not_added_up() -> None:
-    """Rank 1 begins 1 s later and ends 2 s earlier; its wait counts only where rank 0 does not work."""
-    spans = [
-        Span("learner/0", Stage.UPDATE, 0, 10, 3, 3),
-        Span("learner/0", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
-        Span("learner/1", Stage.UPDATE, 1, 8, 3, 3),
-        Span("learner/1", Stage.WAIT_FOR_RANKS, 8, 11, 3, 3),
-        Span("learner/1", Stage.WAIT_FOR_BATCH, 11, 14, 4, 3),
-        Span("generator", Stage.GENERATE, 0, 14, 3, 3),
-    ]
-    whole = parts_as_lanes(spans)
-    assert sorted(whole) == sorted(
-        [
-            Span("generator", Stage.GENERATE, 0, 14, 3, 3),
-            Span("learner", Stage.UPDATE, 0, 10, 3, 3),
-            Span("learner", Stage.WAIT_FOR_RANKS, 10, 11, 3, 3),
-            Span("learner", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
-        ]
-    )
-    lane = {name: round(seconds * 1e9) for name, seconds in lane_seconds(whole)["learner"].items()}
-    assert sum(lane.values()) == 14
-    assert lane["update"] == 10
-    alone = [span for span in spans if span.lane == "generator"]
-    assert parts_as_lanes(alone) == alone
 
 
 def test_a_span_of_a_group_is_one_on_each_of_its_lanes() -> None:

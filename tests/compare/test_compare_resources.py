@@ -1,26 +1,21 @@
-"""Figures from counters: by hand, then for any spans and samples: nothing negative, no joule lost or made."""
+"""Figures from counters, by hand."""
 
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from harness.compare.resources import (
+    GpuFigures,
     InterpolatedCounter,
     contention,
-    energy_account,
     gpu_figures,
-    interpolated,
     process_figures,
     sampling_cpu_s,
 )
-from harness.core.trace import Span, Stage
 from harness.results.counters import CounterRow
 
 S = 1_000_000_000
 GIB = 2**30
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 def series(
@@ -38,10 +33,6 @@ def host(at_s: int, **values: float) -> CounterRow:
     return CounterRow(at_s * S, "host", values)
 
 
-def span(lane: str, stage: Stage, start_s: float, end_s: float) -> Span:
-    return Span(lane, stage, round(start_s * S), round(end_s * S), 0, 0)
-
-
 def test_a_counter_grows_evenly_between_its_samples() -> None:
     counter = InterpolatedCounter([[(0, 10.0), (4, 18.0)], [(10, 100.0), (12, 101.0)]])
     assert counter.growth((0, 12)) == 9.0  # 8 and 1; what happened from 4 to 10 is not counted
@@ -50,23 +41,18 @@ def test_a_counter_grows_evenly_between_its_samples() -> None:
     assert counter.growth((5, 9)) is None
     assert counter.covered_ns((3, 11)) == 2
     assert counter.growth((-5, 100)) == 9.0
+    assert InterpolatedCounter([[(0, 5.0), (4, 3.0)]]).growth((0, 4)) == 0.0  # a counter that fell has not grown
 
 
 def test_a_level_is_averaged_over_time_and_not_over_samples() -> None:
     counter = InterpolatedCounter([[(0, 0.0), (2, 1.0), (10, 1.0)]])
-    assert counter.area((0, 10)) == 1.0 + 8.0
     assert counter.mean((0, 10)) == 0.9  # the mean of the samples would be 0.67
     assert counter.mean((0, 1)) == 0.25
     assert counter.peak((0, 1)) == 0.0
-    assert counter.period_ns == 5.0
-
-
-def test_one_sample_is_its_own_mean_and_none_is_none() -> None:
     assert InterpolatedCounter([[(5, 0.5)]]).mean((0, 10)) == 0.5
     assert InterpolatedCounter([[(5, 0.5)]]).mean((6, 10)) is None
-    assert InterpolatedCounter([]).mean((0, 10)) is None
-    assert InterpolatedCounter([]).growth((0, 10)) is None
-    assert InterpolatedCounter([]).peak((0, 10)) is None
+    none = InterpolatedCounter([])
+    assert (none.mean((0, 10)), none.growth((0, 10)), none.peak((0, 10))) == (None, None, None)
 
 
 def test_processes() -> None:
@@ -74,17 +60,9 @@ def test_processes() -> None:
     rows += series("learner", "threads", [3, 4, 4]) + series("generator0+generator1", "cpu_s", [1.0, None, None])
     rows += series("sampler", "cpu_s", [0.1, 0.101, 0.102])
     learner, generators = process_figures(rows, (0, 2 * S))
-    assert (learner.source, learner.lanes) == ("learner", ("learner",))
+    assert (learner.source, generators.source) == ("learner", "generator0+generator1")
     assert (learner.cpu_s, learner.cores, learner.peak_rss_bytes, learner.peak_threads) == (3.0, 1.5, 9.0, 4)
-    assert learner.missing == {}
-    assert generators.lanes == ("generator0", "generator1")
     assert (generators.cpu_s, generators.cores) == (None, None)
-    assert generators.missing == {
-        "cpu_s": "lost",
-        "cores": "lost",
-        "peak_rss_bytes": "not_sampled",
-        "peak_threads": "not_sampled",
-    }
     assert sampling_cpu_s(rows, (0, 2 * S)) == pytest.approx(0.002)
     assert sampling_cpu_s([], (0, 2 * S)) is None
 
@@ -95,44 +73,17 @@ def test_a_lost_sample_breaks_the_growth_only_where_it_was() -> None:
     assert (learner.cpu_s, learner.cores) == (2.0, 1.0)  # two seconds of four are known
 
 
-def test_a_gpu_and_the_check_of_its_energy_counter() -> None:
+def test_a_gpu_with_its_energy_counter_and_what_is_said_of_none() -> None:
     rows = series("gpu0", "utilisation", [0.5, 1.0, 1.0]) + series("gpu0", "power_w", [100.0, 300.0, 300.0])
     rows += series("gpu0", "energy_j", [1000.0, 1220.0, 1500.0]) + series("gpu0", "memory_used_bytes", [1.0, 3.0, 2.0])
     rows += series("gpu0", "throttled", [0, 2, 1])
-    (gpu,), reason = gpu_figures(rows, (0, 2 * S))
-    assert reason is None
-    assert gpu.mean_utilisation == 0.875  # (0.75 + 1.0) / 2
-    assert (gpu.peak_memory_bytes, gpu.mean_power_w) == (3.0, 250.0)
-    assert (gpu.energy_j, gpu.integrated_j) == (500.0, 500.0)  # 200 J + 300 J of power
-    assert gpu.throttled_share == pytest.approx(2 / 3)
-    assert gpu.missing == {}
-
-
-def test_a_gpu_that_does_not_tell_is_none_and_says_why() -> None:
+    # utilisation (0.75 + 1.0) / 2, power (200 + 300) / 2
+    gpu = GpuFigures("gpu0", 0.875, 3.0, 250.0, 500.0, pytest.approx(2 / 3))
+    assert gpu_figures(rows, (0, 2 * S)) == ([gpu], None)
     rows = series("gpu0", "utilisation", [None, None]) + series("gpu0", "power_w", [100.0, 100.0])
-    (gpu,), _ = gpu_figures(rows, (0, S))
-    assert (gpu.mean_utilisation, gpu.energy_j) == (None, None)
-    assert gpu.missing["mean_utilisation"] == "lost"
-    assert gpu.missing["energy_j"] == "not_sampled"
-
-
-def test_no_gpu_and_why() -> None:
-    rows = [CounterRow(0, "gpu", {}, {"gpu": "no_driver"})]
-    assert gpu_figures(rows, (0, S)) == ([], "no_driver")
+    assert gpu_figures(rows, (0, S)) == ([GpuFigures("gpu0", None, None, 100.0, None, None)], None)
+    assert gpu_figures([CounterRow(0, "gpu", {}, {"gpu": "no_driver"})], (0, S)) == ([], "no_driver")
     assert gpu_figures([], (0, S)) == ([], "not_sampled")
-    assert energy_account(rows, [], "gpu0", (0, S)) == (None, "no_driver")
-    assert energy_account([], [], "gpu0", (0, S)) == (None, "not_sampled")
-
-
-def test_cpu_time_of_a_process_that_ended_counts_with_its_parent() -> None:
-    rows = [
-        host(0, cpu_busy_s=0.0, cpu_idle_s=0.0, cpu_steal_s=0.0),
-        host(10, cpu_busy_s=8.0, cpu_idle_s=12.0, cpu_steal_s=0.0),
-    ]
-    rows += series("sampler", "cpu_s", [0.0, 0.0], 10 * S) + series("driver", "cpu_s", [1.0, 5.0], 10 * S)
-    (others,) = contention(rows, (0, 10 * S))
-    assert "0.400 cores" in others  # (8 - 4) / 10
-    assert contention(rows + series("driver", "children_cpu_s", [0.0, 4.0], 10 * S), (0, 10 * S)) == []
 
 
 def test_contention_in_sentences() -> None:
@@ -159,11 +110,16 @@ def test_contention_in_sentences() -> None:
     ]
 
 
-def test_a_quiet_machine_gives_no_sentence() -> None:
+def test_cores_of_others_are_those_that_no_process_of_the_run_used() -> None:
     level = {"cpu_busy_s": 0.0, "cpu_idle_s": 0.0, "cpu_steal_s": 0.0, "throttled_s": 0.0, "pressure_cpu_some_s": 0.0}
-    rows = [host(0, **level), host(10, **(level | {"cpu_busy_s": 10.0, "cpu_idle_s": 10.0}))]
-    rows += series("driver", "cpu_s", [0.0, 9.9], 10 * S) + series("sampler", "cpu_s", [0.0, 0.05], 10 * S)
-    assert contention(rows, (0, 10 * S)) == []
+    rows = [host(0, **level), host(10, **(level | {"cpu_busy_s": 8.0, "cpu_idle_s": 12.0}))]
+    rows += series("sampler", "cpu_s", [0.0, 0.0], 10 * S)
+    own = series("driver", "cpu_s", [1.0, 5.0], 10 * S)
+    (others,) = contention(rows + own, (0, 10 * S))
+    assert "0.400 cores" in others  # (8 - 4) / 10
+    # CPU time of a process that ended counts with its parent; where a process is unknown, others are not guessed
+    for more in (series("driver", "children_cpu_s", [0.0, 4.0], 10 * S), series("learner", "cpu_s", [None, None])):
+        assert contention(rows + own + more, (0, 10 * S)) == []
     assert contention([], (0, 10 * S)) == []
 
 
@@ -174,158 +130,9 @@ def test_another_machine_is_told_apart() -> None:
     rows += [CounterRow(0, "node1/host", {"throttled_s": 0.0}), CounterRow(10 * S, "node1/host", {"throttled_s": 2.0})]
     rows += [host(0, throttled_s=0.0), host(10, throttled_s=0.0)]
     (learner,) = process_figures(rows, (0, 10 * S))
-    assert (learner.source, learner.lanes, learner.cpu_s) == ("node1/learner", ("learner",), 5.0)
+    assert (learner.source, learner.cpu_s) == ("node1/learner", 5.0)
     assert [gpu.source for gpu in gpu_figures(rows, (0, 10 * S))[0]] == ["node1/gpu0"]
     assert contention(rows, (0, 10 * S)) == [
         "node1: The CPU limit of the cgroup held it back for 2.00 s, added over cores.",
         "node1: gpu0 was shared with other processes, up to 1 at a time.",
     ]
-
-
-def test_others_are_not_guessed_where_a_process_of_the_run_is_unknown() -> None:
-    level = {"cpu_busy_s": 0.0, "cpu_idle_s": 0.0, "cpu_steal_s": 0.0}
-    rows = [host(0, **level), host(10, **(level | {"cpu_busy_s": 10.0}))]
-    rows += series("sampler", "cpu_s", [0.0, 0.0], 10 * S) + series("learner", "cpu_s", [None, None], 10 * S)
-    assert contention(rows, (0, 10 * S)) == []
-
-
-def test_energy_by_stage_and_nothing_is_lost() -> None:
-    # 100 W for 4 s, then 300 W for 4 s, sampled each second from 0 s
-    joules = [0, 100, 200, 300, 400, 700, 1000, 1300, 1600]
-    rows = series("gpu0", "energy_j", joules)
-    spans = [
-        span("generator", Stage.GENERATE, 0, 3.5),
-        span("learner", Stage.WAIT_FOR_BATCH, 0, 4),
-        span("learner", Stage.UPDATE, 4, 7),
-        span("learner", Stage.STARTUP, 0, 8),
-    ]
-    account, reason = energy_account(rows, spans, "gpu0", (0, 8 * S))
-    assert reason is None
-    assert account is not None
-    assert account.total_j == 1600
-    assert {stage: (part.joules, part.seconds, part.over_steps) for stage, part in account.stages.items()} == {
-        Stage.GENERATE: (350.0, 3.5, False),
-        Stage.UPDATE: (900.0, 3.0, False),
-    }
-    assert (account.untold_j, account.rest_j) == (0.0, 350.0)  # 50 J from 3.5 s on, 300 J from 7 s on
-
-
-def test_stages_at_the_same_time_share_and_lanes_elsewhere_do_not() -> None:
-    rows = series("gpu0", "energy_j", [0, 100, 200, 300, 400])
-    spans = [span("generator", Stage.GENERATE, 0, 4), span("learner", Stage.UPDATE, 2, 4)]
-    account, _ = energy_account(rows, spans, "gpu0", (0, 4 * S))
-    assert account is not None
-    assert {stage: part.joules for stage, part in account.stages.items()} == {
-        Stage.GENERATE: 300.0,
-        Stage.UPDATE: 100.0,
-    }
-    alone, _ = energy_account(rows, spans, "gpu0", (0, 4 * S), lanes=["learner"])
-    assert alone is not None
-    assert ([part.joules for part in alone.stages.values()], alone.rest_j) == ([200.0], 200.0)
-
-
-def test_two_generators_are_one_stage() -> None:
-    rows = series("gpu0", "energy_j", [0, 100, 200])
-    spans = [span("generator0", Stage.GENERATE, 0, 2), span("generator1", Stage.GENERATE, 0.5, 2)]
-    account, _ = energy_account(rows, spans, "gpu0", (0, 2 * S))
-    assert account is not None
-    part = account.stages[Stage.GENERATE]
-    assert (part.joules, part.seconds, part.occurrences) == (200.0, 2.0, 2)
-
-
-def test_shorter_stages_are_told_over_steps_and_the_shortest_not_at_all() -> None:
-    rows = series("gpu0", "energy_j", [20.0 * sample for sample in range(51)], S // 5)  # 100 W, 5 Hz, 10 s
-    spans = [span("learner", Stage.UPDATE, step, step + 0.4) for step in range(10)]
-    spans += [span("learner", Stage.WEIGHT_PUBLISH, step + 0.5, step + 0.6) for step in range(10)]
-    spans += [span("learner", Stage.CHECKPOINT, 9.7, 9.95)]
-    account, _ = energy_account(rows, spans, "gpu0", (0, 10 * S))
-    assert account is not None
-    update, publish, checkpoint = account.stages.values()
-    assert (update.joules, update.seconds, update.over_steps) == (pytest.approx(400.0), pytest.approx(4.0), True)
-    assert (publish.joules, publish.reason) == (None, "it lasts 0.1 s, less than a sampling period of 0.2 s")
-    assert (checkpoint.joules, checkpoint.reason) == (None, "it lasts 0.25 s in all, less than 1 s")
-    assert account.untold_j == pytest.approx(100 * (1.0 + 0.25))
-    assert account.rest_j == pytest.approx(1000 - 400 - 125)
-
-
-def test_a_stage_that_the_counters_do_not_cover_is_not_told() -> None:
-    rows = series("gpu0", "energy_j", [0, 100, None, None, 900, 1000])
-    account, _ = energy_account(rows, [span("learner", Stage.UPDATE, 0, 5)], "gpu0", (0, 5 * S))
-    assert account is not None
-    assert (account.total_j, account.stages[Stage.UPDATE].joules) == (200.0, None)
-    assert account.stages[Stage.UPDATE].reason == "the counters do not cover it"
-    assert (account.untold_j, account.rest_j) == (200.0, 0.0)
-
-
-def test_what_other_arms_used_in_their_turns_is_nobodys() -> None:
-    def turn(start_s: int, first_j: float) -> list[CounterRow]:
-        rows = []
-        for place, joules in enumerate((first_j, first_j + 100)):
-            at_ns = (start_s + place) * S
-            rows.append(CounterRow(at_ns, "sampler", {"held": place}))
-            rows.append(CounterRow(at_ns, "gpu0", {"energy_j": joules}))
-        return rows
-
-    rows = turn(0, 0.0) + turn(1, 5000.0)  # the run's clock stood still meanwhile
-    account, _ = energy_account(rows, [span("learner", Stage.UPDATE, 0, 2)], "gpu0", (0, 2 * S))
-    assert account is not None
-    assert (account.total_j, account.stages[Stage.UPDATE].joules) == (200.0, 200.0)
-
-
-STAGES = st.sampled_from([Stage.GENERATE, Stage.UPDATE, Stage.SCORE, Stage.WAIT_FOR_BATCH, Stage.STARTUP])
-MOMENTS = st.integers(-2 * S, 12 * S)
-SPANS = st.lists(
-    st.builds(
-        lambda lane, stage, ends: Span(lane, stage, min(ends), max(ends), 0, 0),
-        st.sampled_from(["learner", "generator0", "generator1"]),
-        STAGES,
-        st.tuples(MOMENTS, MOMENTS),
-    ),
-    max_size=30,
-)
-READINGS = st.lists(
-    st.tuples(st.integers(0, 10 * S), st.none() | st.floats(0, 1e6), st.integers(0, 1)), max_size=40
-).map(lambda readings: sorted(readings, key=lambda reading: reading[0]))
-WINDOWS = st.tuples(MOMENTS, MOMENTS).map(lambda ends: (min(ends), max(ends)))
-
-
-def as_rows(readings: list[tuple[int, float | None, int]]) -> list[CounterRow]:
-    rows = []
-    for at_ns, value, held in readings:
-        rows.append(CounterRow(at_ns, "sampler", {"held": held}))
-        rows.append(CounterRow(at_ns, "gpu0", {"energy_j": value, "utilisation": value and value / 1e6}))
-    return rows
-
-
-@PROPERTY
-@given(READINGS, SPANS, WINDOWS)
-def test_energy_is_conserved_and_never_negative(
-    readings: list[tuple[int, float | None, int]], spans: list[Span], window: tuple[int, int]
-) -> None:
-    account, reason = energy_account(as_rows(readings), spans, "gpu0", window)
-    assert (account is None) == (reason is not None)
-    if account is None:
-        return
-    told = [part.joules for part in account.stages.values() if part.joules is not None]
-    assert min([account.total_j, account.untold_j, account.rest_j, *told]) >= 0
-    assert sum(told) + account.untold_j + account.rest_j == pytest.approx(account.total_j, abs=1e-6)
-    for stage, part in account.stages.items():
-        assert not stage.is_wait
-        assert (part.joules is None) == (part.reason is not None)
-        assert 0 <= part.seconds <= (window[1] - window[0]) / 1e9 + 1e-9
-
-
-@PROPERTY
-@given(READINGS, WINDOWS, st.integers(-2 * S, 12 * S))
-def test_growth_adds_up_and_a_mean_lies_between_the_samples(
-    readings: list[tuple[int, float | None, int]], window: tuple[int, int], cut_ns: int
-) -> None:
-    rows = as_rows(readings)
-    counter = interpolated(rows, "gpu0", "energy_j")
-    low, high = window
-    middle = min(max(cut_ns, low), high)
-    parts = [counter.growth((low, middle)) or 0.0, counter.growth((middle, high)) or 0.0]
-    assert min(parts) >= 0
-    assert sum(parts) == pytest.approx(counter.growth(window) or 0.0, abs=1e-6)
-    mean = interpolated(rows, "gpu0", "utilisation").mean(window)
-    assert mean is None or -1e-9 <= mean <= 1 + 1e-9

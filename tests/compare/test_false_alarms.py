@@ -6,18 +6,21 @@ Seeds were chosen once. Where a rate has a bound, the exact binomial test at tha
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from harness.compare.stats import Verdict, enough, of_blocks, side_of_limit, t_interval
+from harness.compare.stats import Verdict, enough, side_of_limit, t_interval
 from harness.results.warmup import steady_from
-from tests.stand_ins.binomial import binomial_p
-from tests.stand_ins.false_alarms import naive_p
+from tests.stand_ins.binomial import at_least
 from tests.stand_ins.noise import NoiseModel
 from tests.stand_ins.simulated_verdicts import (
     KINDS,
     SHARES,
-    effect_seen,
     judge_experiment,
     judge_occasions,
     judge_step,
@@ -29,11 +32,12 @@ from tests.stand_ins.simulated_verdicts import (
 
 NOISE = NoiseModel()
 HARDLY = 1e-6
+ROOT = Path(__file__).parents[2]
 
 
 def at_most(hits: int, trials: int, share: float) -> bool:
     """Whether so many hits are no evidence of a rate above ``share``."""
-    return binomial_p(hits, trials, share, side="above") > HARDLY
+    return at_least(hits, trials, share) > HARDLY
 
 
 @pytest.mark.parametrize("blocks", [6, 12])
@@ -103,14 +107,6 @@ def test_the_smallest_effect_is_called_different_in_four_of_five_experiments(spr
     assert 0.7 <= called <= 0.95
 
 
-def test_the_effect_seen_in_four_of_five_experiments_is_seen_in_four_of_five() -> None:
-    values = np.random.default_rng(47).normal(0, 1, (1000, 8))
-    estimates = [found for each in values if (found := of_blocks(each)) is not None]
-    seen = effect_seen(estimates, 0.05, 0.03, 0.05)
-    called = [judge_step(each).verdict is Verdict.DIFFERENT for each in shifted(0.05 * values, seen)]
-    assert np.mean(called) == pytest.approx(0.8, abs=0.002)  # by its definition, on the same experiments
-
-
 @pytest.mark.parametrize("spread", [0.01, 0.02, 0.05])
 def test_a_baseline_of_several_occasions_is_different_from_itself_in_five_percent(spread: float) -> None:
     trials = 300
@@ -136,21 +132,6 @@ def test_the_side_of_a_gates_limit_is_wrong_in_the_stated_share(kind: str) -> No
     fine = sum(side_of_limit(judge_step(each), 0.05) == "below" for each in shifted(values, 0.06))
     assert at_most(worse, trials, 0.05)
     assert at_most(fine, trials, 0.02)
-
-
-def test_the_naive_recipe_tells_like_arms_apart_about_half_the_time() -> None:
-    # True rate about 55% (4,000 trials); the standard error of 1,000 trials is 1.6%, and 40% is nine of them away.
-    generator = np.random.default_rng(42)
-    runs = NOISE.with_own_noise(generator, NOISE.sequential(generator, 1000, 50))
-    alarms = np.mean([naive_p(before, after) < 0.05 for before, after in runs])
-    assert alarms > 0.4
-
-
-def test_the_naive_recipe_errs_on_weather_and_not_on_independent_steps() -> None:
-    # 5% of 2,000 independent pairs of 50 steps: the test itself is sound, its use is not.
-    runs = np.random.default_rng(43).normal(0, 0.06, (2000, 2, 50))
-    alarms = sum(naive_p(before, after) < 0.05 for before, after in runs)
-    assert binomial_p(alarms, 2000, 0.05) > HARDLY
 
 
 @pytest.mark.slow
@@ -185,3 +166,75 @@ def test_cutting_each_arms_warm_up_by_its_own_times_raises_no_alarms() -> None:
     made = [[log_ratio(kept(a), kept(b), alternated=True) for a, b in trial] for trial in times]
     effects = [judge_step([ratio for ratio in ratios if ratio is not None]) for ratios in made]
     assert at_most(sum(effect.shows for effect in effects), trials, 0.07)
+
+
+# ---- measured rates: the scripts that count, and the page that shows them
+
+
+def measure(script: str, *arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", f"tests.benchmarks.{script}", *arguments], cwd=ROOT, check=True)
+
+
+def test_the_recorded_step_seconds_give_the_committed_rates(tmp_path: Path) -> None:
+    files = (tmp_path / "rates.json", ROOT / "docs/measured/noise_rates.json")
+    measure("false_alarm_rates", ROOT / "docs/measured/noise_step_seconds.json", "--json", files[0])
+    made, committed = (json.loads(path.read_text()) for path in files)
+    assert made["log_ratios"]["noise_step_seconds"] == pytest.approx(committed["log_ratios"]["noise_step_seconds"])
+    hits = [[(line["experiments"], line["excludes"]["hits"]) for line in data["rates"]] for data in (made, committed)]
+    assert hits[0] == hits[1]
+
+
+@pytest.mark.slow
+def test_simulated_rates_are_written_with_their_counts(tmp_path: Path) -> None:
+    files = ("--json", tmp_path / "rates.json", "--markdown", tmp_path / "rates.md")
+    measure("verdict_rates", "--experiments", "8", *files)
+    tables = {table["name"]: table for table in json.loads((tmp_path / "rates.json").read_text())["tables"]}
+    assert {cell["trials"] for row in tables["coverage"]["rows"] for cell in row[1:]} == {8}
+    assert (tmp_path / "rates.md").read_text().count("\n## ") == len(tables) == 8
+
+
+DOCS = ROOT / "docs"
+MEASURED = json.loads((DOCS / "measured" / "verdict_rates.json").read_text())
+ROWS = {table["name"]: table["rows"] for table in MEASURED["tables"]}
+
+
+def _rate(cell: dict[str, float]) -> float:
+    return cell["hits"] / cell["trials"]
+
+
+def _row(table: str, *begins: str) -> list[float]:
+    (row,) = [row for row in ROWS[table] if tuple(row[: len(begins)]) == begins]
+    return [_rate(cell) for cell in row[len(begins) :]]
+
+
+def test_the_page_shows_the_measured_rates() -> None:
+    page = " ".join((DOCS / "measuring.md").read_text().split())
+    alarms = [_rate(row[3]) for row in ROWS["family"]]
+    coverage = {row[0]: [_rate(cell) for cell in row[1:]] for row in ROWS["coverage"]}
+    rates = [rate for of_noise in coverage.values() for rate in of_noise]
+    assert f"in {min(alarms):.1%} to {max(alarms):.1%} of experiments" in page
+    assert f"| {min(rates):.1%} to {max(rates):.1%}; below 95% only where blocks correlate by 0.5 |" in page
+    assert [noise for noise, of_noise in coverage.items() if min(of_noise) < 0.95] == ["AR(1) 0.5 from block to block"]
+    assert len(coverage) == 10
+
+    ten = {row[0]: _rate(row[3]) for row in ROWS["power"]}
+    assert (
+        f"{ten['launches, sd 3%']:.0%} with a spread of 3% between blocks, "
+        f"{ten['AR(1) 0.3 from step to step']:.0%} and {ten['AR(1) 0.8 from step to step']:.0%} "
+        "where steps correlate by 0.3 and 0.8, "
+        f"{ten['the same, turns by step']:.0%} where the arms take turns by step, "
+        f"{ten['bursts of 6 steps, up to 4 times']:.0%} in bursts of load"
+    ) in page
+    seen = {tuple(row[:2]): row[4] for row in ROWS["seen"]}
+    step, stage = ([seen[what, spread] for spread in ("1%", "3%", "5%")] for what in (
+        "the step of one arm", "one of six stages, the step is not"
+    ))  # fmt: skip
+    assert f"{step[0]}, {step[1]} and {step[2]} of a step with a spread of 1%, 3% and 5% between blocks" in page
+    assert f"of one of six stages {stage[0]}, {stage[1]} and {stage[2]}" in page
+
+    worse = {change: _row("gate", "launches, sd 3%", "10", change)[0] for change in ("+0%", "+5%", "+10%", "+15%")}
+    assert worse["+0%"] == 0.0
+    assert f"{worse['+5%']:.1%} at +5%, {worse['+10%']:.0%} at +10%, {worse['+15%']:.0%} at +15%" in page
+    one, three, five = (_row("occasions", occasions, "1%")[1:3] for occasions in ("1", "3", "5"))
+    assert f"in {five[0]:.0%} and {five[1]:.0%} (with three occasions {three[0]:.0%} and {three[1]:.0%};" in page
+    assert one == [0.0, 0.0]

@@ -67,65 +67,37 @@ def test_blocks_that_resemble_their_neighbours_are_different_later_than_others()
     assert found.p > 0.05
 
 
-def test_being_faster_is_judged_like_being_slower() -> None:
-    # 1 / 1.03 is as far from 1 as 1.03; 0.97 is a little further
-    assert judge_step(around(1 / 1.0301 - 1, 0.02)).verdict is Verdict.DIFFERENT
-    assert judge_step(around(1 / 1.0299 - 1, 0.02)).verdict is Verdict.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("change", "spread", "verdict", "words"),
+    [
+        # 1 / 1.03 is as far from 1 as 1.03; 0.97 is a little further
+        (1 / 1.0301 - 1, 0.02, Verdict.DIFFERENT, None),
+        (1 / 1.0299 - 1, 0.02, Verdict.INCONCLUSIVE, "but not whether it reaches the 3%"),
+        (0.0, 0.02, Verdict.EQUIVALENT, None),  # half-width 1.4%
+        (0.01, 0.01, Verdict.EQUIVALENT, "+1.0%"),  # 0.3% to 1.7%: shows, and is too small
+        (1e-15, 0.0, Verdict.EQUIVALENT, None),  # rounding
+        (0.02, 0.02, Verdict.INCONCLUSIVE, "+0.6% to +3.5%"),  # shows, and may be too small
+        (0.02, 0.1, Verdict.INCONCLUSIVE, "-5.0% to +9.6%"),  # half-width 7.2% in logs
+        # the spread at which the interval ends at the threshold, which is not inside it
+        (0.0, 0.99 * math.log1p(0.03) / HALF_WIDTH, Verdict.EQUIVALENT, None),
+        (0.0, 1.01 * math.log1p(0.03) / HALF_WIDTH, Verdict.INCONCLUSIVE, "too wide"),
+    ],
+)
+def test_verdicts_by_the_whole_interval(change: float, spread: float, verdict: Verdict, words: str | None) -> None:
+    effect = judge_step(around(change, spread))
+    assert (effect.verdict, effect.reason is None) == (verdict, words is None)
+    assert (words or "") in (effect.reason or "")
+    low, high = interval(effect)
+    assert effect.shows == (not low <= 1 <= high)
 
 
-def test_an_estimate_that_just_reaches_the_threshold_counts() -> None:
+def test_an_estimate_that_just_reaches_the_threshold_counts_and_six_blocks_are_enough() -> None:
     effect = judge_step([math.log(2.0)] * 8, threshold=1.0)
-    assert effect.ratio == pytest.approx(2.0)
-    assert effect.verdict is Verdict.DIFFERENT
-
-
-def test_an_interval_inside_the_threshold_is_equivalent() -> None:
-    effect = judge_step(around(0.0, 0.02))  # half-width 1.4%
-    assert effect.verdict is Verdict.EQUIVALENT
-    assert effect.reason is None
-    assert effect.p == 1.0
-
-
-def test_a_change_that_shows_and_is_too_small_is_equivalent_and_said() -> None:
-    effect = judge_step(around(0.01, 0.01))  # 0.3% to 1.7%
-    assert effect.verdict is Verdict.EQUIVALENT
-    assert effect.reason is not None
-    assert "+1.0%" in effect.reason
-
-
-def test_times_that_differ_by_rounding_only_are_equivalent_without_a_word() -> None:
-    effect = judge_step([1e-15] * 10)
-    assert effect.verdict is Verdict.EQUIVALENT
-    assert effect.reason is None
-
-
-def test_an_effect_shows_where_its_interval_leaves_no_change_out() -> None:
-    assert judge_step(around(0.01, 0.01)).shows
-    assert judge_step(around(-0.01, 0.01)).shows
-    assert not judge_step(around(0.01, 0.02)).shows
-    assert not judge_step(around(0.5, 0.0)[:1]).shows
-
-
-def test_a_change_that_shows_and_may_be_too_small_is_inconclusive() -> None:
-    effect = judge_step(around(0.02, 0.02))  # 0.6% to 3.5%
-    assert effect.verdict is Verdict.INCONCLUSIVE
-    assert effect.reason is not None
-    assert "+0.6% to +3.5%" in effect.reason
-
-
-def test_too_wide_an_interval_is_inconclusive_with_the_change_that_would_be_told() -> None:
-    effect = judge_step(around(0.02, 0.1))  # half-width 7.2% in logs
-    assert effect.verdict is Verdict.INCONCLUSIVE
-    assert effect.reason is not None
-    assert "-5.0% to +9.6%" in effect.reason
+    assert (effect.ratio, effect.verdict) == (pytest.approx(2.0), Verdict.DIFFERENT)
+    assert judge_step(around(0.2, 0.02, count=6)).verdict is Verdict.DIFFERENT
     # (2.262157 + 0.883404) * 0.1 / sqrt(10) = 0.0994714, and e to that less 1 is 10.5%
-    assert effect.minimum_effect == pytest.approx(0.1046, abs=1e-4)
-
-
-def test_an_interval_that_reaches_the_threshold_is_not_inside_it() -> None:
-    just = math.log1p(0.03) / HALF_WIDTH  # the spread at which the interval ends at the threshold
-    assert judge_step(around(0.0, 0.99 * just)).verdict is Verdict.EQUIVALENT
-    assert judge_step(around(0.0, 1.01 * just)).verdict is Verdict.INCONCLUSIVE
+    assert judge_step(around(0.02, 0.1)).minimum_effect == pytest.approx(0.1046, abs=1e-4)
+    assert not judge_step([0.5]).shows
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -138,21 +110,16 @@ def test_fewer_than_six_blocks_give_no_verdict_however_clear(count: int) -> None
     assert (effect.low is None) == (effect.p is None) == (count < 2)
 
 
-def test_six_blocks_that_agree_are_enough_for_the_step() -> None:
-    assert judge_step(around(0.2, 0.02, count=6)).verdict is Verdict.DIFFERENT
-
-
 def test_reasons_from_outside_forbid_a_verdict_and_keep_the_figures() -> None:
     refused = ("they differ in machine", "the machine's speed drifted")
-    (effect,), _ = judge([Comparison("step", of_blocks(around(0.05, 0.02)), 0.03, not_comparable=refused)])
-    assert effect.verdict is Verdict.NOT_COMPARABLE
-    assert effect.reason == "they differ in machine; the machine's speed drifted"
-    assert effect.ratio == pytest.approx(1.05)
-
-
-def test_what_is_missing_for_a_verdict_keeps_it_inconclusive() -> None:
-    (effect,), _ = judge([Comparison("step", of_blocks(around(0.5, 0.02)), 0.03, undecided="one occasion")])
-    assert (effect.verdict, effect.reason) == (Verdict.INCONCLUSIVE, "one occasion")
+    estimate = of_blocks(around(0.05, 0.02))
+    (one, two), _ = judge([
+        Comparison("step", estimate, 0.03, not_comparable=refused),
+        Comparison("step", estimate, 0.03, undecided="one occasion"),
+    ])  # fmt: skip
+    assert (one.verdict, one.reason) == (Verdict.NOT_COMPARABLE, "; ".join(refused))
+    assert (two.verdict, two.reason) == (Verdict.INCONCLUSIVE, "one occasion")
+    assert one.ratio == two.ratio == pytest.approx(1.05)
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.03, math.nan, math.inf])
@@ -174,12 +141,6 @@ def test_setting_the_arms_the_other_way_round_turns_the_ratio_over_and_keeps_the
     assert back.minimum_effect == pytest.approx(there.minimum_effect, abs=1e-9)
 
 
-def test_one_arm_without_stages_pays_nothing() -> None:
-    (alone,), _ = judge([with_p(0.049)])
-    assert alone.p_adjusted == pytest.approx(0.049)
-    assert alone.verdict is Verdict.DIFFERENT
-
-
 def test_primary_endpoints_share_eight_tenths_and_the_rest_two() -> None:
     (step,), stages = judge([with_p(0.03, name="step")], [with_p(0.5, 0.001), with_p(0.6, 0.001)])
     assert step.p_adjusted == pytest.approx(0.03 / 0.8)
@@ -196,7 +157,9 @@ def test_primary_endpoints_share_eight_tenths_and_the_rest_two() -> None:
     assert stage.verdict is Verdict.DIFFERENT
 
 
-def test_every_arm_is_corrected_for_all_of_them() -> None:
+def test_every_arm_is_corrected_for_all_of_them_and_one_without_stages_pays_nothing() -> None:
+    (alone,), _ = judge([with_p(0.049)])
+    assert (alone.p_adjusted, alone.verdict) == (pytest.approx(0.049), Verdict.DIFFERENT)
     arms, _ = judge([with_p(0.01), with_p(0.03), with_p(0.9, 0.001)])
     assert [effect.p_adjusted for effect in arms] == pytest.approx([0.03, 0.06, 0.9])
     assert [effect.verdict for effect in arms] == [Verdict.DIFFERENT, Verdict.INCONCLUSIVE, Verdict.EQUIVALENT]
@@ -238,13 +201,12 @@ def test_the_labels_of_effects() -> None:
     assert other.of_step
 
 
-def test_the_side_of_a_limit_on_which_the_whole_interval_lies() -> None:
-    # half-width 0.715357 * 0.02 = 1.44%
-    assert side_of_limit(judge_step(around(0.08, 0.02)), 0.05) == "above"
-    assert side_of_limit(judge_step(around(0.06, 0.02)), 0.05) == "neither"
-    assert side_of_limit(judge_step(around(0.05, 0.02)), 0.05) == "neither"
-    assert side_of_limit(judge_step(around(0.03, 0.02)), 0.05) == "below"
-    assert side_of_limit(judge_step(around(-0.5, 0.02)), 0.05) == "below"
+@pytest.mark.parametrize(
+    ("change", "side"),  # half-width 0.715357 * 0.02 = 1.44%
+    [(0.08, "above"), (0.06, "neither"), (0.05, "neither"), (0.03, "below"), (-0.5, "below")],
+)
+def test_the_side_of_a_limit_on_which_the_whole_interval_lies(change: float, side: str) -> None:
+    assert side_of_limit(judge_step(around(change, 0.02)), 0.05) == side
     assert side_of_limit(judge_step([0.5]), 0.05) == "neither"
 
 

@@ -1,21 +1,21 @@
-"""Weight syncs of an experiment, and the points, costs and sentences of a transport sweep."""
+"""Weight syncs of an experiment, and the points and costs of a transport sweep."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from msgspec import structs, to_builtins
+from msgspec import structs
 
-from harness.compare import Experiment, gather
-from harness.compare.endpoints import WEIGHT_SYNC_SECONDS
-from harness.compare.sync import SyncCost, fastest_by_size, percentile, sync_costs, sync_points
-from harness.compare.sync_tables import sweep_tables, sync_findings, sync_sentences, sync_table
+from harness.compare.experiment import Experiment, Member, gather
+from harness.compare.remarks.syncs import sweep_points, sweep_sentences
+from harness.compare.syncs import sync_points, sync_seconds
+from harness.report.tables import sync_table
+from harness.report.transports import sweep_tables
 from harness.results import RunFolder
 from harness.results.rows import SyncRow
-from harness.results.writer import STEPS
+from tests.stand_ins.members import made_experiment, made_run
 
 Make = Callable[..., RunFolder]
 
@@ -42,7 +42,7 @@ def transports(make_lagged_run: Make, tmp_path: Path) -> Experiment:
 def test_the_table_shows_each_part_without_the_first_step(transports: Experiment) -> None:
     table = sync_table(transports)
     assert table is not None
-    assert table.header == ("weight sync", "a_default", "b_arrays", "nixl")
+    assert table.header == ("", "a_default", "b_arrays", "nixl")
     # verify: 2 ms at the Learner and 2 ms at the Generator; GB/s: 20 MB in 80, 40 and 20 ms
     assert table.rows == (
         ("transport", "object_store", "object_store_numpy", "nixl"),
@@ -58,85 +58,45 @@ def test_the_table_shows_each_part_without_the_first_step(transports: Experiment
     assert "over 6 measured training steps" in table.notes[0]  # of 8, the first two of which are warm-up
 
 
-def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it(
-    make_lagged_run: Make, tmp_path: Path
-) -> None:
-    """Failed before: tables and sentence gave medians, and steps of the warm-up counted."""
-    make_lagged_run(arm="object_store", steps=6, settings=_transport("object_store"), sync_ms=(10.0, 20.0, 10.0, 2.0))
-    made = make_lagged_run(arm="nixl", steps=6, settings=_transport("nixl"), sync_ms=(5.0, 10.0, 5.0, 2.0))
-    path = made.folder / STEPS
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    synced = [row for row in rows if "sync/publish_s" in row.get("metrics", {})]
-    for row, publish_ms in zip(synced, (900.0, 90.0, 5.0, 5.0, 5.0, 65.0), strict=True):  # warm-up: two
-        row["metrics"]["sync/publish_s"]["mean"] = publish_ms / 1e3
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    experiment = _experiment(tmp_path)
+def test_a_sync_is_said_by_its_mean_as_the_endpoint_is_with_the_median_beside_it() -> None:
+    def moved(transport: str, publish_ms: Sequence[float], transfer_s: float, load_s: float) -> Member:
+        seconds = {"publish": [ms / 1e3 for ms in publish_ms], "transfer": [transfer_s] * 5, "load": [load_s] * 5}
+        metrics = {f"sync/{part}_s": values for part, values in seconds.items()}
+        metrics |= {"sync/bytes": [20e6] * 5, "sync/tensors": [3.0] * 5}
+        return made_run(transport, steps=5, metrics=metrics, settings={"transport": {"type": transport}})
+
+    experiment = made_experiment(
+        moved("nixl", (900.0, 5.0, 5.0, 5.0, 65.0), 0.01, 0.005), moved("object_store", [10.0] * 5, 0.02, 0.01)
+    )
     table = sync_table(experiment)
     assert table is not None
-    # 5, 5, 5, 65 ms: mean 20, median 5, 90th percentile at place 2.7: 5 + 0.7 * 60 = 47
+    # without the first: 5, 5, 5, 65 ms: mean 20, median 5, 90th percentile at place 2.7: 5 + 0.7 * 60 = 47
     assert table.rows[3] == ("publish, ms", "20.0 [5.00, 5.00, 47.0]", "10.0 [10.0, 10.0, 10.0]")
     assert table.rows[6][1] == "35.0 [20.0, 20.0, 62.0]"
     assert ("GB/s", "0.571", "0.500") in table.rows  # 20 MB in 35 ms, and in 40 ms
-    (sentence,) = sync_findings(experiment)
-    assert "in 0.88 times" in sentence  # 35 ms against 40 ms
-    assert "(35.0 ms against 40.0 ms, means)" in sentence
-    (nixl,) = (run for run in experiment.runs if run.sync is not None and run.sync.transport == "nixl")
-    assert WEIGHT_SYNC_SECONDS.value(nixl) == pytest.approx(0.035)
+    assert sync_seconds(experiment.arms["nixl"][0]) == pytest.approx(0.035)
 
 
-def test_transports_are_set_against_the_object_store_that_is_named(transports: Experiment) -> None:
-    assert sync_findings(transports) == [
-        "b_arrays (object_store_numpy): 20.0 MB from publish to loaded in 0.50 times the time of a_default "
-        "(object_store), Ray's object store given torch tensors, its default (40.0 ms against 80.0 ms, means).",
-        "nixl: 20.0 MB from publish to loaded in 0.25 times the time of a_default (object_store), Ray's object store "
-        "given torch tensors, its default (20.0 ms against 80.0 ms, means).",
-        "nixl: 20.0 MB from publish to loaded in 0.50 times the time of b_arrays (object_store_numpy), Ray's object "
-        "store given numpy arrays (20.0 ms against 40.0 ms, means).",
-    ]
-
-
-def test_unlike_sizes_are_not_compared(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(arm="object_store", settings=_transport("object_store"))
-    make_lagged_run(arm="nixl", num_bytes=40_000_000)
-    assert sync_findings(_experiment(tmp_path)) == []
-
-
-def test_seeds_are_pooled(make_lagged_run: Make, tmp_path: Path) -> None:
+def test_seeds_are_pooled_and_arms_without_syncs_or_of_unlike_sizes_left_out(
+    make_lagged_run: Make, tmp_path: Path
+) -> None:
     for seed, publish in enumerate((2.0, 4.0, 10.0)):
         make_lagged_run(arm="nixl", seed=seed, steps=4, sync_ms=(publish, 0.0, 10.0, 0.0))
-    table = sync_table(_experiment(tmp_path))
-    assert table is not None
-    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
-    assert ("publish, ms", "5.33 [2.00, 4.00, 10.0]") in table.rows
-    assert "over 6 measured training steps" in table.notes[0]
-
-
-def test_weights_that_stay_in_the_process_have_no_table(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(settings=_transport("in_process"))
-    assert sync_table(_experiment(tmp_path)) is None
-
-
-def test_runs_of_before_syncs_were_recorded_have_no_table(make_run: Make, tmp_path: Path) -> None:
-    make_run()
-    assert sync_table(_experiment(tmp_path)) is None
-    assert sync_findings(_experiment(tmp_path)) == []
-
-
-def test_a_variant_without_syncs_has_empty_cells(make_lagged_run: Make, tmp_path: Path) -> None:
-    make_lagged_run(arm="nixl")
+    make_lagged_run(arm="object_store", settings=_transport("object_store"), num_bytes=40_000_000)
     make_lagged_run(arm="one_step", steps=1)  # its only step is the first one
     table = sync_table(_experiment(tmp_path))
     assert table is not None
-    assert table.rows[0] == ("transport", "nixl", "-")
+    assert (table.header, table.rows[0]) == (("", "nixl", "object_store"), ("transport", "nixl", "object_store"))
+    # 2, 2, 4, 4, 10, 10: place 0.5 and 4.5 of 0..5, mean 32 / 6
+    assert table.rows[3][1] == "5.33 [2.00, 4.00, 10.0]"
 
 
-@pytest.mark.parametrize(
-    ("percent", "expected"),
-    [(0, 1.0), (10, 1.4), (50, 3.0), (90, 4.6), (100, 5.0)],  # places 0, 0.4, 2, 3.6 and 4 of 1, 2, 3, 4, 5
-)
-def test_percentiles_are_interpolated(percent: float, expected: float) -> None:
-    assert percentile([5.0, 1.0, 4.0, 2.0, 3.0], percent) == pytest.approx(expected)
-    assert percentile([7.0], percent) == 7.0
+@pytest.mark.parametrize("settings", [_transport("in_process"), None])
+def test_weights_that_stay_in_the_process_and_older_runs_have_no_table(
+    make_run: Make, make_lagged_run: Make, tmp_path: Path, settings: str | None
+) -> None:
+    make_lagged_run(settings=settings) if settings else make_run()
+    assert sync_table(_experiment(tmp_path)) is None
 
 
 COSTS = {"gloo": (0.004, 30e-6, 0.8e-9), "nixl": (0.002, 10e-6, 1.2e-9)}  # fixed, per tensor, per byte
@@ -161,8 +121,11 @@ def rows() -> list[SyncRow]:
     ]
 
 
-def test_a_point_is_the_median_of_the_counted_syncs() -> None:
-    (point,) = [p for p in sync_points(rows()) if (p.transport, p.num_bytes, p.tensors) == ("nixl", 10_000_000, 1)]
+def test_a_point_is_the_median_of_the_counted_syncs_and_the_fastest_transport_comes_first() -> None:
+    points = sync_points(rows())
+    # at 100 MB in 200 tensors: gloo 4 + 6 + 80 = 90 ms, nixl 2 + 2 + 120 = 124 ms
+    assert list(dict.fromkeys(point.transport for point in points)) == ["gloo", "nixl"]
+    (point,) = [p for p in points if (p.transport, p.num_bytes, p.tensors) == ("nixl", 10_000_000, 1)]
     whole = 0.002 + 10e-6 + 10e6 * 1.2e-9  # 0.01401
     assert (point.repeats, point.receivers) == (3, 1)
     assert point.median_s == pytest.approx(whole)
@@ -172,23 +135,7 @@ def test_a_point_is_the_median_of_the_counted_syncs() -> None:
     assert (point.publish_s, point.load_s, point.verify_s) == (0.001, 0.001, 0.5)
 
 
-def test_transports_come_in_the_order_of_their_largest_times() -> None:
-    # at 100 MB in 200 tensors: gloo 4 + 6 + 80 = 90 ms, nixl 2 + 2 + 120 = 124 ms
-    assert list(dict.fromkeys(point.transport for point in sync_points(rows()))) == ["gloo", "nixl"]
-
-
-def test_the_fit_finds_the_costs_that_made_the_times() -> None:
-    for cost in sync_costs(sync_points(rows())):
-        fixed, per_tensor, per_byte = COSTS[cost.transport]
-        assert cost.fixed_s == pytest.approx(fixed, rel=1e-6)
-        assert cost.per_tensor_s == pytest.approx(per_tensor, rel=1e-6)
-        assert cost.per_byte_s == pytest.approx(per_byte, rel=1e-6)
-        assert cost.worst < 1e-9
-
-
-def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_a_time_that_does_not_repeat_is_marked(make_run: Make, tmp_path: Path) -> None:
     # 0.6, 0.8, 1, 1.2 and 1.4: the middle half spans 0.4; 0.6, 0.7, 1, 1.3 and 1.4: 0.6 of the median
     spreads = {100: (9.0, 0.6, 0.7, 1.0, 1.3, 1.4)}
     timed = [
@@ -199,54 +146,28 @@ def test_a_time_that_does_not_repeat_is_marked_and_not_fitted(
     timed = [structs.replace(it, total_s=3 * it.total_s) if it.num_bytes == 100_000_000 else it for it in timed]
     points = sync_points(timed)
     assert [(point.megabytes, point.is_unstable) for point in points] == [(10, False), (50, False), (100, True)]
-    (cost,) = sync_costs(points)
-    assert (cost.per_byte_s, cost.worst) == (pytest.approx(COSTS["nixl"][2]), pytest.approx(0.0, abs=1e-9))
-    assert sync_costs(points[2:]) == []
     run = make_run(status="running")
     for item in timed:
-        run.append_step(to_builtins(item))
+        run.append(item)
     run.finish("completed", None, {})
-    times = sweep_tables(_experiment(tmp_path))[0]
+    times = sweep_tables(sweep_points(_experiment(tmp_path)))[0]
     assert [cell.endswith("!") for cell in times.rows[0][1:]] == [False, False, True]
-    assert [note.startswith("!: unstable") for note in times.notes] == [False, True]
+    assert [note.startswith("! ") for note in times.notes] == [False, True]
 
 
-def test_no_fitted_cost_is_negative_and_what_was_not_varied_is_left_out() -> None:
-    falling = [structs.replace(row("nixl", size, 1, 1), total_s=seconds) for size, seconds in ((1, 0.010), (10, 0.009))]
-    (cost,) = sync_costs(sync_points(falling))
-    assert (cost.per_tensor_s, cost.per_byte_s) == (0.0, 0.0)
-    # relative least squares of a constant c: c = sum(1/s) / sum(1/s^2) = (100 + 111.1) / (10000 + 12345.7)
-    assert cost.fixed_s == pytest.approx((100 + 1000 / 9) / (10000 + 1e6 / 81))
-    assert cost.worst == pytest.approx(1 - cost.fixed_s / 0.010)
-
-
-def test_the_winner_changes_where_the_fitted_lines_cross() -> None:
-    costs = [SyncCost(name, 1, *numbers, 0.0) for name, numbers in COSTS.items()]
-    found = fastest_by_size(costs, 1e6, 1e8, tensors=1)
-    # nixl 0.00201 + 1.2e-9 b against gloo 0.00403 + 0.8e-9 b: equal at b = 0.00202 / 0.4e-9 = 5.05 MB
-    assert [name for _, name in found] == ["nixl", "gloo"]
-    assert found[0][0] == 1e6
-    assert 5.05e6 <= found[1][0] <= 5.05e6 * 1e2 ** (1 / 200)
-
-
-def test_sentences_name_the_fastest_its_share_and_the_crossover() -> None:
-    points = sync_points(rows())
-    said = sync_sentences(points, sync_costs(points))
+def test_a_sweep_names_the_fastest_by_size_and_its_share() -> None:
     # 100 MB in one tensor: gloo 84.03 ms, plain copy 20 ms: 24%; nixl 122.01 ms: 16%
-    assert said == [
-        "At 100 MB gloo is the fastest: 84.0 ms from publish to the receiver's own tensors, 24% of the bandwidth of a "
-        "plain copy in memory (nixl 16%).",
-        "By the fitted costs the fastest is nixl for the smallest weights, from 5.13 MB on gloo.",
+    assert sweep_sentences(sync_points(rows())) == [
+        "At 100 MB with 1 receiver and 1 tensor gloo has the lowest median: 84.0 ms from publish to the "
+        "receiver's own tensors, 24% of the bandwidth of a plain copy in memory (nixl 16%).",
+        "The lowest median with 1 receiver and 1 tensor by size: nixl at 1 MB; gloo at 10 and 100 MB.",
     ]
-
-
-def test_a_sentence_against_the_object_store_says_which_form() -> None:
-    COSTS["object_store"] = (0.01, 0.0, 3e-9)
-    try:
-        points = sync_points([row(name, 100, 1, 1) for name in ("gloo", "object_store")])
-    finally:
-        del COSTS["object_store"]
+    many = [row("gloo", 100, 200, 1, 2.0), row("nixl", 100, 200, 1)]  # 180 and 124 ms
+    (first, *_) = sweep_sentences(sync_points([*(each for each in rows() if each.tensors == 1), *many]))
+    assert first.endswith("(nixl 16%). Elsewhere it is nixl with 1 receiver and 200 tensors.")
+    gloo = row("gloo", 100, 1, 1)
+    points = sync_points([gloo, structs.replace(gloo, transport="object_store", total_s=0.31)])
     # 84.03 ms against 310 ms
-    assert sync_sentences(points, [])[1] == (
-        "Times at 100 MB relative to Ray's object store given torch tensors, Ray's default (object_store): gloo 0.27."
+    assert sweep_sentences(points)[1] == (
+        "Times at 100 MB over those of Ray's object store given torch tensors, its default (object_store): gloo 0.27."
     )

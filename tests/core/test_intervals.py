@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.intervals import clip, merge, shared, total
+from harness.core.intervals import both, clip, merge, total
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
 
@@ -24,11 +24,9 @@ def test_totals_equal_counting(intervals: list[tuple[int, int]], low: int, high:
     assert total(clip(intervals, (low, high))) == len({tick for tick in covered if low <= tick < high})
 
 
-@given(st.lists(INTERVALS, max_size=4), st.integers(1, 3))
-def test_what_several_groups_share_equals_counting(groups: list[list[tuple[int, int]]], at_least: int) -> None:
-    covered = [{tick for start, end in intervals for tick in range(start, end)} for intervals in groups]
-    assert shared(groups, at_least) == sum(sum(tick in ticks for ticks in covered) >= at_least for tick in range(41))
-
-
-def test_an_overlap_within_a_group_is_not_shared() -> None:
-    assert shared([[(0, 10), (2, 8)], [(7, 12)]]) == 3
+@given(INTERVALS, INTERVALS)
+def test_what_is_in_both_equals_counting(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
+    ticks = [{tick for start, end in intervals for tick in range(start, end)} for intervals in (first, second)]
+    pieces = both(first, second)
+    assert {tick for start, end in pieces for tick in range(start, end)} == ticks[0] & ticks[1]
+    assert total(pieces) == sum(end - start for start, end in pieces)  # disjoint

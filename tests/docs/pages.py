@@ -108,7 +108,7 @@ def _split(typed: str) -> Iterator[tuple[str, ...]]:
             continue
         redirected = next((number for number, each in enumerate(found) if set(each) <= {"<", ">"}), len(found))
         found = found[:redirected]
-        while found and re.fullmatch(r"[A-Z_]+=.*", found[0]):
+        while found and re.fullmatch(r"[A-Z_]+=.*|do", found[0]):
             found.pop(0)
         if found:
             yield (re.sub(r"^(\.venv/bin/)?python3?$", "python", found[0]), *found[1:])

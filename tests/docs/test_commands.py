@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from itertools import pairwise
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,18 @@ from tests.docs.pages import FENCE, PAGES, ROOT, Shown, shown_commands
 
 COMMANDS_SHOWN = shown_commands()
 REFERENCE = ROOT / "results" / "reference"
-READERS = ("validate", "list", "schema", "compare", "report", "trace", "whatif", "simulate", "import", "baseline")
+READERS = ("validate", "list", "schema", "compare", "report", "trace", "whatif", "simulate", "import")
 """Commands that neither train nor measure: they are run."""
-UNTIL_THE_RUN = ("run", "bench", "sweep", "baseline")
+UNTIL_THE_RUN = ("run", "bench", "sweep")
 """Commands that begin runs: they are carried out up to there."""
 OF_A_GATE = (0, 1, 3, 4)
 STAND_INS = {
-    "before.json": None,
-    "after.json": None,
     "logs/gsm8k.jsonl": None,
     "export.jsonl": None,
     "train.log": None,
     "wandb_export.csv": None,
+    "a.jsonl": "tests/data/importers/verl_colocated.jsonl",
+    "b.jsonl": "tests/data/importers/verl_split.jsonl",
     "checkpoints/trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
     "trainer_state.json": "tests/data/importers/trl_1.16_trainer_state.json",
 }
@@ -52,9 +52,8 @@ def by_kind() -> dict[str, list[Shown]]:
             continue
         kind = "parsed"
         if shown.whole and not any(map(is_placeholder, words)) and words[0] in COMMANDS:
-            trains = words[0] == "baseline" and words[1] == "record"
             missing = any(STAND_INS.get(word, word) is None for word in words)
-            if words[0] in UNTIL_THE_RUN and (trains or words[0] != "baseline"):
+            if words[0] in UNTIL_THE_RUN:
                 kind = "parsed" if "--resume" in words else "begun"
             elif words[0] in READERS and not missing:
                 kind = "run"
@@ -71,11 +70,16 @@ def is_slow(shown: Shown) -> bool:
     return words[0] in ("simulate", "whatif") or bool({"--plots", "--all", "course", "sorting_grid"} & set(words))
 
 
+def once(shown: list[Shown]) -> list[Shown]:
+    """Return the first of those that type the same, whole or as a part."""
+    firsts = {(each.harness or each.words, each.whole): each for each in reversed(shown)}
+    return list(reversed(firsts.values()))
+
+
 def unique(shown: list[Shown]) -> list:
-    """Return them without those that type the same, for a test to run over."""
-    once = {each.harness: each for each in reversed(shown)}
-    marks = {each: [pytest.mark.slow] if is_slow(each) else [] for each in once.values()}
-    return [pytest.param(each, id=str(each), marks=mark) for each, mark in reversed(marks.items())]
+    """Return ``once`` of them, for a test that carries them out."""
+    marks = {each: [pytest.mark.slow] if is_slow(each) else [] for each in once(shown)}
+    return [pytest.param(each, id=str(each), marks=mark) for each, mark in marks.items()]
 
 
 def test_how_many_there_are():
@@ -89,7 +93,7 @@ def test_how_many_there_are():
 
 
 @pytest.mark.parametrize(
-    "shown", [shown for shown in COMMANDS_SHOWN if shown.harness], ids=lambda shown: str(shown).replace("::", ":")
+    "shown", once([shown for shown in COMMANDS_SHOWN if shown.harness]), ids=lambda shown: str(shown).replace("::", ":")
 )
 def test_the_harness_takes_what_is_shown(shown, capsys):
     name, *typed = shown.harness
@@ -125,6 +129,7 @@ def folder(tmp_path_factory):
         (home / "scenarios" / f"{name}.yaml").write_text(f"extends: {ours}\n")
     page = (ROOT / "docs" / "scenarios.md").read_text()
     (home / "mine.yaml").write_text(next(block[3] for block in FENCE.finditer(page) if block[2] == "yaml"))
+    shutil.copytree(REFERENCE / "sync_k1-vs-sync_k2", home / "baseline" / "noise")
     (home / "my_package").mkdir()
     for words in (shown.words for shown in COMMANDS_SHOWN):
         for word in words:
@@ -155,10 +160,6 @@ def test_what_trains_is_ready_to_begin(shown, folder, monkeypatch):
     words = list(shown.harness)
     if words[0] == "sweep":
         words += [] if "--status" in words else ["--status"]
-    if words[:2] == ["baseline", "record"]:
-        command_parser("baseline").parse_args(words[1:])
-        settings = [pair for pair in pairwise(words) if pair[0] == "--set"]
-        words = ["validate", words[3], *(word for pair in settings for word in pair)]
     assert main(words, run_scenario=record) == 0
     assert len(begun) == (words[0] in ("run", "bench") and "--dry-run" not in words)
 
@@ -166,10 +167,7 @@ def test_what_trains_is_ready_to_begin(shown, folder, monkeypatch):
 @pytest.mark.parametrize("shown", unique(KINDS["run"]))
 def test_what_reads_runs(shown, folder, monkeypatch, capsys):
     in_folder(folder, monkeypatch)
-    words = list(shown.harness)
-    (folder / "results" / "baselines.json").unlink(missing_ok=True)
-    if {"main", "list"} & set(words) and not {"add", "--save-baseline"} & set(words):
-        main(["baseline", "add", "main", "results/noise/20261121-150000"])
+    words = [each for word in shown.harness for each in (glob(word) if "*" in word else [word])]
     before = set((folder / "results").iterdir())
     if words[0] == "simulate":  # the same question of fewer worlds
         short = ["--steps", "2"] if {"--ask", "--sweep"} & set(words) else []
@@ -210,7 +208,7 @@ def test_what_a_page_says_that_a_command_prints(words, output, folder, monkeypat
 
 
 @pytest.mark.parametrize(
-    "shown", [shown for shown in COMMANDS_SHOWN if shown.words[0] == "make"], ids=lambda shown: str(shown)
+    "shown", once([shown for shown in COMMANDS_SHOWN if shown.words[0] == "make"]), ids=lambda shown: str(shown)
 )
 def test_make_has_what_is_shown(shown):
     if len(shown.words) == 1:

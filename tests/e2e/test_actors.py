@@ -21,7 +21,6 @@ import psutil
 import pytest
 import ray
 
-from harness.compare import lane_account
 from harness.core.errors import RunStopped, UserError
 from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer, Stage
@@ -32,6 +31,7 @@ from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
+from tests.run_folders import loop_accounts
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Traces
@@ -124,7 +124,7 @@ def run_one(scenario: Scenario, out: Path, factory: PartsFactory) -> Run:
 
 
 def assert_accounts_close(run: Run) -> None:
-    for lane, account in lane_account(run).items():
+    for lane, account in loop_accounts(run).items():
         assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns > 0, lane
         assert account.unattributed_ns >= 0, lane
 
@@ -218,7 +218,7 @@ def test_several_generators_and_scorers_share_lagged_batches(
     run = run_one(scenario_of(material, f"{several}max_lag: 1\ntransport: {{type: object_store}}\n"), tmp_path, factory)
     assert [row.version for row in run.steps] == [1, 2, 3, 4]
     assert all(sum(row.lags.values()) == 8 and set(row.lags) <= {0, 1} for row in run.steps)
-    assert set(lane_account(run)) == {"learner", "generator0", "generator1", "scorer0", "scorer1"}
+    assert set(loop_accounts(run)) == {"learner", "generator0", "generator1", "scorer0", "scorer1"}
     assert_accounts_close(run)
     assert versions_of(run, "learner") == [0, 1, 2, 3, 4]
     for generator in ("generator0", "generator1"):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.compare.attribution import lane_account
 from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.results import Run, find_runs
@@ -23,6 +22,7 @@ from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.whatif.recording import Work, read_recording
 from tests.e2e.test_actors import unseen
+from tests.run_folders import loop_accounts
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Traces
@@ -244,7 +244,7 @@ def test_the_lanes_of_all_ranks_close_and_their_seconds_are_not_added_up(factory
     text = f"{TINY}placement: {{learner: {{ranks: 2}}}}\nlearner: {{sharding: ddp}}\n"
     assert run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen) == 0
     (run,) = runs_in(tmp_path / "out").values()
-    accounts = lane_account(run)
+    accounts = loop_accounts(run)
     assert {"learner/0", "learner/1"} <= set(accounts)
     for lane in ("learner/0", "learner/1"):
         account = accounts[lane]

@@ -190,7 +190,7 @@ def test_stages_of_a_captured_run_are_found_again_in_its_reports(tmp_path: Path)
 
     written = write_trace(run.folder, tmp_path / "t.json.gz", exports)
 
-    found = {(span.lane, span.stage, span.step) for report in written.reports for _, span in report.pairs}
+    found = {(span.lane, span.stage, span.step) for report in written.reports for _, span, _ in report.pairs}
     loads = [Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY]
     assert found == {
         ("learner", Stage.PREPARE_BATCH, 1),

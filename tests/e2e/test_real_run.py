@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from harness.compare import lane_account
 from harness.results import Run, find_runs
+from tests.run_folders import loop_accounts
 
 TINY = [
     "--set=model.preset=tiny",
@@ -110,7 +110,7 @@ def test_stages_come_in_the_order_of_a_training_step(finished: tuple[Path, str])
 
 
 def test_every_lane_closes_its_account(finished: tuple[Path, str]) -> None:
-    accounts = lane_account(only_run(finished[0]))
+    accounts = loop_accounts(only_run(finished[0]))
     assert set(accounts) == {"generator", "scorer", "learner"}
     for account in accounts.values():
         assert sum(account.stages_ns.values()) + account.unattributed_ns == account.wall_ns > 0

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.compare.learning import evaluations, metric_series
 from harness.models.sorting import SortingModel, sorting_policy
 from harness.results import Run, find_runs
+from harness.results.frames import table_of
 from harness.run.experiment import run_scenario
 from harness.scenario import load_scenario
 from harness.tasks.sorting import SORTING_PROMPTS, inclusion_ordering_reward
@@ -62,11 +62,11 @@ def test_it_learns(run: Run) -> None:
 
 
 def test_the_validation_reward_estimates_the_exact_expectation(run: Run) -> None:
-    first, middle, last = evaluations(run)
-    assert [(item.step, item.prompts) for item in (first, middle, last)] == [(0, 300), (15, 300), (30, 300)]
-    for measured, model in ((first, sorting_policy(0)[0]), (last, trained_policy(run))):
+    evaluated = table_of(run).rewards
+    assert (evaluated.step.tolist(), evaluated.prompts.tolist()) == ([0, 15, 30], [300, 300, 300])
+    for measured, model in ((evaluated.reward[0], sorting_policy(0)[0]), (evaluated.reward[-1], trained_policy(run))):
         exact, standard_error = exact_reward(model)
-        assert abs(measured.reward - exact) < 5 * standard_error + 1e-6
+        assert abs(measured - exact) < 5 * standard_error + 1e-6
 
 
 def test_the_stages_come_in_the_order_of_every_other_run(run: Run) -> None:
@@ -99,11 +99,11 @@ def test_ten_seeds_all_learn(tmp_path: Path) -> None:
 def test_the_exact_kl_is_logged_beside_its_estimates(run: Run) -> None:
     """Old code: estimates only."""
     for name in ("reference", "previous"):
-        steps, values = metric_series(run, f"kl/{name}_exact")
-        assert steps == list(range(30))
+        steps, values = table_of(run).series(f"kl/{name}_exact")
+        assert steps.tolist() == list(range(30))
         assert values[0] == pytest.approx(0.0, abs=1e-12)
         assert min(values) > -1e-12
-    (*_, exact), (*_, k1) = (metric_series(run, f"kl/reference_{kind}")[1] for kind in ("exact", "k1"))
+    (*_, exact), (*_, k1) = (table_of(run).series(f"kl/reference_{kind}")[1] for kind in ("exact", "k1"))
     assert exact > 0.01
     assert k1 == pytest.approx(exact, rel=0.25)  # on 90 tokens of a policy that has become nearly certain
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare import gather
+from harness.compare.signal import Divergence
 from harness.results import find_runs
 
 ROOT = Path(__file__).parents[2]
@@ -93,13 +94,12 @@ def check_complete(out: Path) -> None:
     """Every point exactly once in the comparison, with its steps, and the failed attempts kept aside."""
     (experiment,), damaged = gather([out])
     assert damaged == []
-    assert sorted(run.manifest.seed for run in experiment.runs) == list(range(POINTS))
-    ends = {run.manifest.seed: (run.status, run.steps) for run in experiment.runs}
+    members = experiment.members
+    assert sorted(each.manifest.seed for each in members) == list(range(POINTS))
+    ends = {each.manifest.seed: (each.run.status, each.steps) for each in members}
     assert ends == {seed: ("failed", 2) if seed == 1 else ("completed", 5) for seed in range(POINTS)}
-    diverged = next(run for run in experiment.runs if run.manifest.seed == 1)
-    assert diverged.learning is not None
-    assert diverged.learning.divergence is not None
-    assert (diverged.learning.divergence.step, diverged.learning.divergence.stopped) == (2, True)
+    (diverged,) = [each.figures["divergence"] for each in members if each.manifest.seed == 1]
+    assert diverged == Divergence(2, stopped=True)
     aside = [json.loads(file.read_text()) for file in out.glob("trial/*/.attempts/seed=4/*/manifest.json")]
     assert [item["error"] for item in aside if item["status"] == "failed"] == ["an actor died"] * 2
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.experiments import gather
-from harness.compare.sync_tables import sweep_points, sweep_tables
-from harness.report.pictures import make_pictures
+from harness.compare.experiment import gather
+from harness.compare.remarks.syncs import sweep_points
+from harness.report.build import document
+from harness.report.files import save_charts
+from harness.report.transports import sweep_tables
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
 from harness.scenario import load_scenario
@@ -50,13 +52,13 @@ def test_tables_and_picture_come_from_the_rows(swept: Run, tmp_path: Path) -> No
     assert {(point.transport, point.receivers, point.repeats) for point in points} == {
         (name, receivers, 3) for name in TRANSPORTS for receivers in (1, 2)
     }
-    tables = sweep_tables(experiment)
+    tables = sweep_tables(points)
     assert [table.title for table in tables[:2]] == [
         "Publish to own tensors, ms: 1 receiver, 3 tensors",
         "Publish to own tensors, ms: 2 receivers, 3 tensors",
     ]
     assert {row[0] for row in tables[0].rows} == {*TRANSPORTS, "plain copy"}
-    assert [path.name for path in make_pictures(swept.folder, tmp_path)] == ["sweep.png"]
+    assert [path.name for path in save_charts(document(experiment, []), tmp_path)] == ["sweep.png"]
 
 
 def test_the_log_has_what_nixl_said(swept: Run) -> None:

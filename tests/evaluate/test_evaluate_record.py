@@ -178,8 +178,8 @@ def test_responses_of_nobody_knows_what_are_not_overwritten(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{", "cannot be read"),
-        ("[]", "is no evaluation"),
+        ("{", "cannot read"),
+        ("[]", "cannot read"),
         ('{"schema": "harness.evaluation", "settings": {}, "schema_version": 9}', "schema version 9; this harness"),
     ],
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from harness.compare.resources import energy_account
+from harness.compare.resources import gpu_figures
 from harness.probes.load import load_profile
 from harness.probes.nsight import nsys_command
 from harness.results import Run, find_runs
@@ -155,7 +155,7 @@ def big(report: Report) -> None:
             held = measured.manifest.outcome["memory"]["gpu" if gpu else "main"]
             sizes = {name: held[f"{name}_bytes"] / 2**30 for name in ("planned", "peak")}
             report.note(f"{label}: memory, GiB", sizes)
-            report.note(f"{label}: energy by stage, J", _energy(measured))
+            report.note(f"{label}: energy, J", _energy_j(measured))
             told.append(f"{label}: {_short(figures['step_s'], 's')}, peak {sizes['peak']:.3g} GiB")
     with report.part("trace"):
         _traced_kernels(report, report.folder / "traced")
@@ -197,15 +197,12 @@ def profile(report: Report) -> None:
     report.headline = f"{written.name}: costs of {len(stages)} stages"
 
 
-def _energy(measured: Run) -> dict[str, float | None] | str:
-    """Joules of each stage over the whole run, by the board's counter; None where a stage is too short to tell."""
-    spans, rows = measured.spans(), read_counters(measured.folder)
-    sources = [row.source for row in rows if row.source.startswith("gpu") and row.values]
-    if not sources:
-        return "no GPU was sampled"
+def _energy_j(measured: Run) -> float | str:
+    """Joules of the whole run, by the board's counter."""
+    spans = measured.spans()
     window = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    account, reason = energy_account(rows, spans, sources[0], window)
-    return str(reason) if account is None else {stage: part.joules for stage, part in account.stages.items()}
+    gpus, reason = gpu_figures(read_counters(measured.folder), window)
+    return gpus[0].energy_j or "not counted" if gpus else str(reason)
 
 
 def _traced_kernels(report: Report, folder: Path) -> None:

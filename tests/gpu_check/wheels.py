@@ -14,7 +14,7 @@ from zipfile import ZIP_LZMA, ZipFile
 ROOT = Path(__file__).parents[2]
 THERE = ("torch",)
 """Must be there with its CUDA libraries; they are gigabytes."""
-OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "protobuf", "math-verify")
+OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "tensorboardX", "math-verify")
 """Requirements of the project without which the kit runs, with something left out."""
 UNUSED_IN_RAY = (
     *(f"ray/{part}/" for part in ("jars", "rllib", "data", "train", "tune", "serve", "llm", "air/examples")),

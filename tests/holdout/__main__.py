@@ -11,7 +11,7 @@ from harness.cli import carry_out
 from harness.core.arguments import from_1
 from harness.core.atomic_files import whole_file
 from harness.report.console import Output
-from harness.report.text import print_list, print_table
+from harness.report.terminal import print_list, print_table
 from harness.scenario import load_scenario
 from tests.holdout.evaluate import evaluate
 from tests.holdout.plan import load_plan, read_measured

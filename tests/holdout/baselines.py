@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import log
 from statistics import fmean
 
-from harness.compare.step_columns import measured_rows
 from harness.core.trace import Stage
 from harness.models.config import PRESETS
 from harness.models.shape import shape_for, shape_of_own
@@ -19,7 +18,7 @@ from harness.scenario import Scenario
 from harness.simulate.features import FLOAT32_BYTES, Group, generate_features, pass_features, update_features
 from harness.simulate.forecast import StepWatch
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import stage_times, step_time
+from harness.simulate.metrics import stage_times, step_time, table_of_rows
 from harness.simulate.simulated_run import simulate_run
 
 COSTS_NAMED_WAITS = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
@@ -78,12 +77,12 @@ def fitted_run(run: Run) -> FittedRun:
     """
     shards = [row for row in run.groups() if isinstance(row, ShardRow) and row.purpose == "train"]
     prompts = [tokens for shard in shards for tokens in shard.prompt_tokens if tokens]
-    preset, stages = run.setting("model.preset"), stage_times(run.steps)
+    preset, stages = run.setting("model.preset"), stage_times(table_of_rows(run.steps))
     return FittedRun(
         run=run,
         arm=run.manifest.arm or "",
         preset=preset if isinstance(preset, str) else None,
-        step_s=step_time(run.steps),
+        step_s=step_time(table_of_rows(run.steps)),
         stages_s=stages,
         prompts=fmean(prompts) if prompts else PROMPT_TOKENS,
         lengths=tuple(sorted(length for shard in shards for group in shard.lengths for length in group)),
@@ -187,7 +186,8 @@ class Baselines:
         """Return the fitted stage costs without contention: their sum, or with a lag those of the busiest lane."""
         watch = StepWatch()
         run = simulate_run(scenario, self.machine.model_copy(update={"contention": None}), observer=watch)
-        rows = measured_rows(watch.rows(run.spans))
+        every = watch.rows(run.spans)
+        rows = [row for row in every if not row.warmup] or every
         lanes = sorted({lane for row in rows for lane in row.lanes})
         busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
         return max(busy) if scenario.max_lag else sum(busy)

@@ -15,7 +15,7 @@ from harness.results import Run
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import RunMetrics, metrics_of_run, step_time
+from harness.simulate.metrics import RunMetrics, metrics_of_run, step_time, table_of_rows
 from harness.simulate.whatif.effects import what_if
 from tests.holdout.baselines import Baselines, FittedRun, costs_of, fitted_run, peak_gb_s, peak_gflop_s
 from tests.holdout.plan import ChangePlan, Measured, Plan
@@ -233,7 +233,7 @@ def _notes(plan: Plan, measured: Measured, known: Sequence[FittedRun]) -> tuple[
     for arm, runs in measured.held_out.items():
         twins = [run for run in measured.fitted if _but_for_length(run) == _but_for_length(runs[0])]
         if twins:
-            fitted_s, held_s = (fmean(step_time(run.steps) for run in alike) for alike in (twins, runs))
+            fitted_s, held_s = (fmean(step_time(table_of_rows(run.steps)) for run in alike) for alike in (twins, runs))
             said.append(
                 f"{arm} has the settings of the fitted arm {twins[0].manifest.arm}, the number of steps and "
                 f"evaluations apart: it examines other runs, not other settings. The fitted runs took {fitted_s:.3f} s "

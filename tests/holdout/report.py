@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compare.tables import Table
 from harness.core.errors import UserError
-from harness.report.style import label, picture_style, save, variant_looks
-from harness.report.text import markdown_table
+from harness.report.canvas import Look, arm_looks, label, picture_style, save
+from harness.report.document import Table
+from harness.report.markdown import markdown_table
 from tests.holdout.summary import (
     BASELINES,
     SMALL,
@@ -30,7 +30,7 @@ BEGIN, END = "<!-- begin: made by make holdout -->", "<!-- end -->"
 NOTHING = "-"
 BANDS = (15, 10, 5)
 ROW_INCHES = 0.32
-Looks = dict[str, tuple[tuple[float, float, float], str]]
+Looks = dict[str, Look]
 
 
 def tables(document: Document) -> list[Table]:
@@ -175,7 +175,7 @@ def stage_table(document: Document) -> Table:
         notes.append(f"Always below: {', '.join(never)}.")
     rows = tuple((arm.arm, arm.tier, *(_stage_cell(arm, stage) for stage in large)) for arm in document.arms)
     title = "Stages: by how much each is off"
-    return Table(title, ("arm", "tier", *large), rows, tuple(notes), words=2, divisible=True)
+    return Table(title, ("arm", "tier", *large), rows, tuple(notes), words=2)
 
 
 def _stage_cell(arm: ArmScore, stage: str) -> str:
@@ -256,7 +256,7 @@ def save_picture(document: Document, path: Path) -> Path:
     with picture_style():
         figure = Figure(figsize=(14, 2.4 + ROW_INCHES * len(document.arms)), layout="constrained")
         steps, stages = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        looks = variant_looks([tier.name for tier in document.tiers])
+        looks = arm_looks([tier.name for tier in document.tiers])
         _draw_steps(steps, document, looks)
         _draw_stages(stages, document, looks)
         return save(figure, path)
@@ -272,11 +272,11 @@ def _draw_steps(axes: Axes, document: Document, looks: Looks) -> None:
         for tier in document.tiers
     }
     for row, arm in enumerate(document.arms):
-        colour, marker = looks[arm.tier]
+        look = looks[arm.tier]
         low, value, high = (_off(arm, seconds) for seconds in (arm.step.low, arm.step.value, arm.step.high))
-        axes.plot([low, high], [row, row], color=colour, linewidth=2, zorder=3)
+        axes.plot([low, high], [row, row], color=look["color"], linewidth=2, zorder=3)
         name = names.pop(arm.tier, None)  # once in the legend
-        axes.plot([value], [row], marker, color=colour, markersize=7, label=name, linestyle="none", zorder=5)
+        axes.plot([value], [row], **look, markersize=7, label=name, linestyle="none", zorder=5)
     repeats = [(_off(arm, value), row) for row, arm in enumerate(document.arms) for value in arm.step.repeats]
     axes.plot(*zip(*repeats, strict=True), "|", color="black", markersize=9, label="measured repeats", zorder=4)
     labels = [f"{label(arm.arm)}: {arm.step.value:.3f} s for {arm.step.measured:.3f} s" for arm in document.arms]
@@ -299,11 +299,11 @@ def _draw_stages(axes: Axes, document: Document, looks: Looks) -> None:
     axes.axvline(0, color="black", linewidth=0.8, zorder=2)
     tiers = [tier.name for tier in document.tiers]
     for arm in document.arms:
-        colour, marker = looks[arm.tier]
+        look = looks[arm.tier]
         shift = 0.6 * ((tiers.index(arm.tier) + 0.5) / len(tiers) - 0.5)
         for stage in arm.large_stages:
             error, row = 100 * arm.stages[stage].error, stages.index(stage) + shift
-            axes.plot(error, row, marker, color=colour, markersize=6, alpha=0.8, zorder=3)
+            axes.plot(error, row, **look, markersize=6, alpha=0.8, zorder=3)
     axes.set_yticks(range(len(stages)), stages)
     axes.set_ylim(len(stages) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

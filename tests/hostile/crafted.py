@@ -240,7 +240,7 @@ def _command(*arguments: str) -> Act:
 
 # ---- run folders
 
-RUN_FILES = tuple(sorted(path.name for path in SOUND_RUN.iterdir()))
+RUN_FILES = tuple(sorted({path.name for path in SOUND_RUN.iterdir()} - {"log.txt"}))  # which is for people alone
 
 
 def _damaged(file: str, damage: Callable[[Path], object]) -> Act:
@@ -297,8 +297,8 @@ def run_folder_cases() -> Iterator[Case]:
     yield Case("the steps of two runs under one header", _damaged("steps.jsonl", body))
     yield Case("steps in reverse", _damaged("steps.jsonl", _written(_reversed)))
     yield Case("a step twice", _damaged("steps.jsonl", _written(_twice)))
-    yield Case("a line of 20 MB", _damaged("steps.jsonl", _written(_long_line)))
-    yield Case("a line of 20 MB in spans", _damaged("spans.jsonl", _written(_long_line)))
+    yield Case("a line of 20 MB", _damaged("steps.jsonl", _written(_long_line)), False)
+    yield Case("a line of 20 MB in spans", _damaged("spans.jsonl", _written(_long_line)), False)
 
 
 def _reversed(data: bytes) -> bytes:

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.compare.benchmarks import read_benchmark_files
-from harness.compare.figures import run_figures
+from harness.compare.experiment import member_of
 from harness.core import checkpoints
 from harness.core.errors import UserError
 from harness.evaluate.record import read_evaluation
@@ -23,7 +22,9 @@ from harness.report.trace.tracks import run_tracks
 from harness.results import load_run
 from harness.results.counters import read_counters
 from harness.results.experiment_plan import read_plan
-from harness.results.import_command import import_run
+from harness.results.frames import table_of
+from harness.results.import_command import write_experiment
+from harness.results.importers.convert import convert
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
@@ -79,7 +80,6 @@ def targets() -> dict[str, Target]:
         **{name: target for file in ROW_FILES for name, target in _row_targets(file)},
         "manifest.json": _run_target("manifest.json", _json("manifest.json")),
         "scenario.resolved.yaml": _run_target("scenario.resolved.yaml", {}),
-        "log.txt": _run_target("log.txt", {}),
         "rollouts.jsonl": _added_target("rollouts.jsonl", _ROLLOUT),
         "groups.jsonl": _added_target("groups.jsonl", _SHARD, _DISCARDED, _BATCH),
         "experiment.json": Target(read_experiment, {"plan": _PLAN}, (json.dumps(_PLAN).encode(),)),
@@ -89,7 +89,6 @@ def targets() -> dict[str, Target]:
         "events": Target(_file("events.out.tfevents.1", read_log), {}, (_event_file(),)),
         "checkpoint manifest": Target(read_checkpoint, {"manifest": _CHECKPOINT}, (json.dumps(_CHECKPOINT).encode(),)),
         "evaluation.json": Target(_inside("evaluation.json", read_evaluation), {"facts": _EVALUATION}, ()),
-        "benchmarks": Target(_file("b.json", lambda path: read_benchmark_files([path])), {"file": _BENCHMARK}, ()),
         "config.json": Target(_inside("config.json", _shape), {"config": _CONFIG}, ()),
         "grader": Target(grade, {}, (rb"</think> <answer> \frac{1}{2} </answer>", rb"\boxed{x^2+1}"), 20.0),
     }
@@ -212,8 +211,9 @@ def read_everything(folder: Path) -> None:
     run = load_run(folder)
     _ = run.settings, run.ledger, run.replaced, run.version_changes
     run.rollouts(), run.groups(), run.discarded(), read_counters(folder)
-    run_figures(run)
-    list(run_tracks(run))
+    table = table_of(run)
+    member_of(table)
+    run_tracks(table)
 
 
 def copy_of_sound_run(folder: Path) -> Path:
@@ -298,12 +298,6 @@ _PLAN: Document = {
 _PROMPT: Document = {"prompt": "What is 1 + 1?", "answer": "2", "note": {"level": 3}}
 _VERL: Document = {"step": 1, "data": {"timing_s/step": 2.0, "critic/rewards/mean": 0.5, "actor/pg_loss": 0.1}}
 _EVALUATION: Document = {"schema": "harness.evaluation", "schema_version": 1, "settings": {"model": "m"}, "results": {}}
-_BENCHMARK: Document = {
-    "datetime": "2026-01-01T00:00:00", "commit_info": {"id": "abc"},
-    "benchmarks": [
-        {"name": "b", "fullname": "f::b", "extra_info": {}, "stats": {"median": 0.1, "q1": 0.1, "q3": 0.2, "rounds": 2}}
-    ],
-}  # fmt: skip
 _CHECKPOINT: Document = {
     "format": 1, "step": 1, "files": {"state": {"bytes": 4, "checksum": "xxh3_128:0"}}, "checksum": "xxh3_128:0",
 }  # fmt: skip
@@ -326,12 +320,13 @@ def import_log(path: Path) -> None:
     refused: UserError | None = None
     for trainer in CROSSWALKS:
         try:
-            done = import_run(trainer, path, path.parent / trainer)
+            done = convert(read_log(path), trainer, str(path))
+            folder = write_experiment({None: done}, path.parent / trainer, trainer)
         except UserError as error:
             refused = error
             continue
         try:
-            return read_everything(done.folder)
+            return read_everything(folder)
         except UserError as error:
             raise Silent(f"it was imported into a run that cannot be read: {error}") from error
     if refused is not None:
@@ -347,7 +342,7 @@ def _shape(folder: Path) -> None:
 
 
 def _event_file() -> bytes:
-    from harness.results.trackers.event_file import encode_scalars, encode_start
+    from tests.event_files import encode_scalars, encode_start
 
     return encode_start(1.0) + encode_scalars({"loss": 0.5}, 1, 2.0) + encode_scalars({"loss": 0.4}, 2, 3.0)
 

@@ -119,6 +119,13 @@ def test_the_data_of_a_discarded_group_is_given_up_at_once():
     assert (sampler.waiting, sampler.next_order().places) == (2, (0,))
 
 
+def test_the_oldest_batch_is_sampled_again_first():
+    plan = plan_of((5, 6), TWICE)
+    first, second, third = list(plan.train_orders(1))[:3]
+    sampler = DynamicSampler(plan, RolloutCounts(), orders=[second, first, third])
+    assert [sampler.next_order().step for _ in range(3)] == [0, 1, 2]
+
+
 def test_without_dynamic_sampling_flat_groups_are_taken_as_they_are(simulate):
     seen = simulate(steps=2, max_lag=0)
     assert told(seen) == [[(0, 0)] * 4, [(0, 1)] * 4]

@@ -1,35 +1,34 @@
-"""The same number for the same thing: console, Markdown, JSON, page, pictures and simulator are read side by side."""
+"""The walk of a step's seconds: from the spans to frame, JSON, console, Markdown, page and charts, the same number."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from rich.console import Console
 
-from harness.compare import Experiment, gather
-from harness.compare.as_json import comparison
-from harness.compare.findings import findings
+from harness.compare.experiment import Experiment, gather
+from harness.compare.judging import direction, judgements
 from harness.compare.numbers import change, number, percent
 from harness.compare.stats import Effect, Verdict
-from harness.compare.step_times import step_ratio
-from harness.compare.verdicts import judgements
+from harness.compare.steadiness import step_ratio
 from harness.core.trace import Stage
-from harness.report.bars import draw_lanes, draw_stages
-from harness.report.data import ReportData, read_report_data
-from harness.report.html.page import make_report
-from harness.report.text import markdown, print_comparison
+from harness.report.as_json import comparison
+from harness.report.build import charts_of, document
+from harness.report.document import Document
+from harness.report.files import page
+from harness.report.markdown import markdown
+from harness.report.terminal import print_document
 from harness.results import RunFolder, find_run_folders, load_run
 from harness.simulate.metrics import RunMetrics, metrics_of_run
+from tests.run_folders import RunPlan, write_run
 from tests.step_runs import write_steps
 
-Make = Callable[..., RunFolder]
 ROOT = Path(__file__).parents[2]
 # of steps 2 to 11, which are measured: in flat 10 x (0.2 + 0.3) s and evaluations of 0.7 s in two of them; in hidden
 # 8 x (0.2 + 0.3) s, 2 x (0.2 + 4.3) s and an evaluation of 1 s. Of each 0.2 s of generation 0.05 s are a weight load.
@@ -39,7 +38,7 @@ STAGES_S = {
     "hidden": {"generate": 0.15, "weight_load": 0.05, "update": 1.1, "evaluate": 0.1},
 }
 RATIO = 14.0 / 6.4
-MEDIAN_S = {"flat": 0.5, "hidden": 0.5}
+MEDIAN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -47,144 +46,144 @@ class Outputs:
     """Everything that is said of one experiment."""
 
     experiment: Experiment
-    console: dict[str, list[str]]
+    document: Document
+    console: list[list[str]]
     markdown: str
-    variants: dict[str, dict[str, Any]]
-    sentences: str
     page: str
-    report_data: ReportData
+    arms: dict[str, dict[str, Any]]
     simulator: dict[str, RunMetrics]
 
 
-@pytest.fixture
-def outputs(make_run: Make, tmp_path: Path) -> Outputs:
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    results = tmp_path_factory.mktemp("results")
+
+    def make_run(**fields: Any) -> RunFolder:
+        return write_run(results, replace(RunPlan(), **fields))
+
     uneven = [0.3] * 12
     uneven[4] = uneven[9] = 4.3
     more = {"generate_s": 0.2, "load_s": 0.05, "interleaving": "run"}
     write_steps(make_run, "flat", [0.3] * 12, evaluate_s={0: 9.0, 5: 0.7, 11: 0.7}, **more)
     write_steps(make_run, "hidden", uneven, evaluate_s={11: 1.0}, **more)
-    results = tmp_path / "results"
     (experiment,), _ = gather([results])
     stream = io.StringIO()
-    print_comparison(Console(file=stream, width=200), [experiment], [experiment])
-    lines = [re.split(r"\s{2,}", line.strip()) for line in stream.getvalue().splitlines()]
-    (found,) = comparison([experiment], [])["campaigns"]
-    make_report([results], tmp_path / "report.html", everything=True)
-    folders = find_run_folders(results)
+    made = document(experiment, judgements(experiment))
+    print_document(Console(file=stream, width=120), made, full=True)
+    (as_json,) = comparison([experiment], [])["campaigns"]
     return Outputs(
         experiment=experiment,
-        console={line[0]: line[1:] for line in reversed(lines) if line},
-        markdown=markdown([experiment], [experiment]),
-        variants={variant["name"]: variant for variant in found["variants"]},
-        sentences=" ".join(finding.text for finding in findings(experiment)),
-        page=(tmp_path / "report.html").read_text(encoding="utf-8"),
-        report_data=read_report_data(experiment.folder, folders),
-        simulator={folder.name: metrics_of_run(load_run(folder)) for folder in folders},
+        document=made,
+        console=[line.split() for line in stream.getvalue().splitlines()],
+        markdown=markdown(made, full=True),
+        page=page([made]),
+        arms={arm["name"]: arm for arm in as_json["variants"]},
+        simulator={folder.name: metrics_of_run(load_run(folder)) for folder in find_run_folders(results)},
     )
 
 
-def _cells(page: str, header: str) -> list[str]:
-    """Return the cells of the first row of the page that starts with this."""
-    (row,) = re.findall(rf'<th scope="row">{re.escape(header)}</th>((?:<td[^>]*>[^<]*</td>)+)', page)[:1]
-    return re.findall(r"<td[^>]*>([^<]*)</td>", row)
+def _rows(shown: str, header: str) -> list[list[str]]:
+    """Return the cells of the rows of the page that start with this."""
+    rows = re.findall(rf'<th scope="row">{re.escape(header)}(?: \([^<]*)?</th>((?:<td[^>]*>[^<]*</td>)+)', shown)
+    return [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in rows]
 
 
-def _bars(figure: Figure | None) -> dict[float, float]:
-    """Return the length of the stack of bars at each place."""
-    assert figure is not None
-    (axes,) = figure.axes
-    ends: dict[float, float] = {}
-    for patch in axes.patches:
-        place = round(patch.get_y() + patch.get_height() / 2, 6)
-        ends[place] = max(ends.get(place, 0.0), patch.get_x() + patch.get_width())
-    return ends
+def _axes(outputs: Outputs, key: str) -> Axes:
+    (chart,) = (chart for chart in charts_of(outputs.document) if chart.key == key)
+    (axes,) = [axes for cell in chart.figure.subfigs for axes in cell.axes]
+    return axes
 
 
 def test_seconds_per_step_are_the_same_everywhere(outputs: Outputs) -> None:
-    for variant in outputs.experiment.variants:
-        name, expected = variant.name, STEP_S[variant.name]
-        assert variant.runs[0].step_s == pytest.approx(expected)
-        (run,) = outputs.variants[name]["runs"]
+    frame = outputs.experiment.runs.set_index("arm")
+    for arm, expected in STEP_S.items():
+        assert outputs.experiment.results.steps.query("arm == @arm and not is_warmup")["wall_s"].mean() == (
+            pytest.approx(expected)
+        )
+        assert frame.loc[arm, "step_s"] == pytest.approx(expected)
+        assert outputs.experiment.mean(arm, "step_s") == pytest.approx(expected)
+        (run,) = outputs.arms[arm]["runs"]
         assert run["step"]["mean_s"] == run["figures"]["step_s"] == pytest.approx(expected)
-        assert run["step"]["median_s"] == run["figures"]["median_step_s"] == pytest.approx(MEDIAN_S[name])
-        assert outputs.simulator[name].step_s == pytest.approx(expected)
-        assert _cells(outputs.page, name)[0] == number(expected)  # at a glance
-        ((exposure, steps),) = outputs.report_data.exposures[name]
-        assert exposure.wall_ns / 1e9 / steps == pytest.approx(expected)
-    flat, hidden = (f"{number(STEP_S[name])} 100.0%" for name in ("flat", "hidden"))
-    assert [" ".join(cell.split()) for cell in outputs.console["whole step"]] == [flat, hidden]
+        assert run["step"]["median_s"] == run["figures"]["median_step_s"] == pytest.approx(MEDIAN_S)
+        assert sum(run["exposed_s"].values()) == pytest.approx(expected)
+        assert outputs.simulator[arm].step_s == pytest.approx(expected)
+    short = [number(seconds) for seconds in STEP_S.values()]
+    assert ["whole", "step", *short, change(RATIO)] in outputs.console
+    assert f"| whole step | {short[0]} | {short[1]} | {change(RATIO)} |" in outputs.markdown
+    flat, hidden = (f"{seconds} 100.0%" for seconds in short)
+    assert ["whole", "step", *flat.split(), *hidden.split()] in outputs.console
     assert f"| whole step | {flat} | {hidden} |" in outputs.markdown
-    assert _cells(outputs.page, "whole step") in ([flat, hidden], [flat.replace(" ", "  "), hidden.replace(" ", "  ")])
-    assert f"({number(STEP_S['hidden'])} s against {number(STEP_S['flat'])} s" in outputs.sentences
+    assert _rows(outputs.page, "whole step") == [[*short, change(RATIO)], [flat, hidden]]
 
 
 def test_the_ratio_is_the_same_everywhere(outputs: Outputs) -> None:
-    assert outputs.variants["hidden"]["step_ratio"] == pytest.approx(RATIO)
-    assert f"hidden against flat: {RATIO:.2f} times the seconds per step" in outputs.sentences
-    assert "1.00 times in the median of single steps" in outputs.sentences
-    assert _cells(outputs.page, "hidden")[1] == f"{RATIO:.2f}"
+    assert step_ratio(outputs.experiment, "flat", "hidden") == pytest.approx(RATIO)
+    assert outputs.arms["hidden"]["step_ratio"] == pytest.approx(RATIO)
+    (answer,) = outputs.document.answer
+    assert answer.text.startswith(f"hidden was {RATIO:.1f} times as slow as flat per step")
+    assert [change(RATIO) in text for text in (outputs.page, outputs.markdown)] == [True, True]
 
 
 def test_the_parts_of_a_step_are_the_same_everywhere(outputs: Outputs) -> None:
-    for place, (name, stages) in enumerate(STAGES_S.items()):
-        (run,) = outputs.variants[name]["runs"]
-        found = {stage: figures for stage, figures in run["stages"].items() if not Stage(stage).is_wait}
-        assert {stage: figures["mean_s"] for stage, figures in found.items()} == pytest.approx(stages)
-        assert sum(stages.values()) == pytest.approx(STEP_S[name])  # the lanes took turns
+    frame = outputs.experiment.runs.set_index("arm")
+    for place, (arm, stages) in enumerate(STAGES_S.items()):
+        (run,) = outputs.arms[arm]["runs"]
+        read = {stage: figures for stage, figures in run["stages"].items() if not Stage(stage).is_wait}
+        assert {stage: figures["mean_s"] for stage, figures in read.items()} == pytest.approx(stages)
+        assert sum(stages.values()) == pytest.approx(STEP_S[arm])  # the lanes took turns
         for stage, seconds in stages.items():
-            share = seconds / STEP_S[name]
-            assert found[stage]["share"] == pytest.approx(share)
-            row = next(row for header, row in outputs.console.items() if header.split(" ")[0] == stage)
-            assert row[2 * place : 2 * place + 2] == [number(seconds), percent(share)] or row[place] == (
-                f"{number(seconds)} {percent(share):>6}"
-            )
-            assert outputs.simulator[name].stages_s[stage] == pytest.approx(seconds)
-            ((exposure, steps),) = outputs.report_data.exposures[name]
-            # the Learner waits for what the Generator does, so all of it is exposed
-            assert exposure.stages_ns[Stage(stage)] / 1e9 / steps == pytest.approx(seconds)
-            assert f"{stage}: {number(seconds)} s" in outputs.page
+            share = seconds / STEP_S[arm]
+            assert frame.loc[arm, f"timing_s/{stage}"] == pytest.approx(seconds)
+            assert read[stage]["share"] == pytest.approx(share)
+            assert outputs.simulator[arm].stages_s[stage] == pytest.approx(seconds)
+            assert run["exposed_s"][stage] == pytest.approx(seconds)  # the Learner waits for what the Generator does
+            at_a_glance, busy_and_critical, in_full = _rows(outputs.page, stage)
+            assert at_a_glance[place] == number(seconds)
+            assert busy_and_critical[place].split() == [number(seconds), "/", number(seconds), percent(share)]
+            assert in_full[place].split() == [number(seconds), percent(share)]
+            cells = [row for row in outputs.console if row[:1] == [stage]]
+            assert any(row[-2 * (2 - place) :][:2] == [number(seconds), percent(share)] for row in cells)
         in_lanes = [lane["stages_s"] for lane in run["lanes"].values()]
         for stage, seconds in stages.items():
             assert sum(lane.get(stage, 0.0) for lane in in_lanes) == pytest.approx(10 * seconds)
         for lane in run["lanes"].values():
-            assert lane["wall_s"] == pytest.approx(10 * STEP_S[name])
+            assert lane["wall_s"] == pytest.approx(10 * STEP_S[arm])
             assert sum(lane["stages_s"].values()) + lane["unattributed_s"] == pytest.approx(lane["wall_s"])
 
 
-@pytest.mark.usefixtures("style")
 def test_what_is_drawn_is_what_is_written(outputs: Outputs) -> None:
-    stages = draw_stages(outputs.experiment)
-    expected = list(STEP_S.values())
-    assert list(_bars(stages).values()) == pytest.approx(expected)
-    assert stages is not None
-    (axes,) = stages.axes
-    assert [line.get_xdata()[0] for line in axes.lines] == pytest.approx(expected)  # the mark of the whole step
-    assert [text.get_text() for text in axes.texts] == [f"{number(seconds)} s" for seconds in expected]
-    # two lanes of each arm, each as long as a step
-    assert list(_bars(draw_lanes(outputs.experiment)).values()) == pytest.approx(
-        [seconds for seconds in expected for _ in range(2)]
+    axes = _axes(outputs, "stages")
+    for place, (arm, stages) in enumerate(STAGES_S.items()):
+        drawn = {str(bars.get_label()): bars.patches[place].get_width() for bars in axes.containers}
+        assert drawn == pytest.approx(stages), arm
+    assert [text.get_text() for text in axes.texts] == [f"{number(seconds)} s" for seconds in STEP_S.values()]
+    lanes = _axes(outputs, "lanes")
+    ends = [patch.get_x() + patch.get_width() for bars in lanes.containers for patch in bars.patches]
+    assert max(ends) == pytest.approx(100.0)
+    update = next(bars for bars in lanes.containers if bars.get_label() == "update")
+    assert [bar.get_width() for bar in update.patches] == pytest.approx(
+        [100 * STAGES_S[arm]["update"] / STEP_S[arm] for arm in STEP_S]
     )
 
 
 def test_the_page_says_what_its_committed_runs_say() -> None:
     """The same functions, over the runs that docs/measuring.md names; the verdict's ratio is that of the tables."""
-    page = " ".join((ROOT / "docs" / "measuring.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "docs" / "measuring.md").read_text(encoding="utf-8").split())
     (one_block,), _ = gather([ROOT / "results" / "reference" / "sync_k"])
-    base, _, k4, k8 = one_block.variants
-    ratios = {arm.name: step_ratio(base, arm) for arm in (k4, k8)}
-    assert f"k = 8 passes over each batch took {ratios['k8']:.2f} times the seconds per step of k = 1" in page
-    assert f"k = 4 took {ratios['k4']:.2f} times" in page
+    ratios = {arm: step_ratio(one_block, "k1", arm) for arm in ("k4", "k8")}
+    assert f"k = 8 passes over each batch took {ratios['k8']:.2f} times the seconds per step of k = 1" in text
+    assert f"k = 4 took {ratios['k4']:.2f} times" in text
     (blocks,), _ = gather([ROOT / "results" / "reference" / "sync_k1-vs-sync_k2"])
     judged, noise = judgements(blocks)
     step, floor = judged.step, noise.step
-    assert step.ratio == pytest.approx(step_ratio(blocks.variants[0], blocks.variants[1]))
-    assert f"Step time `{step.verdict}`, {_interval(step)}" in page
-    stages = {effect.name: effect for effect in judged.stages if effect.verdict is Verdict.DIFFERENT}
+    assert step.ratio == pytest.approx(step_ratio(blocks, judged.base, judged.other))
+    assert f"Step time {_interval(step)}: {direction(step)}." in text
+    stages = {effect.name: effect for effect in judged.effects[1:] if effect.verdict is Verdict.DIFFERENT}
     assert list(stages) == ["old_logprobs", "update"]
-    assert f"`update` took {_percent(stages['update'].ratio)} longer" in page
-    assert f"adds {_percent(stages['old_logprobs'].ratio)} of a step" in page
+    assert f"`update` took {_percent(stages['update'].ratio)} longer" in text
+    assert f"adds {_percent(stages['old_logprobs'].ratio)} of a step" in text
     assert floor.ratio is not None
-    assert f"is {100 * abs(floor.ratio - 1):.1f}% apart ({change(floor.low)} to {change(floor.high)})" in page
+    assert f"is {100 * abs(floor.ratio - 1):.1f}% apart ({change(floor.low)} to {change(floor.high)})" in text
 
 
 def _percent(ratio: float | None) -> str:

@@ -1,7 +1,5 @@
 """A results folder as frames: the numbers of the rows, in one line of a notebook."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,10 +42,3 @@ def test_spans_rollouts_and_syncs_are_frames_too() -> None:
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         harness.load_results(tmp_path)
-
-
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    heavy = "{'torch', 'ray', 'pandas', 'numpy', 'pydantic', 'msgspec'}"
-    code = f"import sys, harness; print(sorted({heavy} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "[]"

@@ -1,10 +1,13 @@
-"""Reading the logs of other trainers: formats, damage, and what is counted.
+"""Logs of other trainers as people have them: their forms, names of older versions, damage, and what is counted.
 
 The logs are made here after the sources: verl's ``file`` logger writes ``{"step": ..., "data": {...}}`` a line
-(verl/utils/tracking.py, class FileLogger); transformers' Trainer keeps ``log_history`` in ``trainer_state.json``; an
-export of a Weights & Biases history has ``_step``, ``_timestamp`` and ``_runtime`` beside the values.
-``tests/data/importers/trl_1.16_trainer_state.json`` was really written by TRL 1.16, on a model of 30 thousand
-parameters that is paid for the letter a.
+(verl/utils/tracking.py), its console logger ``step:N - name:value - ...`` (verl/utils/logger/aggregate_logger.py),
+numpy's numbers as ``np.float64(x)``; transformers' Trainer keeps ``log_history`` in ``trainer_state.json``, its
+ProgressCallback prints the dict of a row, since version 5 with its numbers as texts; a history of Weights & Biases has
+``_step``, ``_timestamp`` and ``_runtime`` beside the values, a chart of it is exported with the columns ``RUN - NAME``,
+``RUN - NAME__MIN`` and ``RUN - NAME__MAX``; a series of TensorBoard with ``Wall time,Step,Value`` and its tag in the
+name of the file. ``tests/data/importers/trl_1.16_trainer_state.json`` was really written by TRL 1.16, on a model of 30
+thousand parameters that is paid for the letter a.
 """
 
 from __future__ import annotations
@@ -17,149 +20,406 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.results.importers.convert import Points, collect
+from harness.results.importers.convert import Converted, convert
 from harness.results.importers.logs import read_log
-from harness.results.importers.trainers import OPEN_INSTRUCT, TRL, VERL, Crosswalk
-from harness.results.trackers.event_file import encode_scalars, encode_start
+from harness.results.importers.trainers import CROSSWALKS
+from tests.event_files import encode_scalars, encode_start
 
 REAL_TRL_LOG = Path(__file__).parents[1] / "data" / "importers" / "trl_1.16_trainer_state.json"
 
 
-def write_lines(path: Path, *items: Any) -> Path:
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+def read(path: Path, trainer: str, run: str | None = None, **options: Any) -> Converted:
+    return convert(read_log(path, run), trainer, str(path), **options)
+
+
+def text(path: Path, content: str) -> Path:
+    path.write_text(content)
     return path
 
 
-def points_of(path: Path, crosswalk: Crosswalk) -> Points:
-    return collect(read_log(path), crosswalk, "log")
+def lines(path: Path, *items: Any) -> Path:
+    return text(path, "".join(json.dumps(item) + "\n" for item in items))
+
+
+def series(done: Converted, name: str, kind: str = "step") -> list[float]:
+    """The values of one metric, row by row; rows without it are left out."""
+    of_kind = [row.metrics for row in done.rows if row.kind == kind]
+    return [next(iter(metrics[name].values())) for metrics in of_kind if name in metrics]
+
+
+def by_step(done: Converted, name: str = "reward/total") -> dict[int, float]:
+    """The values of one metric by the trainer's own step."""
+    return dict(zip([row.version for row in done.rows if row.kind == "step"], series(done, name), strict=True))
+
+
+def told(done: Converted) -> list[str]:
+    """What was counted, without what became of the names."""
+    signs = ("left out", "again", "kept as NaN", "the steps are", "no record")
+    return [note for note in done.notes if any(sign in note for sign in signs)]
+
+
+# ---- JSON
 
 
 def test_verls_file_logger(tmp_path: Path) -> None:
-    path = write_lines(
-        tmp_path / "run.jsonl",
-        {"step": 0, "data": {"val-core/gsm8k/reward/mean@1": 0.25}},
-        {"step": 1, "data": {"timing_s/step": 2.0, "actor/grad_norm": None}},
-    )
-    found = points_of(path, VERL)
-    assert [(point.step, set(point.values)) for point in found.points] == [
-        (0, {"val-core/gsm8k/reward/mean@1"}),
-        (1, {"timing_s/step", "actor/grad_norm"}),
+    items = [{"step": 0, "data": {"val-core/gsm8k/reward/mean@1": 0.25}}]
+    items += [{"step": 1, "data": {"timing_s/step": 2.0, "actor/grad_norm": None}}]
+    path = lines(tmp_path / "run.jsonl", *items)
+    path.write_text(path.read_text() + '{"step": 2, "da')
+    done = read(path, "verl")
+    assert [(row.kind, row.version) for row in done.rows] == [("evaluation", 0), ("step", 1)]
+    assert math.isnan(series(done, "grad_norm")[0])  # orjson writes NaN and infinities as null
+    assert told(done) == [
+        "1 number was NaN, infinite or null (actor/grad_norm); kept as NaN",
+        "left out: the last line, which is not whole",
     ]
-    assert math.isnan(found.points[1].values["actor/grad_norm"])  # orjson writes NaN and infinities as null
-    assert found.non_finite == {"actor/grad_norm": 1}
-
-
-def test_trls_trainer_state() -> None:
-    found = points_of(REAL_TRL_LOG, TRL)
-    assert [point.step for point in found.points] == [1, 2, 3, 4, 5, 6]
-    assert found.points[0].values["num_tokens"] == 79.0
-    assert found.points[2].values["eval_runtime"] == 0.0411  # of the record after the training record of step 3
-    assert (found.replaced, found.without_step, found.backwards) == (0, {}, 0)
-
-
-def test_figures_of_the_whole_run_make_no_step(tmp_path: Path) -> None:
-    items = [{"step": 5, "reward": 0.5}, {"step": 7, "train_runtime": 12.5, "train_loss": 0.25, "epoch": 1.0}]
-    found = points_of(write_lines(tmp_path / "log.jsonl", *items), TRL)
-    assert found.run_totals == {"train_runtime": 12.5, "train_loss": 0.25}
-    assert [(point.step, point.values) for point in found.points] == [(5, {"reward": 0.5}), (7, {"epoch": 1.0})]
 
 
 def test_a_list_and_lines_hold_the_same_as_a_trainer_state(tmp_path: Path) -> None:
     history = json.loads(REAL_TRL_LOG.read_text())["log_history"]
-    as_list = tmp_path / "log.json"
-    as_list.write_text(json.dumps(history))
-    expected = points_of(REAL_TRL_LOG, TRL).points
-    assert points_of(as_list, TRL).points == expected
-    assert points_of(write_lines(tmp_path / "log.jsonl", *history), TRL).points == expected
-
-
-def test_an_export_of_weights_and_biases(tmp_path: Path) -> None:
-    histogram = {"_type": "histogram", "values": [1, 2], "bins": [0, 1, 2]}
-    path = write_lines(
-        tmp_path / "history.jsonl",
-        {"_step": 1, "_timestamp": 100.0, "_runtime": 10.0, "scores": 0.5, "batch/lengths": histogram, "note": "x"},
-        {"_step": 2, "_timestamp": 104.0, "_runtime": 14.0, "scores": 0.75, "training_step": 2},
-        {"_step": 2, "_timestamp": 105.0, "eval/scores": 0.25},
-    )
-    found = points_of(path, OPEN_INSTRUCT)
-    assert [(point.step, point.values, point.at) for point in found.points] == [
-        (1, {"scores": 0.5}, 100.0),
-        (2, {"scores": 0.75, "eval/scores": 0.25}, 105.0),
-    ]
-    assert found.not_numbers == {"batch/lengths": 1, "note": 1}
-
-
-def event_file(folder: Path, name: str, steps: dict[int, dict[str, float]]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    records = [encode_scalars({tag: value}, step, 50.0 + step) for step in steps for tag, value in steps[step].items()]
-    (folder / name).write_bytes(b"".join([encode_start(50.0), *records]))
-    return folder / name
-
-
-def test_event_files_of_trl_have_names_of_their_own(tmp_path: Path) -> None:
-    """transformers' integrations write ``train/x`` and ``eval/x`` for ``x`` and ``eval_x`` (rewrite_logs)."""
-    event_file(tmp_path / "runs" / "a", "events.out.tfevents.1", {1: {"train/reward": 0.25, "eval/reward": 0.5}})
-    found = points_of(tmp_path, TRL)
-    assert [(point.step, point.values, point.at) for point in found.points] == [
-        (1, {"reward": 0.25, "eval_reward": 0.5}, 51.0)
-    ]
-
-
-def test_the_later_event_file_counts(tmp_path: Path) -> None:
-    event_file(tmp_path, "events.out.tfevents.1", {1: {"reward": 0.25}, 2: {"reward": 0.5}, 3: {"reward": 0.75}})
-    event_file(tmp_path, "events.out.tfevents.2", {2: {"reward": 1.0}, 3: {"reward": 0.75}})
-    found = points_of(tmp_path, TRL)
-    assert [point.values["reward"] for point in found.points] == [0.25, 1.0, 0.75]
-    assert (found.replaced, found.backwards) == (1, 1)  # step 3 came again with the same number
-
-
-def test_a_cut_off_event_file_is_told_in_bytes(tmp_path: Path) -> None:
-    path = event_file(tmp_path, "events.out.tfevents.1", {1: {"reward": 0.25}, 2: {"reward": 0.5}})
-    path.write_bytes(path.read_bytes()[:-5])
-    log = read_log(path)
-    assert [record.step for record in log.records] == [1]
-    size = len(encode_scalars({"reward": 0.5}, 2, 52.0)) - 5
-    assert log.left_out == [f"{size} bytes of a record that is not whole, at the end of an event file"]
-
-
-def test_a_cut_off_last_line_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"step": 1, "data": {"timing_s/step": 2.0}}\n{"step": 2, "da')
-    log = read_log(path)
-    assert [record.values["step"] for record in log.records] == [1]
-    assert log.left_out == ["the last line (15 characters), which is not whole"]
+    expected = read(REAL_TRL_LOG, "trl")
+    assert [row.version for row in expected.rows if row.kind == "step"] == [1, 2, 3, 4, 5, 6]
+    assert series(expected, "imported/num_tokens")[0] == 79.0
+    assert expected.rows[2].stages_s == {"evaluate": 0.0411}  # of the record after the training record of step 3
+    assert told(expected) == []
+    for path in (text(tmp_path / "log.json", json.dumps(history)), lines(tmp_path / "log.jsonl", *history)):
+        assert read(path, "trl").rows == expected.rows
 
 
 def test_the_newest_checkpoint_has_the_whole_history(tmp_path: Path) -> None:
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        state = {"log_history": [{"step": step, "reward": 0.5}]}
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
-    assert [point.step for point in points_of(tmp_path, TRL).points] == [10]
+        state = {"log_history": [{"step": step, "reward": 0.5}, {"step": 11, "train_runtime": 12.5, "epoch": 1.0}]}
+        text(tmp_path / f"checkpoint-{step}" / "trainer_state.json", json.dumps(state))
+    done = read(tmp_path, "trl")
+    assert by_step(done) == {10: 0.5}
+    assert done.run_totals == {"train_runtime": 12.5}
 
 
-def test_steps_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
-    items = [{"step": step, "reward": value} for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4), (3, 0.5))]
-    found = points_of(write_lines(tmp_path / "log.jsonl", *items), TRL)
-    assert [(point.step, point.values["reward"]) for point in found.points] == [(1, 0.1), (2, 0.4), (3, 0.5)]
-    assert (found.replaced, found.backwards) == (2, 1)
+def test_a_history_of_weights_and_biases(tmp_path: Path) -> None:
+    histogram = {"_type": "histogram", "values": [1, 2], "bins": [0, 1, 2]}
+    path = lines(
+        tmp_path / "history.jsonl",
+        {"_step": 1, "_timestamp": 100.0, "_runtime": 10.0, "scores": 0.5, "batch/lengths": histogram, "note": "x"},
+        {"_step": 2, "_timestamp": 104.0, "_runtime": 14.0, "scores": 0.75, "training_step": 2},
+        {"_step": 2, "_timestamp": 105.0, "eval/scores": 0.25},
+    )
+    done = read(path, "open-instruct")
+    assert (by_step(done), series(done, "validation/reward", "evaluation")) == ({1: 0.5, 2: 0.75}, [0.25])
+    assert [row.elapsed_s for row in done.rows] == [0.0, 5.0, 5.0]
+    assert told(done) == ["left out: 2 values were no number (batch/lengths, note)"]
+
+
+def test_the_last_number_of_a_step_counts(tmp_path: Path) -> None:
+    """Step 2 comes again with another number, step 3 with the same one."""
+    items = [{"step": step, "reward": value} for step, value in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.4), (3, 0.3))]
+    done = read(lines(tmp_path / "log.jsonl", *items), "trl")
+    assert by_step(done) == {1: 0.1, 2: 0.4, 3: 0.3}
+    assert told(done) == ["1 numbers were logged again and otherwise for the same step; the last ones count"]
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3.5", True, None, math.nan])
 def test_a_record_without_a_whole_step_is_left_out(tmp_path: Path, step: Any) -> None:
-    path = write_lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.1}, {"step": step, "reward": 0.2})
-    found = points_of(path, TRL)
-    assert [(point.step, point.values) for point in found.points] == [(1, {"reward": 0.1})]
-    assert found.without_step == {"reward": 1}
+    done = read(lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.1}, {"step": step, "reward": 0.2}), "trl")
+    assert by_step(done) == {1: 0.1}
+    assert told(done) == ["left out: 1 record was without a step (reward)"]
 
 
-def test_a_number_beyond_floats_is_no_number(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 1, "reward": 0.5, "big": 1' + "0" * 400 + ', "nan": NaN, "yes": true}\n')
-    found = points_of(path, TRL)
-    assert found.not_numbers == {"big": 1}
-    assert found.non_finite == {"nan": 1}
-    assert found.points[0].values["yes"] == 1.0
+def test_numbers_may_be_texts_and_beyond_floats_they_are_none(tmp_path: Path) -> None:
+    rows = (
+        '"1", "reward": "0.25", "yes": true',
+        '"2", "reward": "NaN", "big": 1' + "0" * 400,
+        '3, "reward": "-Infinity"',
+    )
+    done = read(text(tmp_path / "log.jsonl", "".join(f'{{"step": {row}}}\n' for row in rows)), "trl")
+    assert list(by_step(done).values()) == pytest.approx([0.25, math.nan, -math.inf], nan_ok=True)
+    assert series(done, "imported/yes") == [1.0]
+    assert told(done) == [
+        "2 numbers were NaN, infinite or null (reward); kept as NaN",
+        "left out: 1 value was no number (big)",
+    ]
+
+
+# ---- what trainers print
+
+RAY = "\x1b[36m(TaskRunner pid=123)\x1b[0m "
+VERL_PRINTED = (
+    "(pid=1) Started a local Ray instance\n"
+    f"{RAY}{{'actor_rollout_ref': {{'actor': {{'clip_ratio': 0.2}}}}}}\n"
+    f"{RAY}(\"Initial validation metrics: {{'val-core/openai/gsm8k/reward/mean@1': np.float64(0.02)}}\")\n"
+    f"{RAY}step:0 - val-core/openai/gsm8k/reward/mean@1:np.float64(0.25)\n"
+    f"Training Progress:   0%|          | 0/435 [00:00<?, ?it/s]\r{RAY}step:1 - actor/lr:1e-06"
+    " - critic/score/mean:np.float64(0.5) - actor/grad_norm:nan - timing_s/gen:8 - response_length/mean:200.5"
+    "(TaskRunner pid=4) another line\n"
+    "(TaskRunner pid=123) timing/step:12 - x:1\n"
+    "(TaskRunner pid=123) step:2 - actor/lr:5e-07 - critic/score/mean:-0.125 - actor/grad_norm:0.5 - note:long"
+    " - timing_s/gen:9.5 [repeated 2x across cluster]\n"
+    "(TaskRunner pid=123) step:3 - critic/score/mean:0."
+)
+
+
+def test_what_verl_prints_behind_ray_colours_and_bars(tmp_path: Path) -> None:
+    done = read(text(tmp_path / "train.log", VERL_PRINTED), "verl")
+    assert by_step(done) == {1: 0.5, 2: -0.125}
+    assert series(done, "learning_rate") == [1e-06, 5e-07]
+    assert series(done, "response_length") == [200.5]
+    assert [row.stages_s for row in done.rows if row.kind == "step"] == [{"generate": 8.0}, {"generate": 9.5}]
+    assert series(done, "validation/reward", "evaluation") == [0.25]
+    assert told(done) == [
+        "1 number was NaN, infinite or null (actor/grad_norm); kept as NaN",
+        "left out: 1 value was no number (note)",
+        "left out: the last line, which is not whole",
+    ]
+
+
+TRL_PRINTED = (
+    "Updated tokens: {'bos_token_id': None, 'pad_token_id': 151643}.\n"
+    "  0%|          | 0/3 [00:00<?]\r 33%|###       | 1/3 [00:10<00:20]"
+    "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-06, 'rewards/format/mean': 0.5, 'rewards/format/std': 0.1,"
+    " 'reward': 0.5, 'completions/mean_length': 120.5, 'kl': -inf, 'epoch': 0.01}\n"
+    "{'loss': '0.25', 'learning_rate': '5e-07', 'reward': '0.625', 'completions/mean_length': '57.5', 'epoch': '0.02'}"
+    "          \n"
+    "{'eval_loss': 0.1, 'eval_reward': 0.75, 'eval_runtime': 3.0, 'epoch': 0.02}\n"
+    "{'loss': np.float64(0.125), 'reward': tensor(0.75, device='cuda:0'), 'epoch': 0.03}\n"
+    "{'train_runtime': 956.0, 'train_loss': 0.33, 'epoch': 1.0}\n"
+    "{'loss': 0.2, 'rew"
+)
+
+
+def test_what_trl_prints_has_no_steps_so_its_rows_are_counted(tmp_path: Path) -> None:
+    done = read(text(tmp_path / "train.log", TRL_PRINTED), "trl")
+    assert [(row.kind, row.step) for row in done.rows] == [("step", 0), ("step", 1), ("evaluation", 2), ("step", 2)]
+    assert series(done, "reward/total") == [0.5, 0.625, 0.75]
+    assert series(done, "reward/format") == [0.5]
+    assert series(done, "loss") == [0.0, 0.25, 0.125]
+    assert series(done, "learning_rate") == [1e-06, 5e-07]
+    assert series(done, "kl/reference_k3") == [-math.inf]
+    assert series(done, "validation/reward", "evaluation") == [0.75]
+    assert done.run_totals == {"train_runtime": 956.0, "train_loss": 0.33}
+    counted, not_finite, *left_out = told(done)
+    assert counted.startswith("no record has a step: the rows are counted from 1")
+    assert not_finite.startswith("2 numbers were NaN, infinite or null")
+    assert left_out == [
+        "left out: 1 record was without a name that the trainer writes (bos_token_id)",
+        "left out: 1 lines with a dict that is not whole",
+    ]
+
+
+def test_texts_of_windows_are_read_and_a_long_line_of_brackets_at_once(tmp_path: Path) -> None:
+    path = text(tmp_path / "train.log", "x" + "{'" * 200_000 + "\n{'reward': 0.5}\n")
+    assert series(read(path, "trl"), "reward/total") == [0.5]
+    path.write_bytes("{'reward': 0.25}\r\n{'reward': 0.5}\r\n".encode("utf-16"))
+    assert series(read(path, "trl"), "reward/total") == [0.25, 0.5]
+    path.write_bytes(b"\xef\xbb\xbfstep;reward;loss\r\n1;0,5;1e-3\r\n2;0,25;\r\n3;0,")
+    done = read(path, "trl")
+    assert told(done) == ["left out: the last line, which is not whole"]
+    assert (series(done, "reward/total"), series(done, "loss")) == ([0.5, 0.25], [0.001])
+
+
+# ---- exported tables
+
+CHART = (
+    '"Step","qwen - lr1 - train/reward","qwen - lr1 - train/reward__MIN","qwen - lr1 - train/reward__MAX",'
+    '"llama - train/reward"\n"1","0.1","0.1","0.1","0.2"\n"3","0.3","0.3","0.3",""\n'
+)
+
+
+@pytest.mark.parametrize(("axis", "counted"), [("Step", 1), ("train/global_step", 0)])
+def test_a_chart_with_several_runs_needs_the_name_of_one(tmp_path: Path, axis: str, counted: int) -> None:
+    """Charts of the Hugging Face trainer's runs may have its own steps as their axis."""
+    path = text(tmp_path / "wandb_export.csv", CHART.replace("Step", axis))
+    with pytest.raises(UserError, match="the columns of 2 runs: qwen - lr1, llama"):
+        read(path, "trl")
+    done = read(path, "trl", run="qwen - lr1")
+    assert by_step(done) == {1: 0.1, 3: 0.3}
+    assert sum("the steps are _step" in note for note in done.notes) == counted
+    assert sum("2 columns __MIN and __MAX" in note for note in done.notes) == 1
+    assert series(read(path, "trl", run="llama"), "reward/total") == [0.2]
+    alone = text(tmp_path / "alone.csv", '"Step","qwen - train/reward"\n\n"7","0.25"\n')
+    assert by_step(read(alone, "trl")) == {7: 0.25}
+    with pytest.raises(UserError, match="has no run 'gemma'"):
+        read(path, "trl", run="gemma")
+    with pytest.raises(UserError, match="has no run 'llama'"):
+        read(text(tmp_path / "reward.csv", "Wall time,Step,Value\n1,1,0.5\n"), "trl", run="llama")
+    with pytest.raises(UserError, match="names no runs"):
+        read(lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.5}), "trl", run="llama")
+
+
+def test_a_folder_of_series_from_tensorboard_is_one_run(tmp_path: Path) -> None:
+    for tag, values in {
+        "train_reward": (0.25, 0.5),
+        "train_rewards_format_mean": (0.1, 0.2),
+        "train_rewards_format_std": (7.0, 8.0),
+        "train_completions_mean_length": (90, 80),
+        "eval_reward": (0.75, 1.0),
+    }.items():
+        rows = "".join(f"{100.0 + 10 * step},{step},{value}\n" for step, value in enumerate(values, start=1))
+        text(tmp_path / f"run-grpo-tag-{tag}.csv", f"Wall time,Step,Value\n{rows}")
+    done = read(tmp_path, "trl")
+    assert [row.wall_s for row in done.rows if row.kind == "step"] == [0.0, 10.0]
+    assert series(done, "reward/total") == [0.25, 0.5]
+    assert series(done, "reward/format") == [0.1, 0.2]
+    assert series(done, "response_length") == [90.0, 80.0]
+    assert series(done, "validation/reward", "evaluation") == [0.75, 1.0]
+    assert done.kept == {"train_rewards_format_std"}
+    assert told(done) == []
+    tags = ("val-core_openai_gsm8k_reward_mean@1", "critic_score_mean", "train_unknown")
+    names = ("val-core/openai_gsm8k_reward/mean@1", "critic/score/mean", "train_unknown")
+    assert tuple(map(CROSSWALKS["verl"].plain_name, tags)) == names
+
+
+# ---- TensorBoard's event files
+
+
+def event_file(path: Path, steps: dict[int, dict[str, float]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = [encode_scalars({tag: value}, step, 50.0 + step) for step in steps for tag, value in steps[step].items()]
+    path.write_bytes(b"".join([encode_start(50.0), *records]))
+    return path
+
+
+def test_event_files_have_names_and_times_of_their_own_and_the_later_file_counts(tmp_path: Path) -> None:
+    """transformers' integrations write ``train/x`` and ``eval/x`` for ``x`` and ``eval_x`` (rewrite_logs)."""
+    home = tmp_path / "runs" / "a"
+    event_file(
+        home / "events.out.tfevents.1", {1: {"train/reward": 0.25, "eval/reward": 0.5}, 2: {"train/reward": 0.5}}
+    )
+    event_file(home / "events.out.tfevents.2", {2: {"train/reward": 1.0}})
+    done = read(tmp_path, "trl")
+    assert (by_step(done), series(done, "validation/reward", "evaluation")) == ({1: 0.25, 2: 1.0}, [0.5])
+    assert [row.wall_s for row in done.rows if row.kind == "step"] == [0.0, 1.0]
+    assert told(done) == ["1 numbers were logged again and otherwise for the same step; the last ones count"]
+
+
+# ---- TRL's timers, which come to Weights & Biases at once, each in a record of its own, the inner ones first
+
+
+def timed(**seconds: float) -> list[dict[str, float]]:
+    return [{f"profiling/Time taken: GRPOTrainer.{name.replace('__', '.')}": value} for name, value in seconds.items()]
+
+
+TIMED = timed(
+    sync_weights=1.0,
+    vLLM__generate=20.0,
+    accuracy_reward=0.5,
+    _calculate_rewards=2.0,
+    _get_per_token_logps_and_entropies=3.0,
+    _prepare_inputs=28.0,
+)
+LOSS = timed(_get_per_token_logps_and_entropies=2.5, compute_loss=4.0)
+"""Of one of two micro batches: the second has only the loss, and a moment to take its part of the batch."""
+
+
+def history(path: Path, *items: dict[str, float]) -> Converted:
+    return read(lines(path, *({"_step": place} | item for place, item in enumerate(items))), "trl")
+
+
+def test_timers_of_trl_are_stages_and_no_second_counts_twice(tmp_path: Path) -> None:
+    """28.25 of 40 s come before the loss: 1 for weights, 20 to generate, 2 to score, 5.25 the rest; 11.75 s update."""
+    items = [*TIMED, *LOSS, *timed(_prepare_inputs=0.25), *LOSS, {"train/global_step": 1, "train/step_time": 40.0}]
+    done = history(tmp_path / "history.jsonl", *items)
+    (row,) = done.rows
+    assert row.lanes == {
+        "driver": {"weight_transfer": 1.0, "generate": 20.0, "score": 2.0, "prepare_batch": 5.25, "update": 11.75}
+    }
+    assert sum(row.stages_s.values()) == row.wall_s == 40.0
+    assert series(done, "imported/profiling/_get_per_token_logps_and_entropies") == [8.0]
+    assert series(done, "imported/profiling/accuracy_reward") == [0.5]
+    assert told(done) == []
+    assert not any("no stages" in note for note in done.notes)
+    (row,) = history(tmp_path / "short.jsonl", *items[:-1], items[-1] | {"train/step_time": 28.0}).rows
+    assert (row.wall_s, row.stages_s["update"]) == (28.0, 0.0)
+    path = lines(tmp_path / "without.jsonl", {"step": 1, "reward": 0.5, "step_time": 40.0})
+    assert any("no stages" in each and "report_to" in each for each in read(path, "trl").notes)
+
+
+def test_timers_of_several_steps_are_a_mean_and_those_of_an_evaluation_no_training(tmp_path: Path) -> None:
+    """A row for two steps; the evaluation at step 4 comes with its row's step, that at step 5 between two rows."""
+    row = {"train/step_time": 40.0}
+    evaluation = [*TIMED, {"train/global_step": 4, "eval/reward": 0.5, "eval/runtime": 30.0}]
+    items = [*TIMED, *LOSS, *TIMED, *LOSS, row | {"train/global_step": 2}, *TIMED, *LOSS, *TIMED, *LOSS]
+    items += [row | {"train/global_step": 4}, *evaluation, *TIMED, *LOSS]
+    items += [*TIMED, {"train/global_step": 5, "eval/reward": 0.5, "eval/runtime": 30.0}, *TIMED, *LOSS]
+    done = history(tmp_path / "history.jsonl", *items, row | {"train/global_step": 6})
+    of_step = {"weight_transfer": 1.0, "generate": 20.0, "score": 2.0, "prepare_batch": 5.0, "update": 12.0}
+    stages = [row.stages_s for row in done.rows if row.kind == "step"]
+    assert stages == [of_step, of_step | {"evaluate": 15.0}, {"evaluate": 15.0}]  # 30 s over two steps
+    left_out = len(TIMED) + 3 * len(TIMED) + 2 * len(LOSS)
+    assert told(done)[0].startswith(f"left out: {left_out} records were without a step")
+    steps = [*TIMED, *LOSS, *TIMED, *LOSS]
+    items = [*steps, row | {"train/global_step": 4}, *evaluation, *steps, row | {"train/global_step": 6}]
+    done = history(tmp_path / "after_a_row.jsonl", *items)
+    stages = [row.stages_s for row in done.rows if row.kind == "step"]
+    assert stages == [of_step | {"evaluate": 15.0}, of_step]
+
+
+def test_the_count_of_weights_and_biases_runs_ahead_of_the_steps(tmp_path: Path) -> None:
+    """A table of the same history; a column without a name is that of pandas' index."""
+    head = ",_step,_timestamp,train/global_step,train/reward,profiling/Time taken: GRPOTrainer.compute_loss,other\n"
+    rows = "0,0,1700000000,,,0.5,\n1,1,1700000001,1,0.25,,\n2,2,1700000002,,,0.6,\n3,3,1700000003,2,NaN,,\n4,4,,,,,1\n"
+    done = read(text(tmp_path / "history.csv", head + rows), "trl")
+    assert [(row.step, row.wall_s, row.stages_s) for row in done.rows] == [
+        (0, 0.0, {"update": 0.5}),
+        (1, 2.0, {"update": 0.6}),
+    ]
+    assert told(done) == [
+        "1 number was NaN, infinite or null (reward); kept as NaN",
+        "left out: 1 record was without a step (other)",
+        "left out: a column without a name",
+    ]
+
+
+# ---- names
+
+OLD_TRL = {"completion_length": 199.0, "learning_rate": 1e-06, "reward": 0.1, "rewards/correct": 0.06}
+OLD_VERL = {"timing/gen": 3.5, "actor/entropy_loss": 0.5, "actor/lr(1e-4)": 0.01, "critic/rewards/mean": 0.25}
+OLD_VERL |= {"mfu/actor": 0.375, "val/test_score/openai/gsm8k": 0.75}
+
+
+def test_names_of_older_versions(tmp_path: Path) -> None:
+    done = read(lines(tmp_path / "trl.jsonl", {"step": 1, "clip_ratio": 0.5} | OLD_TRL), "trl")
+    expected = {"response_length": 199.0, "learning_rate": 1e-06, "reward/total": 0.1, "reward/correct": 0.06}
+    assert {name: stored["mean"] for name, stored in done.rows[0].metrics.items()} == {**expected, "clip_fraction": 0.5}
+    done = read(lines(tmp_path / "verl.jsonl", {"step": 1, "data": OLD_VERL}), "verl")
+    assert done.rows[0].stages_s == {"generate": 3.5}
+    expected = {"token_entropy": 0.5, "learning_rate": 1e-06, "reward/total": 0.25, "perf/mfu": 0.375}
+    assert {name: series(done, name)[0] for name in expected} == expected
+    assert series(done, "validation/reward", "evaluation") == [0.75]
+    assert any("after the KL penalty" in sentence for sentence in done.notes)
+
+
+def test_what_is_missing_is_named_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    done = read(lines(tmp_path / "log.jsonl", {"step": 1, "reward": 0.5, "my_length": 3.0, "grad_norm": 1.0}), "trl")
+    (note,) = (each for each in done.notes if each.startswith("not in the log"))
+    assert "response_length (completions/mean_length, completion_length)" in note
+    assert "grad_norm" not in note
+    assert done.kept == {"my_length"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "known", "names"),
+    [
+        ("verl", "critic/score/mean", ["val-core/a/acc/mean@16", "val-core/b/acc/mean@4"]),
+        ("verl", "critic/score/mean", ["val/test_score/a", "val/test_score/b"]),
+        ("trl", "reward", ["eval_code_reward", "eval_math_reward"]),
+    ],
+)
+def test_of_several_validation_sets_none_is_taken_by_itself(
+    tmp_path: Path, trainer: str, known: str, names: list[str]
+) -> None:
+    """Not even where each step has but one of them."""
+    items = [{"step": step + 1, known: 0.5} | {name: step + 0.25} for step, name in enumerate(names)]
+    path = lines(tmp_path / "log.jsonl", *items)
+    done = read(path, trainer)
+    assert series(done, "validation/reward", "evaluation") == []
+    (note,) = (each for each in done.notes if "validation" in each)
+    assert note.startswith(f"2 validation figures, none taken as validation/reward: {', '.join(names)}; --validation ")
+    chosen = read(path, trainer, validation=names[1])
+    assert series(chosen, "validation/reward", "evaluation") == [1.25]
+    assert not any("validation" in note for note in chosen.notes)
+
+
+# ---- what is refused
 
 
 @pytest.mark.parametrize(
@@ -171,50 +431,37 @@ def test_a_number_beyond_floats_is_no_number(tmp_path: Path) -> None:
         ('{"step": 1, "reward": 0.5}\n{"step": 2\n{"step": 3, "reward": 0.5}\n', "line 2 is not JSON"),
         ('{"step": 1, "reward": 0.5}\n[1, 2]\n', "line 2 is not a JSON object"),
         ('"text"\n', "it holds no record"),
+        ("[]", "it holds no record"),
         ("[1, 2]", "it holds no list of JSON objects"),
-        ('{"log_history": 3}', "it holds no list of JSON objects"),
+        ('{"log_history": 3}', "none of the 1 records in the log"),
         ("[" * 100_000, "it holds no record"),
         ('{"step": 1', "line 1 is not JSON"),
+        (bytes(range(256)).decode("latin1"), "it holds no record"),
+        (
+            '{"loss_x": 0.5}\n{"loss_x": 0.6}\n',
+            "none of the 2 records in the log has a step and a number, or a name that trl",
+        ),
+        ('{"step": 1, "note": "x"}\n', "none of the 1 records in the log has a step and a number"),
+        ('{"step": 1}\n', "none of the 1 records in the log has a step and a number"),
     ],
 )
 def test_what_is_no_log_is_refused_with_its_place(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text(content)
+    path.write_bytes(content.encode("latin1"))
     with pytest.raises(UserError, match=message) as caught:
-        read_log(path)
+        read(path, "trl")
     assert caught.value.where is not None
     assert str(path) in caught.value.where
-
-
-def test_binary_data_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.json"
-    path.write_bytes(bytes(range(256)))
-    with pytest.raises(UserError, match="it holds no record"):
-        read_log(path)
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ([{"loss_x": 0.5}, {"loss_x": 0.6}], "none of the 2 records in the log has a step or a name that TRL writes"),
-        ([{"step": 1, "note": "x"}], r"the log has no number of a training step \(1 records\)"),
-        ([{"step": 1}], r"the log has no number of a training step \(1 records\)"),
-    ],
-)
-def test_a_log_without_numbers_or_steps_is_refused(tmp_path: Path, items: list[Any], message: str) -> None:
-    path = write_lines(tmp_path / "log.jsonl", *items)
-    with pytest.raises(UserError, match=message):
-        points_of(path, TRL)
 
 
 def test_folders_that_hold_no_run_or_several_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_log(tmp_path / "nowhere")
-    (tmp_path / "run.jsonl").write_text("{}")
+    text(tmp_path / "run.jsonl", "{}")
     with pytest.raises(UserError, match="there are no event files") as caught:
         read_log(tmp_path)
     assert caught.value.fix == "name a file, such as run.jsonl"
     for name in ("a", "b"):
-        event_file(tmp_path / name, "events.out.tfevents.1", {1: {"reward": 0.25}})
+        event_file(tmp_path / name / "events.out.tfevents.1", {1: {"reward": 0.25}})
     with pytest.raises(UserError, match="holds event files in 2 folders"):
         read_log(tmp_path)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from harness.compare.learning import over_optimizer_steps
-from harness.compare.step_columns import tokens_per_second
+from harness.compare.run_frame import tokens_per_second
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import Count, RolloutCounts, StepReport
@@ -20,26 +19,24 @@ from harness.loop.replay import ReplayStats, Taken
 from harness.results import (
     BatchRow,
     DiscardedRow,
+    EvaluationRow,
     Manifest,
     Run,
     RunFolder,
     Scrubber,
     ShardRow,
+    StepRow,
     VersionChange,
     WarmUp,
     load_run,
 )
+from harness.results.frames import over_optimizer_steps, table_of
+from harness.results.occupancy import Occupancy
 from harness.results.recorder import RunRecorder
-from harness.results.rows import StepSeconds, optimizer_step_columns
-from harness.results.step_metrics import (
-    idle_ratios,
-    lag_metrics,
-    step_metrics,
-    sync_metrics,
-    trained_lags,
-)
+from harness.results.rows import STEPS, StepSeconds, optimizer_step_columns
+from harness.results.step_metrics import idle_ratios, lag_metrics, step_metrics, sync_metrics, trained_lags
 from harness.results.warmup import warm_up_of
-from harness.results.writer import MANIFEST, STEPS
+from harness.results.writer import MANIFEST
 
 MB = 1_000_000
 ITEM = WorkItem(Purpose.TRAIN, 3, 0, (0, 1), 2, 0)
@@ -78,6 +75,9 @@ def _span(lane: str, stage: Stage, start_s: float, end_s: float) -> Span:
     return Span(lane, stage, round(start_s * 1e9), round(end_s * 1e9), 3, 3)
 
 
+Record = Callable[..., RunRecorder]
+
+
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()
@@ -89,14 +89,24 @@ def tracer(clock: HandClock) -> RecordingTracer:
 
 
 @pytest.fixture
-def recorder(tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber) -> Iterator[RunRecorder]:
-    """A recorder whose loop starts at 10 s."""
+def record(tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber) -> Iterator[Record]:
+    """Return a function that makes a recorder whose loop starts now; its keywords are those of ``RunRecorder``."""
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
         folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-20T11:15:00.000Z"))
-        made = RunRecorder(folder, tracer)
-        clock.set(10.0)
-        made.loop_starts(["generator0", "generator1", "scorer", "learner"])
-        yield made
+
+        def make(lanes: Sequence[str] = ("learner",), tracer: RecordingTracer = tracer, **options: Any) -> RunRecorder:
+            made = RunRecorder(folder, tracer, **options)
+            made.loop_starts(lanes)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def recorder(record: Record, clock: HandClock) -> RunRecorder:
+    """A recorder whose loop starts at 10 s."""
+    clock.set(10.0)
+    return record(["generator0", "generator1", "scorer", "learner"])
 
 
 def _read(recorder: RunRecorder) -> Run:
@@ -113,32 +123,27 @@ def _log(recorder: RunRecorder) -> list[str]:
 # ---- of facts alone
 
 
-def test_lag_counts_rollouts_by_their_oldest_token() -> None:
+def test_lag_is_that_of_the_oldest_token_and_what_was_dropped_is_counted() -> None:
     three_old = replace(OLD, lengths=(10, 10, 10))
     facts = replace(FACTS, taken=(Taken(YOUNG, 1, 0), Taken(three_old, 1, 2)), in_queue=7, in_flight=16)
     assert trained_lags(facts) == {0: 2, 2: 3}
-    assert lag_metrics(facts) == {
+    expected = {
         "off_policy/mean": Metric(1.2, count=5),  # (2 * 0 + 3 * 2) / 5
         "off_policy/max": Metric(2, "max", 5),
         "off_policy/dropped": Metric(0, "sum"),
         "off_policy/in_flight": Metric(16),
         "off_policy/in_queue": Metric(7),
     }
+    assert lag_metrics(facts) == expected
+    dropped = {"off_policy/dropped": Metric(4, "sum"), "off_policy/dropped_length": Metric(22.5, count=4)}
+    assert lag_metrics(replace(facts, dropped=Count(4, 90))) == expected | dropped
 
 
-def test_the_lag_of_tokens_is_weighted_by_tokens_and_known_in_flight_only() -> None:
+def test_the_lag_of_tokens_is_weighted_by_tokens_where_it_is_known() -> None:
     mixed = replace(OLD, mean_version=2.5)
     metrics = lag_metrics(replace(FACTS, taken=(Taken(YOUNG, 1, 0), Taken(mixed, 1, 2))))
     # YOUNG: 10 tokens at lag 0; mixed: 20 tokens at 3 - 2.5
     assert metrics["off_policy/token_mean"] == Metric(pytest.approx(10 / 30), count=30)
-    assert "off_policy/token_mean" not in lag_metrics(FACTS)
-
-
-def test_dropped_rollouts_are_counted_with_their_length() -> None:
-    metrics = lag_metrics(replace(FACTS, dropped=Count(4, 90)))
-    assert metrics["off_policy/dropped"] == Metric(4, "sum")
-    assert metrics["off_policy/dropped_length"] == Metric(22.5, count=4)
-    assert "off_policy/dropped_length" not in lag_metrics(FACTS)
 
 
 def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
@@ -146,30 +151,36 @@ def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
     assert metrics["response_tokens"] == Metric(30, "sum")  # 4 + 6 + 10 + 10
     assert metrics["perf/throughput_total"] == Metric(15.0)
     assert (metrics["reward/total"], metrics["loss"]) == (Metric(0.75, count=4), Metric(0.5, count=4))
-    assert "perf/throughput_total" not in step_metrics(FACTS, wall_s=0.0)
+    assert not {"perf/throughput_total", "score/failed_groups"} & step_metrics(FACTS, wall_s=0.0).keys()
+    parts = (replace(SCORED, failed_groups=2), replace(SCORED, groups=(), metrics={}, failed_groups=1))
+    some, all_failed = (step_metrics(replace(FACTS, scored=scored), 1.0) for scored in (parts, parts[1:]))
+    assert (some["score/failed_groups"], some.get("score/failed_batches")) == (Metric(3, "sum"), None)
+    assert all_failed["score/failed_batches"] == Metric(1, "sum")
 
 
 def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRecorder, clock: HandClock) -> None:
-    """Old code: evaluation was in the seconds only with lag, and compare's figure had it always."""
-    recorder._tracer.finished.append(Span("generator0", Stage.EVALUATE, 10_000_000_000, 11_000_000_000, 3, 3))
+    recorder._tracer.finished.append(_span("generator0", Stage.EVALUATE, 10.0, 11.0))
     clock.set(12.0)
     recorder.on_step(FACTS)
     recorder.loop_ends()
-    (row,) = _read(recorder).steps
-    metric = row.metric("perf/throughput_total")
-    assert metric is not None
-    assert metric.value == pytest.approx(30 / 2.0)
-    assert tokens_per_second([msgspec.structs.replace(row, warmup=False)]) == pytest.approx(metric.value)
+    run = _read(recorder)
+    assert run.steps[0].metric("perf/throughput_total") == Metric(pytest.approx(30 / 2.0))
+    assert tokens_per_second(table_of(run)) == pytest.approx(30 / 2.0)
 
 
-def test_groups_with_equal_rewards_are_counted_among_those_trained_on() -> None:
-    """Old code: in no metric. YOUNG has rewards 0 and 1, OLD 1 and 1; one rollout alone tells nothing either way."""
-    assert step_metrics(FACTS, 1.0)["zero_variance_fraction"] == Metric(0.5, count=2)
-    alone = replace(YOUNG, rewards=(1.0,), lengths=(4,))
-    taken = (Taken(OLD, 1, 0), Taken(alone, 1, 0))
-    assert step_metrics(replace(FACTS, taken=taken), 1.0)["zero_variance_fraction"] == Metric(1.0, count=1)
-    unknown = (Taken(replace(OLD, rewards=None), 1, 0),)
-    assert "zero_variance_fraction" not in step_metrics(replace(FACTS, taken=unknown), 1.0)
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ((YOUNG, OLD), Metric(0.5, count=2)),  # rewards 0 and 1; 1 and 1
+        ((OLD, replace(YOUNG, rewards=(1.0,), lengths=(4,))), Metric(1.0, count=1)),  # one alone tells nothing
+        ((replace(OLD, rewards=None),), None),
+    ],
+)
+def test_groups_with_equal_rewards_are_counted_among_those_trained_on(
+    groups: tuple[RolloutGroup, ...], expected: Metric | None
+) -> None:
+    facts = replace(FACTS, taken=tuple(Taken(group, 1, 0) for group in groups))
+    assert step_metrics(facts, 1.0).get("zero_variance_fraction") == expected
 
 
 def test_dynamic_sampling_counts_groups_tokens_and_attempts() -> None:
@@ -196,22 +207,14 @@ def test_optimizer_steps_are_kept_where_there_are_several(recorder: RunRecorder,
     assert several.optimizer_step_metrics == {"loss": pytest.approx((0.0, 0.1, 0.2, 0.3))}
     assert single.optimizer_step_metrics == {}
     # 4 + 1 optimizer steps; the single one is the row's own figure
-    points = over_optimizer_steps(_read(recorder), "loss")
+    points = over_optimizer_steps(table_of(_read(recorder)), "loss")
     assert points == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9)]
 
 
 def test_of_many_optimizer_steps_evenly_spaced_ones_are_kept() -> None:
-    many = [{"loss": Metric(float(place))} for place in range(160)]
-    kept = optimizer_step_columns(many)["loss"]
-    assert len(kept) == 64
-    assert kept[:4] == [0.0, 2.0, 5.0, 7.0]  # i * 160 // 64: 0, 2.5, 5, 7.5
-    assert kept[-1] == 157.0  # 63 * 2.5 = 157.5
-
-
-def test_failed_groups_are_counted_where_there_are_any() -> None:
-    parts = (replace(SCORED, failed_groups=2), replace(SCORED, groups=(), metrics={}, failed_groups=1))
-    assert step_metrics(replace(FACTS, scored=parts), 1.0)["score/failed_groups"] == Metric(3, "sum")
-    assert "score/failed_groups" not in step_metrics(FACTS, 1.0)
+    kept = optimizer_step_columns([{"loss": Metric(float(place))} for place in range(160)])["loss"]
+    # i * 160 // 64: 0, 2.5, 5, 7.5, and at last 63 * 2.5 = 157.5
+    assert (len(kept), kept[:4], kept[-1]) == (64, (0.0, 2.0, 5.0, 7.0), 157.0)
 
 
 def test_a_sync_is_the_mean_over_publishes_and_over_receivers() -> None:
@@ -237,97 +240,92 @@ def test_a_sync_is_the_mean_over_publishes_and_over_receivers() -> None:
     }
 
 
-def test_a_step_in_which_nothing_was_loaded_has_no_bandwidth() -> None:
-    metrics = sync_metrics(TICKET, [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)])
-    assert list(metrics) == ["sync/bytes", "sync/tensors", "sync/publish_s"]
-
-
-def test_without_bytes_there_is_no_sync() -> None:
-    assert sync_metrics(WeightHandle(1, 0, 1), [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)]) == {}
+def test_a_step_in_which_nothing_was_loaded_has_no_bandwidth_and_without_bytes_there_is_no_sync() -> None:
+    published = [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)]
+    assert list(sync_metrics(TICKET, published)) == ["sync/bytes", "sync/tensors", "sync/publish_s"]
+    assert sync_metrics(WeightHandle(1, 0, 1), published) == {}
 
 
 def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
-    waits = [("generator0", (-5, 20)), ("generator0", (10, 30)), ("learner", (60, 200)), ("learner", (210, 220))]
-    assert idle_ratios(waits, ["generator0", "generator1", "scorer", "learner"], (0, 100)) == {
-        "idle_ratio/generator": Metric(0.15, count=2),  # 30 of 100 (the overlap once) and 0
+    waits = [("generator0", -5, 20), ("generator0", 10, 30), ("learner", 60, 200), ("learner", 210, 220)]
+    spans = [Span(lane, Stage.WAIT_FOR_BATCH, start, end, 0, 0) for lane, start, end in waits]
+    spans.append(Span("generator0", Stage.WEIGHT_LOAD, 12, 17, 0, 0))  # which is no wait, though one is under way
+    accounts = Occupancy.of(spans, [(0, 100)]).accounts()
+    assert idle_ratios(["generator0", "generator1", "scorer", "learner"], accounts) == {
+        "idle_ratio/generator": Metric(0.125, count=2),  # 25 of 100 (the overlap once) and 0
         "idle_ratio/scorer": Metric(0.0),
         "idle_ratio/learner": Metric(0.4),
     }
-    assert idle_ratios(waits, ["learner"], (50, 50)) == {}
 
 
 # ---- written and read back
 
 
-def test_lengths_and_rewards_of_every_shard_and_evaluation_are_kept(recorder: RunRecorder, clock: HandClock) -> None:
-    prompted = replace(YOUNG, prompt_length=7)
-    failed = replace(SCORED, groups=(prompted,), failed_groups=1)
-    validation = ScoredBatch(
-        WorkItem(Purpose.EVALUATE, 4, 0, (0,), 1, 0), (RolloutGroup(0, 4, 4, 4, (9,), None, (1.0,)),), {}
-    )
+def test_groups_of_shards_and_evaluations_are_kept_with_what_was_discarded_and_replayed(
+    recorder: RunRecorder, clock: HandClock
+) -> None:
+    prompted = replace(SCORED, item=replace(ITEM, shard=1), groups=(replace(YOUNG, prompt_length=7),), failed_groups=1)
+    again = replace(SAMPLED_AGAIN, item=replace(ITEM, shard=2))
+    item = WorkItem(Purpose.EVALUATE, 4, 0, (0,), 1, 0)
+    taken = (Taken(replace(OLD, step=1), 2, 2), Taken(YOUNG, 1, 0))
     clock.set(12.0)
-    recorder.on_step(replace(FACTS, scored=(SCORED, replace(failed, item=replace(ITEM, shard=1)))))
-    recorder.on_evaluation(4, validation)
-    assert _read(recorder).groups() == [
-        ShardRow(
-            "train", 3, 0, (0, 1), (None, None), ((3, 3), (1, 3)), ((4, 6), (10, 10)), ((0.0, 1.0), (1.0, 1.0)), 0
-        ),
-        ShardRow("train", 3, 1, (0,), (7,), ((3, 3),), ((4, 6),), ((0.0, 1.0),), 1),
-        ShardRow("evaluate", 4, 0, (0,), (None,), ((4, 4),), ((9,),), ((1.0,),), 0),
+    recorder.on_step(replace(FACTS, scored=(SCORED, prompted, again), taken=taken, replay=(ReplayStats(), 5)))
+    recorder.on_evaluation(4, ScoredBatch(item, (RolloutGroup(0, 4, 4, 4, (9,), None, (1.0,)),), {}))
+    run = _read(recorder)
+    versions, lengths, rewards = ((3, 3), (1, 3)), ((4, 6), (10, 10)), ((0.0, 1.0), (1.0, 1.0))
+    assert run.groups() == [
+        ShardRow(3, 0, (0, 1), versions, lengths, rewards, "train", (None, None)),
+        ShardRow(3, 1, (0,), ((3, 3),), ((4, 6),), ((0.0, 1.0),), "train", (7,), 1),
+        ShardRow(3, 2, (9, 1), versions, lengths, rewards, "train", (None, None), 1, attempts=(2, 0)),
+        BatchRow(3, ((1, 1), (3, 0))),  # (batch number, prompt id)
+        ShardRow(4, 0, (0,), ((4, 4),), ((9,),), ((1.0,),), "evaluate", (None,)),
+    ]
+    assert run.discarded() == [
+        DiscardedRow(3, 2, (0, 8), ((2, 3), (1, 3)), ((10, 10),) * 2, ((1.0, 1.0),) * 2, attempts=(0, 1))
     ]
 
 
 def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_order(
-    tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber
+    record: Record, clock: HandClock
 ) -> None:
     story: list[tuple[str, object]] = []
-    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
 
-        def on_row(row: dict[str, Any]) -> None:
-            _, *written = [json.loads(line)["kind"] for line in (folder.folder / STEPS).read_text().splitlines()]
-            story.append(("row", (row["kind"], row.get("wall_s"), written)))
+    def on_row(row: StepRow | EvaluationRow) -> None:
+        _, *lines = (recorder.folder.folder / STEPS).read_text().splitlines()
+        story.append((row.kind, [json.loads(line)["kind"] for line in lines]))
 
-        recorder = RunRecorder(
-            folder,
-            tracer,
-            row_listeners=[on_row, lambda row: story.append(("second", row["kind"]))],
-            step_listeners=[lambda step: story.append(("first", step)), lambda step: story.append(("last", step))],
-        )
-        recorder.loop_starts(["learner"])
-        clock.set(2.0)
-        recorder.on_step(FACTS)
-        recorder.on_evaluation(4, replace(SCORED, item=replace(ITEM, purpose=Purpose.EVALUATE)))
+    recorder = record(
+        row_listeners=[on_row, lambda row: story.append(("second", row.kind))],
+        step_listeners=[lambda step: story.append(("first", step)), lambda step: story.append(("last", step))],
+    )
+    clock.set(2.0)
+    recorder.on_step(FACTS)
+    recorder.on_evaluation(4, replace(SCORED, item=replace(ITEM, purpose=Purpose.EVALUATE)))
     assert story == [
-        ("row", ("step", 2.0, ["step"])),
+        ("step", ["step"]),
         ("second", "step"),
         ("first", 3),
         ("last", 3),
-        ("row", ("evaluation", None, ["step", "evaluation"])),
+        ("evaluation", ["step", "evaluation"]),
         ("second", "evaluation"),
     ]
 
 
-def test_under_replay_the_groups_trained_on_are_kept_too(recorder: RunRecorder, clock: HandClock) -> None:
-    clock.set(12.0)
-    older = replace(OLD, step=1)
-    recorder.on_step(replace(FACTS, taken=(Taken(older, 2, 2), Taken(YOUNG, 1, 0)), replay=(ReplayStats(), 5)))
-    assert _read(recorder).groups()[1:] == [BatchRow(3, ((1, 1), (3, 0)))]  # (batch number, prompt id)
-
-
 def test_a_row_holds_versions_changes_and_lags(recorder: RunRecorder, clock: HandClock) -> None:
-    clock.set(10.5)
-    recorder.on_version("learner", 0)
-    clock.set(10.75)
-    recorder.on_version("generator0", 0)
-    clock.set(12.0)
-    recorder.on_version("learner", 1)
+    def changes_at(seconds: float, lane: str, version: int) -> None:
+        clock.set(seconds)
+        recorder.on_version(lane, version)
+
+    changes_at(10.5, "learner", 0)
+    changes_at(10.75, "generator0", 0)
+    changes_at(12.0, "learner", 1)
     recorder.on_step(FACTS)
-    clock.set(13.0)
-    recorder.on_version("generator0", 1)
+    changes_at(13.0, "generator0", 1)
     recorder.on_step(NEXT)
+    changes_at(13.5, "generator0", 4)
     recorder.loop_ends()
     run = _read(recorder)
-    first, second = run.steps
+    (first, second), last = run.steps, VersionChange(3.5, "generator0", 4)
     assert first.versions == {"learner": 1, "generator0": 0}
     assert first.version_changes == (
         VersionChange(0.5, "learner", 0),
@@ -336,6 +334,7 @@ def test_a_row_holds_versions_changes_and_lags(recorder: RunRecorder, clock: Han
     )
     assert second.versions == {"learner": 1, "generator0": 1}
     assert second.version_changes == (VersionChange(3.0, "generator0", 1),)
+    assert run.version_changes == [*first.version_changes, *second.version_changes, last]
     assert first.lags == {0: 2, 2: 2}
     assert _log(recorder)[1] == "0.750000 s: generator0 holds policy version 0"
 
@@ -363,15 +362,18 @@ def test_a_replaced_part_holds_no_version_and_is_logged(recorder: RunRecorder, c
     assert recorder.outcome()["replaced"] == {"generator1": 2, "scorer": 1}
 
 
-def test_changes_after_the_last_step_are_in_the_tail(recorder: RunRecorder, clock: HandClock) -> None:
+def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder: RunRecorder) -> None:
+    for seconds in (1.0, 3.0):
+        recorder.on_sync("generator0", 3, {"sync/wire_s": Metric(seconds)})
     recorder.on_step(FACTS)
-    clock.set(11.5)
-    recorder.on_version("generator0", 4)
-    recorder.loop_ends()
-    run = _read(recorder)
-    assert run.tail is not None
-    assert run.tail.version_changes == (VersionChange(1.5, "generator0", 4),)
-    assert run.version_changes == [VersionChange(1.5, "generator0", 4)]
+    recorder.on_step(NEXT)
+    recorder.on_sync("generator0", 4, {"sync/wire_s": Metric(5.0)})
+    first, second = _read(recorder).steps
+    assert (first.metric("sync/wire_s"), second.metric("sync/wire_s")) == (Metric(2.0, count=2), None)
+    assert recorder.outcome()["syncs"] == {"sync/wire_s": 3.0}
+    recorded = recorder.recorded()
+    recorder.on_step(replace(FACTS, step=5))
+    assert (len(recorded.seconds), recorded.measured) == (2, {"sync/wire_s": Metric(5.0)})
 
 
 def test_a_wait_counts_in_every_row_that_it_reaches_into(
@@ -399,35 +401,23 @@ def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: 
     first = replace(FACTS, taken=taken, replay=(stats, 4))
     second = replace(NEXT, taken=taken[1:], replay=(later, 3))
     clock.set(11.0)
-    recorder.on_step(first)
-    recorder.on_step(second)
+    for facts in (first, second, replace(FACTS, step=5)):  # the last one without a buffer
+        recorder.on_step(facts)
     rows = _read(recorder).steps
+    assert not [name for name in rows[2].metrics if name.startswith("replay/") or name == "trained_tokens"]
     names = [f"replay/{name}" for name in ("size", "age_mean", "age_max", "uses_mean", "uses_max")]
     names += [f"replay/evicted_{cause}" for cause in ("full", "age", "uses", "unused")] + ["trained_tokens"]
     assert [rows[0].metric(name) for name in names] == [
-        Metric(4),
-        Metric(1.0, count=2),  # of 0 and 2
-        Metric(2, "max", 2),
-        Metric(2.0, count=2),  # of 1 and 3
-        Metric(3, "max", 2),
+        *(Metric(4), Metric(1.0, count=2), Metric(2, "max", 2)),  # ages 0 and 2
+        *(Metric(2.0, count=2), Metric(3, "max", 2)),  # uses 1 and 3
         *(Metric(groups, "sum") for groups in (2, 1, 0, 1)),
         Metric(30, "sum"),
     ]
     assert [rows[1].metric(name) for name in names] == [
-        Metric(3),
-        Metric(2.0),
-        Metric(2, "max"),
-        Metric(3.0),
-        Metric(3, "max"),
+        *(Metric(3), Metric(2.0), Metric(2, "max"), Metric(3.0), Metric(3, "max")),
         *(Metric(groups, "sum") for groups in (3, 0, 4, 2)),  # since the previous row: 5 - 2, 1 - 1, 4 - 0, 3 - 1
         Metric(20, "sum"),
     ]
-
-
-def test_without_a_buffer_there_are_no_replay_figures(recorder: RunRecorder) -> None:
-    recorder.on_step(FACTS)
-    (row,) = _read(recorder).steps
-    assert [name for name in row.metrics if name.startswith("replay/") or name == "trained_tokens"] == []
 
 
 def test_no_metric_name_is_a_path_prefix_of_another(
@@ -435,45 +425,20 @@ def test_no_metric_name_is_a_path_prefix_of_another(
 ) -> None:
     clock.set(11.0)
     tracer.finished.extend(_span("learner", stage, 10.0, 10.1) for stage in Stage if stage.value.startswith("weight_"))
-    mixed = replace(OLD, mean_version=2.5)
-    recorder.on_step(
-        replace(
-            FACTS,
-            scored=(replace(SCORED, failed_groups=1),),
-            taken=(Taken(mixed, 1, 2),),
-            dropped=Count(4, 90),
-            replay=(ReplayStats(), 0),
-        )
-    )
+    taken, scored = (Taken(replace(OLD, mean_version=2.5), 1, 2),), (replace(SCORED, failed_groups=1),)
+    recorder.on_step(replace(FACTS, scored=scored, taken=taken, dropped=Count(4, 90), replay=(ReplayStats(), 0)))
     (row,) = _read(recorder).steps
     names = set(row.metrics)
     assert {"off_policy/dropped_length", "sync/bandwidth_gb_s", "replay/size", "score/failed_groups"} <= names
     assert [(name, other) for name in names for other in names if other.startswith(f"{name}/")] == []
 
 
-def test_what_was_discarded_has_a_row_beside_its_shard(recorder: RunRecorder, clock: HandClock) -> None:
-    clock.set(12.0)
-    recorder.on_step(replace(FACTS, scored=(SAMPLED_AGAIN,)))
-    run = _read(recorder)
-    lengths, rewards = ((4, 6), (10, 10)), ((0.0, 1.0), (1.0, 1.0))
-    assert run.groups() == [
-        ShardRow("train", 3, 0, (9, 1), (None, None), ((3, 3), (1, 3)), lengths, rewards, 1, attempts=(2, 0))
-    ]
-    assert run.discarded() == [
-        DiscardedRow(3, 0, (0, 8), ((2, 3), (1, 3)), ((10, 10),) * 2, ((1.0, 1.0),) * 2, attempts=(0, 1))
-    ]
-
-
-def _outcome(recorder: RunRecorder) -> dict[str, Any]:
-    recorder.folder.finish("completed", outcome=recorder.outcome())
-    outcome: dict[str, Any] = json.loads((recorder.folder.folder / MANIFEST).read_text())["outcome"]
-    return outcome
-
-
-def test_the_ledger_and_the_replacements_are_in_the_outcome(recorder: RunRecorder) -> None:
+def test_the_ledger_is_in_the_outcome_of_a_run_that_ended(recorder: RunRecorder) -> None:
+    assert "ledger" not in recorder.outcome()
     counts = Count(20, 200), Count(1, 9), Count(4, 90), Count(10, 40), Count(3, 15), Count(2, 20)
     recorder.on_finished(RolloutCounts(*counts))
-    outcome = _outcome(recorder)
+    recorder.folder.finish("completed", outcome=recorder.outcome())
+    outcome = json.loads((recorder.folder.folder / MANIFEST).read_text())["outcome"]
     assert outcome["ledger"] == {
         "generated": {"rollouts": 20, "tokens": 200},
         "failed": {"rollouts": 1, "tokens": 9},
@@ -489,69 +454,24 @@ def test_the_ledger_and_the_replacements_are_in_the_outcome(recorder: RunRecorde
     assert outcome["replaced"] == {}
 
 
-def test_a_run_that_did_not_end_has_no_ledger(recorder: RunRecorder) -> None:
-    assert "ledger" not in _outcome(recorder)
-    run = load_run(recorder.folder.folder)
-    assert (run.ledger, run.replaced) == (None, {})
-
-
-@pytest.mark.parametrize("order", [("learner", "generator0"), ("generator0", "learner")])
-def test_current_versions_do_not_depend_on_the_order_of_changes(recorder: RunRecorder, order: Sequence[str]) -> None:
-    for version in (0, 1):
-        for lane in order:
-            recorder.on_version(lane, version)
-    recorder.on_step(FACTS)
-    assert _read(recorder).steps[0].versions == {"learner": 1, "generator0": 1}
-
-
-def test_a_call_on_its_way_is_idle_time_where_the_lane_does_nothing_else(
-    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
-) -> None:
-    clock.set(20.0)
-    recorder.loop_starts(["generator", "learner"])
-    tracer.finished.extend(
-        [
-            _span("generator", Stage.GENERATE, 20.0, 24.0),
-            _span("generator", Stage.WAIT_FOR_CALL, 23.0, 26.0),  # 1 s of it beside generate
-            _span("learner", Stage.WAIT_FOR_CALL, 20.0, 21.0),
-            _span("learner", Stage.WAIT_FOR_BATCH, 20.5, 23.0),
-        ]
-    )
-    clock.set(30.0)
-    recorder.on_step(FACTS)
-    (row,) = _read(recorder).steps
-    # generator 24 to 26 s, learner 20 to 23 s, of 10 s
-    assert row.metric("idle_ratio/generator") == Metric(0.2)
-    assert row.metric("idle_ratio/learner") == Metric(0.3)
-
-
 def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(
     recorder: RunRecorder, clock: HandClock
 ) -> None:
-    clock.set(20.0)
-    recorder.loop_starts(["learner"])
-    end = 20.0
-    for step, seconds in enumerate([10.0, 5.0, 5.0, 5.0, *[1.0] * 16]):
-        end += seconds
+    for step, end in enumerate(accumulate([10.0, 5.0, 5.0, 5.0, *[1.0] * 16], initial=10.0)):
         clock.set(end)
-        recorder.on_step(replace(FACTS, step=step))
+        if step:
+            recorder.on_step(replace(FACTS, step=step - 1))
     rows = _read(recorder).steps
     assert [row.step for row in rows if row.warmup] == [0, 1, 2, 3]  # in a run under way it is found when read
     assert recorder.outcome()["warmup"] == {"steps": 4, "steady": True, "slow_start": False}
 
 
-def test_steps_in_which_a_profiler_ran_are_flagged(
-    tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber
-) -> None:
-    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
-        folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-21T12:00:00.000Z"))
-        recorder = RunRecorder(folder, tracer, profiled=frozenset({3}))
-        recorder.loop_starts(["learner"])
-        for step in (2, 3, 4):
-            clock.set(step + 1.0)
-            recorder.on_step(replace(FACTS, step=step))
-        rows = _read(recorder).steps
-    assert [(row.step, row.profiled) for row in rows] == [(2, False), (3, True), (4, False)]
+def test_steps_in_which_a_profiler_ran_are_flagged(record: Record, clock: HandClock) -> None:
+    recorder = record(profiled=frozenset({3}))
+    for step in (2, 3, 4):
+        clock.set(step + 1.0)
+        recorder.on_step(replace(FACTS, step=step))
+    assert [(row.step, row.profiled) for row in _read(recorder).steps] == [(2, False), (3, True), (4, False)]
 
 
 @pytest.mark.parametrize(
@@ -606,16 +526,12 @@ class TickingClock(HandClock):
         return self.now_ns
 
 
-def test_lanes_that_do_nothing_wait_for_the_recorder(tmp_path: Path, scrubber: Scrubber) -> None:
-    clock = TickingClock()
-    tracer = RecordingTracer(clock)
-    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
-        folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-21T12:00:00.000Z"))
-        recorder = RunRecorder(folder, tracer)
-        recorder.loop_starts(["generator", "learner"])
-        tracer.drain()
-        with tracer.span("generator", Stage.GENERATE, 4, 3):  # it works on while the step is written down
-            recorder.on_step(FACTS)
-            (wait,) = tracer.drain()
+def test_lanes_that_do_nothing_wait_for_the_recorder(record: Record) -> None:
+    tracer = RecordingTracer(TickingClock())
+    recorder = record(["generator", "learner"], tracer)
+    tracer.drain()
+    with tracer.span("generator", Stage.GENERATE, 4, 3):  # it works on while the step is written down
+        recorder.on_step(FACTS)
+        (wait,) = tracer.drain()
     assert (wait.lane, wait.stage, wait.step) == ("learner", Stage.WAIT_FOR_RECORDER, 3)
-    assert wait.end_ns - wait.start_ns == 1_000_000 * ((wait.end_ns - wait.start_ns) // 1_000_000) > 0
+    assert wait.end_ns > wait.start_ns

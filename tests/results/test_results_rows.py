@@ -5,96 +5,73 @@ from __future__ import annotations
 import json
 import math
 
-from harness.core.trace import Span, Stage
+import pytest
+
 from harness.core.types import Metric
-from harness.results import lane_seconds
+from harness.results.jsonl import decode_json
 from harness.results.rows import (
+    ArrivalRow,
+    EvaluationRow,
+    Row,
+    StepRow,
+    TailRow,
     VersionChange,
     lane_kind,
-    read_metric,
-    restore_non_finite,
-    step_row,
     store_metrics,
-    tail_row,
     with_nulls,
 )
 
+OLD = {
+    "kind": "step", "step": 0, "version": 1, "wall_s": 1.0, "elapsed_s": 1.0, "optimizer_steps": 1, "lanes": {},
+    "metrics": {"kl/reference_k3": {"mean": None, "count": 4}, "loss": {"mean": None, "count": 8}},
+    "optimizer_step_metrics": {"loss": [1.0, None]},
+    "non_finite": {
+        "/metrics/kl~1reference_k3/mean": "inf", "/metrics/loss/mean": "nan", "/optimizer_step_metrics/loss/1": "-inf",
+    },
+}  # fmt: skip
 
-def test_numbers_json_does_not_know_become_null_and_come_back() -> None:
-    row = {
-        "kind": "step",
-        "metrics": {"kl/reference_k3": {"mean": math.inf, "count": 4}, "loss": {"mean": math.nan, "count": 8}},
-        "list": [1.0, -math.inf],
+
+def test_numbers_json_does_not_know_come_back_and_those_of_older_files_do() -> None:
+    old = decode_json(json.dumps(OLD).encode(), StepRow)
+    for row in (old, decode_json(old.line(), StepRow)):
+        assert math.isnan(row.metric("loss").value)
+        assert row.metric("kl/reference_k3") == Metric(math.inf, count=4)
+        assert row.optimizer_step_metrics == {"loss": (1.0, -math.inf)}
+    assert b"non_finite" not in old.line()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        StepRow(3, 4, 1.0, 4.0, 1, {"learner": {"update": 0.5}}, lags={0: 24}, metrics={"loss": {"mean": 0.5}}),
+        EvaluationRow(4, 4, 2.0, {"validation/reward": {"mean": 0.25, "count": 8}}),
+        TailRow(0.5, 9.0, {}, version_changes=(VersionChange(0.5, "learner", 4),)),
+        ArrivalRow("generator", "load", version=3),
+    ],
+)
+def test_a_row_comes_back_as_it_was_written_without_what_is_as_usual(row: Row) -> None:
+    assert decode_json(row.line(), type(row)) == row
+    assert not json.loads(row.line()).keys() & {"warmup", "ranks", "swaps"}
+
+
+def test_json_for_other_programs_has_null() -> None:
+    assert with_nulls({"a": [1.5, math.nan, {"b": math.inf}], "c": "nan"}) == {
+        "a": [1.5, None, {"b": None}],
+        "c": "nan",
     }
-    stored = with_nulls(row)
-    assert stored == {
-        "kind": "step",
-        "metrics": {"kl/reference_k3": {"mean": None, "count": 4}, "loss": {"mean": None, "count": 8}},
-        "list": [1.0, None],
-        "non_finite": {"/metrics/kl~1reference_k3/mean": "inf", "/metrics/loss/mean": "nan", "/list/1": "-inf"},
-    }
-    restored = restore_non_finite(json.loads(json.dumps(stored, allow_nan=False)))
-    assert math.isnan(restored["metrics"]["loss"]["mean"])
-    assert restored["metrics"]["kl/reference_k3"] == {"mean": math.inf, "count": 4}
-    assert restored["list"] == [1.0, -math.inf]
-    assert "non_finite" not in restored
-
-
-def test_a_row_of_plain_numbers_is_left_as_it_is() -> None:
-    row = {"wall_s": 1.5, "metrics": {"loss": {"mean": 0.0, "count": 2}}}
-    assert with_nulls(row) is row
 
 
 def test_metrics_keep_their_reduction_and_count() -> None:
     metrics = {"loss": Metric(0.25, count=64), "off_policy/max": Metric(2, "max", 8), "tokens": Metric(90, "sum", 3)}
-    stored = store_metrics(metrics)
-    assert stored == {
-        "loss": {"mean": 0.25, "count": 64},
-        "off_policy/max": {"max": 2, "count": 8},
-        "tokens": {"sum": 90, "count": 3},
-    }
-    assert {name: read_metric(stored, name) for name in stored} == metrics
-    assert read_metric(stored, "absent") is None
+    row = EvaluationRow(4, 4, 2.0, store_metrics(metrics))
+    assert row.metrics["off_policy/max"] == {"max": 2, "count": 8}
+    assert {name: row.metric(name) for name in row.metrics} == metrics
+    assert row.metric("absent") is None
 
 
-def test_stage_seconds_are_summed_by_lane_and_over_lanes() -> None:
-    spans = [
-        Span("generator", Stage.GENERATE, 0, 300_000_000, 0, 0),
-        Span("generator", Stage.EVALUATE, 300_000_000, 500_000_000, 0, 0),
-        Span("generator", Stage.EVALUATE, 500_000_000, 600_000_000, 0, 0),
-        Span("scorer", Stage.EVALUATE, 600_000_000, 650_000_000, 0, 0),
-    ]
-    lanes = lane_seconds(spans)
-    # generator: 0.2 + 0.1 s of evaluation; the scorer adds 0.05 s
-    assert lanes == {"generator": {"generate": 0.3, "evaluate": 0.3}, "scorer": {"evaluate": 0.05}}
-    row = step_row(step=0, version=1, wall_s=0.65, elapsed_s=0.65, optimizer_steps=1, lanes=lanes, metrics={})
-    assert row["stages_s"] == {"generate": 0.3, "evaluate": 0.35}
-    assert row["lanes"] == lanes
-
-
-def test_an_instant_under_two_spans_of_a_lane_counts_once() -> None:
-    """Failed before: a weight load of 0.1 s in flight counted in ``weight_load`` and in ``generate``."""
-    generate = Span("generator", Stage.GENERATE, 0, 1_000_000_000, 0, 0)
-    load = Span("generator", Stage.WEIGHT_LOAD, 400_000_000, 500_000_000, 0, 1)
-    call = Span("generator", Stage.WAIT_FOR_CALL, 0, 1_200_000_000, 0, 0)
-    expected = {"generator": {"weight_load": 0.1, "generate": 0.9, "wait_for_call": 0.2}}
-    assert lane_seconds([load, generate, call]) == expected
-    # the load ended in an earlier row; then what it had is not counted again, nor is it the generation's
-    assert lane_seconds([generate], beside=[load]) == {"generator": {"generate": 0.9}}
-    assert lane_seconds([load], beside=[generate]) == {"generator": {"weight_load": 0.1}}
-
-
-def test_versions_and_lags_are_stored_in_a_form_that_json_knows() -> None:
-    changes = [VersionChange(0.1234567891, "generator0", 3), VersionChange(0.5, "learner", 4)]
-    row = step_row(
-        step=3, version=4, wall_s=1.0, elapsed_s=4.0, optimizer_steps=1, lanes={}, metrics={},
-        versions={"learner": 4, "generator0": 3}, version_changes=changes, lags={2: 8, 0: 24},
-    )  # fmt: skip
-    assert row["versions"] == {"learner": 4, "generator0": 3}
-    assert row["version_changes"] == [[0.123456789, "generator0", 3], [0.5, "learner", 4]]
-    assert list(row["lags"].items()) == [("0", 24), ("2", 8)]
-    tail = tail_row(wall_s=0.0, elapsed_s=4.0, lanes={}, version_changes=changes[1:])
-    assert tail["version_changes"] == [[0.5, "learner", 4]]
+def test_stage_seconds_are_summed_over_lanes() -> None:
+    lanes = {"generator": {"generate": 0.3, "evaluate": 0.3}, "scorer": {"evaluate": 0.05}}
+    assert StepRow(0, 1, 0.65, 0.65, 1, lanes).stages_s == {"generate": 0.3, "evaluate": 0.35}
 
 
 def test_the_kind_of_a_lane_is_its_name_without_the_number() -> None:

@@ -17,7 +17,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
-from harness.results import Manifest, RunFolder, Scrubber, experiment_name, step_row
+from harness.results import Manifest, RolloutRow, RunFolder, Scrubber, StepRow, experiment_name, store_metrics
 from harness.results.writer import begin_experiment
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -40,21 +40,20 @@ def create(tmp_path: Path, scrubber: Scrubber) -> Iterator[Create]:
         yield start
 
 
-def _step(step: int) -> dict[str, object]:
-    metrics = {"loss": Metric(0.5, count=64)}
-    return step_row(step=step, version=step + 1, wall_s=1, elapsed_s=1, optimizer_steps=1, lanes={}, metrics=metrics)
+def _step(step: int) -> StepRow:
+    return StepRow(step, step + 1, 1, 1, 1, {}, metrics=store_metrics({"loss": Metric(0.5, count=64)}))
 
 
 def test_a_new_folder_holds_headers_and_no_rows(tmp_path: Path, create: Create) -> None:
     run = create()
-    assert run.folder == tmp_path / "quickstart" / "20261120-120000"
+    experiment = tmp_path / "quickstart" / "20261120-120000"
+    assert run.folder == experiment
     files = {path.name: path.read_text() for path in run.folder.iterdir()}
-    assert files == {
-        "spans.jsonl": '{"kind":"header","schema":"harness.spans","schema_version":1}\n',
-        "steps.jsonl": '{"kind":"header","schema":"harness.steps","schema_version":1}\n',
-        "rollouts.jsonl": '{"kind":"header","schema":"harness.rollouts","schema_version":1}\n',
-        "log.txt": "",
-    }
+    header = '{"kind":"header","schema":"harness.NAME","schema_version":1}\n'
+    names = ("spans", "steps", "rollouts")
+    assert files == {f"{name}.jsonl": header.replace("NAME", name) for name in names} | {"log.txt": ""}
+    folders = [create(variant=variant).folder for variant in ("k1", "k4,seed=1")]  # arms lie side by side
+    assert folders == [experiment / "k1", experiment / "k4,seed=1"]
 
 
 def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path: Path) -> None:
@@ -68,20 +67,17 @@ def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path: Path) ->
         begun = list(threads.map(begin, range(8)))
     assert len({name for _, name in begun}) == 8
     assert {run.folder for run, _ in begun} == {tmp_path / "quickstart" / name for _, name in begun}
-    for run, name in begun:
-        run.log(name)
-        run.flush()
+    for run, _ in begun:
         run.close()
-    assert [(run.folder / "log.txt").read_text().split()[-1] for run, _ in begun] == [name for _, name in begun]
 
 
 def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
     run = create()
     run.append_spans([Span('the "lane"', Stage.UPDATE, 5, 1_000_000_007, 3, -1)])
-    run.append_step(_step(0))
+    run.append(_step(0))
     rollout = ExampleRollout("Say \u2028hi", "hi \ud800", "hi", 1.0, 2, "stop", 4)
-    run.append_rollouts(Purpose.EVALUATE, [rollout])
-    run.log("step 0 done")
+    run.append(RolloutRow.of(rollout, Purpose.EVALUATE))
+    run.log("step 0 done; reading /home/ann/models/qwen on annbox")
     assert [len((run.folder / name).read_bytes().splitlines()) for name in ("spans.jsonl", "steps.jsonl")] == [1, 1]
     run.flush()
     spans, steps, rollouts = (
@@ -91,58 +87,27 @@ def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
     assert spans == [
         {"lane": 'the "lane"', "stage": "update", "start_ns": 5, "end_ns": 1000000007, "step": 3, "version": -1}
     ]
-    assert steps == [
-        {
-            "kind": "step",
-            "step": 0,
-            "version": 1,
-            "wall_s": 1,
-            "elapsed_s": 1,
-            "optimizer_steps": 1,
-            "lanes": {},
-            "stages_s": {},
-            "versions": {},
-            "version_changes": [],
-            "lags": {},
-            "metrics": {"loss": {"mean": 0.5, "count": 64}},
-        }
-    ]
-    assert rollouts == [
-        {
-            "kind": "rollout",
-            "purpose": "evaluate",
-            "version": 4,
-            "prompt": "Say \u2028hi",
-            "response": "hi \ud800",
-            "ground_truth": "hi",
-            "reward": 1.0,
-            "num_tokens": 2,
-            "finish_reason": "stop",
-        }
-    ]
-    assert (run.folder / "log.txt").read_text() == "2026-11-20T12:01:30.000Z step 0 done\n"
+    row = {"kind": "step", "step": 0, "version": 1, "wall_s": 1, "elapsed_s": 1, "optimizer_steps": 1, "lanes": {}}
+    assert steps == [row | {"metrics": {"loss": {"mean": 0.5, "count": 64}}}]
+    row = {"kind": "rollout", "purpose": "evaluate", "version": 4, "prompt": "Say \u2028hi", "response": "hi \ud800"}
+    assert rollouts == [row | {"ground_truth": "hi", "reward": 1.0, "num_tokens": 2, "finish_reason": "stop"}]
+    line = "2026-11-20T12:01:30.000Z step 0 done; reading ~/models/qwen on <host>\n"
+    assert (run.folder / "log.txt").read_text() == line
 
 
 def test_finishing_says_how_it_ended_and_how_long_it_took(create: Create) -> None:
     run = create()
     run.write_manifest(MANIFEST)
     assert json.loads((run.folder / "manifest.json").read_text())["status"] == "running"
-    run.append_step(_step(0))
+    run.append(_step(0))
     run.finish("completed", None, {"final_reward": 0.6})
     manifest = json.loads((run.folder / "manifest.json").read_text())
     assert (manifest["schema"], manifest["schema_version"]) == ("harness.manifest", 1)
-    assert manifest["status"] == "completed"
-    assert manifest["finished_at"] == "2026-11-20T12:01:30.000Z"
-    assert manifest["duration_s"] == 90.0  # from 12:00:00 to 12:01:30
-    assert manifest["outcome"] == {"final_reward": 0.6}
+    assert (manifest["status"], manifest["outcome"]) == ("completed", {"final_reward": 0.6})
+    assert (manifest["finished_at"], manifest["duration_s"]) == ("2026-11-20T12:01:30.000Z", 90.0)  # from 12:00:00
     assert len((run.folder / "steps.jsonl").read_text().splitlines()) == 2
-    assert sorted(path.name for path in run.folder.iterdir()) == [
-        "log.txt",
-        "manifest.json",
-        "rollouts.jsonl",
-        "spans.jsonl",
-        "steps.jsonl",
-    ]
+    written = {"log.txt", "manifest.json", "rollouts.jsonl", "spans.jsonl", "steps.jsonl"}
+    assert {path.name for path in run.folder.iterdir()} == written
 
 
 def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[..., RunFolder]) -> None:
@@ -165,27 +130,11 @@ def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[
         assert not [word for word in ("/home", "/data", "annbox", "ann,") if word in text], path.name
 
 
-def test_a_log_line_is_scrubbed(create: Create) -> None:
-    run = create()
-    run.log("reading /home/ann/models/qwen on annbox")
-    run.flush()
-    assert (run.folder / "log.txt").read_text() == "2026-11-20T12:01:30.000Z reading ~/models/qwen on <host>\n"
-
-
-def test_variants_lie_side_by_side(tmp_path: Path, create: Create) -> None:
-    folders = [create(variant=variant).folder for variant in ("k1", "k4,seed=1")]
-    experiment = tmp_path / "quickstart" / "20261120-120000"
-    assert folders == [experiment / "k1", experiment / "k4,seed=1"]
-
-
 def test_an_existing_run_is_never_overwritten(create: Create) -> None:
-    run = create()
-    run.append_step(_step(0))
-    run.flush()
-    before = (run.folder / "steps.jsonl").read_bytes()
-    with pytest.raises(UserError, match="exists already, and a saved run is never overwritten"):
+    before = (create().folder / "steps.jsonl").read_bytes()
+    with pytest.raises(UserError, match="exists already, and a saved run is never overwritten") as caught:
         create()
-    assert (run.folder / "steps.jsonl").read_bytes() == before
+    assert (Path(str(caught.value.where)) / "steps.jsonl").read_bytes() == before
 
 
 def test_experiment_names_are_utc_and_free(tmp_path: Path) -> None:
@@ -197,19 +146,15 @@ def test_experiment_names_are_utc_and_free(tmp_path: Path) -> None:
     assert names == ["20261120-120000", "20261120-120000-2", "20261120-120000-3"]
 
 
-def test_a_results_folder_that_is_a_file_is_refused(tmp_path: Path, create: Create) -> None:
+def test_a_results_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, create: Create) -> None:
     (tmp_path / "results").write_text("not a folder")
     with pytest.raises(UserError) as caught:
         create(tmp_path / "results")
-    assert caught.value.what.startswith(f"cannot write to the results folder '{tmp_path}/results/quickstart/")
-    assert caught.value.fix == "choose a folder you can write to with --out DIR"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_results_folder_without_permission_is_refused(tmp_path: Path, create: Create) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(UserError, match="Permission denied"):
-        create(tmp_path / "results")
+    assert caught.value.what.startswith(f"cannot write results to '{tmp_path}/results/quickstart/")
+    if os.geteuid():  # root may write everywhere
+        tmp_path.chmod(0o500)
+        with pytest.raises(UserError, match="Permission denied"):
+            create(tmp_path / "other")
 
 
 @contextmanager
@@ -225,16 +170,16 @@ def _files_limited_to(size: int) -> Iterator[None]:
 
 def test_a_full_disk_is_an_error_and_leaves_whole_lines(create: Create) -> None:
     run = create()
-    run.append_step(_step(0))
+    run.append(_step(0))
     run.flush()
     whole = (run.folder / "steps.jsonl").read_bytes()
-    run.append_step(_step(1))
+    run.append(_step(1))
     with _files_limited_to(len(whole) + 50), pytest.raises(UserError) as caught:
         run.flush()
     assert caught.value.what == f"cannot write results to '{run.folder}': File too large"
     assert caught.value.where == str(run.folder)
     assert (run.folder / "steps.jsonl").read_bytes() == whole
-    run.append_step(_step(2))
+    run.append(_step(2))
     run.flush()  # there is room again
     steps = [json.loads(line).get("step") for line in (run.folder / "steps.jsonl").read_text().splitlines()]
     assert steps == [None, 0, 2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.endpoints import SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS
+from harness.compare.endpoint import SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS
 from harness.core.trace import Stage
 from harness.results import Manifest, RunFolder
 from harness.run.blocks import BlockTimes, BlockWatch, earlier_block_seconds

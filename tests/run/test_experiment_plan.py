@@ -52,7 +52,7 @@ def test_the_plan_names_every_run_as_its_folder_is_called(tmp_path: Path) -> Non
     assert gaps_of(folder) == Gaps((), ())
     shutil.rmtree(folder / "b,block=1")
     (gap,) = gaps_of(folder).runs
-    assert (gap.folder, gap.variant, gap.block) == (folder / "b,block=1", "b", 1)
+    assert (gap.folder, gap.variant) == (folder / "b,block=1", "b")
 
 
 def test_the_points_of_a_sweep_are_planned(tmp_path: Path) -> None:

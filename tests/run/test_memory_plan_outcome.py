@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from harness.compare.experiments import gather
-from harness.compare.tables import outcome_table
+from harness.compare.experiment import gather
 from harness.core.trace import RecordingTracer, Stage
 from harness.probes.memory import DeviceFigure, Peak, StageMemory
+from harness.report.tables import outcome_table
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
 from harness.run.memory.check import check_memory, memory_line, planned_bytes

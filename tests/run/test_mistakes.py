@@ -54,7 +54,13 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "evaluate --data gone.jsonl": ("--model",),
     "import trl gone.json": ("gone.json",),
     "import tlr log.json": ("trl",),
-    "baseline recrod main mine": ("record",),
+    # what the release before had
+    "baseline record main mine": ("harness compare NEW --against FOLDER",),
+    "compare empty --save-baseline main": ("harness compare NEW --against FOLDER",),
+    "compare empty --baseline stored:main": ("harness compare NEW --against FOLDER",),
+    "compare empty --baseline arm:one": ("--baseline ARM",),
+    "compare empty --pareto step_s,reward_last": ("--plots DIR",),
+    "compare before.json": ("pytest-benchmark compare",),
     "sweep mine --attempts 0": ("--attempts", "at least 1"),
 }
 
@@ -64,6 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "scenarios" / "mine.yaml").write_text("steps: 10\n")
     (tmp_path / "notes.txt").write_text("keep me")
+    (tmp_path / "before.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path

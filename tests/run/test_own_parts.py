@@ -24,7 +24,7 @@ from harness.engines.paced import PacedTokenizer
 from harness.results.counters import read_counters
 from harness.results.manifest import MADE_OF
 from harness.results.reader import load_run
-from harness.results.trackers.streams import OWN_TRACKER, MetricStream
+from harness.results.trackers import OWN_TRACKER, MetricStream
 from harness.run.own_code import check_own_code, own_names
 from harness.scenario import load_scenario
 from harness.testing import EngineContract, TaskContract, TrackerContract, TransportContract

@@ -17,21 +17,23 @@ from harness.scenario import SCENARIOS, expand, load_scenario
 from tests.stand_ins.fake_nvml import NOT_SUPPORTED, FakeDevice, FakeNvml, Memory, NVMLError
 
 GIB = 2**30
-SHIPPED = [path for path in SCENARIOS.files() if load_scenario(path).transport_sweep is None]
 
 
-@pytest.mark.parametrize("gpus", [(), (80 * GIB, 80 * GIB)], ids=["cpu", "gpus"])
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_no_shipped_scenario_is_refused_on_a_machine_of_24_gib(path: Path, gpus: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("path", SCENARIOS.files(), ids=lambda path: path.stem)
+def test_no_shipped_scenario_is_refused_on_a_machine_of_24_gib(path: Path) -> None:
     """12 GiB are in use, arms that take turns stand side by side, and scenarios that ask for GPUs have two."""
-    lines: list[str] = []
-    variants = [variant for variant in expand(load_scenario(path)) if not variant.block]
+    scenario = load_scenario(path)
+    if scenario.transport_sweep is not None:
+        return  # it trains nothing
+    variants = [variant for variant in expand(scenario) if not variant.block]
     points = [list(group) for _, group in itertools.groupby(variants, key=lambda variant: variant.point)]
-    check_before_start(points, lines.append, FreeMemory(12 * GIB, gpus))
-    assert (path.stem == "noise") == any("have the same settings" in line for line in lines)  # a copy on purpose
-    plans = [line for line in lines if not line.startswith(("bfloat16", "float16", "note: "))]  # depends on the CPU
-    assert plans
-    assert all(line.startswith("memory plan: ") for line in plans)
+    for gpus in ((), (80 * GIB, 80 * GIB)):
+        lines: list[str] = []
+        check_before_start(points, lines.append, FreeMemory(12 * GIB, gpus))
+        assert (path.stem == "noise") == any("have the same settings" in line for line in lines)  # a copy on purpose
+        plans = [line for line in lines if not line.startswith(("bfloat16", "float16", "note: "))]  # depends on the CPU
+        assert plans
+        assert all(line.startswith("memory plan: ") for line in plans)
 
 
 def test_arms_that_take_turns_are_planned_together(tmp_path: Path) -> None:

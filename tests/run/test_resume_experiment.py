@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.cli import main
-from harness.compare import gather
+from harness.compare import Member, gather
 from harness.compare.completeness import Gaps, gaps
 from harness.core.checkpoints import write_file
 from harness.core.errors import Interrupted, RunStopped, UserError
@@ -107,12 +107,11 @@ def compared(folder: Path) -> list[Any]:
     (experiment,), damaged = gather([folder])
     assert (damaged, gaps(experiment, damaged)) == ([], Gaps((), ()))
 
-    def facts(run: Any) -> list[Any]:
-        manifest = run.manifest
-        rewards = [(each.step, each.reward) for each in (run.first, run.best, run.last)]
-        return [manifest.block, manifest.seed, manifest.position, manifest.interleaving, run.status, run.steps, rewards]
+    def facts(member: Member) -> list[Any]:
+        about, rewards = member.manifest, [*zip(member.table.rewards.step, member.table.rewards.reward, strict=True)]
+        return [about.block, about.seed, about.position, about.interleaving, about.status, member.steps, rewards]
 
-    return [(variant.name, list(map(facts, variant.runs))) for variant in experiment.variants]
+    return [(arm, list(map(facts, members))) for arm, members in experiment.arms.items()]
 
 
 def test_a_run_inside_of_a_block_goes_on_and_finished_ones_are_left_alone(tmp_path: Path) -> None:
@@ -179,7 +178,7 @@ def test_a_sweep_goes_on_inside_of_a_point(tmp_path: Path) -> None:
     folder = find_experiment(out, trial)
     assert folder is not None
     assert not (folder / ".attempts").exists()
-    assert [run.status for variant in gather([folder])[0][0].variants for run in variant.runs] == ["completed"] * 3
+    assert [member.run.status for member in gather([folder])[0][0].members] == ["completed"] * 3
 
 
 def test_a_failure_of_a_point_that_goes_on_counts_and_keeps_its_reason(tmp_path: Path) -> None:

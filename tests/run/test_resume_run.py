@@ -21,13 +21,15 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from harness.cli import main
-from harness.compare.figures import run_figures
+from harness.compare.checkpoints import checkpoint_cost
 from harness.core.checkpoints import newest_whole
 from harness.core.errors import PartDied, RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.results import load_run
+from harness.results.frames import table_of
+from harness.results.rows import STEPS
 from harness.results.segments import cut_back, taken
-from harness.results.writer import CHECKPOINTS, STEPS
+from harness.results.writer import CHECKPOINTS
 from harness.results.writer import SCENARIO as SCENARIO_FILE
 from harness.run.checkpoints import RunCheckpoints
 from harness.run.experiment import go_on_with, run_scenario
@@ -430,7 +432,8 @@ def test_an_asynchronous_checkpoint_is_written_in_a_lane_of_its_own_and_policies
     for version in (2, 4, 6, 8):
         copied = [span for span in spans if (span.stage, span.version) == (Stage.CHECKPOINT, version)]
         assert copied[0].start_ns < min(span.start_ns for span in beside if span.version == version)
-    cost = run_figures(run).checkpoints
+    table = table_of(run)
+    cost = checkpoint_cost(run, spans, {*range(2, len(table))}, float(table.wall_s[2:].mean()))
     assert cost is not None
     assert cost.every == 2
     assert 0 < cost.exposed_s <= cost.blocked_s < cost.step_s

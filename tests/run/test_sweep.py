@@ -149,7 +149,11 @@ def test_what_could_not_even_start_is_written_down(tmp_path: Path) -> None:
     assert states(trial, out)["seed=2"] is State.FAILED
     (experiment,), damaged = gather([out])
     assert damaged == []
-    assert [(run.status, run.steps) for run in experiment.runs] == [("completed", 3), ("completed", 3), ("failed", 0)]
+    assert [(each.run.status, each.steps) for each in experiment.members] == [
+        ("completed", 3),
+        ("completed", 3),
+        ("failed", 0),
+    ]
 
 
 def test_a_bug_in_one_point_does_not_cost_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

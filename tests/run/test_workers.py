@@ -15,7 +15,7 @@ from harness.core.protocols import Engine
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
 from harness.engines.requests import SpecialTokens
-from harness.results import evaluation_row
+from harness.results import EvaluationRow, store_metrics
 from harness.run.arm_runner import dropped_special_line
 from harness.run.fitting import check_prompts_fit
 from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker, publish_weights
@@ -284,5 +284,5 @@ def test_special_tokens_are_kept_for_the_reward_or_counted(skip: bool, texts: li
     metrics = ScorerWorker(direct(), num_examples=0, tracer=tracer).score(item, groups).metrics
     assert metrics.get(f"validation/{DROPPED_SPECIAL}") == (Metric(1.0, count=1) if dropped else None)
     assert not special.are_in([ord("m"), ord("x"), 0])
-    line = dropped_special_line(evaluation_row(version=0, step=0, elapsed_s=0.0, metrics=metrics))
+    line = dropped_special_line(EvaluationRow(version=0, step=0, elapsed_s=0.0, metrics=store_metrics(metrics)))
     assert (line or "none").startswith("1 of 1 responses in validation" if dropped else "none")

@@ -334,6 +334,12 @@ def test_faults_of_the_last_rank_in_the_last_step_are_taken() -> None:
     assert broken_rules(Scenario.model_validate(of_ranks(2) | {"steps": 8, "faults": faults})) == []
 
 
+@pytest.mark.parametrize(("step", "is_one"), [(7, True), (8, False)])
+def test_the_last_of_eight_steps_that_can_be_kept_is_7(step: int, is_one: bool) -> None:
+    scenario = Scenario.model_validate({"steps": 8, "checkpoint": {"keep_steps": (step,)}})
+    assert (broken_rules(scenario) == []) == is_one
+
+
 def test_moving_is_refused_for_what_has_nothing_to_move_alone() -> None:
     for settings in (of_ranks(2, "ddp", offload={"gradients": True}), {"learner": {"offload": {"weights": True}}}):
         assert broken_rules(Scenario.model_validate(settings)) == []

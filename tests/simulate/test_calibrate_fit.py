@@ -18,7 +18,7 @@ from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.models.shape import shape_for
-from harness.results import Manifest, Run, RunFolder, Scrubber, find_runs, step_row, tail_row
+from harness.results import Manifest, Run, RunFolder, Scrubber, ShardRow, StepRow, TailRow, find_runs
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.calibrate import command
 from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
@@ -105,10 +105,10 @@ class Writer:
             now_ns = spans[-1].end_ns
             run.append_spans(spans)
             if groups:
-                run.append_groups([_shard(step, lengths)])
+                run.append(_shard(step, lengths))
             row = {"step": step, "version": step + 1, "wall_s": 1.0, "elapsed_s": step + 1.0, "lanes": {}}
-            run.append_step(step_row(**row, optimizer_steps=1, metrics={}, warmup=step < 2))
-        run.append_step(tail_row(wall_s=0.0, elapsed_s=float(steps), lanes={}))
+            run.append(StepRow(**row, optimizer_steps=1, metrics={}, warmup=step < 2))
+        run.append(TailRow(wall_s=0.0, elapsed_s=float(steps), lanes={}))
         run.finish(status, None, {})
         return run.folder
 
@@ -153,19 +153,17 @@ def _of_ranks(scenario: Scenario, step: int, groups: list[Group]) -> float:
     return (1 + ASSUMED_SLOWDOWN) * (shared.pace_s + _seconds(EXCHANGES[mode], features))
 
 
-def _shard(step: int, lengths: list[tuple[int, ...]]) -> dict[str, Any]:
-    return {
-        "kind": "shard",
-        "purpose": "train",
-        "step": step,
-        "shard": 0,
-        "prompt_ids": list(range(len(lengths))),
-        "prompt_tokens": [12] * len(lengths),
-        "versions": [[step, step]] * len(lengths),
-        "lengths": lengths,
-        "rewards": [[0.0] * len(each) for each in lengths],
-        "failed_groups": 0,
-    }
+def _shard(step: int, lengths: list[tuple[int, ...]]) -> ShardRow:
+    return ShardRow(
+        purpose="train",
+        step=step,
+        shard=0,
+        prompt_ids=tuple(range(len(lengths))),
+        prompt_tokens=(12,) * len(lengths),
+        versions=((step, step),) * len(lengths),
+        lengths=tuple(lengths),
+        rewards=tuple((0.0,) * len(each) for each in lengths),
+    )
 
 
 @pytest.fixture

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.core.trace import Span, Stage
-from harness.results import Manifest, RunFolder, Scrubber, load_run, step_row, tail_row
+from harness.results import Manifest, RunFolder, Scrubber, ShardRow, StepRow, TailRow, load_run
 from harness.results.rows import SyncRow
 from harness.simulate.calibrate.observations import Observation, observe, observe_sweep
 
@@ -92,7 +92,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
             run.append_spans(
                 Span(lane, stage, round(a * MS), round(b * MS), step, 0) for lane, stage, a, b, step in spans
             )
-            run.append_groups(shards)
+            run.append(*(msgspec.convert(shard, ShardRow) for shard in shards))
             made = {
                 "step": 0,
                 "version": 1,
@@ -102,8 +102,8 @@ def write(tmp_path: Path) -> Iterator[Write]:
                 "lanes": {},
                 "metrics": {},
             }
-            run.append_step(step_row(**(made | row)))
-            run.append_step(tail_row(wall_s=0.0, elapsed_s=0.2, lanes={}))
+            run.append(StepRow(**(made | row)))
+            run.append(TailRow(wall_s=0.0, elapsed_s=0.2, lanes={}))
             run.finish("completed", None, {})
             return run.folder
 
@@ -240,8 +240,8 @@ def test_in_one_process_a_call_is_what_lies_between_two_stages(write: Write) -> 
 def test_a_sweeps_syncs_are_observed_without_a_model(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(scenario="transport_sweep", steps=0, status="completed")
     row = SyncRow("nixl", 10_000_000, 20, 1, 0, 0.06, 0.01, 0.04, 0.005, 0.004, 0.001)
-    with (run.folder / "steps.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row.to_json()) + "\n")
+    with (run.folder / "steps.jsonl").open("ab") as file:
+        file.write(row.line())
     found = observe_sweep(load_run(run.folder))
     assert {item.stage: item.seconds for item in found} == {
         "weight_publish": 0.01,

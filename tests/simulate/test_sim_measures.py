@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.step_columns import measured_rows, tokens_per_second
+from harness.compare.run_frame import tokens_per_second
 from harness.core.trace import Span, Stage
 from harness.loop import Count, RolloutCounts
 from harness.results import StepRow
@@ -17,6 +17,7 @@ from harness.simulate.metrics import (
     stage_times,
     step_time,
     sync_time,
+    table_of_rows,
     waste_shares,
 )
 
@@ -38,29 +39,30 @@ ROWS = [
 
 
 def test_the_measured_window_counts_with_its_evaluations() -> None:
-    assert [item.step for item in measured_rows(ROWS)] == [1, 2, 4]
-    assert step_time(ROWS) == 8 / 3  # 1, 5 and 2 s
-    assert tokens_per_second(ROWS) == 50.0  # 100 + 100 + 200 tokens in 8 s
+    table = table_of_rows(ROWS)
+    assert table.steps["step"][table.is_measured].tolist() == [1, 2, 4]
+    assert step_time(table) == 8 / 3  # 1, 5 and 2 s
+    assert tokens_per_second(table) == 50.0  # 100 + 100 + 200 tokens in 8 s
 
 
 def test_stages_are_means_over_all_counted_steps_in_pipeline_order() -> None:
-    found = stage_times(ROWS)
+    found = stage_times(table_of_rows(ROWS))
     assert list(found) == ["generate", "update", "weight_load", "evaluate"]
     # a stage that two of three steps lack took 0 s in them
     assert found == pytest.approx({"generate": 0.5 / 3, "update": 1.7 / 3, "weight_load": 0.2 / 3, "evaluate": 4 / 3})
 
 
 def test_warm_up_counts_where_all_steps_are() -> None:
-    assert [item.step for item in measured_rows([ROWS[0], ROWS[2]])] == [2]
-    assert [item.step for item in measured_rows([ROWS[0], ROWS[3]])] == [0, 3]
+    assert step_time(table_of_rows([ROWS[0], ROWS[2]])) == 5.0
+    assert step_time(table_of_rows([ROWS[0], ROWS[3]])) == 8.5
     with pytest.raises(ValueError, match="no training steps"):
-        step_time([])
+        step_time(table_of_rows([]))
 
 
 def test_lags_are_shares_of_all_rollouts_trained_on() -> None:
     rows = [row(0, 1, {}, lags={0: 64}, warmup=True), row(1, 1, {}, lags={0: 16, 1: 48})]
-    assert lag_shares(rows) == {0: 80 / 128, 1: 48 / 128}
-    assert lag_shares([]) == {}
+    assert lag_shares(table_of_rows(rows)) == {0: 80 / 128, 1: 48 / 128}
+    assert lag_shares(table_of_rows([])) == {}
 
 
 def test_waste_is_a_share_of_what_was_generated() -> None:
@@ -90,10 +92,10 @@ def test_idle_is_the_mean_over_the_lanes_of_a_kind() -> None:
         span("learner", Stage.UPDATE, 8, 10),
     ]
     rows = [row(0, 5.0, {}, elapsed_s=5.0), row(1, 5.0, {}, elapsed_s=10.0)]
-    assert idle_shares(rows, spans) == {"generator": 0.25, "learner": 0.8}
-    assert idle_shares(rows, []) == {}
+    assert idle_shares(table_of_rows(rows), spans) == {"generator": 0.25, "learner": 0.8}
+    assert idle_shares(table_of_rows(rows), []) == {}
     warm = [row(0, 5.0, {}, elapsed_s=5.0, warmup=True), rows[1]]  # in the second half all but the last 2 s of one wait
-    assert idle_shares(warm, spans) == {"generator": 0.5, "learner": 0.6}
+    assert idle_shares(table_of_rows(warm), spans) == {"generator": 0.5, "learner": 0.6}
 
 
 def test_a_sync_is_one_publish_one_transfer_and_one_load() -> None:
@@ -112,5 +114,5 @@ def test_a_sync_is_one_publish_one_transfer_and_one_load() -> None:
 
 
 def test_a_run_without_spans_has_the_figures_of_its_rows() -> None:
-    found = metrics_of(ROWS, [], None)
+    found = metrics_of(table_of_rows(ROWS), [], None)
     assert (found.step_s, found.idle, found.waste, found.sync_s) == (8 / 3, {}, {}, None)

@@ -1,5 +1,7 @@
 """What the stages of a scenario count, and which of them there are."""
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,18 +94,19 @@ def test_verifications_are_a_checksum_and_a_proof():
     assert workload(engine={"type": "native", "mismatch_bound": 0.5}).verifications == 1
 
 
-@pytest.mark.parametrize("engine", [{"type": "native"}, {"type": "native", "mismatch_bound": 0.1}, {"type": "vllm"}])
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("older", [{}, {"max_lag": 1}, {"replay": {"capacity": 8}}])
-@pytest.mark.parametrize(
-    "loss", [{}, {"proximal": "recompute"}, {"kl": {"monitor": True}}, {"kl": {"coefficient": 1.0}}]
-)
-def test_a_real_run_has_the_same_stages(engine, k, older, loss):
-    work = workload(engine=engine, epochs_per_batch=k, loss=loss, **older)
-    options = trainer_options(work.scenario)
-    assert work.has_old_log_probs == options.needs_old_log_probs
-    assert work.has_reference == options.needs_reference
-    assert work.proves == (mismatch_bound(work.scenario) is not None)
+ENGINES = [{"type": "native"}, {"type": "native", "mismatch_bound": 0.1}, {"type": "vllm"}]
+OLDER = [{}, {"max_lag": 1}, {"replay": {"capacity": 8}}]
+LOSSES = [{}, {"proximal": "recompute"}, {"kl": {"monitor": True}}, {"kl": {"coefficient": 1.0}}]
+
+
+def test_a_real_run_has_the_same_stages():
+    for case in product(ENGINES, (1, 2), OLDER, LOSSES):
+        engine, k, older, loss = case
+        work = workload(engine=engine, epochs_per_batch=k, loss=loss, **older)
+        options = trainer_options(work.scenario)
+        assert work.has_old_log_probs == options.needs_old_log_probs, case
+        assert work.has_reference == options.needs_reference, case
+        assert work.proves == (mismatch_bound(work.scenario) is not None), case
 
 
 @pytest.mark.parametrize("transport", ["object_store", "nixl", "gloo", "nccl", "cuda_ipc", "disk", "shared_memory"])

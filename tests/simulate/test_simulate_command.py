@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as harness
-from harness.compare.caveats import caveats, unlike
-from harness.compare.comparability import environment_values
-from harness.compare.experiments import gather
+from harness.compare.environment import environment_values
+from harness.compare.experiment import gather
+from harness.compare.remarks import remarks_of
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.probes.provenance import machine_facts
-from harness.report.html.page import make_report
-from harness.report.pictures import make_pictures
+from harness.report.build import document
+from harness.report.files import save_charts
 from harness.report.trace.export import run_names, write_trace
 from harness.results import Run, RunFolder, find_runs, load_run
 from harness.simulate.experiment import without_rewards
@@ -51,7 +51,7 @@ def runs_of(folder: Path) -> dict[str, Run]:
 def test_the_table_has_what_hand_arithmetic_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate("--no-run") == 0
     said = capsys.readouterr().out
-    lines = {line.split("  ")[1].strip(): line.split()[-2:] for line in said.splitlines() if line.startswith("  ")}
+    lines = {line.split("  ")[0].strip(): line.split()[-2:] for line in said.splitlines() if line.startswith(" ")}
     # one after the other 0.1 + 0.05 + 0.01 + 0.2 + 0.02 + 0.01 + 0.03; one behind, the Learner's 0.01 + 0.2 + 0.02
     # and an evaluation of 0.1 + 0.05 in one of three measured steps; one behind, the weights for it are loaded then
     assert lines["seconds of a training step"] == ["0.470", "0.293"]  # 0.42 + 0.15 / 3, 0.23 + 0.19 / 3
@@ -134,14 +134,13 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert harness(["compare", str(experiment)]) == 0
-    said = capsys.readouterr().out
-    text = " ".join(said.split())
-    assert "one_lag (simulated) / " in said
-    assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in text
-    assert "sync (simulated)" in said
-    assert "Outcome (simulated)" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "one_lag (simulated) / " in text
+    assert "lag1 (simulated) was 37.6% faster than sync (simulated) per step" in text  # 0.2933 of 0.47
     assert "These runs are simulated" in text
     assert "reward" not in text.lower().replace("rewards, losses and gradients are not simulated", "")
+    assert harness(["compare", str(experiment), "--full"]) == 0
+    assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in capsys.readouterr().out
     assert harness(["compare", str(experiment), "--format", "json", "--baseline", "lag1"]) == 0
     found = json.loads(capsys.readouterr().out)["campaigns"][0]
     assert found["simulated"] == "abacus"
@@ -151,16 +150,16 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
 
 
 def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Path) -> None:
-    make_report([experiment], tmp_path / "report.html")
+    assert harness(["report", str(experiment), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()
-    assert "<h1>one_lag (simulated)</h1>" in page
+    assert "<h1>one_lag (simulated) / " in page
     assert "SIMULATED by the machine profile abacus" in page
     assert "python -m harness simulate one_lag --machine abacus" in page
-    pictures = [path.name for path in make_pictures(experiment, tmp_path / "pictures")]
-    assert pictures == ["stages.png", "lanes.png", "sync.png", "timeline.png", "lag.png"]  # none of rewards
     (found,), _ = gather([experiment])
+    pictures = [path.name for path in save_charts(document(found, []), tmp_path / "pictures")]
+    assert pictures == ["stages.png", "lanes.png", "timeline.png", "step_time.png", "lag.png", "sync.png"]  # no rewards
     assert (found.title, found.simulated) == ("one_lag (simulated)", "abacus")
-    assert [name for name, _ in run_names(list(runs_of(experiment).values()))] == [
+    assert [name for name, _ in run_names([run.manifest for run in runs_of(experiment).values()])] == [
         "sync (simulated)",
         "lag1 (simulated)",
     ]
@@ -173,17 +172,14 @@ def test_simulated_runs_beside_real_ones_are_told_apart(
 ) -> None:
     made = make_run(scenario="one_lag", arm="sync").folder.parent
     real, simulated = gather([made])[0][0], gather([experiment])[0][0]
-    assert any("were simulated and the others are real" in text for text in unlike([*real.runs, *simulated.runs]))
-    of_both = [environment_values(item.runs[0].manifest)["simulation"] for item in (real, simulated)]
+    of_both = [environment_values(item.members[0].manifest)["simulation"] for item in (real, simulated)]
     assert of_both == ["took place", "abacus"]
-    assert not any("are simulated" in sentence for sentence in caveats(real))
+    assert not any("are simulated" in remark.text for remark in remarks_of(real, []))
     assert harness(["compare", str(experiment), str(made)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "simulated by the profile abacus" in text
-    assert "not simulated" in text
-    assert harness(["compare", str(made), "--save-baseline", "real"]) == 0
-    against = ["compare", str(made), str(experiment), "--baseline", "real", "--format", "json"]
-    capsys.readouterr()
+    assert "predictions of the machine profile abacus" in text
+    assert "simulation (abacus: 2 runs; took place: 1 run)" in text
+    against = ["compare", str(experiment), "--against", str(made), "--format", "json"]
     assert harness(against) == 0
     verdicts = json.loads(capsys.readouterr().out)["campaigns"][-1]["verdicts"]
     assert [verdict["other"] for verdict in verdicts] == ["sync (simulated)", "lag1 (simulated)"]
@@ -254,7 +250,7 @@ def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: p
     assert "paper, not measured (simulated)" in text
     assert "NOT MEASURED: paper is made from data sheets" in text
     (folder,) = (tmp_path / "one_lag").iterdir()
-    said = caveats(gather([folder])[0][0])
+    said = [remark.text for remark in remarks_of(gather([folder])[0][0], [])]
     assert any(sentence.startswith("EXTRAPOLATING: generate") for sentence in said)
     assert any("was not measured" in sentence for sentence in said)
 

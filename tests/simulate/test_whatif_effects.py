@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from harness.compare.step_columns import with_tail
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer
 from harness.loop import run_loop
 from harness.results import Manifest, Run, RunFolder, ShardRow, load_run
+from harness.results.frames import table_of
 from harness.results.recorder import RunRecorder
 from harness.scenario import Scenario, resolved_yaml
 from harness.scenario.loop_plan import lanes_of, loop_plan
@@ -185,7 +185,7 @@ def test_a_run_replayed_as_it_was_has_its_step_times(record: Record, settings: d
     replayed = answer.before.replayed
     assert [row.wall_s for row in replayed.rows] == pytest.approx([row.wall_s for row in run.steps], abs=1e-9)
     assert [row.lags for row in replayed.rows] == [row.lags for row in run.steps]
-    assert answer.before.stages_s == pytest.approx(stage_times(with_tail(run.steps, run.tail)), abs=1e-9)
+    assert answer.before.stages_s == pytest.approx(stage_times(table_of(run)), abs=1e-9)
     assert answer.error == pytest.approx(0, abs=1e-9)
     assert replayed.borrowed == {}
     assert run.ledger is not None

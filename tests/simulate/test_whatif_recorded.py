@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.results import Manifest, Run, RunFolder, load_run, step_row, tail_row
+from harness.results import Manifest, Run, RunFolder, StepRow, TailRow, load_run
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario
 from harness.simulate.machine import Contention
@@ -58,8 +58,8 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
         folder.append_spans(Span(lane, Stage(stage), a * MS, b * MS, step, step) for lane, stage, a, b, step in rows)
         for step, end in enumerate(ends):
             elapsed_s = (end - 100) / 1e3
-            folder.append_step(
-                step_row(
+            folder.append(
+                StepRow(
                     step=step,
                     version=step + 1,
                     wall_s=0.2,
@@ -69,7 +69,7 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
                     metrics={},
                 )
             )
-        folder.append_step(tail_row(wall_s=0.0, elapsed_s=0.5, lanes={}))
+        folder.append(TailRow(wall_s=0.0, elapsed_s=0.5, lanes={}))
         folder.finish("completed")
         return load_run(folder.folder)
 

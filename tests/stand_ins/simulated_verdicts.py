@@ -12,7 +12,8 @@ from math import log, log1p
 
 import numpy as np
 
-from harness.compare.block_values import block_seconds
+from harness.compare.experiment import Member
+from harness.compare.judging import block_seconds
 from harness.compare.stats import (
     STAGE_THRESHOLD,
     STEP,
@@ -25,7 +26,7 @@ from harness.compare.stats import (
     of_occasions,
 )
 from harness.compare.stats.intervals import LEVEL, Numbers, t_quantile
-from harness.compare.step_columns import StepSeries
+from tests.stand_ins.members import made_run
 from tests.stand_ins.noise import NoiseModel
 
 STEPS = 10
@@ -77,12 +78,11 @@ def log_ratio(before: Mapping[int, float], after: Mapping[int, float], alternate
         before, after: seconds by step number, of the baseline and of the arm.
     """
 
-    def series(seconds: Mapping[int, float]) -> StepSeries:
-        nowhere = (False,) * len(seconds)
-        return StepSeries(tuple(seconds), tuple(seconds.values()), {}, warmup=nowhere, profiled=nowhere)
+    def member(seconds: Mapping[int, float]) -> Member:
+        return made_run(steps=len(seconds), wall_s=[*seconds.values()], columns={"step": [*seconds]})
 
-    block = block_seconds(series(before), series(after), alternated)
-    return None if block is None else log(block[1].step / block[0].step)
+    block = block_seconds(member(before), member(after), alternated)
+    return None if block is None else log(block[1][STEP] / block[0][STEP])
 
 
 def _only(**some: float) -> NoiseModel:

@@ -237,6 +237,8 @@ def leave_out_and_begin_again(rank: int) -> None:
     if rank == 0:
         with pytest.raises(RunStopped, match=r"version 7 is not complete: ranks \[0\] of the Learner wrote"):
             sender.finish(draft, parts[:1])
+        with pytest.raises(RunStopped, match=r"version 7 is not complete: ranks \[0, 0\] of the Learner wrote"):
+            sender.finish(draft, [parts[0], dataclasses.replace(parts[1], rank=0)])
     again = published(sender, weights, plan, 7)  # the first one was given up: a slow rank may still write into it
     assert again.payload.address != draft.payload.address
     wanted = full_tensors(weights)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.compare.figures import run_figures
-from harness.compare.tables import OUTCOME_LINES
+from harness.compare.run_frame import OUTCOME, figures_of
 from harness.core.errors import Diverged, RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import Completion, GroupData, LogProbProbe, Metric, Prompt, RolloutGroup
@@ -22,6 +21,7 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import find_runs
+from harness.results.frames import table_of
 from harness.run.builders import mismatch_bound
 from harness.run.experiment import run_scenario
 from harness.run.workers import LearnerWorker, engine_mismatch, load_weights, probe_rows, publish_weights
@@ -244,8 +244,8 @@ def run_quickstart(out: Path, *settings: str):
 
 def shown(run) -> float | None:
     """What the table of the outcome shows of it."""
-    (line,) = [line for line in OUTCOME_LINES if line.key == "engine_mismatch_max" and line.in_table]
-    return line.get(run_figures(run))
+    (figure,) = [figure for figure in OUTCOME if figure.key == "engine_mismatch_max" and figure.in_table]
+    return figures_of(table_of(run))[figure.key]
 
 
 def test_a_run_logs_the_mismatch_of_each_sync(tmp_path: Path) -> None:

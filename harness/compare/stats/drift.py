@@ -1,33 +1,24 @@
 """Whether the machine kept its speed over an experiment, seen by the speed probe between the training steps.
 
-Between blocks of 20 steps the probe explained 93% of the variance of log step times on a busy machine, and what it left
-had a standard deviation of 0.28 (``docs/measured/machine_speed.json``): it tells a machine that is twice as busy, and
-not one that is 10% slower. So a swing is said from 50% on, beside a verdict, which rests on blocks alone.
+What the probe leaves of log step times had a standard deviation of 0.28 (``docs/measured/machine_speed.json``), so it
+tells a machine that is twice as busy, and not one that is 10% slower: a swing is said from 50% on, beside a verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.results.warmup import check_times
 
 UNSTABLE = 0.5
-FEWEST = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How the speed probe varied over the blocks.
-
-    Attributes:
-        blocks: how many there were.
-        cv: standard deviation over mean, such as 0.04.
-        slope: change from the first block to the last along the straight line of least squares, over the mean; above 0
-            the machine became slower.
-    """
+class Drift(NamedTuple):
+    """How the speed probe varied over the blocks: standard deviation over mean, and the change from the first block to
+    the last along the straight line of least squares, over the mean; above 0 the machine became slower."""
 
     blocks: int
     cv: float
@@ -45,19 +36,14 @@ class Drift:
 
 
 def speed_drift(seconds: Sequence[float]) -> Drift | None:
-    """Return how the probe drifted; None below three blocks.
-
-    Args:
-        seconds: of the probe in each block, in time order.
+    """Return how the probe drifted from its seconds in each block, in time order; None below three blocks.
 
     Raises:
         UserError: a time is not a number above 0.
     """
-    if len(seconds) < FEWEST:
+    if len(seconds) < 3:
         return None
     check_times(seconds, "the speed probe")
     values = np.asarray(seconds, dtype=np.float64)
-    place = np.arange(len(values)) - (len(values) - 1) / 2
-    per_block = float(place @ values / (place @ place))
-    mean = float(values.mean())
-    return Drift(len(values), float(values.std(ddof=1)) / mean, per_block * (len(values) - 1) / mean)
+    slope, mean = np.polyfit(np.arange(len(values)), values, 1)[0], values.mean()
+    return Drift(len(values), float(values.std(ddof=1) / mean), float(slope * (len(values) - 1) / mean))

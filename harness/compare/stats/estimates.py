@@ -1,9 +1,8 @@
 """From blocks, or from occasions, to an estimate with its error; in log units.
 
-A block's value is the mean of an arm's measured steps, so that whatever took time counts, and its log-ratio is that of
-the two means. Neighbouring blocks may resemble each other: a machine's slow spell outlasts a block. The plain
-t-interval takes blocks to be independent, and covers the truth in 75% of experiments instead of 95% where the
-log-ratios of neighbours correlate by 0.5. So the interval is widened by as much as the data leave open:
+A block's log-ratio is that of the mean measured steps of two arms. Neighbouring blocks may resemble each other: the
+plain t-interval covers the truth in 75% of experiments instead of 95% where their log-ratios correlate by 0.5. So it is
+widened by as much as the data leave open:
 
     rho    = (r (n - 1) + 1) / (n - 4)      r: lag-one autocorrelation of n log-ratios, too low by (1 + 3 rho) / (n - 1)
     upper  = rho + 3.5 / n, kept to 0 ... 0.65
@@ -11,8 +10,8 @@ log-ratios of neighbours correlate by 0.5. So the interval is widened by as much
                                             s = (n - v) / (n - 1): how much of their spread such values show
 
 The bias of r is Kendall's (Biometrika 41, 1954). The summand 3.5 / n and the bound were chosen by simulation, so that
-6 to 20 blocks cover at least 93% up to a correlation of 0.5 (``tests/benchmarks/verdict_rates.py``). The price is paid
-where blocks are independent: there the interval covers 97 to 98%.
+6 to 20 blocks cover at least 93% up to a correlation of 0.5, and 97 to 98% where blocks are independent
+(``tests/benchmarks/verdict_rates.py``).
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ MOST_CORRELATION = 0.65
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean log-ratio with what is known of its error.
+    """A mean log-ratio, above 0 where the arm was slower, with what is known of its error.
 
     Attributes:
-        point: above 0 the arm was slower.
         blocks: that it rests on; of occasions, the blocks of the one that has fewest.
         error: standard error, widened where blocks may correlate; None where nothing is known of it.
         degrees: of freedom of the error.
@@ -59,11 +57,8 @@ class Estimate:
         return Interval(self.point, self.point - reach, self.point + reach)
 
     def sharing(self, correlation: float) -> Estimate:
-        """Return the estimate with half of its blocks' correlation replaced by that of the whole experiment.
-
-        The machine is common to all arms, and ten blocks alone say little: an estimate that is low by chance, and an
-        interval too narrow for it, are then less likely, and no wider where blocks are independent.
-        """
+        """Return the estimate with half of its blocks' correlation replaced by that of the whole experiment, since the
+        machine is common to all arms, and ten blocks alone say little."""
         if self.error is None or self.correlation is None:
             return self
         return _widened(self.point, self.blocks, self.error / self.widening, (self.correlation + correlation) / 2)
@@ -82,12 +77,8 @@ class Estimate:
     def smallest_effect(self, threshold: float, level: float = LEVEL) -> float | None:
         """Return the smallest true change that such blocks call ``different`` in 80% of experiments, such as 0.034.
 
-        exp(max(t * error, log(1 + threshold)) + t_.80 * error) - 1: the estimate has to pass both bounds. It is a
-        statement about the measurement, not about the arms: see Bloom, Evaluation Review 19 (1995).
-
-        Args:
-            threshold: relative change that counts.
-            level: at which p is judged, with every correction.
+        exp(max(t * error, log(1 + threshold)) + t_.80 * error) - 1: the estimate has to pass both bounds, that of p at
+        ``level`` and the threshold that counts. See Bloom, Evaluation Review 19 (1995).
         """
         if self.error is None:
             return None
@@ -96,11 +87,8 @@ class Estimate:
 
 
 def of_blocks(log_ratios: Sequence[float] | Numbers) -> Estimate | None:
-    """Return the mean of the blocks' log-ratios with its widened error; None without a block.
-
-    Args:
-        log_ratios: in the order in which the blocks ran, shape [blocks].
-    """
+    """Return the mean of the blocks' log-ratios, in the order in which they ran, with its widened error; None without
+    a block."""
     values = np.asarray(log_ratios, dtype=np.float64)
     count = len(values)
     if not count:
@@ -119,7 +107,6 @@ def of_blocks(log_ratios: Sequence[float] | Numbers) -> Estimate | None:
 
 
 def _widened(point: float, count: int, plain: float, correlation: float | None) -> Estimate:
-    """Return the estimate of so many blocks whose plain standard error is ``plain``."""
     upper = MOST_CORRELATION
     if correlation is not None:
         upper = min(max(correlation + UPPER_PER_BLOCK / count, 0.0), MOST_CORRELATION)
@@ -129,10 +116,8 @@ def _widened(point: float, count: int, plain: float, correlation: float | None) 
 
 def inflation(correlation: float, count: int) -> float:
     """Return by how much the error of a mean grows where neighbours correlate so, in 0 to 1: sqrt(v / s) of above."""
-    rho = correlation
-    # the sum over k of (1 - k / n) rho^k, written out
-    total = rho / (1 - rho) - rho * (1 - rho**count) / (count * (1 - rho) ** 2)
-    variance = 1 + 2 * total
+    rho, lags = correlation, np.arange(1, count)
+    variance = 1 + 2 * float(((1 - lags / count) * rho**lags).sum())
     return sqrt(variance * (count - 1) / (count - variance))
 
 
@@ -149,8 +134,7 @@ def of_occasions(before: Sequence[Sequence[float]], after: Sequence[Sequence[flo
     ones (0 for equally many alike). With one old occasion and one new one nothing is known of the error.
 
     Args:
-        before: of each old occasion the log of each block's mean step time; after: of the new ones. No occasion is
-            without a block.
+        before, after: of each old and new occasion the log of each block's mean step time, at least one.
 
     Returns:
         None where there is no old or no new occasion.
@@ -171,6 +155,6 @@ def of_occasions(before: Sequence[Sequence[float]], after: Sequence[Sequence[flo
 
 
 def _within(occasions: Sequence[Sequence[float]]) -> float:
-    """Return the mean squared error of an occasion's mean as its blocks tell it; 0 where no occasion has two."""
+    """Mean squared error of an occasion's mean as its blocks tell it; 0 where no occasion has two."""
     errors = [estimate.error for blocks in occasions if (estimate := of_blocks(blocks)) and estimate.error is not None]
     return float(np.mean(np.square(errors))) if errors else 0.0

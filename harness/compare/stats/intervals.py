@@ -26,7 +26,7 @@ LEVEL = 0.05
 class Interval:
     """An estimate with the ends of its interval."""
 
-    point: float
+    value: float
     low: float
     high: float
 

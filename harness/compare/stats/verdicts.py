@@ -5,8 +5,7 @@
   different in at most 5% of cases. Holm's correction is weighted: the arms' primary endpoints share 80%, everything
   else 20%; what is rejected leaves its share to the rest. One arm without stages pays nothing.
 - **equivalent**: the whole 95% interval lies inside the threshold. These are two one-sided tests at 2.5% each, stricter
-  than the usual 5% (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). Each effect is on its own
-  here: Holm guards against false alarms, not against false calm.
+  than the usual 5% (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987), each effect on its own.
 - **inconclusive**: anything else, with the reason in words. Below six blocks always.
 - **not comparable**: for reasons that the caller knows, such as another machine.
 
@@ -15,6 +14,7 @@ Thresholds are symmetric in logs: 3% means a ratio of 1.03 or of 1 / 1.03.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,8 +22,9 @@ from math import exp, expm1, isfinite, log, log1p
 from typing import Literal
 
 from harness.compare.stats.estimates import FEWEST_BLOCKS, Estimate
-from harness.compare.stats.intervals import CONFIDENCE, LEVEL, Interval, holm, t_quantile
+from harness.compare.stats.intervals import CONFIDENCE, LEVEL, holm, t_quantile
 from harness.core.errors import UserError
+from harness.core.experiment import FEWEST_TO_STOP
 
 STEP = "step"
 """Name of the time of a whole training step. Other effects bear a stage's name, or that of a scenario's endpoint."""
@@ -33,7 +34,7 @@ PRIMARY_WEIGHT, SECONDARY_WEIGHT = 0.8, 0.2
 
 
 class Verdict(StrEnum):
-    """The four things that a comparison can say."""
+    """What a comparison can say."""
 
     DIFFERENT = "different"
     EQUIVALENT = "equivalent"
@@ -46,20 +47,14 @@ class Effect:
     """One time of one arm against that of the baseline.
 
     Attributes:
-        name: ``step``, a stage's name, or that of the scenario's endpoint.
-        blocks: that the figures rest on.
-        ratio: exp of the mean over blocks of the log-ratio; above 1 the arm is slower than the baseline. None where
-            nothing can be said, such as without a block.
+        ratio: exp of the mean over blocks of the log-ratio; above 1 the arm is slower. None without a block.
         low, high: ends of the 95% t-interval of ``ratio``, widened where neighbouring blocks may correlate; None where
             nothing is known of the error, as with one block.
         p: two-sided, of the same widened t; None where there is no interval.
         p_adjusted: after the correction over all comparisons of the experiment; None where no verdict is possible.
         minimum_effect: the smallest true relative change that such blocks call different in 80% of experiments, after
             all corrections, such as 0.034.
-        threshold: the relative change that counts in practice, such as 0.03.
-        verdict: what it comes to.
-        reason: why it is inconclusive or not comparable; or what to know beside the verdict, such as that a change
-            shows but is too small to count. None otherwise.
+        reason: why it is inconclusive or not comparable, or what to know beside the verdict.
         correlation: of neighbouring blocks, half from this effect and half from the whole experiment; None where it
             was not estimated.
         widening: by how much the interval is wider than that of independent blocks, at least 1.
@@ -114,10 +109,9 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One time of one arm against the baseline's, to be judged.
+    """One time of one arm against the baseline's, to be judged; see ``Effect``.
 
     Attributes:
-        name, threshold, of_step: as of ``Effect``.
         estimate: None where there is nothing to estimate from.
         not_comparable: sentences that forbid a verdict; the figures are given all the same.
         undecided: what is missing for any verdict, whatever the figures; None where nothing is.
@@ -155,94 +149,68 @@ def judge(primary: Sequence[Comparison], secondary: Sequence[Comparison] = ()) -
     Raises:
         UserError: a threshold is not a number above 0.
     """
-    whole = _sharing_correlation([*primary, *secondary])
-    shares = [PRIMARY_WEIGHT / max(1, sum(item.in_family for item in primary))] * len(primary)
-    shares += [SECONDARY_WEIGHT / max(1, sum(item.in_family for item in secondary))] * len(secondary)
-    members = [place for place, item in enumerate(whole) if item.in_family]
-    weights = [shares[place] for place in members]
-    adjusted = dict(zip(members, holm([_p(whole[place]) for place in members], weights), strict=True))
-    total = sum(weights)
-    effects = []
-    for place, item in enumerate(whole):
-        level = LEVEL * shares[place] / total if place in adjusted else LEVEL
-        effects.append(_effect(item, adjusted.get(place), level, len(members)))
+    whole = [*primary, *secondary]
+    in_family = {place: item.estimate for place, item in enumerate(whole) if item.in_family and item.estimate}
+    known = [each.correlation for each in in_family.values() if each.correlation is not None]
+    if known:
+        common = sum(known) / len(known)
+        whole = [replace(item, estimate=item.estimate and item.estimate.sharing(common)) for item in whole]
+    alike = Counter(place < len(primary) for place in in_family)
+    weights = {
+        place: (PRIMARY_WEIGHT if place < len(primary) else SECONDARY_WEIGHT) / alike[place < len(primary)]
+        for place in in_family
+    }
+    estimates = [whole[place].estimate for place in in_family]
+    adjusted = holm([(each and each.p) or 0.0 for each in estimates], [*weights.values()])
+    told, total = dict(zip(weights, adjusted, strict=True)), sum(weights.values())
+    effects = [
+        _effect(item, told.get(place), LEVEL * weights[place] / total if place in told else LEVEL, len(told))
+        for place, item in enumerate(whole)
+    ]
     return effects[: len(primary)], effects[len(primary) :]
 
 
-def _sharing_correlation(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparisons with the correlation of blocks estimated from all that can be judged."""
-    estimates = [item.estimate for item in comparisons if item.in_family]
-    known = [item.correlation for item in estimates if item is not None and item.correlation is not None]
-    if not known:
-        return list(comparisons)
-    common = sum(known) / len(known)
-    return [
-        replace(item, estimate=None if item.estimate is None else item.estimate.sharing(common)) for item in comparisons
-    ]
-
-
-def _p(item: Comparison) -> float:
-    p = None if item.estimate is None else item.estimate.p
-    assert p is not None  # of a member of the family
-    return p
-
-
 def _effect(item: Comparison, p_adjusted: float | None, level: float, family: int) -> Effect:
-    """Return the effect with its verdict.
-
-    Args:
-        level: at which its p is judged before any other comparison was rejected.
-        family: number of comparisons that were corrected for.
-    """
     if not (isfinite(item.threshold) and item.threshold > 0):
         raise UserError(f"the threshold is {item.threshold!r}; it must be above 0", fix="0.03 means 3%")
     estimate = item.estimate
     interval = None if estimate is None else estimate.interval()
-    effect = Effect(
-        name=item.name,
-        blocks=0 if estimate is None else estimate.blocks,
-        ratio=None if estimate is None else exp(estimate.point),
-        low=exp(interval.low) if interval else None,
-        high=exp(interval.high) if interval else None,
-        p=None if estimate is None else estimate.p,
-        p_adjusted=p_adjusted,
-        minimum_effect=None if estimate is None else estimate.smallest_effect(item.threshold, level),
-        threshold=item.threshold,
-        verdict=Verdict.INCONCLUSIVE,
-        correlation=None if estimate is None else estimate.correlation,
-        widening=1.0 if estimate is None else estimate.widening,
-        of_step=item.of_step,
-        degrees=None if estimate is None or estimate.error is None else estimate.degrees,
-    )
+    effect = Effect(item.name, 0, *(None,) * 6, item.threshold, Verdict.INCONCLUSIVE, of_step=item.of_step)
+    if estimate is not None:
+        effect = replace(
+            effect,
+            blocks=estimate.blocks,
+            ratio=exp(estimate.point),
+            p=estimate.p,
+            p_adjusted=p_adjusted,
+            minimum_effect=estimate.smallest_effect(item.threshold, level),
+            correlation=estimate.correlation,
+            widening=estimate.widening,
+        )
+    if estimate is not None and interval is not None:
+        effect = replace(effect, low=exp(interval.low), high=exp(interval.high), degrees=estimate.degrees)
     if item.not_comparable:
         return replace(effect, verdict=Verdict.NOT_COMPARABLE, reason="; ".join(item.not_comparable))
     if interval is None or p_adjusted is None:
         return replace(effect, reason=item.lacks)
-    return _judged(effect, interval, p_adjusted, family)
-
-
-def _judged(effect: Effect, interval: Interval, p_adjusted: float, family: int) -> Effect:
     reach = log1p(effect.threshold)
-    shows, large, change = interval.excludes(0), abs(interval.point) >= reach, expm1(interval.point)
+    shows, large, change = interval.excludes(0), abs(interval.value) >= reach, expm1(interval.value)
     if p_adjusted <= LEVEL and large:
         return replace(effect, verdict=Verdict.DIFFERENT)
     if interval.within(reach):
         too_small = f"a change of {change:+.1%} shows, below the {_percent(effect.threshold)} that counts"
         prints_as_zero = abs(change) < 0.0005
         return replace(effect, verdict=Verdict.EQUIVALENT, reason=too_small if shows and not prints_as_zero else None)
+    ends = f"{expm1(interval.low):+.1%} to {expm1(interval.high):+.1%}"
     if shows and large:
         reason = f"among {family} comparisons such a change may be chance (p {p_adjusted:.2g} after Holm's correction)"
     elif shows:
-        reason = f"a change of {change:+.1%} shows ({_range(interval)}), "
+        reason = f"a change of {change:+.1%} shows ({ends}), "
         reason += f"but not whether it reaches the {_percent(effect.threshold)} that counts"
     else:
         seen = _percent(effect.minimum_effect or 0.0)
-        reason = f"the interval, {_range(interval)}, is too wide: such blocks tell changes from {seen} on"
+        reason = f"the interval, {ends}, is too wide: such blocks tell changes from {seen} on"
     return replace(effect, reason=reason)
-
-
-def _range(interval: Interval) -> str:
-    return f"{expm1(interval.low):+.1%} to {expm1(interval.high):+.1%}"
 
 
 def _percent(share: float) -> str:
@@ -261,7 +229,33 @@ def side_of_limit(effect: Effect, limit: float, comparisons: int = 1) -> Literal
     ends = effect.ends(comparisons)
     if ends is None:
         return "neither"
-    low, high = ends
-    if low > 1 + limit:
-        return "above"
-    return "below" if high < 1 + limit else "neither"
+    return "above" if ends[0] > 1 + limit else "below" if ends[1] < 1 + limit else "neither"
+
+
+def half_width(effect: Effect) -> float | None:
+    """Return the upper half of the 95% interval as a relative change: 0.02 is 2%. None below two blocks."""
+    return None if effect.ratio is None or effect.high is None else effect.high / effect.ratio - 1
+
+
+def enough(effects: Sequence[Effect], blocks: int, width: float, most: int, fewest: int = FEWEST_TO_STOP) -> bool:
+    """Whether the experiment may stop: ``most`` blocks are done, or ``fewest`` and every interval is narrow enough.
+
+    By the width of intervals, never by p: looking after each block and stopping at the first p below 5% would err in
+    20% of experiments without any change. Half the threshold that counts is a sensible width, since "equivalent" is
+    then within reach.
+
+    Args:
+        effects: what decides, of every arm, from the ``blocks`` so far. Without one there is nothing to be narrow.
+        width: wanted half of the 95% intervals, as a relative change.
+        most, fewest: blocks, declared before the experiment.
+
+    Raises:
+        UserError: the width is not above 0, or ``fewest`` is below 2 or above ``most``.
+    """
+    if not width > 0:
+        raise UserError(f"the half-width is {width!r}; it must be above 0", fix="0.01 means 1%")
+    if not 2 <= fewest <= most:
+        raise UserError(f"between {fewest} and {most} blocks is no range; it must be 2 <= fewest <= most")
+    widths = [half_width(effect) for effect in effects]
+    narrow = bool(widths) and all(each is not None and each <= width for each in widths)
+    return blocks >= most or (blocks >= fewest and narrow)

@@ -1,4 +1,1 @@
-"""Run folders as traces for ui.perfetto.dev: every lane, wait, version, metric and counter on one scale of time.
-
-``python -m harness trace RUN_OR_EXPERIMENT`` writes one; ``docs/traces.md`` says what one sees in it.
-"""
+"""Runs as traces for ui.perfetto.dev: every process, wait, policy version, metric and counter on one scale of time."""

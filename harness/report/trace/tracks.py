@@ -1,287 +1,219 @@
-"""What a run's folder holds as tracks: training steps, lanes, policy versions, metrics, counters of the machine."""
+"""What a run's folder holds as tracks: training steps, processes, policy versions, metrics, counters of the machine.
+
+Arrows say which span made the next one possible:
+
+    rollouts    generate(step) -> score(step) -> update(step), for each batch or shard of one
+    weights     update(step) -> weight_publish(version) -> weight_load(version) of a Generator -> the first span that
+                samples with it; to the publish alone where nobody took the version
+
+Spans carry step and version, no number of their own, so that a link is drawn only where these and the order of time
+leave no doubt. Each span of an arrow begins after the one before it; what does not is left out.
+"""
 
 from __future__ import annotations
 
-import math
-import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import NamedTuple
 
-from harness.compare.attribution import in_pipeline_order, loop_window
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.core.types import Metric
-from harness.report.trace.chrome import Arguments, Arrow, Instant, Sample, Slice, Track, stacked_tracks
-from harness.report.trace.flows import arrows
-from harness.results import EvaluationRow, Run, StepRow, VersionChange, natural_order, part_of
-from harness.results.counters import (
-    GPU_COUNTERS,
-    HOST_COUNTERS,
-    PROCESS_COUNTERS,
-    CounterRow,
-    is_growing,
-    read_counters,
-    reasons,
-    sources,
-    stretches,
-)
-from harness.results.jsonl import read_file
-from harness.results.writer import LOG
+from harness.report.trace.chrome import Arguments, Arrow, Samples, Slice, Track
+from harness.results import counters, in_pipeline_order
+from harness.results.counters import CounterRow
+from harness.results.frames import RunTable
+from harness.results.occupancy import loop_window
+from harness.results.rows import SPANS
 
-STAGE, WAIT, STARTUP, VERSION, DEATH = "stage", "wait", "startup", "version", "death"
-RUN, STEP, EVALUATION, WARMUP, PROFILED, MISSING = "run", "step", "evaluation", "warmup", "profiled", "missing"
-DIED = "died; replaced"
-_UNITS = {
-    "grad_norm": "",
-    "kl/": "nats",
-    "off_policy/": "versions",
-    "off_policy/dropped": "rollouts",
-    "off_policy/dropped_length": "tokens",
-    "off_policy/in_flight": "rollouts",
-    "off_policy/in_queue": "rollouts",
-    "perf/throughput": "tokens/s",
-    "replay/age_max": "versions",
-    "replay/age_mean": "versions",
-    "replay/evicted_": "groups",
-    "replay/size": "groups",
-    "response_length": "tokens",
-    "response_tokens": "tokens",
-    "sync/": "s",
-    "sync/bandwidth_gb_s": "GB/s",
-    "sync/bytes": "bytes",
-    "sync/tensors": "tensors",
-    "token_entropy": "nats",
-    "trained_tokens": "tokens",
-}
-_DEATH_LINE = re.compile(r"\S+ (\d{1,9}\.\d+) s: (\S+) died \((.*)\); a new one takes its place")
+Window = tuple[int, int, str]
+"""Begin and end of a training step in nanoseconds; categories ``,warmup`` and ``,profiled`` where they hold."""
+_LINKED = (Stage.GENERATE, Stage.SCORE, Stage.UPDATE, Stage.WEIGHT_PUBLISH)
 
 
-def run_tracks(run: Run) -> list[Track]:
-    """Return a run's tracks from top to bottom.
+def run_tracks(table: RunTable) -> list[Track]:
+    """Return a run's tracks from top to bottom; none where it has neither spans nor training steps.
 
     Raises:
-        UserError: a file is damaged, or a span ends before it begins.
+        UserError: a span ends before it begins.
     """
-    spans = run.spans()
+    run, spans = table.run, table.run.spans()
     for span in spans:
         if not 0 <= span.start_ns <= span.end_ns:
             what = f"a span {span.stage.value!r} of {span.lane!r} goes from {span.start_ns} to {span.end_ns} ns"
             bound = "it must begin at 0 or later and not end before that"
-            raise UserError(f"{what}; {bound}", where=str(run.folder / "spans.jsonl"), fix="leave this run out")
-    loop_ns = loop_window(spans, None)[0] if spans else round((run.manifest.startup_s or 0.0) * 1e9)
-    windows = step_windows(run.steps, loop_ns)
+            raise UserError(f"{what}; {bound}", where=str(run.folder / SPANS), fix="leave this run out")
+    if not spans and not len(table):
+        return []
+    loop_ns = loop_window(spans, None)[0] if spans else _nanoseconds(run.manifest.startup_s or 0.0)
+    windows = step_windows(table, loop_ns)
     return [
-        steps_track(run, windows, loop_ns),
-        *lane_tracks(run, spans, windows, loop_ns),
-        *version_tracks(run.version_changes, loop_ns),
-        *metric_tracks(run.steps, windows),
-        *resource_tracks(read_counters(run.folder)),
+        steps_track(table, windows, loop_ns),
+        *_processes(table, spans, windows, loop_ns),
+        *_versions(table, loop_ns),
+        *metric_tracks(table, windows),
+        *counter_tracks(counters.read_counters(run.folder)),
     ]
 
 
-class StepWindow(NamedTuple):
-    """When a training step's row was open, and what is to be known of it: ``warmup``, ``profiled``."""
-
-    start_ns: int
-    end_ns: int
-    marks: tuple[str, ...]
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
-def step_windows(rows: Iterable[StepRow], loop_start_ns: int) -> list[StepWindow]:
-    """Return the window of each row; they follow each other, and never overlap by a rounding."""
-    windows: list[StepWindow] = []
-    before = loop_start_ns
-    for row in rows:
-        end_ns = max(before, loop_start_ns + round(row.elapsed_s * 1e9))
-        start_ns = min(end_ns, max(before, loop_start_ns + round((row.elapsed_s - row.wall_s) * 1e9)))
-        marks = [mark for mark, is_set in ((WARMUP, row.warmup), (PROFILED, row.profiled)) if is_set]
-        windows.append(StepWindow(start_ns, end_ns, tuple(marks)))
-        before = end_ns
+def step_windows(table: RunTable, loop_ns: int) -> list[Window]:
+    """Return the window of each training step; none overlaps the one before it by a rounding."""
+    columns = (table.steps[name].tolist() for name in ("elapsed_s", "wall_s", "is_warmup", "is_profiled"))
+    windows, before = list[Window](), loop_ns
+    for elapsed_s, wall_s, is_warmup, is_profiled in zip(*columns, strict=True):
+        start_ns = max(before, loop_ns + _nanoseconds(elapsed_s - wall_s))
+        before = loop_ns + _nanoseconds(elapsed_s)
+        windows.append((start_ns, before, ",warmup" * bool(is_warmup) + ",profiled" * bool(is_profiled)))
     return windows
 
 
-def steps_track(run: Run, windows: Sequence[StepWindow], loop_start_ns: int) -> Track:
-    """Return the track of the training steps, with what the run was, its evaluations, and the time after its steps."""
-    track = Track("training steps", instants=[_description(run)])
-    for row, window in zip(run.steps, windows, strict=True):
-        name = ", ".join((f"step {row.step}", *window.marks))
-        arguments = _step_arguments(row, window.marks)
-        track.slices.append(Slice(window.start_ns, window.end_ns, name, (STEP, *window.marks), arguments))
-    last_ns = windows[-1].end_ns if windows else loop_start_ns
-    if run.tail is not None and (end_ns := loop_start_ns + round(run.tail.elapsed_s * 1e9)) > last_ns:
-        track.slices.append(Slice(last_ns, end_ns, "after the last step", (STEP,)))
-    track.instants += [_evaluated(row, loop_start_ns) for row in run.evaluations]
+def steps_track(table: RunTable, windows: Sequence[Window], loop_ns: int) -> Track:
+    """Return the track of the training steps, with what the run was, its evaluations, and the time after its steps.
+
+    A number that is not finite cannot be drawn as a counter: the step's slice names it.
+    """
+    run, about = table.run, table.run.manifest
+    simulated = f"SIMULATED by the machine profile {about.simulated}" if about.simulated is not None else None
+    facts = {"simulated": simulated, "scenario": about.scenario, "experiment": about.experiment, "seed": about.seed}
+    told: Arguments = {name: fact for name, fact in facts.items() if fact is not None}
+    track = Track("training steps", flags=[Slice(0, 0, f"{about.scenario}: {run.status}", "run", told)])
+    not_finite: dict[int, list[str]] = defaultdict(list)
+    for name, column in sorted(table.metrics.items()):
+        for place in ((column.counts > 0) & ~column.is_finite).nonzero()[0].tolist():
+            not_finite[place].append(f"{name} {column.values[place]}")
+    for place, (start_ns, end_ns, marks) in enumerate(windows):
+        step, version = int(table.steps["step"][place]), int(table.steps["version"][place])
+        odd = {"not_finite": ", ".join(not_finite[place])} if place in not_finite else {}
+        told, name = {"step": step, "version": version, **odd}, f"step {step}{marks.replace(',', ', ')}"
+        track.slices.append(Slice(start_ns, end_ns, name, "step" + marks, told))
+    last_ns = windows[-1][1] if windows else loop_ns
+    if run.tail is not None and (end_ns := loop_ns + _nanoseconds(run.tail.elapsed_s)) > last_ns:
+        track.slices.append(Slice(last_ns, end_ns, "after the last step", "step"))
+    for place, elapsed_s in enumerate(table.evaluated["elapsed_s"].tolist()):
+        version, at_ns = int(table.evaluated["version"][place]), loop_ns + _nanoseconds(elapsed_s)
+        finite = {name: column.values for name, column in sorted(table.validation.items()) if column.is_finite[place]}
+        told = {"version": version, **{name: float(values[place]) for name, values in finite.items()}}
+        track.flags.append(Slice(at_ns, at_ns, f"evaluated version {version}", "evaluation", told))
     return track
 
 
-def _description(run: Run) -> Instant:
-    manifest = run.manifest
-    simulated = f"SIMULATED by the machine profile {manifest.simulated}" if manifest.simulated is not None else None
-    died = ", ".join(
-        f"{lane} {times} times" for lane, times in sorted(run.replaced.items(), key=lambda it: natural_order(it[0]))
-    )
-    facts = {
-        "simulated": simulated,
-        "scenario": manifest.scenario,
-        "experiment": manifest.experiment,
-        "status": run.status,
-        "seed": manifest.seed,
-        "died": died or None,
-    }
-    told = tuple((name, value) for name, value in facts.items() if value is not None)
-    return Instant(0, f"{manifest.scenario}: {run.status}", (RUN,), told)
+def _processes(table: RunTable, spans: Sequence[Span], windows: Sequence[Window], loop_ns: int) -> list[Track]:
+    """Return a track for each process, in the order of the work: stages, waits, and deaths where it held weights.
 
-
-def _step_arguments(row: StepRow, marks: Sequence[str]) -> Arguments:
-    values = {name: metric.value for name, metric in sorted(_metrics(row).items())}
-    odd = [f"{name} {value}" for name, value in values.items() if not math.isfinite(value)]
-    flags = tuple((mark, True) for mark in marks)
-    not_finite = (("not_finite", ", ".join(odd)),) if odd else ()
-    return (("step", row.step), ("version", row.version), *flags, *not_finite)
-
-
-def _evaluated(row: EvaluationRow, loop_start_ns: int) -> Instant:
-    metrics = {name: metric for name in sorted(row.metrics) if (metric := row.metric(name)) is not None}
-    values = tuple((name, metric.value) for name, metric in metrics.items() if math.isfinite(metric.value))
-    at_ns = loop_start_ns + round(row.elapsed_s * 1e9)
-    return Instant(at_ns, f"evaluated version {row.version}", (EVALUATION,), (("version", row.version), *values))
-
-
-class Death(NamedTuple):
-    """The part on a lane died; ``elapsed_s`` in seconds of the loop. The reason may hold any text."""
-
-    elapsed_s: float
-    lane: str
-    reason: str
-
-
-def read_deaths(log: Path) -> list[Death]:
-    """Return the deaths that a run's log tells of; none where there is no log. See ``RunRecorder.on_replaced``.
-
-    The rows of a run say it of lanes with weights only, and give no reason.
-
-    Raises:
-        UserError: the log cannot be read.
+    A span belongs to the training step in whose window it ends, as in the run's statistics.
     """
-    try:
-        text = read_file(log).decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    found = [match for line in text.split("\n") if (match := _DEATH_LINE.fullmatch(line))]
-    return [Death(float(match[1]), match[2], match[3]) for match in found]
+    slices, flags = defaultdict[str, list[Slice]](list), defaultdict[str, list[Slice]](list)
+    kinds = {stage: "wait" if stage.is_wait else "stage" for stage in Stage} | {Stage.STARTUP: "startup"}
+    ends, marks = [end_ns for _, end_ns, _ in windows], [*(marks for _, _, marks in windows), ""]
+    arrows_at = arrows(spans, table.run.setting("lag_control") != "drop")
+    for place, (lane, stage, start_ns, end_ns, step, version) in enumerate(spans):
+        kind = kinds[stage] + ("" if stage is Stage.STARTUP else marks[bisect_left(ends, end_ns)])
+        told = {name: number for name, number in (("step", step), ("version", version)) if number >= 0}
+        slices[lane].append(Slice(start_ns, end_ns, stage.value, kind, told, arrows_at.get(place, ())))
+    for elapsed_s, lane, version in table.version_changes:
+        if version < 0:
+            at_ns = loop_ns + _nanoseconds(elapsed_s)
+            flags[lane].append(Slice(at_ns, at_ns, "died; replaced", "death"))
+    return [Track(lane, slices[lane], flags[lane]) for lane in in_pipeline_order({*slices, *flags})]
 
 
-def lane_tracks(run: Run, spans: Sequence[Span], windows: Sequence[StepWindow], loop_start_ns: int) -> list[Track]:
-    """Return a track for each lane, in pipeline order: stages, waits, policy versions taken, deaths.
-
-    A span belongs to the training step in whose window it ends, as in the run's statistics. Of a lane that the log does
-    not name, a version of -1 stands for its death.
-    """
-    slices = _stage_slices(spans, windows, arrows(spans, run.setting("lag_control") != "drop"))
-    deaths = read_deaths(run.folder / LOG)
-    told = {death.lane for death in deaths}
-    first_rank = {part_of(lane): lane for lane in reversed(in_pipeline_order(slices))}
-    instants: dict[str, list[Instant]] = {}
-    for change in run.version_changes:
-        if change.version >= 0 or change.lane not in told:
-            instants.setdefault(first_rank.get(change.lane, change.lane), []).append(_taken(change, loop_start_ns))
-    for death in deaths:
-        at_ns = loop_start_ns + round(death.elapsed_s * 1e9)
-        instants.setdefault(death.lane, []).append(Instant(at_ns, DIED, (DEATH,), (("reason", death.reason),)))
-    lanes = in_pipeline_order(slices.keys() | instants.keys())
-    return [track for lane in lanes for track in stacked_tracks(lane, slices.get(lane, ()), instants.get(lane, ()))]
-
-
-def _stage_slices(
-    spans: Sequence[Span], windows: Sequence[StepWindow], arrows_at: Mapping[int, Sequence[Arrow]]
-) -> dict[str, list[Slice]]:
-    ends = [window.end_ns for window in windows]
-    found: dict[str, list[Slice]] = {}
-    for place, span in enumerate(spans):
-        index = bisect_left(ends, span.end_ns)
-        marks = windows[index].marks if index < len(windows) and span.stage is not Stage.STARTUP else ()
-        kind = STARTUP if span.stage is Stage.STARTUP else WAIT if span.stage.is_wait else STAGE
-        facts = tuple((name, value) for name, value in (("step", span.step), ("version", span.version)) if value >= 0)
-        here = tuple(arrows_at.get(place, ()))
-        item = Slice(span.start_ns, span.end_ns, span.stage.value, (kind, *marks), facts, here)
-        found.setdefault(span.lane, []).append(item)
-    return found
-
-
-def _taken(change: VersionChange, loop_start_ns: int) -> Instant:
-    at_ns = loop_start_ns + round(change.elapsed_s * 1e9)
-    if change.version < 0:
-        return Instant(at_ns, DIED, (DEATH,))
-    return Instant(at_ns, f"version {change.version}", (VERSION,), (("version", change.version),))
-
-
-def version_tracks(changes: Iterable[VersionChange], loop_start_ns: int) -> list[Track]:
-    """Return a counter for each lane of the policy version that it holds, -1 for none; the lag is their distance."""
-    held: dict[str, list[Sample]] = {}
-    for elapsed_s, lane, version in changes:
-        held.setdefault(lane, []).append(Sample(loop_start_ns + round(elapsed_s * 1e9), version))
+def _versions(table: RunTable, loop_ns: int) -> list[Track]:
+    """Return a counter for each process of the policy version that it holds, -1 for none: the lag is their distance."""
+    held: dict[str, Samples] = defaultdict(list)
+    for elapsed_s, lane, version in table.version_changes:
+        held[lane].append((loop_ns + _nanoseconds(elapsed_s), version))
     return [Track(f"{lane} holds", samples=held[lane], unit="version") for lane in in_pipeline_order(held)]
 
 
-def metric_tracks(rows: Sequence[StepRow], windows: Sequence[StepWindow]) -> list[Track]:
-    """Return a counter for each metric of the steps: its value stands from the step's begin to the next step's.
-
-    A number that is not finite cannot be drawn; the step's slice names it.
-    """
-    found: dict[str, list[Sample]] = {}
-    for row, window in zip(rows, windows, strict=True):
-        for name, metric in _metrics(row).items():
-            if math.isfinite(metric.value):
-                found.setdefault(name, []).append(Sample(window.start_ns, metric.value))
-    return [Track(name, samples=found[name], unit=metric_unit(name)) for name in sorted(found)]
+def metric_tracks(table: RunTable, windows: Sequence[Window]) -> list[Track]:
+    """Return a counter for each metric of the steps: its value stands from the step's begin to the next step's."""
+    tracks = []
+    for name, column in sorted(table.metrics.items()):
+        pairs = zip(windows, column.values.tolist(), column.is_finite, strict=True)
+        samples = [(start_ns, value) for (start_ns, _, _), value, is_finite in pairs if is_finite]
+        tracks.append(Track(name, samples=samples))
+    return [track for track in tracks if track.samples]
 
 
-def metric_unit(name: str) -> str:
-    """Return a metric's unit by its name or the longest known beginning of it; empty for a plain number."""
-    return max(((len(head), unit) for head, unit in _UNITS.items() if name.startswith(head)), default=(0, ""))[1]
-
-
-def _metrics(row: StepRow) -> dict[str, Metric]:
-    """Return the row's metrics; the lag also from runs that saved no more than its histogram."""
-    found = {name: metric for name in row.metrics if (metric := row.metric(name)) is not None}
-    rollouts = sum(row.lags.values())
-    if rollouts:
-        mean = sum(lag * number for lag, number in row.lags.items()) / rollouts
-        found.setdefault("off_policy/mean", Metric(mean, count=rollouts))
-        found.setdefault("off_policy/max", Metric(max(row.lags), "max", rollouts))
-    return found
-
-
-def resource_tracks(rows: Sequence[CounterRow]) -> list[Track]:
+def counter_tracks(rows: Sequence[CounterRow]) -> list[Track]:
     """Return the counters of host, GPUs and processes by source, each after a track that says why any were not read.
 
-    What counts up from an origin of its own is shown as its growth per second between two readings. What could not be
-    read at all has no track.
+    What counts up from an origin of its own is shown as its growth per second from each reading to the next one. What
+    could not be read at all has no track.
     """
-    tracks = []
-    for source in sources(rows):
+    tracks = list[Track]()
+    known = counters.HOST_COUNTERS | counters.GPU_COUNTERS | counters.PROCESS_COUNTERS
+    for source in counters.sources(rows):
         own = [row for row in rows if row.source == source]
-        if why := tuple(sorted(reasons(own, source).items())):
-            tracks.append(Track(f"counters of {source}", instants=[Instant(own[0].at_ns, "not read", (MISSING,), why)]))
-        names = dict.fromkeys(name for row in own for name in row.values)
-        tracks += [track for name in names if (track := _counter_track(source, name, rows)).samples]
-    return tracks
+        if why := dict(sorted(counters.reasons(own, source).items())):
+            flag = Slice(own[0].at_ns, own[0].at_ns, "not read", "missing", why)
+            tracks.append(Track(f"counters of {source}", flags=[flag]))
+        for name in dict.fromkeys(name for row in own for name in row.values):
+            unit, _, grows = known.get(name, ("", "", False))
+            parts, title = counters.stretches(rows, source, name), f"{source}: {name}"
+            if grows:
+                parts, unit, title = list(map(_per_second, parts)), f"{unit or 1}/s", f"{title} per second"
+            tracks.append(Track(title, samples=[sample for part in parts for sample in part], unit=unit))
+    return [track for track in tracks if track.samples or track.flags]
 
 
-def _counter_track(source: str, name: str, rows: Sequence[CounterRow]) -> Track:
-    parts = stretches(rows, source, name)
-    known = (table[name].unit for table in (HOST_COUNTERS, GPU_COUNTERS, PROCESS_COUNTERS) if name in table)
-    unit, title = next(known, ""), f"{source}: {name}"
-    if not is_growing(name):
-        return Track(title, samples=[Sample(*sample) for part in parts for sample in part], unit=unit)
-    rates = [sample for part in parts for sample in _per_second(part)]
-    return Track(f"{title} per second", samples=rates, unit=f"{unit}/s" if unit else "1/s")
+def _per_second(part: Samples) -> Samples:
+    pairs = pairwise(part)
+    return [(at, (after - value) * 1e9 / (until - at)) for (at, value), (until, after) in pairs if until > at]
 
 
-def _per_second(part: Sequence[tuple[int, float]]) -> list[Sample]:
-    """Return the growth from each reading to the next one; after the last one the value before it stays on show."""
-    pairs = [(first, second) for first, second in pairwise(part) if second[0] > first[0]]
-    return [Sample(at, (after - value) * 1e9 / (until - at)) for (at, value), (until, after) in pairs]
+def arrows(spans: Sequence[Span], batches_stay_whole: bool) -> dict[int, list[Arrow]]:
+    """Return the arrows at each span that has any, by the span's place in ``spans``; they are numbered from 1.
+
+    Args:
+        batches_stay_whole: whether the batch ordered for a step is what the step's update trains on. Where stale
+            rollouts are dropped it is not, and no arrow leads from score to update.
+    """
+    at: dict[int, list[Arrow]] = defaultdict(list)
+    for number, (name, chain) in enumerate(chains(spans, batches_stay_whole), start=1):
+        for place in chain:
+            phase = "s" if place == chain[0] else "f" if place == chain[-1] else "t"
+            at[place].append((name, number, phase))
+    return at
+
+
+def chains(spans: Sequence[Span], batches_stay_whole: bool) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name of each arrow, and the places in ``spans`` that it goes through.
+
+    Shards of one step are scored in the order in which their generation ends. Where a part died there may be more
+    attempts than scores: the last ones count.
+    """
+    places: dict[tuple[Stage, int], list[int]] = defaultdict(list)
+    loads: dict[int, dict[str, int]] = defaultdict(dict)
+    first_uses: dict[tuple[str, int], int] = {}
+    for place in sorted(range(len(spans)), key=lambda place: spans[place].start_ns):
+        lane, stage, _, _, step, version = spans[place]
+        if stage in _LINKED:
+            places[stage, version if stage is Stage.WEIGHT_PUBLISH else step].append(place)
+        if stage is Stage.WEIGHT_LOAD:
+            loads[version].setdefault(lane, place)
+        if stage in (Stage.GENERATE, Stage.EVALUATE):
+            first_uses.setdefault((lane, version), place)
+
+    linked: list[tuple[str, list[int]]] = []
+    for (stage, number), found in places.items():
+        if stage is Stage.SCORE:
+            attempts = sorted(places.get((Stage.GENERATE, number), ()), key=lambda place: spans[place].end_ns)
+            update = places.get((Stage.UPDATE, number), [])[:1] if batches_stay_whole else []
+            pairs = zip(attempts[-len(found) :], found[-len(attempts) :], strict=False)
+            linked += [("rollouts", [*pair, *update]) for pair in pairs]
+        elif stage is Stage.WEIGHT_PUBLISH:
+            start = [*places.get((Stage.UPDATE, number - 1), [])[:1], found[0]]
+            taken = [[load, first_uses.get((lane, number), load)] for lane, load in loads.get(number, {}).items()]
+            linked += [("weights", [*start, *end]) for end in taken or [[]]]
+    for name, chain in linked:
+        forward = chain[:1]
+        for place in chain[1:]:
+            if spans[place].start_ns > spans[forward[-1]].start_ns:
+                forward.append(place)
+        if len(forward) > 1:
+            yield name, forward

@@ -1,25 +1,21 @@
-"""From the records of another trainer's log to rows of ``steps.jsonl``.
-
-``collect`` makes one set of numbers for each step, with a count of everything that is no number; ``Converter`` makes
-rows of them.
-"""
+"""From the frame of another trainer's log to rows of ``steps.jsonl``; what is left out on the way is told in words."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from harness.core.errors import UserError
-from harness.core.types import Metric, Metrics
-from harness.results import evaluation_row, step_row, tail_row
-from harness.results.importers.logs import Log
-from harness.results.importers.text_logs import Record
-from harness.results.importers.trainers import DEVICES, GROWTH, STEPS, Crosswalk, Entry, Role, pattern
+from harness.core.types import Metric
+from harness.results import EvaluationRow, StepRow, TailRow, store_metrics
+from harness.results.importers.logs import STEP, TIME, Log
+from harness.results.importers.trainers import ASYNC_SIGNS, CROSSWALKS, STANDARD, VERL_ASYNC, Crosswalk, Entry
 from harness.results.rows import MOST_SECONDS
 
 KEPT = "imported/"
@@ -27,169 +23,189 @@ MOST_STEP = 10**12
 """A record of a later step counts as one without a step."""
 OWN_COUNT = "_step"
 """Where Weights & Biases counts the records that it gets, which are not always the trainer's steps."""
-STANDARD = (
-    "reward/total",
-    "validation/reward",
-    "response_length",
-    "truncated_fraction",
-    "token_entropy",
-    "clip_fraction",
-    "grad_norm",
-    "learning_rate",
+CLOCKS = (TIME, "_timestamp", "_runtime")
+"""Columns with the time of a record in seconds, used where no step's seconds are in the log."""
+RECORDS_COUNTED = "the steps are _step, with which Weights & Biases counts records; they may differ from training steps"
+ROWS_COUNTED = (
+    "no record has a step: the rows are counted from 1, and each may stand for several training steps; the "
+    "trainer_state.json or the tracker's files have the real ones"
 )
-"""Figures that the import names where a log lacks them."""
 
 
 @dataclass
-class Point:
-    """The numbers that a log has for one step, as the trainer counts it; ``at`` is when, in seconds, if known."""
-
-    step: int
-    values: dict[str, float] = field(default_factory=dict)
-    at: float | None = None
-
-
-@dataclass
-class Points:
-    """All steps of a log, in order.
+class Converted:
+    """The rows of a run, and what became of its log.
 
     Attributes:
+        notes: what came of the names, and what was left out, one sentence each.
+        crosswalk: by which it was read; verl's two differ in what generation time means.
+        translated, kept: names of the log that went under a name of ours, and that stayed as ``imported/<name>``.
+        steps_per_row: training steps that a row stands for, where each row stands for as many.
+        seconds_known: whether the log tells how long a step took.
         run_totals: numbers of the whole run.
-        not_numbers: how often a name came with something else than a number (texts, histograms, tables).
-        non_finite: how often a name came as NaN, infinity or null, which is how JSON writers put these.
-        replaced: numbers in whose place a later record of the same step put another one.
-        without_step: records without a step, left out, by the first of their names.
-        backwards: how often the log went back to an earlier step, as a resumed run's does.
-        steps_from: what the steps are, where they may be other than the trainer's: empty, ``_step``, or ``rows``.
-        foreign: records with no name that the trainer writes, left out where rows are counted.
     """
 
-    points: list[Point]
+    log: Log
+    crosswalk: Crosswalk
+    rows: list[StepRow | EvaluationRow | TailRow] = field(default_factory=list)
+    translated: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
+    steps_per_row: int | None = None
+    seconds_known: bool = False
     run_totals: dict[str, float] = field(default_factory=dict)
-    not_numbers: Counter[str] = field(default_factory=Counter)
-    non_finite: Counter[str] = field(default_factory=Counter)
-    replaced: int = 0
-    without_step: Counter[str] = field(default_factory=Counter)
-    backwards: int = 0
-    steps_from: str = ""
-    foreign: int = 0
+    notes: list[str] = field(default_factory=list)
 
-    @property
-    def names(self) -> set[str]:
-        """Every name that came with a number."""
-        return {name for point in self.points for name in point.values}
+    def note(self, text: str, holds: object = True) -> None:
+        """Note a sentence, if there is one, where something holds."""
+        self.notes += [text] * bool(text and holds)
 
 
-def collect(log: Log, crosswalk: Crosswalk, where: str) -> Points:
-    """Gather the records by step; what comes later for the same step and name counts.
+def convert(
+    log: Log, trainer: str, where: str, *, asynchronous: bool = False, validation: str | None = None
+) -> Converted:
+    """Return the rows: for each step its training row, then its evaluation.
 
-    Where no record has a step, the training rows are counted, and an evaluation belongs to the row before it.
+    The trainers count the first training step as 1, which is step 0 here; one that starts at 0 is taken as it is.
 
     Args:
         where: how to name the log in an error.
+        asynchronous: verl only: its generation time is the trainer's wait for the next batch.
+        validation: the name in the log that is the validation reward, where several could be.
 
     Raises:
-        UserError: the log has no number of a step.
+        UserError: the log has no number of a step, no name that the trainer writes, or none that is ``validation``.
     """
-    found = Points([])
-    by_step: dict[int, Point] = {}
-    last = -1
-    name_of = _names(log, crosswalk)
-    steps = _steps(log, crosswalk, name_of, found)
-    for record, step in zip(log.records, steps, strict=True):
-        values = _values(record)
-        if step is None:
-            own = {*crosswalk.step_names, *crosswalk.clock_names}
-            found.without_step[next((name for name in values if name not in own), "nothing else")] += 1
-            continue
-        if step < 0:
-            found.foreign += 1
-            continue
-        found.backwards += step < last
-        last = step
-        _add(values, by_step.setdefault(step, Point(step)), found, crosswalk, name_of)
-        _set_clock(by_step[step], record, values, crosswalk)
-    found.points = [by_step[step] for step in sorted(by_step)]
-    if not found.names:
-        raise _nothing_found(log, found, crosswalk, where)
-    return found
+    done = Converted(log, CROSSWALKS[trainer])
+    cells, at = _collect(done, where)
+    names = set(cells.index.unique("name"))
+    if trainer == "verl" and (asynchronous or any(name.startswith(ASYNC_SIGNS) for name in names)):
+        done.crosswalk = VERL_ASYNC
+    crosswalk = done.crosswalk
+    entries, choices = _choose_validation(crosswalk, validation, names)
+    values, there = cells.unstack("name"), pd.Series(True, cells.index).unstack("name", fill_value=False)
+    training = values.index[there[[name for name in values if crosswalk.is_training(name)]].any(axis=1)]
+    covers = (
+        training.to_series().diff().fillna(1).astype("int64")
+    )  # one who logs at every tenth step writes their means
+    if len(covers) > 1:  # the first row stands for as many steps as the second, or for fewer where it comes earlier
+        covers.iloc[0] = max(1, min(training[0], covers.iloc[1]))
+    covers = covers.reindex(values.index, fill_value=0)
+    timers = [name for name in values if name.startswith(crosswalk.timers)]
+    values[timers] = values[timers].div(covers, axis=0)  # of a row; here, as of everything else, of a step
+    figures, is_unknown = _translate(values, there, entries, done)
+    if not done.translated:
+        what = f"none of the {len(names)} names in the log is one that {trainer} writes"
+        fix = "name the trainer that wrote it: verl, trl or open-instruct; a file of TensorBoard's after its tag"
+        raise UserError(f"{what}: {', '.join(sorted(names)[:4])}", where, fix)
+    _add_rows(figures, is_unknown, covers, at.reindex(values.index), where, done)
+
+    each = set(covers[training])
+    done.steps_per_row = int(each.pop()) if len(each) == 1 else None
+    filled = {ours for _, ours, _ in figures} | ({"validation/reward"} if choices else set())
+    looked = {ours: [name for entry in entries if entry.ours == ours for name in entry.theirs] for ours in STANDARD}
+    missing = "; ".join(f"{ours} ({_first(names)})" for ours, names in looked.items() if ours not in filled)
+    has_stages = any(entry.lane and ours != "evaluate" for entry, ours, _ in figures)
+    kept = f" ({_first(sorted(done.kept))})" if done.kept else ""
+    done.notes.insert(0, f"{len(done.translated)} names translated, {len(done.kept)} kept as imported/<name>{kept}")
+    done.note(f"not in the log, with the names that were looked for: {missing}", missing)
+    what = f"{len(choices)} validation figures, none taken as validation/reward: {_first(choices, 5)}"
+    done.note(f"{what}; --validation NAME chooses", choices)
+    what = f"each row is the mean over {done.steps_per_row} training steps, as the log has it"
+    done.note(what, (done.steps_per_row or 1) > 1)
+    what = "the log does not tell how long a step took: its seconds are 0 here, which means unknown"
+    done.note(what, not done.seconds_known)
+    done.note(crosswalk.no_timers, not has_stages)
+    done.notes += [f"left out: {what}" for what in log.left_out]
+    done.note(crosswalk.assumption)
+    return done
 
 
-def _names(log: Log, crosswalk: Crosswalk) -> Callable[[str], str]:
-    """Return what makes the trainer's own name of one in this log."""
-    if log.has_tags:
-        return lambda name: crosswalk.plain_name(crosswalk.name_of_tag(name))
-    return crosswalk.plain_name
+# ---- from records to numbers of steps
 
 
-def _values(record: Record) -> Mapping[str, Any]:
-    """Return the values; verl's file logger keeps them one level down."""
-    inner = record.values.get("data")
-    return inner if isinstance(inner, dict) else record.values
+def _collect(done: Converted, where: str) -> tuple[pd.Series, pd.Series]:
+    """Return the numbers by step and name, of which the last counts, and when each step was logged, in seconds.
+
+    Where no record has a step, the training rows are counted, and an evaluation belongs to the row before it.
+    """
+    raw, crosswalk = done.log.frame, done.crosswalk
+    own = [name for name in raw if name in (STEP, OWN_COUNT, *CLOCKS, *crosswalk.step_names)]
+    cells = raw.drop(columns=own).stack().dropna().rename_axis(["record", "name"]).rename("raw").reset_index()
+    cells["name"] = cells["name"].map({name: crosswalk.plain_name(name) for name in cells["name"].unique()})
+    numbers = [_number(value) for value in cells["raw"]]
+    cells["value"] = np.array(numbers, float)
+    cells["is_number"] = np.array([number is not None for number in numbers], bool)
+    steps, what = _steps(raw, cells[cells["is_number"]], done)
+    clocks = raw.reindex(columns=CLOCKS).map(_finite).bfill(axis=1).iloc[:, 0].astype(float)
+    cells["step"] = cells["record"].map(steps)
+    lost = cells.loc[cells["step"].isna()].drop_duplicates("record")["name"]
+    cells = cells.dropna(subset=["step"]).astype({"step": "int64"})
+    texts, cells = cells.loc[~cells["is_number"], "name"], cells[cells["is_number"]]
+    not_finite = cells.loc[~np.isfinite(cells["value"]), "name"]
+    of_run = cells["name"].isin(crosswalk.run_totals)
+    done.run_totals = dict(zip(cells.loc[of_run, "name"], cells.loc[of_run, "value"].tolist(), strict=True))
+    is_timer = cells["name"].str.startswith(crosswalk.timers).astype(bool)
+    timers = cells[is_timer].groupby(["step", "name"])["value"].sum()
+    cells = cells[~of_run & ~is_timer].set_index(["step", "name"])["value"]
+    again = cells[cells.index.duplicated(keep=False)].groupby(level=["step", "name"]).nunique(dropna=False) > 1
+    replaced = sum(name not in crosswalk.bookkeeping for _, name in again.index[again])
+    cells = pd.concat([cells[~cells.index.duplicated(keep="last")], timers])
+    if cells.empty:
+        what = f"none of the {len(raw)} records in the log has a step and a number, or a name that"
+        raise UserError(
+            f"{what} {crosswalk.trainer} writes",
+            where,
+            "name the log of a run that has made a step, or another trainer",
+        )
+    done.note(_counted(not_finite, "number", "NaN, infinite or null") + "; kept as NaN", len(not_finite))
+    done.note("left out: " + _counted(texts, "value", "no number"), len(texts))
+    done.note("left out: " + _counted(lost, "record", what), len(lost))
+    done.note(f"{replaced} numbers were logged again and otherwise for the same step; the last ones count", replaced)
+    return cells, clocks.groupby(steps).last()
 
 
-def _steps(log: Log, crosswalk: Crosswalk, name_of: Callable[[str], str], found: Points) -> list[int | None]:
-    """Return the step of each record: None where it has none, -1 where rows are counted and it is none.
+def _steps(raw: pd.DataFrame, numbers: pd.DataFrame, done: Converted) -> tuple[pd.Series, str]:
+    """Return the step of each record, NaN where it has none, and in words what such a record lacks.
 
     The count of Weights & Biases is used where it never differs from another step of the same record.
     """
-    own, counts = list[int | None](), list[int | None]()
-    for record in log.records:
-        known = [record.step, *(record.values.get(name) for name in crosswalk.step_names if name != OWN_COUNT)]
-        own.append(next((whole for item in known if (whole := _whole(item)) is not None), None))
-        counts.append(_whole(record.values.get(OWN_COUNT)) if OWN_COUNT in crosswalk.step_names else None)
-    both = [(step, count) for step, count in zip(own, counts, strict=True) if step is not None and count is not None]
-    if any(step != count for step, count in both):
-        return own
-    steps = [count if step is None else step for step, count in zip(own, counts, strict=True)]
-    if any(step is not None for step in own):
-        return steps
-    if any(step is not None for step in steps):
-        found.steps_from = OWN_COUNT
-        return steps
-    found.steps_from, row = "rows", 0
-    for place, record in enumerate(log.records):
-        names = [name_of(name) for name, raw in _values(record).items() if _number(raw) is not None]
-        if any(map(crosswalk.writes, names)):
-            row += any(map(crosswalk.is_training, names))
-            steps[place] = row
-        else:
-            steps[place] = -1
-    return steps
+    crosswalk = done.crosswalk
+    whole = raw.reindex(columns=[OWN_COUNT, STEP, *crosswalk.step_names]).map(_whole).astype(float)
+    counts, own = whole[OWN_COUNT], whole.drop(columns=OWN_COUNT).bfill(axis=1).iloc[:, 0]
+    differ = (own.notna() & counts.notna() & (own != counts)).any()
+    steps = own if differ else own.fillna(counts)
+    if steps.notna().any():
+        done.note(RECORDS_COUNTED, own.isna().all())
+        return _with_timers(steps, numbers, crosswalk), "without a step"
+    done.note(ROWS_COUNTED)
+    is_known = raw.index.isin(numbers.loc[numbers["name"].map(crosswalk.writes).astype(bool), "record"])
+    row = (is_known & _has_training(raw, numbers, crosswalk)).cumsum()
+    return pd.Series(row, raw.index, float).where(is_known), "without a name that the trainer writes"
 
 
-def _whole(value: Any) -> int | None:
-    number = None if value is None else _number(value)
-    if number is None or isinstance(value, bool) or not 0 <= number <= MOST_STEP:
-        return None
-    return int(number) if number == int(number) else None
+def _has_training(raw: pd.DataFrame | pd.Series, numbers: pd.DataFrame, crosswalk: Crosswalk) -> Any:
+    return raw.index.isin(numbers.loc[numbers["name"].map(crosswalk.is_training).astype(bool), "record"])
 
 
-def _add(
-    values: Mapping[str, Any], point: Point, found: Points, crosswalk: Crosswalk, name_of: Callable[[str], str]
-) -> None:
-    for raw_name, raw in values.items():
-        name = name_of(raw_name)
-        if raw_name in crosswalk.step_names or name in crosswalk.step_names or name in crosswalk.clock_names:
-            continue
-        value = _number(raw)
-        if value is None:
-            found.not_numbers[name] += 1
-            continue
-        if not math.isfinite(value):
-            found.non_finite[name] += 1
-        if name in crosswalk.run_totals:
-            found.run_totals[name] = value
-            continue
-        before = point.values.get(name, value)
-        same = before == value or (math.isnan(before) and math.isnan(value))
-        found.replaced += not same and name not in crosswalk.bookkeeping
-        point.values[name] = value
+def _with_timers(steps: pd.Series, numbers: pd.DataFrame, crosswalk: Crosswalk) -> pd.Series:
+    """Give records of timers alone the step of the training record after them, of which they are part.
+
+    Not where they may be an evaluation's, whose seconds are one figure: those before an evaluation's record, and where
+    that comes between two training records, all up to the next one.
+    """
+    is_timer = numbers["name"].str.startswith(crosswalk.timers).astype(bool)
+    others = numbers[~is_timer]
+    alone = steps.isna() & steps.index.isin(numbers["record"]) & ~steps.index.isin(others["record"])
+    is_training = _has_training(steps, others, crosswalk)
+    trained = steps.where(is_training)
+    is_evaluation = steps.notna() & ~is_training & steps.index.isin(others["record"])
+    is_between = is_evaluation & (steps != trained.ffill())
+    is_mixed = is_between.groupby(trained.notna()[::-1].cumsum()).transform("any")
+    is_before_training = is_evaluation.where(steps.notna()).bfill().eq(False)
+    return steps.where(~alone | is_mixed | ~is_before_training, trained.bfill())
 
 
 def _number(value: Any) -> float | None:
-    if value is None:
-        return math.nan
     if not isinstance(value, int | float | str):
         return None
     try:
@@ -198,298 +214,162 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _set_clock(point: Point, record: Record, values: Mapping[str, Any], crosswalk: Crosswalk) -> None:
-    times = [record.at, *(values.get(name) for name in crosswalk.clock_names)]
-    known = (number for at in times if (number := _number(at)) is not None and math.isfinite(number))
-    point.at = next(known, point.at)
+def _finite(value: Any) -> float:
+    number = _number(value)
+    return math.nan if number is None or not math.isfinite(number) else number
 
 
-def _nothing_found(log: Log, found: Points, crosswalk: Crosswalk, where: str) -> UserError:
-    what = f"the log has no number of a training step ({len(log.records)} records)"
-    if found.foreign:
-        what = f"none of the {found.foreign} records in the log has a step or a name that {crosswalk.title} writes"
-    return UserError(what, where=where, fix="name the log of a run that has made a step, or another trainer")
+def _whole(value: Any) -> float:
+    number = _finite(value)
+    is_step = 0 <= number <= MOST_STEP and number == int(number) and not isinstance(value, bool)
+    return number if is_step else math.nan
 
 
-@dataclass
-class Converted:
-    """The rows of a run, and what became of the names.
-
-    Attributes:
-        translated: names of the log that went under a name of ours.
-        kept: names that stayed as ``imported/<name>``.
-        steps_per_row: training steps that a row stands for, where each row stands for as many.
-        bad_seconds: times that were negative or not finite, and were left out.
-        seconds_known: whether the log tells how long a step took.
-        filled: names of ours that got a value.
-        missing: those of ``STANDARD`` that got none -> the names of the log that it could have come from.
-        validations: names that could be the validation reward, where they are several and none was chosen.
-        cautions: what a reader must know of a value.
-    """
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    steps: int = 0
-    evaluations: int = 0
-    last_step: int = 0
-    elapsed_s: float = 0.0
-    translated: set[str] = field(default_factory=set)
-    kept: set[str] = field(default_factory=set)
-    steps_per_row: int | None = None
-    bad_seconds: int = 0
-    seconds_known: bool = False
-    filled: set[str] = field(default_factory=set)
-    missing: dict[str, list[str]] = field(default_factory=dict)
-    validations: list[str] = field(default_factory=list)
-    cautions: set[str] = field(default_factory=set)
+def _counted(names: Iterable[str], noun: str, what: str) -> str:
+    """Say how many there were, with the most frequent names."""
+    counter = Counter(names)
+    verb = f"{noun} was" if counter.total() == 1 else f"{noun}s were"
+    return f"{counter.total()} {verb} {what} ({_first([name for name, _ in counter.most_common()])})"
 
 
-@dataclass
-class _Translation:
-    """What one step's values became."""
-
-    step_s: float | None = None
-    lanes: dict[str, dict[str, float]] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)
-    validation: Metrics = field(default_factory=dict)
+def _first(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-class Converter:
-    """Turns points into rows.
-
-    The trainers count the first training step as 1, which is step 0 here; one that starts at 0 is taken as it is.
-
-    Args:
-        devices: on which the run ran; None where it is not known.
-        validation: the name in the log that is the validation reward, where several could be.
-    """
-
-    def __init__(self, crosswalk: Crosswalk, devices: int | None = None, validation: str | None = None) -> None:
-        self._crosswalk, self._devices, self._validation = crosswalk, devices, validation
-        self._entries = crosswalk.entries
-        self._previous: dict[str, float] = {}
-
-    def convert(self, points: Points, where: str) -> Converted:
-        """Return the rows: for each step its training row, then its evaluation.
-
-        Args:
-            where: how to name the log in an error.
-
-        Raises:
-            UserError: no name is one that the trainer writes.
-        """
-        done = Converted()
-        self._entries, done.validations = _choose_validation(self._crosswalk.entries, self._validation, points.names)
-        training = [point.step for point in points.points if self._is_training(point)]
-        covers = _steps_per_row(training)
-        first = 0 if training and training[0] == 0 else 1
-        sizes = set(covers.values())
-        done.steps_per_row = sizes.pop() if len(sizes) == 1 else None
-        carried: dict[str, dict[str, float]] = {}  # stages of steps that have no training row
-        clock: float | None = None
-        for point in points.points:
-            covered = covers.get(point.step, 0)
-            result = self._translate(point, covered, done)
-            if covered:
-                _merge(result.lanes, carried)
-                carried = {}
-                wall_s = self._wall_s(result, point, clock, covered, done)
-                clock = point.at if point.at is not None else clock
-                done.elapsed_s += wall_s * covered
-                if done.elapsed_s > MOST_SECONDS:
-                    what = f"the log's steps take {done.elapsed_s:g} s by step {point.step}, at most {MOST_SECONDS:g}"
-                    raise UserError(what, where, "name a log whose times are in seconds")
-                self._append_step(point.step - first, wall_s, covered, result, done)
-            else:
-                _merge(carried, result.lanes)
-            if any(math.isfinite(metric.value) for metric in result.validation.values()):
-                self._append_evaluation(point.step, result, done)
-            elif result.validation:
-                done.cautions.add("an evaluation without a single finite figure is left out")
-        if not done.translated:
-            raise _wrong_trainer(points, self._crosswalk, where)
-        if carried:
-            self._append_tail(carried, done)
-        done.kept -= done.translated
-        done.missing = {
-            name: [theirs for entry in self._entries if entry.ours == name for theirs in entry.theirs]
-            for name in STANDARD
-            if name not in done.filled | ({"validation/reward"} if done.validations else set())
-        }
-        return done
-
-    def _is_training(self, point: Point) -> bool:
-        return any(map(self._crosswalk.is_training, point.values))
-
-    def _append_step(self, step: int, wall_s: float, covered: int, result: _Translation, done: Converted) -> None:
-        done.rows.append(
-            step_row(
-                step=step,
-                version=step + 1,
-                wall_s=wall_s,
-                elapsed_s=done.elapsed_s,
-                optimizer_steps=self._crosswalk.optimizer_steps * covered,
-                lanes=result.lanes,
-                metrics=result.metrics,
-            )
-        )
-        done.steps += 1
-        done.last_step = step + 1
-
-    def _append_tail(self, lanes: dict[str, dict[str, float]], done: Converted) -> None:
-        wall_s = sum(seconds for stages in lanes.values() for seconds in stages.values())
-        done.elapsed_s += wall_s
-        done.rows.append(tail_row(wall_s=wall_s, elapsed_s=done.elapsed_s, lanes=lanes))
-
-    def _append_evaluation(self, step: int, result: _Translation, done: Converted) -> None:
-        done.rows.append(evaluation_row(version=step, step=step, elapsed_s=done.elapsed_s, metrics=result.validation))
-        done.evaluations += 1
-
-    def _wall_s(self, result: _Translation, point: Point, clock: float | None, covered: int, done: Converted) -> float:
-        """Return the seconds of one step, evaluation included; 0 where nothing tells them."""
-        evaluate_s = sum(stages.get("evaluate", 0.0) for stages in result.lanes.values())
-        if result.step_s is not None:
-            done.seconds_known = True
-            return result.step_s + evaluate_s / covered
-        if point.at is None or clock is None or point.at < clock:
-            return 0.0
-        done.seconds_known = True
-        return (point.at - clock) / covered
-
-    def _translate(self, point: Point, covered: int, done: Converted) -> _Translation:
-        values = self._with_additions(point, covered)
-        result = _Translation()
-        renamed: set[str] = set()
-        filled: set[tuple[Role, str]] = set()
-        for entry in self._entries:
-            for theirs, ours in _matches(entry, values):
-                if (entry.role, ours) in filled or (entry.is_renaming and theirs[0] in renamed):
-                    continue
-                try:
-                    value = entry.compute(*(values[name] for name in theirs))
-                except ZeroDivisionError:
-                    continue
-                if not self._store(entry, ours, value, result, done):
-                    continue
-                filled.add((entry.role, ours))
-                done.filled.add(ours)
-                done.cautions |= {entry.caution} - {""}
-                done.translated |= {name for name in theirs if name in point.values}
-                renamed |= set(theirs) if entry.is_renaming else set()
-        self._keep(point, renamed, result, done)
-        return result
-
-    def _with_additions(self, point: Point, covered: int) -> dict[str, float]:
-        """Return the values with those that the entries may ask for besides; see ``entry``."""
-        added = dict(point.values)
-        if self._devices is not None:
-            added[DEVICES] = float(self._devices)
-        if covered:
-            added[STEPS] = float(covered)
-            for name in self._crosswalk.cumulative:
-                value = added.get(name, math.nan)
-                before = self._previous.get(name, 0.0 if point.step == covered else math.nan)
-                if math.isfinite(value) and math.isfinite(before):
-                    added[GROWTH + name] = value - before
-                self._previous[name] = value
-        return added
-
-    def _store(self, entry: Entry, ours: str, value: float, result: _Translation, done: Converted) -> bool:
-        if entry.role in (Role.STEP, Role.STAGE):
-            if not 0.0 <= value <= MOST_SECONDS:
-                done.bad_seconds += 1
-                return False
-            if entry.role is Role.STEP:
-                result.step_s = value
-            else:
-                result.lanes.setdefault(entry.lane, {})[ours] = value
-            return True
-        target = result.validation if entry.role is Role.VALIDATION else result.metrics
-        target[ours] = Metric(value, entry.reduction)
-        return True
-
-    def _keep(self, point: Point, renamed: set[str], result: _Translation, done: Converted) -> None:
-        """Keep under its own name whatever did not simply take another one."""
-        for name, value in point.values.items():
-            if name in renamed:
-                continue
-            target = result.validation if self._crosswalk.is_validation(name) else result.metrics
-            target[KEPT + name] = Metric(value)
-            done.kept.add(name)
+# ---- from numbers of steps to rows
 
 
-def devices_of(points: Points, crosswalk: Crosswalk, said: int | None) -> int | None:
-    """Return on how many devices a verl run ran: total tokens / (throughput per device x seconds), or what was said.
-
-    Raises:
-        UserError: the log's own figures give another number than the one that was said.
-    """
-    names = ("perf/total_num_tokens", "perf/throughput", "timing_s/step")
-    found = []
-    for point in points.points:
-        tokens, per_device, seconds = (point.values.get(name, math.nan) for name in names)
-        if crosswalk.trainer == "verl" and per_device * seconds > 0 and math.isfinite(tokens):
-            found.append(tokens / (per_device * seconds))
-    if not found:
-        return said
-    devices = round(median(found))
-    if said is not None and said != devices:
-        raise UserError(
-            f"--devices {said} cannot be: the log's tokens, seconds and throughput per device give {devices}",
-            where="--devices",
-            fix=f"leave --devices out, or say {devices}",
-        )
-    return devices or None
-
-
-def _matches(entry: Entry, values: Mapping[str, float]) -> list[tuple[tuple[str, ...], str]]:
-    """Return (names in the log, name here) for each way in which the entry fits."""
-    if not entry.is_pattern:
-        return [(entry.theirs, entry.ours)] if all(name in values for name in entry.theirs) else []
-    fitting = [match for name in values if (match := pattern(entry.theirs[0]).fullmatch(name))]
-    return [((match[0],), entry.ours.replace("*", match[1])) for match in fitting]
-
-
-def _choose_validation(
-    entries: tuple[Entry, ...], name: str | None, names: set[str]
-) -> tuple[tuple[Entry, ...], list[str]]:
+def _choose_validation(crosswalk: Crosswalk, name: str | None, names: set[str]) -> tuple[tuple[Entry, ...], list[str]]:
     """Return the entries with one name as the validation reward, and the names that could be where none is chosen."""
-    rewards = [entry for entry in entries if entry.ours == "validation/reward"]
+    rewards = [entry for entry in crosswalk.entries if entry.ours == "validation/reward"]
+    others = tuple(entry for entry in crosswalk.entries if entry not in rewards)
     if name is None:
-        fitting = {entry.theirs[0] for entry in rewards} & names
-        fitting = fitting or {each for each in names for entry in rewards if pattern(entry.theirs[0]).fullmatch(each)}
-        if len(fitting) > 1:
-            return tuple(entry for entry in entries if entry not in rewards), sorted(fitting)
-        if not fitting:
-            return entries, []
+        fitting = next(filter(None, (sorted(each for (each,), _ in entry.matches(names)) for entry in rewards)), [])
+        if len(fitting) != 1:
+            return others if fitting else crosswalk.entries, fitting
         (name,) = fitting
-    chosen = Entry((name,), "validation/reward", Role.VALIDATION)
-    return (chosen, *(entry for entry in entries if entry not in rewards)), []
+    elif name not in names:
+        known = sorted(each for each in names if each.startswith(crosswalk.validation))
+        fix = f"one of {len(known)}: {_first(known, 5)}" if known else "leave it out: the log has no evaluations"
+        raise UserError(f"the log has no {name!r}", where="--validation", fix=fix)
+    return (Entry("validation/reward", (name,)), *others), []
 
 
-def _steps_per_row(training: list[int]) -> dict[int, int]:
-    """Return for each training step of the log how many steps its row stands for.
+Figure = tuple[Entry, str, pd.Series]
+"""What an entry makes: it, the name here, and the values by step."""
 
-    A trainer that logs at every tenth step writes the means over ten. The first row stands for as many as the second,
-    or for fewer where it comes earlier.
+
+def _translate(
+    values: pd.DataFrame, there: pd.DataFrame, entries: Iterable[Entry], done: Converted
+) -> tuple[list[Figure], pd.Series]:
+    """Return what the entries make of the log, then its other names as they are, and in which steps a time is bad.
+
+    Of the entries for one figure, the first whose names are all there counts.
     """
-    gaps = [later - earlier for earlier, later in pairwise(training)]
-    if not training:
-        return {}
-    first = max(1, min(training[0], gaps[0])) if gaps else 1
-    return dict(zip(training, [first, *gaps], strict=True))
+    figures: list[Figure] = []
+    is_unknown, bad = pd.Series(False, values.index), 0
+    filled: dict[str, pd.Series] = defaultdict(lambda: pd.Series(False, values.index))
+    left = there.copy()
+    for entry in entries:
+        for theirs, ours in entry.matches(values.columns):
+            use = there[[*theirs]].all(axis=1) & ~filled[ours]
+            value = values[theirs[0]]
+            if entry.compute is not None:
+                inputs = values[[*theirs]]
+                value = entry.compute(*(inputs[name] for name in theirs))
+                use &= np.isfinite(value) | ~np.isfinite(inputs).all(axis=1)  # else it was divided by 0
+            elif entry.less:
+                inner = values[values.columns.intersection(entry.less)]
+                value = (value - inner.fillna(0.0).sum(axis=1)).clip(lower=0.0)
+            else:
+                use &= left[theirs[0]]  # a name becomes one other
+            if entry.is_seconds:
+                is_bad = use & ~value.between(0.0, MOST_SECONDS)
+                bad, use = bad + int(is_bad.sum()), use & ~is_bad
+                is_unknown |= is_bad
+            if use.any():
+                figures.append((entry, ours, value[use]))
+                filled[ours] |= use
+                done.translated |= set(theirs)
+                done.note(entry.caution)
+                if entry.compute is None and not entry.less:
+                    left[theirs[0]] &= ~use
+    what = f"{bad} times were negative or not finite: the seconds of {is_unknown.sum()} steps count as unknown"
+    done.note(what, bad)
+    for name in values.columns[left.any()]:
+        done.kept |= {name} - done.translated
+        figures.append((Entry(KEPT + name, (name,)), KEPT + name, values.loc[left[name], name]))
+    return figures, is_unknown
 
 
-def _merge(lanes: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
-    for lane, stages in more.items():
-        mine = lanes.setdefault(lane, {})
-        for stage, seconds in stages.items():
-            mine[stage] = mine.get(stage, 0.0) + seconds
+def _add_rows(
+    figures: Sequence[Figure], is_unknown: pd.Series, covers: pd.Series, at: pd.Series, where: str, done: Converted
+) -> None:
+    """Make the rows. The stages of a step without a training row (an evaluation's) belong to the next row."""
+    seconds: dict[tuple[str, str], pd.Series] = {("", "wall_s"): pd.Series(math.nan, covers.index)}
+    metrics: dict[tuple[int, bool], dict[str, Metric]] = defaultdict(dict)
+    for entry, ours, series in figures:
+        if entry.is_seconds:
+            before = seconds.get((entry.lane, ours))
+            seconds[entry.lane, ours] = (series if before is None else before.fillna(series)).reindex(covers.index)
+        else:
+            of_evaluation = ours.startswith("validation/") or entry.theirs[0].startswith(done.crosswalk.validation)
+            for step, value in series.items():
+                metrics[step, of_evaluation][ours] = Metric(float(value), entry.reduction)
+    is_row = covers > 0
+    step_s = seconds.pop(("", "wall_s"))
+    row = is_row.shift(fill_value=False).cumsum()  # number of the row that a step belongs to
+    by_step = pd.DataFrame(seconds, covers.index)
+    by_row = by_step.groupby(row).sum(min_count=1)
+    of_row = pd.Series(covers[is_row].to_numpy()).reindex(by_row.index, method="ffill")  # after the last, as before it
+    evaluations = [name for name in by_row if name[1] == "evaluate"]
+    by_row[evaluations] = by_row[evaluations].div(of_row, axis=0)  # other seconds are means over its steps
+    if _holds_evaluations(step_s, by_step.drop(columns=evaluations), by_step[evaluations].sum(axis=1)):
+        step_s -= by_step[evaluations].sum(axis=1)
+        done.note("a step's seconds hold the evaluation in it, as the rest of such steps shows: they are parted here")
+    lanes = [_by_lane(record) for record in by_row.to_dict("records")]
+    evaluate_s = row.map(by_row[evaluations].sum(axis=1))
+    times = at[is_row]
+    clock_s = (times - times.ffill().shift()).reindex(covers.index)
+    clock_s = clock_s.where(clock_s >= 0) / covers
+    wall_s = (step_s + evaluate_s).fillna(clock_s).where(is_row & ~is_unknown)
+    done.seconds_known = bool(wall_s.notna().any())
+    wall_s = wall_s.fillna(0.0)
+    elapsed_s = (wall_s * covers).cumsum()
+    if (total := float(elapsed_s.iloc[-1])) > MOST_SECONDS:
+        what = f"the log's steps take {total:g} s together, at most {MOST_SECONDS:g}"
+        raise UserError(what, where, "name a log whose times are in seconds")
+    first = 0 if covers.iloc[0] and covers.index[0] == 0 else 1
+    empty_evaluations = 0
+    for step, covered, number in zip(covers.index, covers.tolist(), row.tolist(), strict=True):
+        elapsed = float(elapsed_s[step])
+        if covered:
+            optimizer_steps = done.crosswalk.optimizer_steps * covered
+            stored = store_metrics(metrics[step, False])
+            fields = (step - first, step - first + 1, float(wall_s[step]), elapsed, optimizer_steps, lanes[number])
+            done.rows.append(StepRow(*fields, metrics=stored))
+        validation = metrics[step, True]
+        if any(math.isfinite(metric.value) for metric in validation.values()):
+            done.rows.append(EvaluationRow(step, step, elapsed, store_metrics(validation)))
+        elif validation:
+            empty_evaluations += 1
+    done.note(f"{empty_evaluations} evaluations without a single finite figure are left out", empty_evaluations)
+    if len(lanes) > is_row.sum() and lanes[-1]:
+        tail_s = sum(seconds for by_stage in lanes[-1].values() for seconds in by_stage.values())
+        done.rows.append(TailRow(tail_s, float(elapsed_s.iloc[-1] + tail_s * of_row.iloc[-1]), lanes[-1]))
 
 
-def _wrong_trainer(points: Points, crosswalk: Crosswalk, where: str) -> UserError:
-    names = sorted(points.names)
-    return UserError(
-        f"none of the {len(names)} names in the log is one that {crosswalk.title} writes: {', '.join(names[:4])}",
-        where=where,
-        fix="name the trainer that wrote it: verl, trl or open-instruct; a file of TensorBoard's after its tag",
-    )
+def _holds_evaluations(step_s: pd.Series, stages: pd.DataFrame, evaluate_s: pd.Series) -> bool:
+    """Whether the seconds of a step hold those of an evaluation in it, as in logs of older versions of verl: what its
+    stages leave of a step is then longer by most of an evaluation in steps that have one."""
+    rest, is_evaluated = step_s - stages.sum(axis=1), evaluate_s > 0
+    more = rest[is_evaluated].median() - rest[~is_evaluated].median()
+    return bool(stages.size and more > evaluate_s[is_evaluated].median() / 2)
+
+
+def _by_lane(stages: dict[Any, float]) -> dict[str, dict[str, float]]:
+    lanes: dict[str, dict[str, float]] = defaultdict(dict)
+    for (lane, stage), seconds in stages.items():
+        if not math.isnan(seconds):
+            lanes[lane][stage] = seconds
+    return dict(lanes)

@@ -8,73 +8,49 @@ history in Weights & Biases); all three also as TensorBoard's event files, an ex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
-from typing import Literal
+from typing import Any
 
-Values = Mapping[str, float]
-Reduction = Literal["mean", "sum", "max", "min"]
-
-# Names that the importer puts beside those of the log
-DEVICES = "--devices"
-STEPS = "steps since the row before"
-GROWTH = "growth of "  # + a name whose value counts up from the run's start
+from harness.core.types import Reduction
 
 
-class Role(StrEnum):
-    """Where a value goes."""
-
-    STEP = "seconds of the step"
-    STAGE = "seconds of a stage"
-    METRIC = "metric of the step"
-    VALIDATION = "metric of the evaluation"
-
-
-def same(*values: float) -> float:
-    """Return the one value as it is."""
-    (value,) = values
-    return value
-
-
-def total(*values: float) -> float:
-    """Return the sum."""
-    return sum(values)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
-    """One line of a crosswalk.
+    """One line of a table: a figure here, and the names in the log that it is made of.
 
-    Of the entries with the same role and name here, the first whose names are all in the log is used.
+    Of the entries for the same figure, the first whose names are all in the record is used.
 
     Attributes:
-        theirs: names in the log. In a single name ``*`` stands for one part of a path, and for the same in ``ours``;
-            ``**`` stands for one part or more.
-        ours: name here; the stage's for a stage, empty for the step's seconds.
-        lane: of a stage.
-        compute: from the values of ``theirs`` in that order; raises ZeroDivisionError where there is none.
+        ours: ``wall_s`` for the step's seconds; the stage's name for one with a lane; else a metric's, which is an
+            evaluation's where it begins with ``validation/``.
+        theirs: in a single name ``*`` stands for one part of a path, and for the same in ``ours``; ``**`` stands for
+            one part or more.
+        compute: from the columns of ``theirs`` in that order; None: the one column as it is.
+        less: names of seconds that are part of those, and are taken off where the log has them.
         caution: what a reader must know of the value; said by the import.
     """
 
-    theirs: tuple[str, ...]
     ours: str
-    role: Role
-    lane: str = ""
+    theirs: tuple[str, ...]
+    compute: Callable[..., Any] | None = None
     reduction: Reduction = "mean"
-    compute: Callable[..., float] = same
+    lane: str = ""
+    less: tuple[str, ...] = ()
     caution: str = ""
 
     @property
-    def is_pattern(self) -> bool:
-        """Whether the entry fits more than one name."""
-        return len(self.theirs) == 1 and "*" in self.theirs[0]
+    def is_seconds(self) -> bool:
+        """Whether it is the step's seconds or a stage's."""
+        return bool(self.lane) or self.ours == "wall_s"
 
-    @property
-    def is_renaming(self) -> bool:
-        """Whether the value is the log's own, so that nothing is lost with the name."""
-        return self.compute is same
+    def matches(self, names: Collection[str]) -> list[tuple[tuple[str, ...], str]]:
+        """Return (names in the log, name here) for each way in which it fits."""
+        if len(self.theirs) > 1 or "*" not in self.theirs[0]:
+            return [(self.theirs, self.ours)] if all(name in names for name in self.theirs) else []
+        fitting = [match for name in names if (match := pattern(self.theirs[0]).fullmatch(name))]
+        return [((match[0],), self.ours.replace("*", match[1])) for match in fitting]
 
 
 @cache
@@ -82,13 +58,12 @@ def pattern(theirs: str, tag: bool = False) -> re.Pattern[str]:
     """Return what fits a name of an entry, the stars as groups.
 
     Args:
-        tag: in the name of a file, where ``_`` may stand for each character that is no letter and no digit.
+        tag: where ``_`` may stand for each character that is no letter and no digit, as in the name of a file.
     """
     star = {"*": "([^/]+)", "**": "(.+)"}
-    parts = re.findall(r"\*\*|.", theirs)
-    return re.compile(
-        "".join(star.get(part) or (r"[\W_]" if tag and re.match(r"\W", part) else re.escape(part)) for part in parts)
-    )
+    parts = re.split(r"(\*+)", theirs)
+    plain = (re.sub(r"\W", r"[\\W_]", part) if tag else re.escape(part) for part in parts)
+    return re.compile("".join(star.get(part, text) for part, text in zip(parts, plain, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -97,257 +72,222 @@ class Crosswalk:
 
     Attributes:
         trainer: its name on the command line.
-        title: its name in sentences.
-        step_names: the fields of a record that may hold its step; the first that is there counts.
-        clock_names: fields with the time of a record in seconds, used where no step's seconds are in the log.
+        step_names: fields of a record that may hold its step, beside Weights & Biases' ``_step``; the first counts.
         validation: how the names of an evaluation begin.
         bookkeeping: names that alone make no training step.
         run_totals: names of the whole run, which come once at its end.
-        cumulative: names whose value counts up from the run's start.
-        prefixes: what one of its loggers puts before the names -> what stands there in its other logs.
+        prefixes: what one of its loggers puts before the names, as a regular expression -> what stands there in its
+            other logs.
+        timers: how the names begin, after ``prefixes``, of times that come in records of their own, without a step and
+            before the record of the step that they were part of; those of a step are added up.
+        no_timers: what to say where no stage is in the log.
+        assumption: what was assumed of the log, and is said of each.
         optimizer_steps: in one training step; 0 where the log does not tell.
     """
 
     trainer: str
-    title: str
     entries: tuple[Entry, ...]
     step_names: tuple[str, ...]
     validation: tuple[str, ...]
-    clock_names: tuple[str, ...] = ("_timestamp", "_runtime")
     bookkeeping: frozenset[str] = frozenset()
     run_totals: frozenset[str] = frozenset()
-    cumulative: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()
+    timers: tuple[str, ...] = ()
+    no_timers: str = ""
+    assumption: str = ""
     optimizer_steps: int = 0
 
     def plain_name(self, name: str) -> str:
-        """Return a name as the trainer's own log has it, whatever logger wrote it."""
+        """Return a name as the trainer's own log has it, whatever wrote it; the name itself where it is unknown."""
+        plain = name
         for prefix, instead in self.prefixes:
-            if name.startswith(prefix):
-                return instead + name[len(prefix) :]
-        return name
-
-    def name_of_tag(self, tag: str) -> str:
-        """Return the name whose series TensorBoard exports under this tag; the tag itself where none fits."""
+            plain = re.sub(f"^{prefix}", instead, plain)
+        if self.writes(plain):
+            return plain
         for prefix, instead in (("", ""), *self.prefixes):
-            before = pattern(prefix, tag=True).match(tag)
-            own = instead + tag[before.end() :] if before else ""
-            for theirs in (name for entry in self.entries for name in entry.theirs):
-                distinct = theirs.rpartition("/")[2].strip("*")  # else rewards/* would fit rewards_NAME_std too
-                if distinct and (found := pattern(theirs, tag=True).fullmatch(own)):
-                    name = theirs.replace("**", "*")
-                    for part in found.groups():
-                        name = name.replace("*", part, 1)
-                    return name
-        return tag
+            own = re.sub("^" + prefix.replace("/", r"[\W_]"), instead, name)
+            for theirs in (each for entry in self.entries for each in entry.theirs):
+                is_distinct = theirs.rpartition("/")[2].strip("*")  # else rewards/* would fit rewards_NAME_std too
+                if is_distinct and (fits := pattern(theirs, tag=True).fullmatch(own)):
+                    return re.sub(r"\*+", "{}", theirs).format(*fits.groups())
+        return plain
 
     def writes(self, name: str) -> bool:
         """Whether the trainer is known to write the name."""
-        if self.is_validation(name) or name in self.bookkeeping | self.run_totals:
-            return True
-        return any(pattern(theirs).fullmatch(name) for entry in self.entries for theirs in entry.theirs)
+        is_known = any(pattern(theirs).fullmatch(name) for entry in self.entries for theirs in entry.theirs)
+        return is_known or not self.is_training(name)
 
     def is_training(self, name: str) -> bool:
         """Whether the name belongs to a training step."""
-        return name not in self.bookkeeping | self.run_totals and not self.is_validation(name)
-
-    def is_validation(self, name: str) -> bool:
-        """Whether the name belongs to an evaluation."""
-        return name.startswith(self.validation)
+        return not name.startswith(self.validation) and name not in self.bookkeeping | self.run_totals
 
 
-def _renamed(role: Role, names: Mapping[str, str], lane: str = "") -> tuple[Entry, ...]:
-    return tuple(Entry((theirs,), ours, role, lane) for theirs, ours in names.items())
+def _table(text: str) -> tuple[Entry, ...]:
+    """Return the entries of a table: on each line a figure, a stage behind its lane, and the names that it has."""
+    lines = [line.split() for line in text.strip().splitlines()]
+    split = [(*figure.rpartition(":"), names) for figure, *names in lines]
+    return tuple(Entry(ours, (name,), lane=lane) for lane, _, ours, names in split for name in names)
 
 
-def _computed(ours: str, compute: Callable[..., float], *theirs: str) -> Entry:
-    return Entry(theirs, ours, Role.METRIC, compute=compute)
-
-
-def _generated(tokens: float, prompt: float, response: float) -> float:
-    return tokens * response / (prompt + response)
-
-
-def _without_wait(training: float, waiting: float) -> float:
-    return max(0.0, training - waiting)
-
-
-def _rest(share: float) -> float:
-    return 1.0 - share
-
-
-def _per_second(tokens: float, seconds: float, steps: float = 1.0) -> float:
-    return tokens / (seconds * steps)
-
+# ---- verl: one process runs the stages and times them
 
 _TOTAL, _STEP, _PER_DEVICE = "perf/total_num_tokens", "timing_s/step", "perf/throughput"
 _LENGTHS = ("prompt_length/mean", "response_length/mean")
-_VERL_STEP = _renamed(Role.STEP, {_STEP: "", "perf/time_per_step": ""})
-_VERL_STAGES = {  # one process runs the stages and times them
-    "timing_s/reward": "score",
-    "timing_s/old_log_prob": "old_logprobs",
-    "timing_s/ref": "reference_logprobs",
-    "timing_s/adv": "prepare_batch",
-    "timing_s/update_actor": "update",
-    "timing_s/update_weights": "weight_transfer",
-    "timing_s/param_sync": "weight_transfer",
-    "timing_s/sync_rollout_weights": "weight_transfer",
-    "timing_s/save_checkpoint": "checkpoint",
-    "timing_s/testing": "evaluate",
-}
-_VERL_METRICS = {
-    "critic/score/mean": "reward/total",
-    "actor/lr": "learning_rate",
-    "response_length/mean": "response_length",
-    "response_length/clip_ratio": "truncated_fraction",
-    "actor/entropy": "token_entropy",
-    "actor/entropy_loss": "token_entropy",
-    "actor/grad_norm": "grad_norm",
-    "actor/pg_clipfrac": "clip_fraction",
-    "perf/mfu/actor": "perf/mfu",
-    "mfu/actor": "perf/mfu",
-    "training/off_policy/trajectory_staleness_worst/mean": "off_policy/mean",
-}
-_VERL_REST = (
-    *_renamed(Role.STAGE, _VERL_STAGES, "driver"),
-    Entry((_TOTAL, *_LENGTHS), "response_tokens", Role.METRIC, reduction="sum", compute=_generated),
-    _computed(
-        "perf/throughput_total",
-        lambda tokens, prompt, response, seconds: _generated(tokens, prompt, response) / seconds,
-        *(_TOTAL, *_LENGTHS, _STEP),
-    ),
-    _computed(
-        "perf/throughput_total",
-        lambda per_device, devices, prompt, response: _generated(per_device * devices, prompt, response),
-        *(_PER_DEVICE, DEVICES, *_LENGTHS),
-    ),
-    _computed("perf/throughput_per_device", _generated, _PER_DEVICE, *_LENGTHS),
-    _computed("perf/processed_tokens_per_s", _per_second, _TOTAL, _STEP),
-    _computed("perf/processed_tokens_per_s", lambda per_device, devices: per_device * devices, _PER_DEVICE, DEVICES),
-    *_renamed(Role.METRIC, _VERL_METRICS),
-    Entry(
-        ("critic/rewards/mean",),
-        "reward/total",
-        Role.METRIC,
-        caution="reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards",
-    ),
-    _computed("learning_rate", lambda scaled: scaled / 1e4, "actor/lr(1e-4)"),
-    Entry(("training/off_policy/trajectory_staleness_worst/max",), "off_policy/max", Role.METRIC, reduction="max"),
-    *_renamed(Role.VALIDATION, {"val-core/**/mean@*": "validation/reward", "val/test_score/**": "validation/reward"}),
-)
+_AFTER_PENALTY = "reward/total is critic/rewards/mean: after the KL penalty, if the run puts one into its rewards"
+
+
+def _generated(tokens: Any, prompt: Any, response: Any) -> Any:
+    return tokens * response / (prompt + response)
+
+
+_VERL = _table("""
+    wall_s                     timing_s/step perf/time_per_step
+    driver:generate            timing_s/gen
+    driver:score               timing_s/reward
+    driver:old_logprobs        timing_s/old_log_prob
+    driver:reference_logprobs  timing_s/ref
+    driver:prepare_batch       timing_s/adv
+    driver:update              timing_s/update_actor
+    driver:weight_transfer     timing_s/update_weights timing_s/param_sync timing_s/sync_rollout_weights
+    driver:checkpoint          timing_s/save_checkpoint
+    driver:evaluate            timing_s/testing
+    reward/total               critic/score/mean
+    response_length            response_length/mean
+    truncated_fraction         response_length/clip_ratio
+    token_entropy              actor/entropy actor/entropy_loss
+    grad_norm                  actor/grad_norm
+    clip_fraction              actor/pg_clipfrac
+    learning_rate              actor/lr
+    perf/mfu                   perf/mfu/actor mfu/actor
+    off_policy/mean            training/off_policy/trajectory_staleness_worst/mean
+    validation/reward          val-core/**/mean@* val/test_score/**
+""")
 VERL = Crosswalk(
-    trainer="verl",
-    title="verl",
-    entries=(*_VERL_STEP, *_renamed(Role.STAGE, {"timing_s/gen": "generate"}, "driver"), *_VERL_REST),
-    step_names=("step", "training/global_step", "_step"),
+    "verl",
+    (
+        *_VERL,
+        Entry("reward/total", ("critic/rewards/mean",), caution=_AFTER_PENALTY),
+        Entry("learning_rate", ("actor/lr(1e-4)",), lambda scaled: scaled / 1e4),
+        Entry("off_policy/max", ("training/off_policy/trajectory_staleness_worst/max",), reduction="max"),
+        Entry("response_tokens", (_TOTAL, *_LENGTHS), _generated, "sum"),
+        Entry("perf/throughput_total", (_TOTAL, *_LENGTHS, _STEP), lambda *x: _generated(*x[:3]) / x[3]),
+        Entry("perf/throughput_per_device", (_PER_DEVICE, *_LENGTHS), _generated),
+        Entry("perf/processed_tokens_per_s", (_TOTAL, _STEP), lambda tokens, seconds: tokens / seconds),
+    ),
+    step_names=("step", "training/global_step"),
     validation=("val-core/", "val-aux/", "val/"),
     bookkeeping=frozenset({"training/global_step", "training/epoch"}),
-    prefixes=(("timing/", "timing_s/"),),  # its first versions
+    prefixes=(("timing/", "timing_s/"),),  # of its first versions
+    assumption="timing_s/gen was read as generation (synchronous)",
 )
-_WAITS_TOO = ("timing_s/gen", "timing_s/wait_for_enough_samples")
-VERL_ASYNCHRONOUS = replace(
-    VERL,
-    title="verl, asynchronous",
-    entries=(
-        *_VERL_STEP,
-        Entry(_WAITS_TOO, "wait_for_batch", Role.STAGE, "driver", compute=total),
-        *_renamed(Role.STAGE, {"timing_s/gen": "wait_for_batch"}, "driver"),
-        *_VERL_REST,
-    ),
-)
-ASYNCHRONOUS_SIGNS = (
-    "fully_async/",
-    "separate_async/",
-    "timing_s/wait_for_enough_samples",
-    "timing_s/param_sync",
-    "timing_s/sync_rollout_weights",
-)
+_WAIT = ("timing_s/gen", "timing_s/wait_for_enough_samples")
+ASYNC_SIGNS = ("fully_async/", "separate_async/", "timing_s/param_sync", "timing_s/sync_rollout_weights", _WAIT[1])
 """How names begin that only verl's asynchronous trainers write."""
+VERL_ASYNC = replace(
+    VERL,
+    entries=(
+        Entry("wait_for_batch", _WAIT, lambda generating, waiting: generating + waiting, lane="driver"),
+        *_table("driver:wait_for_batch timing_s/gen"),
+        *(entry for entry in VERL.entries if entry.ours != "generate"),
+    ),
+    assumption="timing_s/gen was read as waiting for the next batch (asynchronous)",
+)
+
+# ---- TRL: its timers hold each other: step_time is _prepare_inputs, compute_loss and the backward pass, and
+# _prepare_inputs, in a step that generates, is all that comes before the loss
+
+_STEP_TIME, _PREPARE = "step_time", "profiling/_prepare_inputs"
+_PREPARING = _table("""
+    driver:generate            profiling/vLLM.generate profiling/transformers.generate
+    driver:generate            profiling/transformers.generate_batch
+    driver:weight_transfer     profiling/sync_weights profiling/_move_model_to_vllm
+    driver:score               profiling/_calculate_rewards
+""")
+_TRL = _table("""
+    wall_s                         step_time
+    driver:update                  profiling/compute_loss
+    driver:evaluate                eval_runtime
+    reward/total                   reward
+    reward/*                       rewards/*/mean rewards/*
+    response_length                completions/mean_length completion_length
+    truncated_fraction             completions/clipped_ratio
+    token_entropy                  entropy
+    grad_norm                      grad_norm
+    loss                           loss
+    learning_rate                  learning_rate
+    zero_variance_fraction         frac_reward_zero_std
+    clip_fraction                  clip_ratio/region_mean clip_ratio
+    kl/reference_k3                kl
+    validation/reward              eval_reward eval_*_reward
+    validation/response_length     eval_completions/mean_length eval_completion_length
+    validation/truncated_fraction  eval_completions/clipped_ratio
+""")
+
+
+def _growth(tokens: Any) -> Any:
+    """Return the tokens of a step, of tokens that count up from the run's start; the first row's are unknown."""
+    counts = tokens.dropna()
+    return counts.diff() / counts.index.to_series().diff()
+
 
 TRL = Crosswalk(
-    trainer="trl",
-    title="TRL",
-    entries=(
-        *_renamed(Role.STEP, {"step_time": ""}),
-        *_renamed(Role.STAGE, {"eval_runtime": "evaluate"}, "driver"),
-        *_renamed(
-            Role.METRIC,
-            {
-                "reward": "reward/total",
-                "rewards/*/mean": "reward/*",
-                "rewards/*": "reward/*",
-                "completions/mean_length": "response_length",
-                "completion_length": "response_length",
-                "completions/clipped_ratio": "truncated_fraction",
-                "entropy": "token_entropy",
-                "grad_norm": "grad_norm",
-                "loss": "loss",
-                "learning_rate": "learning_rate",
-                "frac_reward_zero_std": "zero_variance_fraction",
-                "clip_ratio/region_mean": "clip_fraction",
-                "clip_ratio": "clip_fraction",
-                "kl": "kl/reference_k3",
-            },
-        ),
-        _computed("perf/processed_tokens_per_s", _per_second, GROWTH + "num_tokens", "step_time", STEPS),
-        *_renamed(
-            Role.VALIDATION,
-            {
-                "eval_reward": "validation/reward",
-                "eval_*_reward": "validation/reward",
-                "eval_completions/mean_length": "validation/response_length",
-                "eval_completion_length": "validation/response_length",
-                "eval_completions/clipped_ratio": "validation/truncated_fraction",
-            },
-        ),
+    "trl",
+    (
+        *_PREPARING,
+        Entry("prepare_batch", (_PREPARE,), lane="driver", less=tuple(entry.theirs[0] for entry in _PREPARING)),
+        Entry("update", (_STEP_TIME, _PREPARE), lambda step, inner: (step - inner).clip(lower=0.0), lane="driver"),
+        *_TRL,
+        Entry("perf/processed_tokens_per_s", ("num_tokens", _STEP_TIME), lambda x, y: _growth(x) / y),
     ),
-    step_names=("step", "train/global_step", "global_step", "_step"),
+    step_names=("step", "train/global_step", "global_step"),
     validation=("eval_",),
     bookkeeping=frozenset({"epoch", "global_step", "total_flos"}),
     run_totals=frozenset({"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"}),
-    cumulative=("num_tokens",),
-    prefixes=(("train/", ""), ("eval/", "eval_")),  # transformers' integrations rewrite the names so
+    # transformers' integrations rewrite names as in the first two; a timer has the trainer's class before its name
+    prefixes=(("train/", ""), ("eval/", "eval_"), (r"profiling/Time taken: (?:\w+\.)?", "profiling/")),
+    timers=("profiling/",),
+    no_timers="no stages: TRL times them for trackers only. GRPOConfig(report_to='wandb') makes it log profiling/Time "
+    "taken; import the rows of that run's scan_history()",
     optimizer_steps=1,
 )
 
-_WAITS = ("time/trainer_waiting_for_data", "time/trainer_idle_waiting_for_inference")  # new and old name
-_IDLE = ("time/generation_waiting_for_trainer", "time/generation_idle_waiting_for_trainer")
-_TRAINING = "time/training"
+# ---- open-instruct: its training time begins before the batch has arrived
+
+_OPEN_INSTRUCT = _table("""
+    wall_s                       time/total
+    learner:wait_for_batch       time/trainer_waiting_for_data time/trainer_idle_waiting_for_inference
+    generator:wait_for_room      time/generation_waiting_for_trainer time/generation_idle_waiting_for_trainer
+    generator:weight_transfer    time/weight_sync
+    learner:checkpoint           time/saving
+    reward/total                 scores
+    response_length              val/sequence_lengths
+    token_entropy                policy/entropy_avg
+    grad_norm                    optim/grad_norm
+    learning_rate                lr
+    clip_fraction                policy/clipfrac_avg
+    ratio/mean                   val/ratio
+    kl/reference_k1              objective/kl0_avg
+    kl/reference_k3              objective/kl2_avg
+    perf/processed_tokens_per_s  learner_tokens_per_second_step
+    validation/reward            eval/scores
+    validation/response_length   eval/sequence_lengths
+""")
+_WAITS = tuple(entry.theirs[0] for entry in _OPEN_INSTRUCT if entry.ours == "wait_for_batch")
 OPEN_INSTRUCT = Crosswalk(
-    trainer="open-instruct",
-    title="open-instruct",
-    entries=(
-        *_renamed(Role.STEP, {"time/total": ""}),
-        *(Entry((_TRAINING, wait), "update", Role.STAGE, "learner", compute=_without_wait) for wait in _WAITS),
-        *_renamed(Role.STAGE, {_TRAINING: "update"} | dict.fromkeys(_WAITS, "wait_for_batch"), "learner"),
-        *_renamed(
-            Role.STAGE, dict.fromkeys(_IDLE, "wait_for_room") | {"time/weight_sync": "weight_transfer"}, "generator"
-        ),
-        *_renamed(Role.STAGE, {"time/saving": "checkpoint"}, "learner"),
-        *_renamed(Role.METRIC, {"scores": "reward/total", "val/sequence_lengths": "response_length"}),
-        _computed("truncated_fraction", _rest, "val/stop_rate"),
-        *_renamed(
-            Role.METRIC,
-            {
-                "policy/entropy_avg": "token_entropy",
-                "optim/grad_norm": "grad_norm",
-                "lr": "learning_rate",
-                "policy/clipfrac_avg": "clip_fraction",
-                "val/ratio": "ratio/mean",
-                "objective/kl0_avg": "kl/reference_k1",
-                "objective/kl2_avg": "kl/reference_k3",
-                "learner_tokens_per_second_step": "perf/processed_tokens_per_s",
-            },
-        ),
-        _computed("perf/mfu", lambda percent: percent / 100, "learner_mfu"),
-        *_renamed(
-            Role.VALIDATION,
-            {"eval/scores": "validation/reward", "eval/sequence_lengths": "validation/response_length"},
-        ),
-        Entry(("eval/stop_rate",), "validation/truncated_fraction", Role.VALIDATION, compute=_rest),
+    "open-instruct",
+    (
+        *_OPEN_INSTRUCT,
+        Entry("update", ("time/training",), lane="learner", less=_WAITS),
+        Entry("truncated_fraction", ("val/stop_rate",), lambda stopped: 1.0 - stopped),
+        Entry("perf/mfu", ("learner_mfu",), lambda percent: percent / 100),
+        Entry("validation/truncated_fraction", ("eval/stop_rate",), lambda stopped: 1.0 - stopped),
     ),
-    step_names=("training_step", "_step", "step"),
+    step_names=("training_step", "step"),
     validation=("eval/",),
     bookkeeping=frozenset({"training_step", "global_step", "episode", "epoch"}),
 )
 CROSSWALKS = {crosswalk.trainer: crosswalk for crosswalk in (VERL, TRL, OPEN_INSTRUCT)}
+_COMMON = set.intersection(*({entry.ours for entry in each.entries} for each in CROSSWALKS.values()))
+_RENAMED = [entry.ours for entry in VERL.entries if len(entry.theirs) == 1 and not entry.is_seconds]
+STANDARD = dict.fromkeys(ours for ours in _RENAMED if ours in _COMMON)
+"""Figures of every trainer, which the import names where a log lacks them."""

@@ -497,7 +497,7 @@ def calls_under_way(lane: str, spans: Sequence[Span], called_ns: int, answered_n
     """Yield the waits at both ends of a call: until the actor began to work, and from then on until we had the reply.
 
     Arguments and results are unpacked in these times too. They are the lowest kind of span: where another call kept
-    the actor busy meanwhile, that one owns the time (see ``harness.compare.attribution``).
+    the actor busy meanwhile, that one owns the time (``harness.results.occupancy``).
 
     Args:
         lane: the actor's.

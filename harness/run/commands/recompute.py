@@ -60,9 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(step: int, checks: Sequence[Check], notes: Sequence[str], tolerance: float) -> None:
-    from harness.compare.tables import Table
     from harness.report.console import Output
-    from harness.report.text import print_list, print_table
+    from harness.report.document import Table
+    from harness.report.terminal import print_list, print_table
     from harness.run.recompute import MOST_NAMED
 
     rows = tuple((check.what, _said(check, tolerance), f"{check.values:,}") for check in checks)

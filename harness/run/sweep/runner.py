@@ -15,15 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.compare.learning import divergence, evaluations
+from harness.compare.signal import divergence
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.progress import duration
 from harness.core.terminal_text import plain
 from harness.probes.provenance import code_state
 from harness.report.console import Output
-from harness.results import Manifest, load_run
+from harness.results import Manifest
 from harness.results.experiment_plan import held
+from harness.results.frames import read_table
 from harness.results.writer import CHECKPOINTS
 from harness.run.arm_runner import ArmRunner
 from harness.run.experiment import show_results
@@ -420,11 +421,10 @@ def _seconds(manifest: Manifest) -> float:
 
 def _learned(folder: Path) -> str:
     """Say from where to where the validation reward went, and from which step on it was gone, if it was."""
-    run = load_run(folder)
-    evaluated = evaluations(run)
-    if not evaluated:
+    table = read_table(folder)
+    rewards = table.rewards.reward
+    if not len(rewards):
         return "finished"
-    first, last = evaluated[0].reward, evaluated[-1].reward
-    reward = f"{last:.3f}" if len(evaluated) == 1 else f"from {first:.3f} to {last:.3f}"
-    lost = divergence(run, evaluated)
+    reward = f"{rewards[-1]:.3f}" if len(rewards) == 1 else f"from {rewards[0]:.3f} to {rewards[-1]:.3f}"
+    lost = divergence(table)
     return (f"diverged at step {lost.step}: " if lost else "") + f"validation reward {reward}"

@@ -106,7 +106,7 @@ def run(
     """
     from harness.core.terminal_text import plain
     from harness.report.console import Output
-    from harness.report.text import print_table
+    from harness.report.terminal import print_table
     from harness.simulate.calibrate.exchange import find_collectives
     from harness.simulate.calibrate.fit import calibration
     from harness.simulate.calibrate.observations import find_sources

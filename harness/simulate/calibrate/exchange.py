@@ -25,8 +25,8 @@ from scipy.optimize import nnls
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.core.regular_files import read_regular
 from harness.results import Run
+from harness.results.jsonl import read_json
 from harness.scenario.loop_plan import threads_on
 from harness.simulate.calibrate.effects import run_speeds
 from harness.simulate.calibrate.least_squares import FitShape
@@ -85,14 +85,10 @@ def find_collectives(paths: Sequence[Path]) -> list[CollectiveTimes]:
     }
     found = []
     for file in sorted(files):
-        try:
-            data = json.loads(read_regular(file))
-            if (data.pop("schema"), data.pop("schema_version")) != (SCHEMA, SCHEMA_VERSION):
-                raise UserError(f"{file} is of another version than {SCHEMA_VERSION}", str(file), "measure again")
-            found.append(CollectiveTimes(**data))
-        except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
-            what = f"{file} holds no measured collectives: {error}"
-            raise UserError(what, str(file), "take that file away, or measure again") from error
+        data = read_json(file, dict[str, Any])
+        if (data.get("schema"), data.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
+            raise UserError(f"{file} is of another version than {SCHEMA_VERSION}", str(file), "measure again")
+        found.append(read_json(file, CollectiveTimes))
     return found
 
 

@@ -14,12 +14,12 @@ from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from harness.compare.experiments import variant_labels
+from harness.compare.experiment import arm_labels
 from harness.core.errors import UserError
 from harness.core.intervals import Interval, merge, total
 from harness.core.trace import Span, Stage
 from harness.results import Run, find_runs, lane_kind
-from harness.results.lane_time import parts_as_lanes
+from harness.results.occupancy import part_spans
 from harness.results.rows import BatchRow, ShardRow
 from harness.results.writer import SCENARIO
 from harness.scenario import Scenario, load_scenario
@@ -172,7 +172,7 @@ class Observation:
 def run_label(run: Run) -> str:
     """Return what a profile calls a run: scenario, experiment, and its arm, point, seed and block where it has them."""
     manifest = run.manifest
-    variant = variant_labels([(manifest.arm, manifest.point)], "")[0]
+    variant = arm_labels([(manifest.arm, manifest.point)], "")[0]
     seed = f"seed={manifest.point['seed']}" if "seed" in manifest.point else ""
     block = "" if manifest.block is None else f"block{manifest.block}"
     return "/".join(part for part in (manifest.scenario, manifest.experiment, variant, seed, block) if part)
@@ -214,7 +214,7 @@ class Reading:
     def __init__(self, run: Run) -> None:
         manifest = run.manifest
         self.run, self.label = run, run_label(run)
-        self.arm = variant_labels([(manifest.arm, manifest.point)], manifest.scenario)[0]
+        self.arm = arm_labels([(manifest.arm, manifest.point)], manifest.scenario)[0]
         self.scenario: Scenario = load_scenario(run.folder / SCENARIO)
         self.work = Workload(self.scenario)
         if self.work.shape is None:
@@ -222,7 +222,7 @@ class Reading:
             raise UserError(what, str(run.folder), "leave it out: name the folders of other runs with --from")
         self.cores = int(run.manifest.machine.get("cores") or 1)
         self.has_gpu = bool(run.manifest.machine.get("gpus"))
-        self.spans = sorted(parts_as_lanes(run.spans()), key=lambda span: (span.start_ns, span.end_ns))
+        self.spans = sorted(part_spans(run.spans()), key=lambda span: (span.start_ns, span.end_ns))
         self.left_out = {row.step for row in run.steps if row.warmup or row.profiled}
         self.rollouts = Rollouts(run, self.spans)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.compare.tables import Table
+from harness.report.document import Table
 from harness.simulate.calibrate.observations import Observation
 from harness.simulate.machine import Contention, MachineProfile, StageCost
 

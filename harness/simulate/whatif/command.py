@@ -91,7 +91,7 @@ def _print(answer: Answer, written: Sequence[str]) -> None:
     from rich.text import Text
 
     from harness.report.console import Output
-    from harness.report.text import print_list, print_table
+    from harness.report.terminal import print_list, print_table
     from harness.simulate.whatif.report import cautions, sentences, tables
 
     console = Output()

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.compare.attribution import measured_lanes
-from harness.compare.checkpoints import CheckpointCost
-from harness.compare.figures import run_figures
+from harness.compare.checkpoints import CheckpointCost, checkpoint_cost
 from harness.compare.numbers import percent
-from harness.compare.step_columns import with_tail
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.loop import LoopPlan
 from harness.results import Run, lane_kind
+from harness.results.frames import table_of
+from harness.results.occupancy import part_spans
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import stage_times, step_time
+from harness.simulate.metrics import stage_times, step_time, waiting_shares
 from harness.simulate.whatif import ERROR_BOUND
 from harness.simulate.whatif.changes import (
     Change,
@@ -130,7 +129,8 @@ def what_if(
     contention = contention_of(scenario, profile)
     recording = undisturbed(recording, contention, scenario)
     replays = _Replays(recording, change, profile)
-    recorded_s = step_time(with_tail(run.steps, run.tail))
+    recorded = table_of(run)
+    recorded_s = step_time(recorded)
     if recorded_s <= 0:
         where = str(run.folder)
         raise UserError(f"the training steps of the run {where!r} took no time", where, "name another run")
@@ -142,7 +142,8 @@ def what_if(
     notes = _notes(run, change, replays, after, profile)
     used = profile is not None and (contention is not None or replays.repriced is not None)
     name = profile.name if profile is not None and used else None
-    made = run_figures(run).checkpoints
+    steps = {int(step) for step in recorded.steps["step"][recorded.is_measured]}
+    made = checkpoint_cost(run, part_spans(run.spans()), steps, recorded_s)
     every = change.after.checkpoint.every
     checkpoints = None if made is None or every is None else replace(made, every=every)
     return Answer(run, change, recorded_s, before, after, gains, lane_gains, notes, name, checkpoints)
@@ -238,9 +239,8 @@ def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
 
 
 def _outcome(replayed: Replayed) -> Outcome:
-    accounts = measured_lanes(replayed.loop_rows, replayed.spans, 0)
-    idle = {lane: account.share(account.waiting_ns) for lane, account in accounts.items()}
-    return Outcome(step_time(replayed.loop_rows), stage_times(replayed.loop_rows), idle, replayed)
+    table = replayed.table
+    return Outcome(step_time(table), stage_times(table), waiting_shares(table, replayed.spans, 0), replayed)
 
 
 def _stage_gains(recording: Recording, replays: _Replays, after: Outcome) -> tuple[Gain, ...]:
@@ -263,7 +263,7 @@ def _lane_gains(replays: _Replays, after: Outcome) -> tuple[Gain, ...]:
 
 
 def _gain(replays: _Replays, after: Outcome, factors: Factors) -> float:
-    return 1 - step_time(replays.after(factors).loop_rows) / after.step_s if after.step_s > 0 else 0.0
+    return 1 - step_time(replays.after(factors).table) / after.step_s if after.step_s > 0 else 0.0
 
 
 def _notes(

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby, pairwise
 
-from harness.compare.attribution import loop_window
 from harness.compare.checkpoints import has_kept_steps
 from harness.core.errors import UserError
 from harness.core.intervals import clip, total
@@ -29,8 +28,8 @@ from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.results import BatchRow, Run, ShardRow, StepRow, lane_kind, natural_order
-from harness.results.lane_time import parts_as_lanes
-from harness.results.writer import SPANS
+from harness.results.occupancy import loop_window, part_spans
+from harness.results.rows import SPANS
 from harness.simulate.features import Group
 from harness.simulate.parts import Sampled, with_rewards
 
@@ -184,7 +183,7 @@ def _checked_spans(run: Run) -> list[Span]:
     if run.setting("learner.stream"):
         what = f"the run {where!r} trained on parts of a batch (learner.stream), which a replay does not do"
         raise UserError(what, where, "name a run without it")
-    spans = parts_as_lanes(run.spans())
+    spans = part_spans(run.spans())
     if not spans:
         raise UserError(
             f"the run {where!r} has no spans, so there is nothing to replay",

@@ -6,19 +6,21 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from harness.compare.step_columns import with_tail
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
-from harness.results import StepRow, VersionChange, lane_kind, lane_seconds
+from harness.results import StepRow, VersionChange, lane_kind
+from harness.results.frames import RunTable
+from harness.results.occupancy import Occupancy
 from harness.results.rows import LaneSeconds, TailRow
 from harness.scenario import Scenario
 from harness.scenario.loop_plan import on_one_thread, writer_lane
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention
-from harness.simulate.metrics import simulated_row
+from harness.simulate.metrics import simulated_row, table_of_rows
 from harness.simulate.parts import Sampled, SimulatedGenerator, SimulatedLearner, SimulatedScorer
 from harness.simulate.timeline import CallPlan, CallTimeline, OwnDevice, SharedCores, StagePlan
 from harness.simulate.whatif.recording import RecordedCall, Recording, Rollouts, Work
@@ -116,14 +118,14 @@ class Replayed:
     changes: tuple[VersionChange, ...] = ()
     tail: LaneSeconds = field(default_factory=dict)
 
-    @property
-    def loop_rows(self) -> list[StepRow]:
-        """The rows that figures are taken of: the last one with a last evaluation after it (``with_tail``)."""
+    @cached_property
+    def table(self) -> RunTable:
+        """What figures are taken of: the last step with a last evaluation after it."""
         end_s = self.rows[-1].elapsed_s if self.rows else 0.0
         totals: Counter[str] = Counter()
         for stages in self.tail.values():
             totals.update(stages)
-        return with_tail(self.rows, TailRow(max(0.0, self.loop_s - end_s), self.loop_s, self.tail, dict(totals)))
+        return table_of_rows(self.rows, TailRow(max(0.0, self.loop_s - end_s), self.loop_s, self.tail, dict(totals)))
 
 
 def replay(
@@ -329,8 +331,7 @@ class _StepWatch(SilentObserver):
         self._record_s = record_s
         steady = [s for step, s in record_s.items() if not self._flags.get(step, (False,))[0]]
         self._steady_s = sum(steady) / len(steady) if steady else 0.0
-        self._last_s = 0.0
-        self.rows: list[StepRow] = []
+        self._steps: list[tuple[StepReport, float, int, dict[str, int]]] = []  # with spans that had ended, and versions
         self.spans: list[Span] = []
         self.changes: list[VersionChange] = []
         self._held: dict[str, int] = {}
@@ -344,20 +345,8 @@ class _StepWatch(SilentObserver):
     def on_step(self, facts: StepReport) -> None:
         """See ``Observer``."""
         now_s = self._now_s()
-        spans = self._drain()
-        warmup, profiled = self._flags.get(facts.step, (False, False))
-        self.rows.append(
-            simulated_row(
-                facts,
-                now_s - self._last_s,
-                now_s,
-                spans,
-                warmup=warmup,
-                profiled=profiled,
-                versions=self._held,
-            )
-        )
-        self._last_s = now_s
+        self.spans += self._tracer.drain()
+        self._steps.append((facts, now_s, len(self.spans), dict(self._held)))
         self._hold_learner(facts.step, now_s)
 
     def on_finished(self, ledger: RolloutCounts) -> None:
@@ -366,9 +355,16 @@ class _StepWatch(SilentObserver):
 
     def close(self, loop_s: float, borrowed: Mapping[Work, int]) -> Replayed:
         """Return what came of the replay."""
-        tail = lane_seconds(self._drain())
-        rows, spans, changes = tuple(self.rows), tuple(self.spans), tuple(self.changes)
-        return Replayed(rows, spans, loop_s, self._ledger, dict(borrowed), changes, tail)
+        self.spans += self._tracer.drain()
+        table, rows, before_s, first = Occupancy.of(self.spans), list[StepRow](), 0.0, 0
+        for facts, now_s, last, held in self._steps:
+            lanes = table.seconds(self.spans[first:last], first)
+            warmup, profiled = self._flags.get(facts.step, (False, False))
+            row = simulated_row(facts, now_s - before_s, now_s, lanes, warmup=warmup, profiled=profiled, versions=held)
+            rows.append(row)
+            before_s, first = now_s, last
+        tail, spans, changes = table.seconds(self.spans[first:], first), tuple(self.spans), tuple(self.changes)
+        return Replayed(tuple(rows), spans, loop_s, self._ledger, dict(borrowed), changes, tail)
 
     def _hold_learner(self, step: int, now_s: float) -> None:
         seconds = self._record_s.get(step, self._steady_s)
@@ -379,11 +375,6 @@ class _StepWatch(SilentObserver):
         end_ns = now_ns + round(seconds * 1e9)
         version = self._held[LEARNER]
         self._tracer.finished.append(Span(LEARNER, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, step, version))
-
-    def _drain(self) -> list[Span]:
-        spans = self._tracer.drain()
-        self.spans += spans
-        return spans
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -8,17 +8,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.compare.attribution import in_pipeline_order
 from harness.compare.checkpoints import interval_advice
 from harness.compare.numbers import change, listed, number, percent
-from harness.compare.tables import Table
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.report.style import label, picture_style, save
-from harness.report.timeline import Excerpt, choose_steps, draw_excerpts, excerpt_of
-from harness.results import Manifest, RunFolder, experiment_name, step_row, tail_row
+from harness.report.canvas import save
+from harness.report.document import Table
+from harness.report.experiment_charts import EVALUATE, Excerpt, timeline_figure
+from harness.results import Manifest, RunFolder, StepRow, TailRow, experiment_name, in_pipeline_order
 from harness.results.recorder import LEDGER_COLUMNS
-from harness.results.rows import LaneSeconds
 from harness.results.writer import timestamp, utc_now
 from harness.scenario import Scenario, resolved_yaml
 from harness.simulate.whatif.effects import FASTER, Answer, Gain, Outcome
@@ -167,23 +165,24 @@ def draw_picture(answer: Answer, path: Path) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    shown = {"as it was (simulated)": _excerpt(answer.before)}
+    shown = [_excerpt("as it was (simulated)", answer.before)]
     step = f"a step takes {number(answer.before.step_s)} s"
     if not answer.change.is_none:
-        shown[f"{changed_to(answer)} (simulated)"] = _excerpt(answer.after)
+        shown.append(_excerpt(f"{changed_to(answer)} (simulated)", answer.after))
         step += f", then {number(answer.after.step_s)} s ({change(answer.ratio)})"
-    heading = f"{label(answer.run.manifest.scenario)}, simulated: {step}"
+    heading = f"{answer.run.manifest.scenario}, simulated: {step}"
     try:
-        with picture_style():
-            return save(draw_excerpts(shown, heading), path)
+        return save(timeline_figure(shown, heading), path)
     except OSError as error:
         what = f"cannot write the picture {str(path)!r}: {error.strerror or error}"
         raise UserError(what, str(path), "name another file with -o FILE.png") from error
 
 
-def _excerpt(outcome: Outcome) -> Excerpt:
-    replayed = outcome.replayed
-    return excerpt_of(replayed.spans, choose_steps(replayed.rows), replayed.changes)
+def _excerpt(name: str, outcome: Outcome) -> Excerpt:
+    rows, replayed = outcome.replayed.rows, outcome.replayed
+    steps: dict[str, list[float]] = {of: [getattr(row, of) for row in rows] for of in ("step", "wall_s", "elapsed_s")}
+    steps[EVALUATE] = [row.stages_s.get(Stage.EVALUATE.value, 0.0) for row in rows]
+    return Excerpt(name, replayed.spans, replayed.changes, steps)
 
 
 BEFORE, AFTER = "as_it_was", "changed"
@@ -216,7 +215,7 @@ def _write(answer: Answer, folder: RunFolder, manifest: Manifest, scenario: Scen
     folder.append_spans(Span(lane, Stage.STARTUP, 0, 0, -1, -1) for lane in lanes)
     folder.append_spans(replayed.spans)
     for row in _rows(replayed):
-        folder.append_step(row)
+        folder.append(row)
     folder.finish("completed", outcome=_outcome(answer, replayed))
 
 
@@ -229,13 +228,13 @@ def _outcome(answer: Answer, replayed: Replayed) -> dict[str, Any]:
     }
 
 
-def _rows(replayed: Replayed) -> Iterator[dict[str, Any]]:
+def _rows(replayed: Replayed) -> Iterator[StepRow | TailRow]:
     """Yield the rows of the training steps, each with the version changes since the last one, and the tail."""
     changes, end_s = list(replayed.changes), 0.0
     for row in replayed.rows:
         mine = [change for change in changes if change.elapsed_s <= row.elapsed_s]
         changes, end_s = changes[len(mine) :], row.elapsed_s
-        yield step_row(
+        yield StepRow(
             step=row.step,
             version=row.version,
             wall_s=row.wall_s,
@@ -244,13 +243,12 @@ def _rows(replayed: Replayed) -> Iterator[dict[str, Any]]:
             lanes=row.lanes,
             metrics={},
             versions=row.versions,
-            version_changes=mine,
+            version_changes=tuple(mine),
             lags=row.lags,
             warmup=row.warmup,
             profiled=row.profiled,
         )
-    rest: LaneSeconds = replayed.tail
-    yield tail_row(wall_s=replayed.loop_s - end_s, elapsed_s=replayed.loop_s, lanes=rest, version_changes=changes)
+    yield TailRow(replayed.loop_s - end_s, replayed.loop_s, replayed.tail, version_changes=tuple(changes))
 
 
 def _manifest(answer: Answer, name: str, experiment: str, arm: str, position: int, now: datetime) -> Manifest:

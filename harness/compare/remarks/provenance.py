@@ -1,0 +1,181 @@
+"""What to know before trusting the numbers: where runs came from, how they took turns, and what stood in their way."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from statistics import fmean
+from typing import NamedTuple
+
+from harness.compare.completeness import gaps
+from harness.compare.environment import unlike
+from harness.compare.experiment import Experiment
+from harness.compare.imported import is_of_logs
+from harness.compare.judging import Judgement
+from harness.compare.numbers import change, listed, plural, some
+from harness.compare.remarks.answer import named_runs, only_sleeps
+from harness.compare.remarks.syncs import sweep_points
+from harness.compare.resources import contention
+from harness.compare.stats.bootstrap import FEWEST_STEPS
+from harness.compare.steadiness import steadiness_notes
+from harness.core.installation import as_typed
+from harness.core.intervals import Interval
+from harness.core.named_files import SCENARIOS, VERSUS
+from harness.core.trace import Span
+from harness.results.counters import CounterRow
+from harness.results.experiment_plan import read_plan
+from harness.results.occupancy import loop_window
+
+UNEQUAL_WORK = 0.05
+"""Difference in tokens per step that is worth saying."""
+MOST_ARMS = 6
+"""Whose counters are read."""
+
+
+def simulated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say that the runs never took place, and what is not known of them for that."""
+    if experiment.simulated is None:
+        return
+    yield (
+        f"These runs are simulated: their seconds are predictions of the machine profile {experiment.simulated}. "
+        "Rewards, losses and gradients are not simulated."
+    )
+    if any(member.manifest.machine.get("origin") == "datasheet" for member in experiment.members):
+        yield f"The machine profile {experiment.simulated} is taken from data sheets and was not measured."
+    beyond = [member.manifest.outcome.get("extrapolating") for member in experiment.members]
+    texts = dict.fromkeys(str(text) for each in beyond if isinstance(each, list | tuple) for text in each if text)
+    yield from (f"EXTRAPOLATING: {text}" for text in texts)
+
+
+def unfinished(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Name the runs that did not get to their end, and why."""
+    for name, member in named_runs(experiment):
+        if not member.is_completed:
+            reason = f": {member.manifest.error}" if member.manifest.error else ""
+            planned = f" of {member.figures['planned_steps']}" if member.figures["planned_steps"] else ""
+            yield f"{name}: {member.run.status} after {member.steps}{planned} steps{reason.removesuffix('.')}."
+
+
+def damaged(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Name files that are left out of the machine's counters and of example rollouts."""
+    for name, member in named_runs(experiment):
+        if member.times is not None:  # of very many runs, those of which more than the steps is read
+            yield from (f"{name}: {text}." for text in member.kept.problems)
+
+
+def unknown_seconds(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say of how many steps the log of another trainer has no seconds, where it has those of others."""
+    for name, member in named_runs(experiment):
+        known = int((member.table.steps["wall_s"] > 0).sum())
+        if member.figures["is_imported"] and 0 < known < member.steps:
+            yield f"{name}: the log has seconds of {known} of {member.steps} steps; the others count in no time."
+
+
+def missing(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say which runs that were asked for are not among those that are compared, and what that does to the baseline."""
+    plan = read_plan(experiment.folder)
+    absent = gaps(experiment, ())
+    if plan is None or not absent.runs:
+        return
+    names = listed(some([gap.folder.name for gap in absent.runs]))
+    text = f"{len(absent.runs)} of {plural(len(plan.due), 'planned run')} cannot be read or are not there: {names}"
+    if plan.due and plan.due[0].variant in absent.lost:
+        text += f"; without any run of {plan.due[0].variant}, arms are set against {experiment.labels[0]}"
+    yield f"{text}."
+
+
+def asleep(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where the parts of runs sleep in place of working."""
+    arms = [arm for arm, members in experiment.arms.items() if any(map(only_sleeps, members))]
+    if arms:
+        yield f"In {listed(some(arms))} model and engine sleep for given times in place of working: nothing is learned."
+
+
+def unequal_work(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where arms may be faster because they generated less, or slower because they generated more."""
+    tokens = dict[str, float]()
+    for arm, members in experiment.arms.items():
+        sums = ((each.figures.get("mean/response_tokens"), len(each.table)) for each in members)
+        if known := [own / steps for own, steps in sums if own and steps]:
+            tokens[arm] = fmean(known)
+    others: dict[str, list[str]] = {}
+    for item in judged:
+        ratio = tokens[item.other] / tokens[item.base] if {item.base, item.other} <= {*tokens} else 1.0
+        if abs(ratio - 1) >= UNEQUAL_WORK:
+            others.setdefault(item.base, []).append(f"{item.other} ({change(ratio)})")
+    for base, of_base in others.items():
+        yield (
+            f"Work was not equal: tokens generated per step against {base}: {listed(some(of_base))}; "
+            "sampling.pinned_lengths makes it equal."
+        )
+
+
+def verdict_cautions(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Give what to know beside the verdicts, each once, but for what other remarks say of the arms."""
+    arms = [*experiment.arms]
+    pairs = [[item.base, item.other] for item in judged if {item.base, item.other} <= {*arms}]
+    pairs += [[item.other] for item in judged if item.other in arms]  # as set against folders of other days
+    elsewhere = {*unlike(experiment.members), *(note for pair in pairs for note in steadiness_notes(experiment, pair))}
+    told = dict.fromkeys(caution for item in judged for caution in item.cautions if caution not in elsewhere)
+    for caution in told:
+        starts_with_arm = caution.split()[0] in arms
+        yield f"{caution[:1] if starts_with_arm else caution[:1].upper()}{caution[1:].removesuffix('.')}."
+
+
+def turns(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say where the arms did not take turns step by step."""
+    ways = {member.manifest.interleaving for member in experiment.members}
+    points = [member.manifest.point for member in experiment.members]
+    if len(experiment.arms) == 1 or experiment.simulated or sweep_points(experiment) or is_of_logs(experiment):
+        return
+    if ways != {"step"} and any(member.manifest.block is not None for member in experiment.members):
+        yield "The arms of a block ran one after the other, in mirrored order from block to block."
+    elif ways != {"step"} or any(point != points[0] for point in points):
+        yield "Runs followed each other, so drift of the machine shows as a difference between them."
+
+
+def of_logs(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what is not known of arms that are one imported run each."""
+    if is_of_logs(experiment):
+        yield "One run each: how far two runs of one arm lie apart is unknown, so there is no verdict."
+        steps = {arm: int(members[0].table.is_measured.sum()) for arm, members in experiment.arms.items()}
+        few = [f"{arm} has {own}" for arm, own in steps.items() if own < FEWEST_STEPS]
+        if few:
+            yield f"An interval over steps takes {FEWEST_STEPS} measured steps: {listed(some(few))}."
+
+
+def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[tuple[str, str]]:
+    """Say where there are no error bars, and what to type for some."""
+    cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
+    if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
+        known = {path.stem for path in SCENARIOS.files()}
+        names = [name if name in known else f"{name}.yaml" for name in experiment.scenario.split(VERSUS)]
+        command = as_typed(f"python -m harness bench {shlex.join(names)} --blocks 10")
+        yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
+
+
+class Counted(NamedTuple):
+    """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
+
+    arm: str
+    rows: Sequence[CounterRow]
+    spans: list[Span]
+    window: Interval
+
+
+def counted_runs(experiment: Experiment) -> Iterator[Counted]:
+    """Yield of each arm the first run that has counters and spans."""
+    for arm, members in experiment.arms.items():
+        for member in members:
+            rows = member.kept.counters
+            if spans := member.run.spans() if rows else []:
+                tail = member.run.tail
+                yield Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
+                break
+
+
+def contention_of_arms(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
+    """Say what stood in the way of the first run of each arm that has counters."""
+    for item in islice(counted_runs(experiment), MOST_ARMS):
+        yield from (f"{item.arm}: {text[0].lower()}{text[1:]}" for text in contention(item.rows, item.window))

@@ -1,0 +1,21 @@
+"""What the release before this one had, and what to use instead: refused by name for one release."""
+
+from __future__ import annotations
+
+from harness.core.errors import UserError
+
+INSTEAD = {
+    "baseline": "run the scenario once for each occasion; then python -m harness compare NEW --against FOLDER FOLDER",
+    "--save-baseline": "a results folder is a baseline: python -m harness compare NEW --against FOLDER FOLDER",
+    "stored:": "name the folders of the baseline's experiments: python -m harness compare NEW --against FOLDER FOLDER",
+    "arm:": "name the arm alone: --baseline ARM",
+    "--pareto": "python -m harness compare PATH --plots DIR draws scatter.png, of seconds per step and reward",
+    "--devices": "leave it out: verl's logs hold the tokens of all devices",
+    ".json": "compare files of pytest-benchmark with: pytest-benchmark compare FILE FILE",
+}
+"""By a command, an option, the beginning of a value or the end of a path."""
+
+
+def removed(name: str, typed: str, where: str | None = None) -> UserError:
+    """Return the refusal of what was typed, for a name of ``INSTEAD``."""
+    return UserError(f"{typed!r} is no longer offered", where, INSTEAD[name])

@@ -1,0 +1,268 @@
+"""Who was in which stage when, and every figure that is a sum of it: against hand-computed cases and plain counting."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.trace import Span, Stage
+from harness.results import lane_kind, part_of
+from harness.results.occupancy import PRECEDENCE, STAGES, Exposure, LaneAccount, Occupancy, Overlap, part_spans
+
+S = 1_000_000_000
+LAST = (Stage.WAIT_FOR_CALL, Stage.WAIT_FOR_RECORDER)
+
+
+def _span(lane: str, stage: Stage, start_ns: int, end_ns: int) -> Span:
+    return Span(lane, stage, start_ns, end_ns, 0, 0)
+
+
+def _span_s(lane: str, stage: Stage, start_s: float, end_s: float) -> Span:
+    return _span(lane, stage, round(start_s * S), round(end_s * S))
+
+
+def test_stages_waits_and_the_rest_make_up_the_wall() -> None:
+    spans = [
+        _span("learner", Stage.WAIT_FOR_BATCH, 0, 30),
+        _span("learner", Stage.UPDATE, 35, 80),
+        _span("learner", Stage.WEIGHT_PUBLISH, 80, 90),
+        _span("generator", Stage.GENERATE, 0, 100),
+    ]
+    accounts = Occupancy.of(spans, [(10, 110)]).accounts()
+    assert list(accounts) == ["generator", "learner"]
+    learner, generator = accounts["learner"], accounts["generator"]
+    # 10..30 waiting, 30..35 nothing, 35..80 update, 80..90 publish, 90..110 nothing
+    assert learner.stages_ns == {Stage.WAIT_FOR_BATCH: 20, Stage.UPDATE: 45, Stage.WEIGHT_PUBLISH: 10}
+    assert (learner.wall_ns, learner.busy_ns, learner.waiting_ns, learner.unattributed_ns) == (100, 55, 20, 25)
+    assert learner.share(learner.unattributed_ns) == 0.25
+    assert (generator.stages_ns, generator.unattributed_ns) == ({Stage.GENERATE: 90}, 10)
+
+
+def test_an_instant_under_several_spans_goes_to_the_one_that_began_last() -> None:
+    spans = [
+        _span("learner", Stage.WEIGHT_LOAD, 20, 40),  # inside
+        _span("learner", Stage.CHECKPOINT, 0, 10),  # same start as the outer one, and shorter
+        _span("learner", Stage.EVALUATE, 0, 60),
+        _span("learner", Stage.SCORE, 50, 80),  # overlaps the end
+    ]
+    account = Occupancy.of(spans, [(0, 100)]).accounts()["learner"]
+    assert account.stages_ns == {Stage.CHECKPOINT: 10, Stage.EVALUATE: 20, Stage.WEIGHT_LOAD: 20, Stage.SCORE: 30}
+    assert account.unattributed_ns == 20  # 80..100
+
+
+def test_a_call_on_its_way_owns_only_what_nothing_else_claims() -> None:
+    spans = [
+        _span("generator", Stage.GENERATE, 0, 100),
+        _span("generator", Stage.WAIT_FOR_CALL, 40, 60),  # a load's call arrives while the actor generates
+        _span("generator", Stage.WEIGHT_LOAD, 60, 70),
+        _span("generator", Stage.WAIT_FOR_CALL, 95, 130),
+        _span("generator", Stage.WAIT_FOR_WEIGHTS, 120, 150),
+    ]
+    account = Occupancy.of(spans, [(0, 160)]).accounts()["generator"]
+    # generate 0-60 and 70-100, load 60-70, the call 100-120, weights 120-150, nothing 150-160
+    waits = {Stage.WAIT_FOR_CALL: 20, Stage.WAIT_FOR_WEIGHTS: 30}
+    assert account.stages_ns == {Stage.GENERATE: 90, Stage.WEIGHT_LOAD: 10} | waits
+    assert (account.unattributed_ns, account.busy_ns, account.waiting_ns) == (10, 100, 50)
+
+
+def test_what_goes_on_from_one_step_into_the_next_counts_in_each_by_its_part() -> None:
+    spans = [_span_s("learner", Stage.UPDATE, 1, 5), _span_s("generator", Stage.GENERATE, 0, 3)]
+    table = Occupancy.of(spans, [(0, 2 * S), (2 * S, 4 * S), (4 * S, 6 * S)])
+    columns = [STAGES.index(Stage.GENERATE), STAGES.index(Stage.UPDATE)]
+    assert table.by_window()[:, columns].tolist() == [[2.0, 1.0], [1.0, 2.0], [0.0, 1.0]]
+    assert table.by_window().sum() == 7.0
+    outer = table.within([True, False, True])
+    assert outer.accounts()["learner"] == LaneAccount("learner", 4 * S, {Stage.UPDATE: 2 * S}, 2 * S)
+    assert outer.by_window()[:, columns].tolist() == [[2.0, 1.0], [0.0, 1.0]]
+    table = Occupancy.of([_span("learner", Stage.UPDATE, 0, 100)], [(0, 51), (50, 100)])
+    assert table.windows.tolist() == [[0, 51], [51, 100]]  # an instant in two windows is the first one's
+
+
+def test_the_learners_stage_comes_first_then_what_it_waits_for_then_nobody() -> None:
+    spans = [
+        _span("learner", Stage.WAIT_FOR_BATCH, 0, 50),
+        _span("learner", Stage.UPDATE, 50, 80),
+        _span("learner", Stage.WEIGHT_PUBLISH, 80, 84),
+        _span("generator", Stage.WEIGHT_LOAD, 0, 8),
+        _span("generator", Stage.GENERATE, 8, 90),  # behind the update from 50 on
+        _span("scorer", Stage.SCORE, 30, 45),
+    ]
+    part = Occupancy.of(spans, [(0, 100)]).exposed()
+    # load 0..8, generate 8..30 and 45..50, score 30..45, update 50..80, publish 80..84; from 84 on no span says that
+    # the Learner waits, though the Generator works
+    expected = {Stage.GENERATE: 27, Stage.SCORE: 15, Stage.UPDATE: 30, Stage.WEIGHT_PUBLISH: 4, Stage.WEIGHT_LOAD: 8}
+    assert part == Exposure(100, expected, 16)
+
+
+def test_an_idle_instant_is_nobodys_when_the_learner_waits_and_no_lane_works() -> None:
+    spans = [
+        _span("learner", Stage.WAIT_FOR_BATCH, 0, 10),
+        _span("scorer", Stage.WAIT_FOR_ROLLOUTS, 0, 10),
+        _span("generator", Stage.GENERATE, 4, 10),
+    ]
+    assert Occupancy.of(spans, [(0, 12)]).exposed() == Exposure(12, {Stage.GENERATE: 6}, 6)  # 0..4 and 10..12
+    assert Occupancy.of(spans[1:], [(0, 12)]).exposed() is None  # nobody knows what the loop waits for
+    assert Occupancy.of([], [(0, 12)]).exposed() is None
+    assert Occupancy.of([]).exposed() is None
+
+
+def test_every_stage_that_is_no_wait_has_a_place_in_the_precedence() -> None:
+    assert sorted(PRECEDENCE) == sorted(stage for stage in Stage if not stage.is_wait)
+    syncs = (Stage.WEIGHT_LOAD, Stage.WEIGHT_VERIFY, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_PUBLISH)
+    assert PRECEDENCE[:7] == (Stage.SCORE, *syncs, Stage.GENERATE, Stage.EVALUATE)
+
+
+def test_overlap_counts_each_lane_once_and_no_waits() -> None:
+    spans = [
+        _span_s("generator", Stage.STARTUP, 0, 10),  # no work either
+        _span_s("generator", Stage.GENERATE, 10, 20),
+        _span_s("generator", Stage.WEIGHT_LOAD, 18, 20),  # inside of generate: the same lane, counted once
+        _span_s("learner", Stage.WAIT_FOR_BATCH, 10, 15),
+        _span_s("learner", Stage.UPDATE, 15, 25),
+        _span_s("scorer", Stage.SCORE, 19, 22),
+        _span_s("scorer", Stage.SCORE, 38, 45),  # ends after the window
+    ]
+    # worked: 10 + 10 + 3 + 2; busy: 10..25 and 38..40; together: 15..22
+    overlap = Occupancy.of(spans, [(8 * S, 40 * S)]).overlap()
+    assert overlap == Overlap(loop_s=32.0, worked_s=25.0, busy_s=17.0, together_s=7.0)
+
+
+def test_a_span_has_no_seconds_of_others_that_were_counted_before_or_go_on() -> None:
+    generate, evaluate = _span_s("generator", Stage.GENERATE, 0, 1), _span_s("scorer", Stage.EVALUATE, 0.6, 0.65)
+    load, call = _span_s("generator", Stage.WEIGHT_LOAD, 0.4, 0.5), _span_s("generator", Stage.WAIT_FOR_CALL, 0, 1.2)
+    again = _span_s("generator", Stage.WEIGHT_LOAD, 1.2, 1.4)
+    expected = {"generator": {"weight_load": 0.3, "generate": 0.9, "wait_for_call": 0.2}, "scorer": {"evaluate": 0.05}}
+    spans = [load, generate, call, evaluate, again]
+    assert Occupancy.of(spans).seconds(spans) == expected
+    # the load ended in an earlier row; then what it had is not counted again, nor is it the generation's
+    assert Occupancy.of([generate, load]).seconds([generate]) == {"generator": {"generate": 0.9}}
+    assert Occupancy.of([load, generate]).seconds([load]) == {"generator": {"weight_load": 0.1}}
+
+
+def test_ranks_side_by_side_are_one_learner_whose_seconds_are_not_added_up() -> None:
+    """Rank 1 begins 1 s later and ends 2 s earlier; its wait counts only where rank 0 does not work."""
+    spans = [
+        Span("learner/0", Stage.UPDATE, 0, 10, 3, 3),
+        Span("learner/0", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
+        Span("learner/1", Stage.UPDATE, 1, 8, 3, 3),
+        Span("learner/1", Stage.WAIT_FOR_RANKS, 8, 11, 3, 3),
+        Span("learner/1", Stage.WAIT_FOR_BATCH, 11, 14, 4, 3),
+        Span("generator", Stage.GENERATE, 0, 14, 3, 3),
+    ]
+    whole = part_spans(spans)
+    assert sorted(whole, key=lambda span: (span.lane, span.end_ns)) == [
+        Span("generator", Stage.GENERATE, 0, 14, 3, 3),
+        Span("learner", Stage.UPDATE, 0, 10, 3, 3),
+        Span("learner", Stage.WAIT_FOR_RANKS, 10, 11, 3, 3),
+        Span("learner", Stage.WAIT_FOR_BATCH, 10, 14, 4, 3),
+    ]
+    account = Occupancy.of(whole).accounts()["learner"]
+    assert (account.busy_ns, account.waiting_ns, account.unattributed_ns) == (10, 4, 0)
+    alone = [span for span in spans if span.lane == "generator"]
+    assert part_spans(alone) == alone
+
+
+LANES = ("generator0", "generator1", "scorer", "learner/0", "learner/1")
+SPANS = st.lists(
+    st.builds(
+        lambda lane, stage, start, length: Span(lane, stage, start, start + length, 0, 0),
+        st.sampled_from(LANES), st.sampled_from(STAGES), st.integers(0, 24), st.integers(0, 16),
+    ),
+    max_size=12,
+)  # fmt: skip
+EDGES = st.lists(st.integers(0, 36), min_size=2, max_size=6).map(sorted)
+
+
+def _owner(spans: list[Span], lane: str, tick: int) -> int | None:
+    """Return the place of the span that has this instant of a lane, by the rule as it is said."""
+    here = [at for at, span in enumerate(spans) if span.lane == lane and span.start_ns <= tick < span.end_ns]
+    return max(here, key=lambda at: (spans[at][1] not in LAST, spans[at][2], -spans[at][3], at), default=None)
+
+
+def _stages_at(spans: list[Span], tick: int) -> dict[str, Stage]:
+    owners = {lane: _owner(spans, lane, tick) for lane in {span.lane for span in spans}}
+    return {lane: spans[at].stage for lane, at in owners.items() if at is not None}
+
+
+def _exposed_at(stages: dict[str, Stage]) -> Stage | None:
+    mine = [stage for lane, stage in stages.items() if lane_kind(lane) == "learner"]
+    working = [stage for stage in mine if not stage.is_wait]
+    if working or not mine:
+        return min(working, key=STAGES.index, default=None)
+    awaited = [stage for lane, stage in stages.items() if lane_kind(lane) != "learner" and not stage.is_wait]
+    return min(awaited, key=PRECEDENCE.index, default=None)
+
+
+@given(SPANS, EDGES, st.data())
+def test_every_figure_is_what_counting_each_instant_gives(
+    spans: list[Span], edges: list[int], data: st.DataObject
+) -> None:
+    windows = list(itertools.pairwise(edges))
+    kept = data.draw(st.lists(st.booleans(), min_size=len(windows), max_size=len(windows)))
+    ticks = [tick for window, keep in zip(windows, kept, strict=True) if keep for tick in range(*window)]
+    instants = [_stages_at(spans, tick) for tick in ticks]
+    whole = Occupancy.of(spans, windows)
+    table = whole.within(kept)
+
+    accounts = table.accounts()
+    assert set(accounts) == {span.lane for span in spans if span.start_ns < edges[-1] and span.end_ns > edges[0]}
+    for lane, account in accounts.items():
+        expected = Counter(stages[lane] for stages in instants if lane in stages)
+        assert (account.stages_ns, account.wall_ns) == (expected, len(ticks))
+        assert account.busy_ns + account.waiting_ns + account.unattributed_ns == len(ticks)
+
+    for window, seconds in zip(windows, whole.by_window(), strict=True):
+        expected = Counter(stage for tick in range(*window) for stage in _stages_at(spans, tick).values())
+        assert {stage: round(1e9 * s) for stage, s in zip(STAGES, seconds, strict=True) if s} == expected
+
+    part, owners = table.exposed(), Counter(map(_exposed_at, instants))
+    assert (part is None) == (not any(lane_kind(lane) == "learner" for lane in accounts))
+    if part is not None:
+        nobodys = owners.pop(None, 0)
+        assert part == Exposure(len(ticks), owners, nobodys)
+
+    depths = [sum(not s.is_wait and s is not Stage.STARTUP for s in stages.values()) for stages in instants]
+    overlap = table.overlap()
+    counted = len(ticks), sum(depths), sum(d > 0 for d in depths), sum(d > 1 for d in depths)
+    assert tuple(round(1e9 * seconds) for seconds in astuple(overlap)) == counted
+
+
+@given(SPANS, st.data())
+def test_the_seconds_of_some_spans_are_the_instants_that_are_their_own(spans: list[Span], data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, len(spans)))
+    own = spans[:number]
+    expected = {(span.lane, span.stage.value): 0 for span in own}
+    for lane, tick in itertools.product({span.lane for span in spans}, range(40)):
+        at = _owner(spans, lane, tick)
+        if at is not None and at < number:
+            expected[lane, spans[at].stage.value] += 1
+    seconds = Occupancy.of(spans).seconds(own)
+    assert {(lane, name): round(1e9 * s) for lane, of in seconds.items() for name, s in of.items()} == expected
+
+
+@given(SPANS)
+def test_a_part_is_in_a_stage_while_any_lane_is_and_waits_while_none_works(spans: list[Span]) -> None:
+    whole = part_spans(spans)
+    assert {span.lane for span in whole} <= {part_of(span.lane) for span in spans}
+    for tick in range(40):
+        ranks = {stage for lane, stage in _stages_at(spans, tick).items() if part_of(lane) == "learner"}
+        working = {stage for stage in ranks if not stage.is_wait}
+        under_way = {s.stage for s in whole if s.lane == "learner" and s.start_ns <= tick < s.end_ns}
+        assert under_way == (working or ranks)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_table_grows_with_the_number_of_spans_and_not_with_its_square(nested: bool) -> None:
+    starts = np.arange(100_000, dtype=np.int64) * 10
+    spans = [_span("learner", Stage.UPDATE, start, start + 10) for start in starts.tolist()]
+    if nested:
+        spans += [_span("learner", Stage.GENERATE, at, 1_000_000 - at) for at in range(0, 200_000, 40)]
+    table = Occupancy.of(spans, [(0, 1_000_000)])
+    assert table.accounts()["learner"].stages_ns == {Stage.UPDATE: 1_000_000}  # each begins with, or after, the others
+    assert len(table.span) <= 2 * len(spans)
