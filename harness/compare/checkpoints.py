@@ -88,7 +88,8 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], ste
     blocked = _by_version(span for span in by_kind["learner"] if span.stage in blocking)
     if not every or not blocked or not steps or has_kept_steps(run):
         return None
-    written = _by_version(span for span in spans if span.stage is Stage.CHECKPOINT_WRITE)
+    writing = [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE]
+    written = _by_version(writing)
     measured = [version for version in blocked if version in steps] or list(blocked)
     samplers = [span for span in (*by_kind["generator"], *by_kind["scorer"]) if not span.stage.is_wait]
     exposed = [_exposed_s(blocked[version], version, samplers) for version in measured]
@@ -97,7 +98,7 @@ def checkpoint_cost(run: Run, spans: Sequence[Span], steps: Collection[int], ste
         for version in measured
         if version in written
     ]
-    slowed_s = _slowed_s(by_kind["learner"], [span for span in spans if span.stage is Stage.CHECKPOINT_WRITE], steps)
+    slowed_s = _slowed_s(by_kind["learner"], writing, steps)
     plain_s = step_s - sum(exposed) / len(steps) - slowed_s / int(every)
     if plain_s <= 0:
         return None

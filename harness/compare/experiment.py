@@ -29,6 +29,7 @@ from harness.results import (
 )
 from harness.results.counters import CounterRow, read_counters
 from harness.results.frames import Numbers, Results, RunTable, read_table
+from harness.results.occupancy import loop_window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,6 +104,14 @@ class Member:
                 rows.append(())
                 problems.append(error.what.replace(f"{self.folder}/", ""))  # a page names nobody's home
         return Kept(rows[0], rows[1], problems)
+
+    @cached_property
+    def window(self) -> tuple[int, int] | None:
+        """Start and end of its loop in nanoseconds of the spans' clock; None without spans."""
+        if self.times is not None:
+            return self.times.window
+        spans, tail = self.run.spans(), self.run.tail
+        return loop_window(spans, tail.elapsed_s if tail else None) if spans else None
 
     @cached_property
     def stages_s(self) -> dict[Stage, Numbers]:

@@ -85,6 +85,7 @@ class SpanTimes:
     """The spans of a run, summed up; numbers of time are those of the measured window.
 
     Attributes:
+        window: start and end of the loop in nanoseconds of the spans' clock.
         lanes: where the time of each lane went.
         parts: the same of each part, where a Learner of several ranks is one.
         by_step_s: seconds of each stage and wait in every step, added over parts; shape [steps] each.
@@ -93,6 +94,7 @@ class SpanTimes:
         blocked: how the lag bound held Generators back; None at lag 0 and under ``drop``.
     """
 
+    window: tuple[int, int]
     lanes: dict[str, LaneAccount]
     parts: dict[str, LaneAccount]
     by_step_s: dict[Stage, Numbers]
@@ -128,6 +130,7 @@ def span_times(table: RunTable) -> SpanTimes | None:
         exposed = {stage.value: ns for stage, ns in exposure.stages_ns.items()} | {UNATTRIBUTED: exposure.nobody_ns}
     by_step = dict(zip(STAGES, by_part.by_window().T, strict=True)) if windows else {}
     return SpanTimes(
+        window=loop,
         lanes=(parts if by_part is by_lane else by_lane.within(measured)).accounts(),
         parts=parts.accounts(),
         by_step_s=by_step,
@@ -233,8 +236,7 @@ def _of_spans(times: SpanTimes, steps: int) -> dict[str, Any]:
             figures[f"idle_{kind}"] = fmean(account.share(account.waiting_ns) for account in lanes)
     figures |= {"worked_s": times.worked_s, "busy_s": times.busy_s, "together_s": times.together_s}
     if times.blocked is not None:
-        figures |= {"held_back_s": times.blocked.seconds, "held_back_batches": times.blocked.batches}
-        figures["bound_batches"] = times.blocked.bound_batches
+        figures["held_back_s"] = times.blocked.seconds
     return figures
 
 

@@ -126,4 +126,4 @@ def lanes(
         for lane, own in work.items()
     }
     on_path = {stage: round(seconds * 1e9) for stage, seconds in exposed.items()}
-    return SpanTimes(accounts, accounts, {}, on_path, worked_s, busy_s, together_s, None)
+    return SpanTimes((0, round(wall_s * 1e9)), accounts, accounts, {}, on_path, worked_s, busy_s, together_s, None)

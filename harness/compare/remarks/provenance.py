@@ -22,10 +22,8 @@ from harness.compare.steadiness import steadiness_notes
 from harness.core.installation import as_typed
 from harness.core.intervals import Interval
 from harness.core.named_files import SCENARIOS, VERSUS
-from harness.core.trace import Span
 from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
-from harness.results.occupancy import loop_window
 
 UNEQUAL_WORK = 0.05
 """Difference in tokens per step that is worth saying."""
@@ -156,11 +154,10 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 
 
 class Counted(NamedTuple):
-    """The counters of one run of an arm, its spans, and the window of its loop in nanoseconds."""
+    """The counters of one run of an arm, and the window of its loop in nanoseconds."""
 
     arm: str
     rows: Sequence[CounterRow]
-    spans: list[Span]
     window: Interval
 
 
@@ -168,10 +165,8 @@ def counted_runs(experiment: Experiment) -> Iterator[Counted]:
     """Yield of each arm the first run that has counters and spans."""
     for arm, members in experiment.arms.items():
         for member in members:
-            rows = member.kept.counters
-            if spans := member.run.spans() if rows else []:
-                tail = member.run.tail
-                yield Counted(arm, rows, spans, loop_window(spans, tail.elapsed_s if tail else None))
+            if member.kept.counters and (window := member.window) is not None:
+                yield Counted(arm, member.kept.counters, window)
                 break
 
 

@@ -31,9 +31,11 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
     """Say what a sweep shows for the fewest receivers and tensors: the fastest at its largest size first."""
     receivers, tensors = min(point.receivers for point in points), min(point.tensors for point in points)
     alike = [point for point in points if (point.receivers, point.tensors) == (receivers, tensors)]
-    sizes = [point.num_bytes for point in alike]
-    largest = [point for point in alike if point.num_bytes == max(sizes)]
+    largest = [point for point in alike if point.num_bytes == max(each.num_bytes for each in alike)]
     best, *slower = sorted(largest, key=lambda point: point.median_s)
+    lowest: dict[tuple[int, int, int], SyncPoint] = {}  # of each case: receivers, tensors, bytes
+    for point in sorted(points, key=lambda point: point.median_s):
+        lowest.setdefault((point.receivers, point.tensors, point.num_bytes), point)
     shares = ", ".join(f"{point.transport} {100 * point.share_of_copy:.0f}%" for point in slower)
     counts = f"{plural(receivers, 'receiver')} and {plural(tensors, 'tensor')}"
     sentences = [
@@ -42,12 +44,13 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
         f"copy in memory{f' ({shares})' if shares else ''}."
     ]
     elsewhere: dict[str, list[str]] = {}
-    for case in dict.fromkeys((point.receivers, point.tensors) for point in points):
-        timed = [p for p in points if (p.receivers, p.tensors, p.num_bytes) == (*case, best.num_bytes)]
-        if timed and (fastest := min(timed, key=lambda point: point.median_s)).transport != best.transport:
-            elsewhere.setdefault(fastest.transport, []).append(
-                f"with {plural(case[0], 'receiver')} and {plural(case[1], 'tensor')}"
-            )
+    winners: dict[str, list[str]] = {}
+    for _, point in sorted(lowest.items(), key=lambda item: item[0]):
+        if point.num_bytes == best.num_bytes and point.transport != best.transport:
+            case = f"with {plural(point.receivers, 'receiver')} and {plural(point.tensors, 'tensor')}"
+            elsewhere.setdefault(point.transport, []).append(case)
+        if point in alike:
+            winners.setdefault(point.transport, []).append(f"{point.megabytes:g}")
     if elsewhere:
         told = "; ".join(f"{transport} {listed(where)}" for transport, where in elsewhere.items())
         sentences[0] += f" Elsewhere it is {told}."
@@ -57,10 +60,6 @@ def sweep_sentences(points: Sequence[SyncPoint]) -> list[str]:
         if store in by_name and others:
             ratios = ", ".join(f"{point.transport} {point.median_s / by_name[store].median_s:.2f}" for point in others)
             sentences.append(f"Times at {best.megabytes:g} MB over those of {words} ({store}): {ratios}.")
-    winners: dict[str, list[str]] = {}
-    for size in sorted({*sizes}):
-        fastest = min((point for point in alike if point.num_bytes == size), key=lambda point: point.median_s)
-        winners.setdefault(fastest.transport, []).append(f"{fastest.megabytes:g}")
     if len(winners) > 1:
         told = "; ".join(f"{name} at {listed(own)} MB" for name, own in winners.items())
         sentences.append(f"The lowest median with {counts} by size: {told}.")

@@ -324,8 +324,9 @@ def _add_rows(
     of_row = pd.Series(covers[is_row].to_numpy()).reindex(by_row.index, method="ffill")  # after the last, as before it
     evaluations = [name for name in by_row if name[1] == "evaluate"]
     by_row[evaluations] = by_row[evaluations].div(of_row, axis=0)  # other seconds are means over its steps
-    if _holds_evaluations(step_s, by_step.drop(columns=evaluations), by_step[evaluations].sum(axis=1)):
-        step_s -= by_step[evaluations].sum(axis=1)
+    within_s = by_step[evaluations].sum(axis=1)
+    if _holds_evaluations(step_s, by_step.drop(columns=evaluations), within_s):
+        step_s -= within_s
         done.note("a step's seconds hold the evaluation in it, as the rest of such steps shows: they are parted here")
     lanes = [_by_lane(record) for record in by_row.to_dict("records")]
     evaluate_s = row.map(by_row[evaluations].sum(axis=1))
