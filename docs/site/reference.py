@@ -42,7 +42,8 @@ Json = Mapping[str, Any]
 
 def settings_page() -> str:
     """Return the page of all settings and rules of a scenario."""
-    from harness.scenario.schema import RULES, Scenario
+    from harness.scenario.rules import RULES
+    from harness.scenario.schema import Scenario
 
     schema = Scenario.model_json_schema()
     sections: list[str] = []
@@ -181,7 +182,7 @@ def _type(schema: Json) -> str:
 
 
 def _bounds(schema: Json) -> str:
-    from harness.scenario.sections import FORMS
+    from harness.settings.base import FORMS
 
     said = []
     if "minimum" in schema and "maximum" in schema:

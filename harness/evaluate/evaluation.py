@@ -45,7 +45,7 @@ from harness.results.anonymous import Scrubber, safe_name
 from harness.run.errors import settings_as_arguments
 from harness.run.policy import ResponseEnds, response_ends
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
-from harness.scenario.task_and_model import OF_CHATS
+from harness.settings.task import OF_CHATS
 from harness.tasks.rows import Fields
 from harness.tasks.scoring import GroupRewards, RewardFailed
 

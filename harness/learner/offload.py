@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from harness.core.errors import RunStopped
 from harness.core.trace import NullTracer, Stage, Tracer
 from harness.core.types import Metric, Metrics
-from harness.scenario.learner import Held
+from harness.settings.learner import Held
 
 Tensors = Callable[[], Iterable[Tensor]]
 """Returns tensors as they are at the time; of DTensors this rank's shards are meant."""

@@ -20,7 +20,7 @@ from harness.learner.gradient_norm import clip_gradients
 from harness.models.decoder import DecoderLM, layers_of
 from harness.models.policy import policy_in
 from harness.models.tensor_parallel import parallelise
-from harness.scenario.learner import MeshShape, Sharding
+from harness.settings.learner import MeshShape, Sharding
 
 MakeOptimizer = Callable[[], Optimizer]
 """Makes the optimizer of the parameters as they are when it is called."""

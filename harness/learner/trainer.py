@@ -38,7 +38,6 @@ from harness.learner.reference import Held, ReferencePolicy, ReferenceUpdates, c
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
 from harness.models.scoring import TokenBan
-from harness.scenario import loss as passes
 from harness.scenario.batch_plan import (
     BatchLengths,
     BatchPlan,
@@ -48,7 +47,8 @@ from harness.scenario.batch_plan import (
     num_tokens,
     plan_batch,
 )
-from harness.scenario.learner import Balance
+from harness.settings import loss as passes
+from harness.settings.learner import Balance
 
 Proximal = Literal["engine", "recompute"]
 
@@ -166,7 +166,7 @@ class TrainerOptions:
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether the Learner computes the old log-probs; see ``harness.scenario.loss``."""
+        """Whether the Learner computes the old log-probs; see ``harness.settings.loss``."""
         return passes.needs_old_log_probs(
             self.behaviour_is_engine, self.proximal, self.optimizer_steps_per_batch, self.monitor_kl
         )

@@ -27,7 +27,7 @@ from harness.core.errors import UserError
 from harness.core.installation import how_to_install
 from harness.learner.ranks import MakeOptimizer
 from harness.models.decoder import layers_of
-from harness.scenario.learner import MOST_ADDED_AT_ONCE, ZeroStage
+from harness.settings.learner import MOST_ADDED_AT_ONCE, ZeroStage
 
 
 def check_usable(*, cuda: bool) -> None:

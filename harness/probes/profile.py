@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.scenario.sections import OwnName
+from harness.settings.base import OwnName
 
 Lane = Annotated[str, Field(min_length=1)]
 StepNumber = Annotated[int, Field(ge=0)]

@@ -41,9 +41,9 @@ from harness.run.workers import (
 )
 from harness.scenario import Scenario
 from harness.scenario.batch_plan import num_tokens
-from harness.scenario.learner import in_shards, mesh_shape, microbatches, offloaded, zero_stage
+from harness.scenario.derived import in_shards, mesh_shape, microbatches, offloaded, zero_stage
 from harness.scenario.loop_plan import rank_lanes
-from harness.scenario.loss import KlSettings
+from harness.settings.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
 

@@ -26,8 +26,8 @@ from harness.results.recorder import RunRecorder
 from harness.results.segments import RECORDED, Recorded, sync_rows
 from harness.results.writer import CHECKPOINTS
 from harness.run.parts import RunningParts
-from harness.scenario.checkpoint import CheckpointSettings
 from harness.scenario.loop_plan import writer_lane
+from harness.settings.checkpoint import CheckpointSettings
 
 
 class StatefulLearner(Protocol):

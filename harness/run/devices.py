@@ -13,8 +13,10 @@ import torch
 from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
 from harness.probes.nvml import list_gpus, open_gpu_probe
-from harness.scenario import PartSettings, Scenario, no_gpu_error
+from harness.scenario import Scenario
+from harness.scenario.derived import no_gpu_error
 from harness.scenario.loop_plan import threads_on
+from harness.settings.placement import PartSettings
 
 COMPUTE_NOTHING = ("paced", "fake")
 """Engines in runs without a model that could compute on a GPU."""

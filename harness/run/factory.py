@@ -19,7 +19,7 @@ from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario import Scenario
-from harness.scenario.learner import places_of_colocated
+from harness.scenario.derived import places_of_colocated
 
 if TYPE_CHECKING:
     from harness.run.actors.session import RaySession

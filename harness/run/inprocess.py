@@ -34,7 +34,7 @@ from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_fold
 from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario import Scenario
-from harness.scenario.learner import offloaded
+from harness.scenario.derived import offloaded
 from harness.scenario.loop_plan import all_lanes, loop_plan
 from harness.transports.in_process import InProcessTransport
 

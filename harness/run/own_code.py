@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from harness.core.own_code import import_function, import_part, module_hash
 from harness.probes.load import load_profile
-from harness.scenario import JsonlTaskSettings, Scenario
-from harness.scenario.task_and_model import OwnEngineSettings, OwnTaskSettings
+from harness.scenario import Scenario
+from harness.settings.engine import OwnEngineSettings
+from harness.settings.task import JsonlTaskSettings, OwnTaskSettings
 
 
 def own_names(scenario: Scenario) -> dict[str, str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harness.core.trace import SpanContext, Stage, Tracer
 from harness.models.decoder import layers_of
-from harness.scenario.distributed import FaultSettings
+from harness.settings.faults import FaultSettings
 
 
 def die() -> None:

@@ -23,7 +23,7 @@ from harness.learner.process_group import RankGroup
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.batch_plan import BatchPlan
-from harness.scenario.learner import Publish
+from harness.settings.learner import Publish
 from harness.transports import shards
 from harness.transports.gather import gather_per_tensor, gather_whole
 from harness.transports.protocol import WeightSender

@@ -28,7 +28,7 @@ from harness.run.parts import RunningParts
 from harness.run.points import ASIDE, Point, read_points
 from harness.run.session import RunSession
 from harness.scenario import Scenario, expand, resolved_yaml
-from harness.scenario.loss import CLIP_RANGE, CLIPPED
+from harness.settings.loss import CLIP_RANGE, CLIPPED
 
 FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "save_policy_every",
         "reward_target", "endpoint", "faults.stall_after_s", "faults.max_replacements",

@@ -13,16 +13,11 @@ from harness.core.protocols import Engine
 from harness.run.builders import BUILDERS, never
 from harness.run.devices import check_gpu_is_found, resolve_device
 from harness.run.policy import Policy
-from harness.scenario import (
-    FakeEngineSettings,
-    FolderModelSettings,
-    NativeEngineSettings,
-    PlacementSettings,
-    PresetModelSettings,
-    Scenario,
-    VllmEngineSettings,
-)
-from harness.scenario.sections import Precision
+from harness.scenario import Scenario
+from harness.settings.base import Precision
+from harness.settings.engine import FakeEngineSettings, NativeEngineSettings, VllmEngineSettings
+from harness.settings.model import FolderModelSettings, PresetModelSettings
+from harness.settings.placement import PlacementSettings
 
 PRESET = "preset:"
 

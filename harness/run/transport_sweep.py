@@ -37,8 +37,10 @@ from harness.run.devices import resolve_device
 from harness.run.interleaving import alternating_order
 from harness.run.session import Experiment
 from harness.run.workers import load_weights, publish_weights
-from harness.scenario import PartSettings, Scenario, TransportSweepSettings, Variant
+from harness.scenario import Scenario, Variant
 from harness.scenario.loop_plan import numbered_lanes
+from harness.settings.placement import PartSettings
+from harness.settings.transport import TransportSweepSettings
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender

@@ -1,30 +1,21 @@
 """Scenarios: the YAML a person writes, checked and expanded into the runs it asks for. Imports no torch.
 
-Start with ``schema``: the scenario, and the rules that bind it. Its sections stand with their rules in
-``task_and_model``, ``loss`` and ``distributed``. ``load`` reads a file, ``axes`` makes its runs, ``loop_plan``
-what the loop is told. ``yaml_files`` and ``check`` are for every YAML that people write.
+Start with ``schema``: a scenario, composed of ``harness.settings``. ``derived`` has what follows from it, ``rules`` what
+binds its settings. ``load`` reads a file, ``axes`` makes its runs, ``loop_plan`` what the loop is told.
 """
 
 from harness.core.named_files import SCENARIOS
 from harness.scenario.axes import Variant, changes_of, expand, identical_arms
-from harness.scenario.distributed import (
-    PartSettings,
-    PlacementSettings,
-    TransportName,
-    TransportSweepSettings,
-    no_gpu_error,
-)
+from harness.scenario.derived import no_gpu_error
 from harness.scenario.load import load_scenario, load_side_by_side, resolved_yaml, scenario_hash
-from harness.scenario.loss import AdvantageSettings, LossSettings
-from harness.scenario.schema import Scenario, broken_rules, json_schema
-from harness.scenario.task_and_model import (
-    FakeEngineSettings,
-    FolderModelSettings,
-    JsonlTaskSettings,
-    NativeEngineSettings,
-    PresetModelSettings,
-    VllmEngineSettings,
-)
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario, json_schema
+from harness.settings.engine import FakeEngineSettings, NativeEngineSettings, VllmEngineSettings
+from harness.settings.loss import AdvantageSettings, LossSettings
+from harness.settings.model import FolderModelSettings, PresetModelSettings
+from harness.settings.placement import PartSettings, PlacementSettings
+from harness.settings.task import JsonlTaskSettings
+from harness.settings.transport import TransportName, TransportSweepSettings
 
 __all__ = [
     "SCENARIOS",

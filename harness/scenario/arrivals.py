@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import NonEmptyText, Section
-
-if TYPE_CHECKING:
-    from harness.scenario.schema import Scenario
+from harness.scenario.schema import Scenario
 
 _RECORD, _REPEAT = "arrivals.record", "arrivals.repeat"
-
-
-class ArrivalSettings(Section):
-    """The order in which things arrive, on which an asynchronous run depends."""
-
-    record: bool = False
-    """Write it into the run's folder."""
-    repeat: NonEmptyText | None = None
-    """Folder of a run that recorded it: everything arrives in that order; null: nothing is repeated."""
-
-    @property
-    def used(self) -> str | None:
-        """The key of what is asked for; None if nothing is."""
-        return _REPEAT if self.repeat is not None else _RECORD if self.record else None
 
 
 def arrivals_are_events_of_the_loop(scenario: Scenario) -> Problem | None:

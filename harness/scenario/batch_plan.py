@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.core.seeds import derive_seed
-from harness.scenario.learner import Balance
+from harness.settings.learner import Balance
 
 Rows = npt.NDArray[np.int64]
 """Row numbers of the rollout batch: its groups' rollouts behind one another."""

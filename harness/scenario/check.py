@@ -14,9 +14,10 @@ from pydantic_core import ErrorDetails
 from harness.core.named_files import nearest
 from harness.scenario.meanings import NOT_OFFERED, SETTING_OF
 from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, odd_letter, shown
-from harness.scenario.schema import Scenario, broken_rules
-from harness.scenario.sections import BUILT_IN, FORMS, OWN, HoldsFor
-from harness.scenario.task_and_model import FORMS_OF_REWARD
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
+from harness.settings.base import BUILT_IN, FORMS, OWN, HoldsFor
+from harness.settings.task import FORMS_OF_REWARD
 
 if TYPE_CHECKING:
     from harness.scenario.yaml_files import Tree

@@ -2,42 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import AtLeast0, AtLeast1, FromList, Positive, Section
-
-if TYPE_CHECKING:
-    from harness.scenario.schema import Scenario
+from harness.scenario.schema import Scenario
+from harness.settings.checkpoint import CheckpointSettings
 
 _KEY, _STEPS = "checkpoint.every", "checkpoint.keep_steps"
-
-
-class CheckpointSettings(Section):
-    """Checkpoints of the whole run, from which `run --resume` and `sweep` go on."""
-
-    every: AtLeast1 | None = None
-    """Training steps from one checkpoint to the next; null makes none."""
-    keep: AtLeast1 = 2
-    """How many are kept; if the newest is damaged, the one before it is used."""
-    asynchronous: bool = False
-    """Continue training while it is written; the Learner waits only for a copy in main memory."""
-    hours_between_failures: Positive | None = None
-    """Mean time between failures; the results then say which `every` loses least."""
-    keep_steps: Annotated[tuple[AtLeast0, ...], FromList] = ()
-    """Training steps, counted from 0, that are kept whole for `recompute`."""
-    keep_steps_every: AtLeast1 | None = None
-    """The same for every training step that this number divides; null: no others."""
-
-    @property
-    def keeps_any(self) -> bool:
-        """Whether training steps are kept."""
-        return bool(self.keep_steps) or self.keep_steps_every is not None
-
-    def keeps(self, step: int) -> bool:
-        """Whether all is kept of this training step."""
-        every = self.keep_steps_every
-        return step in self.keep_steps or (every is not None and step % every == 0)
 
 
 def checkpoints_have_a_state(scenario: Scenario) -> Problem | None:

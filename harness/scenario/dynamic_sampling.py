@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
 from harness.scenario.problems import Problem, broken
-from harness.scenario.sections import AtLeast0, Section
-
-if TYPE_CHECKING:
-    from harness.scenario.schema import Scenario
-
-
-class DynamicSamplingSettings(Section):
-    """Dynamic sampling (DAPO): a group whose rewards are all equal teaches nothing, so another takes its place."""
-
-    attempts: AtLeast0 = 0
-    """How often a group is sampled again at most; the last attempt is kept. 0 takes all groups."""
-    prompt: Literal["new", "same"] = "new"
-    """Which prompt replaces it: one that is not in the batch, as in DAPO, or the same one again."""
+from harness.scenario.schema import Scenario
 
 
 def dynamic_sampling_is_on(scenario: Scenario) -> Problem | None:

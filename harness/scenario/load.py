@@ -19,14 +19,7 @@ from harness.scenario.axes import expand
 from harness.scenario.check import parse_scenario
 from harness.scenario.problems import as_user_error
 from harness.scenario.schema import Scenario
-from harness.scenario.yaml_files import (
-    NUMBER_PATTERNS,
-    Tree,
-    parse_yaml,
-    paths_in,
-    read_tree,
-    tree_of_key,
-)
+from harness.scenario.yaml_files import NUMBER_PATTERNS, Tree, parse_yaml, paths_in, read_tree, tree_of_key
 
 _OWN_KEYS = ("name", "description")
 AGAIN = "again"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.loop import DynamicSamplingOptions, LoopPlan
 from harness.loop.plan import prompt_schedule
 from harness.loop.replay import ReplayOptions
-from harness.scenario.distributed import PartSettings
 from harness.scenario.schema import Scenario
+from harness.settings.placement import PartSettings
 
 
 def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPlan:

@@ -34,7 +34,7 @@ from harness.results import StepRow
 from harness.results.occupancy import Occupancy
 from harness.results.rows import WARMUP_FLOOR
 from harness.scenario import Scenario
-from harness.scenario.checkpoint import CheckpointSettings
+from harness.settings.checkpoint import CheckpointSettings
 from harness.simulate.cost_model import CostModel, Draw, model_name
 from harness.simulate.features import Workload
 from harness.simulate.lengths import PairedLengths, length_source

@@ -25,8 +25,8 @@ from harness.core.named_files import NamedFiles
 from harness.probes.provenance import machine_facts
 from harness.scenario.problems import Path as KeyPath
 from harness.scenario.problems import Problem, broken, dotted
-from harness.scenario.sections import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
 from harness.scenario.yaml_files import load_checked
+from harness.settings.base import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
 
 Origin = Literal["measured", "datasheet"]
 

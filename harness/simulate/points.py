@@ -21,7 +21,7 @@ from harness.models.config import PRESETS, PUBLISHED
 from harness.run.memory.plan import plan_of
 from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.scenario.check import check_variant
-from harness.scenario.learner import offloaded
+from harness.scenario.derived import offloaded
 from harness.scenario.problems import as_user_error
 from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
 from harness.simulate.forecast import Forecast, forecast

@@ -126,7 +126,7 @@ class Contest:
 
     def _vllm(self) -> Work:
         from harness.engines.vllm import vllm_engine
-        from harness.scenario import VllmEngineSettings
+        from harness.settings.engine import VllmEngineSettings
 
         rows = self.case.prompts * self.case.samples
         settings = VllmEngineSettings(precision="float32", max_batch=rows)

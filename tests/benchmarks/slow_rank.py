@@ -25,7 +25,7 @@ from harness.models.decoder import DecoderLM
 from harness.run.actors.ranks import rank_steps
 from harness.run.rank_faults import SlowComputing
 from harness.run.rank_worker import LearnerRank, RankResult
-from harness.scenario.learner import MeshShape, Sharding
+from harness.settings.learner import MeshShape, Sharding
 from tests.learner.test_process_group import rank_group
 from tests.learner.tiny_training import CONFIG, OPTIONS
 from tests.rank_pool import RankPool

@@ -55,7 +55,7 @@ def make_engines(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     from harness.engines.native import native_engine
     from harness.engines.vllm import vllm_engine
     from harness.models.tokenizer import train_tokenizer
-    from harness.scenario import VllmEngineSettings
+    from harness.settings.engine import VllmEngineSettings
 
     tokenizer, rows = train_tokenizer([""], 258), arguments.prompts * arguments.samples
     return {

@@ -24,7 +24,7 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM, KVCache
 from harness.models.sorting import SortingModel
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario import VllmEngineSettings
+from harness.settings.engine import VllmEngineSettings
 from harness.testing import EngineContract, ModelEngineContract
 from harness.testing.engine import (
     GREEDY,

@@ -8,7 +8,8 @@ import pytest
 
 from harness.cli import COMMANDS, command_parser
 from harness.scenario.check import dotted_keys
-from harness.scenario.schema import RULES, Scenario
+from harness.scenario.rules import RULES
+from harness.scenario.schema import Scenario
 from tests.docs.pages import ROOT
 
 SPEC = importlib.util.spec_from_file_location("reference", ROOT / "docs/site/reference.py")

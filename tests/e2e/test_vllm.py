@@ -23,7 +23,8 @@ from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
-from harness.scenario import Scenario, VllmEngineSettings, load_scenario
+from harness.scenario import Scenario, load_scenario
+from harness.settings.engine import VllmEngineSettings
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
@@ -121,7 +122,7 @@ from harness.engines.vllm import vllm_engine
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario import VllmEngineSettings
+from harness.settings.engine import VllmEngineSettings
 tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
 shape = dataclasses.replace(PRESETS["tiny"], vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96)
 engine = vllm_engine(VllmEngineSettings(max_batch=4, context=64), DecoderLM(shape), tokenizer)

@@ -25,7 +25,8 @@ from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import find_runs
 from harness.run.experiment import run_scenario
-from harness.scenario import VllmEngineSettings, load_scenario
+from harness.scenario import load_scenario
+from harness.settings.engine import VllmEngineSettings
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),

@@ -15,8 +15,8 @@ from harness.results import Run, find_runs
 from harness.scenario import Scenario, expand
 from harness.scenario.load import check_data
 from harness.scenario.problems import Problem
-from harness.scenario.sections import Fraction, NonEmptyText, Section
 from harness.scenario.yaml_files import load_checked
+from harness.settings.base import Fraction, NonEmptyText, Section
 
 PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")
 Names = Annotated[tuple[NonEmptyText, ...], Field(min_length=1)]

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
-from harness.scenario.sections import Section
+from harness.settings.base import Section
 from tests.holdout.plan import TierPlan
 
 HEAD = {"schema": "harness.holdout", "schema_version": 1}

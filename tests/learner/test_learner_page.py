@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from harness.scenario.learner import LEARNER_RULES, Balance, LearnerSettings, MeshSettings, Publish, Sharding
+from harness.scenario.learner import LEARNER_RULES
+from harness.settings.learner import Balance, LearnerSettings, MeshSettings, Publish, Sharding
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "learner.md").read_text(encoding="utf-8")

@@ -7,8 +7,9 @@ import yaml
 from harness.grpo.advantages import Delta as GrpoDelta
 from harness.grpo.loss import SurrogateType
 from harness.learner.own_functions import ADVANTAGE_ARGUMENTS, LOSS_ARGUMENTS
-from harness.scenario import AdvantageSettings, LossSettings, expand, load_scenario
-from harness.scenario.loss import Delta, ImportanceSettings, KlSettings, LossType, OptimizerSettings
+from harness.scenario import expand, load_scenario
+from harness.settings.loss import AdvantageSettings, Delta, ImportanceSettings, KlSettings, LossSettings, LossType
+from harness.settings.optimizer import OptimizerSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from harness.learner.ranks import TorchRanks
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM
 from harness.run.rank_worker import LearnerRank
-from harness.scenario.learner import MeshShape, Sharding
+from harness.settings.learner import MeshShape, Sharding
 from harness.transports.rendezvous import listen
 from tests.learner.test_ranks import MODES, SHAPE, whole
 from tests.learner.tiny_training import OPTIONS, groups

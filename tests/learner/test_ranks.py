@@ -20,7 +20,7 @@ from harness.learner.ranks import Ranks, TorchRanks
 from harness.learner.reference import ReferenceUpdates
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
-from harness.scenario.learner import MeshShape, Sharding
+from harness.settings.learner import MeshShape, Sharding
 from tests.learner.tiny_training import CONFIG, OPTIONS, groups, train_on
 from tests.rank_pool import RankPool
 

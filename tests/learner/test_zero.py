@@ -21,7 +21,7 @@ from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.ranks import MakeOptimizer
 from harness.learner.zero import ZeroRanks, check_usable
 from harness.models.decoder import DecoderLM, decoder_without_weights
-from harness.scenario.learner import ZeroStage
+from harness.settings.learner import ZeroStage
 from tests.learner.test_ranks import PLAIN, RICH, same_metrics, without_rollouts
 from tests.learner.tiny_training import CONFIG, groups, train_on
 from tests.rank_pool import RankPool

@@ -67,7 +67,7 @@ def in_process(*arguments: str | Path) -> dict[str, Any]:
 def in_vllm(folder: Path) -> dict[str, Any]:
     """Return the gaps of vLLM's log-probs, sampled and scored, before and after it is handed other weights."""
     from harness.engines.vllm import vllm_engine
-    from harness.scenario import VllmEngineSettings
+    from harness.settings.engine import VllmEngineSettings
 
     model, tokenizer = load_policy(folder)
     as_loaded: Any = model

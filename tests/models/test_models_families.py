@@ -23,7 +23,7 @@ from harness.models.decoder import DecoderLM
 from harness.models.ends import end_tokens, padding_token
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario import VllmEngineSettings
+from harness.settings.engine import VllmEngineSettings
 from tests.models.families import FAMILIES, PROBE, Measured, eager, gap, make, measure, reference_log_probs, reopen
 
 BOUND = 1e-5

@@ -22,7 +22,7 @@ from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import plan_training_step
 from harness.run.actors.ranks import LAST_WORDS_S, RanksHandle, one_result
 from harness.run.rank_worker import RankResult
-from harness.scenario.learner import MeshShape
+from harness.settings.learner import MeshShape
 from harness.simulate.clock import run_virtual
 from tests.learner.tiny_training import groups
 

@@ -19,7 +19,7 @@ from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.rank_worker import LearnerRank
 from harness.run.workers import LearnerWorker
-from harness.scenario.learner import MeshShape
+from harness.settings.learner import MeshShape
 from harness.transports.in_process import InProcessTransport
 from harness.transports.protocol import TransportOptions
 from harness.transports.sharded import shard_receiver, shard_sender

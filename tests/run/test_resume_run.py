@@ -36,7 +36,7 @@ from harness.run.experiment import go_on_with, run_scenario
 from harness.run.inprocess import InProcessLearner, InProcessParts
 from harness.run.resume import find_resume, find_unfinished
 from harness.scenario import Scenario, load_scenario, resolved_yaml
-from harness.scenario.checkpoint import CheckpointSettings
+from harness.settings.checkpoint import CheckpointSettings
 
 REWARD = """
 def by_length(response, ground_truth):

@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from harness.scenario import Scenario, broken_rules
-from harness.scenario.distributed import TransportName
-from harness.scenario.learner import Publish
+from harness.settings.learner import Publish
+from harness.settings.transport import TransportName
 
 TRANSPORTS = ("in_process", *get_args(TransportName))
 OF_GPUS = ("nccl", "cuda_ipc")

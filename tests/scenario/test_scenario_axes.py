@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import FolderModelSettings, Scenario, expand, identical_arms, load_scenario
+from harness.scenario import Scenario, expand, identical_arms, load_scenario
+from harness.settings.model import FolderModelSettings
 
 
 def expanded(**settings):

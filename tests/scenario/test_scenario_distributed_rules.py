@@ -4,7 +4,8 @@ from typing import get_args
 
 import pytest
 
-from harness.scenario import Scenario, TransportName, broken_rules
+from harness.scenario import Scenario, broken_rules
+from harness.settings.transport import TransportName
 from tests.messages import facts
 
 LAG = {"max_lag": 1, "placement": {"colocated": False}}

@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 
 from harness.scenario import Scenario, broken_rules
-from harness.scenario.learner import MeshShape, given_at_once, mesh_shape, microbatches
+from harness.scenario.derived import given_at_once, mesh_shape, microbatches
+from harness.settings.learner import MeshShape
 from tests.messages import facts
 
 SHARED = {"transport": {"type": "shared_memory"}}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from harness.scenario import AdvantageSettings, Scenario, broken_rules, expand, load_scenario
+from harness.scenario import Scenario, broken_rules, expand, load_scenario
+from harness.settings.loss import AdvantageSettings
 
 SORTING = {"task": {"type": "sorting"}, "model": {"type": "sorting"}}
 

@@ -3,7 +3,8 @@
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import Scenario, broken_rules, expand, load_scenario, no_gpu_error
+from harness.scenario import Scenario, broken_rules, expand, load_scenario
+from harness.scenario.derived import no_gpu_error
 from tests.messages import facts
 
 

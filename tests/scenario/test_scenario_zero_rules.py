@@ -3,7 +3,8 @@
 import pytest
 
 from harness.scenario import Scenario, broken_rules
-from harness.scenario.learner import MeshShape, mesh_shape, zero_stage
+from harness.scenario.derived import mesh_shape, zero_stage
+from harness.settings.learner import MeshShape
 from tests.messages import facts
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.types import Prompt
-from harness.scenario.task_and_model import KEYWORD_BLOCKS, KEYWORDS_OF_A_BLOCK
+from harness.settings.task import KEYWORD_BLOCKS, KEYWORDS_OF_A_BLOCK
 from harness.tasks.grammar import demonstrations
 from harness.tasks.keywords import (
     PROMPT_BEGIN,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.core.errors import RunStopped, UserError
-from harness.scenario import TransportName
+from harness.settings.transport import TransportName
 from harness.transports.catalogue import TRANSPORTS, transport_kind
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.in_process import InProcessTransport

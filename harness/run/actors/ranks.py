@@ -20,7 +20,7 @@ from harness.run.parts import policy_folder
 from harness.run.rank_worker import RankResult, Written
 from harness.run.workers import ProbeRow
 from harness.scenario.batch_plan import BatchPlan
-from harness.scenario.learner import MeshShape
+from harness.settings.learner import MeshShape
 
 T = TypeVar("T")
 Part = tuple[BatchPlan | None, Sequence[RankResult]]

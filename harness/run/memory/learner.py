@@ -16,19 +16,9 @@ from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_byte
 from harness.models.shape import Shape
 from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, RUNNING, WIDTH, Amount, Phase
 from harness.scenario import Scenario
-from harness.scenario.learner import (
-    MOST_ADDED_AT_ONCE,
-    Held,
-    MeshShape,
-    given_at_once,
-    in_shards,
-    is_resident,
-    mesh_shape,
-    microbatches,
-    offloaded,
-    zero_stage,
-)
+from harness.scenario.derived import given_at_once, in_shards, mesh_shape, microbatches, offloaded, zero_stage
 from harness.scenario.loop_plan import on_one_thread
+from harness.settings.learner import MOST_ADDED_AT_ONCE, Held, MeshShape, is_resident
 
 _LAYERS_AT_ONCE = 4
 """Layers whose numbers FSDP2 has whole at a time on the way back: the weights of one and of the next, the gradients of

@@ -25,9 +25,8 @@ from harness.run.memory.learner import (
     startup_amounts,
 )
 from harness.scenario import Scenario
-from harness.scenario.learner import places_of_colocated
+from harness.scenario.derived import places_of_colocated, workers_of
 from harness.scenario.loop_plan import lanes_of, rank_lanes
-from harness.scenario.task_and_model import workers_of
 
 Device = Literal["cpu", "cuda"]
 

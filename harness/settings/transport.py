@@ -1,0 +1,178 @@
+"""How weights move from the Learner to the Generators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.settings.base import (
+    BY_COLON,
+    BY_TYPE,
+    OF_HARNESS,
+    OF_USER,
+    AtLeast0,
+    AtLeast1,
+    FromList,
+    NonEmptyText,
+    OwnName,
+    OwnOptions,
+    Parts,
+    Positive,
+    Seconds,
+    Section,
+    usual_type,
+)
+
+TransportName = Literal[
+    "object_store", "object_store_numpy", "nixl", "gloo", "nccl", "broadcast", "cuda_ipc", "disk", "shared_memory"
+]
+
+
+class InProcessTransportSettings(Section):
+    """Weights stay in the process."""
+
+    type: Literal["in_process"] = "in_process"
+    """No transport: all parts live in one process."""
+
+
+class ActorTransportSettings(Section):
+    """What every transport between Ray actors has."""
+
+    verify: bool = True
+    """Compare a checksum of what the engine loaded from with the published one at each sync; else the run stops."""
+    dtype: Literal["trained", "engine"] = "trained"
+    """Weights travel in the type in which they are trained, or in engine.precision: half the bytes for bfloat16."""
+
+
+class ObjectStoreTransportSettings(ActorTransportSettings):
+    """Ray's object store, given the plain state_dict of torch tensors: what Ray does by default."""
+
+    type: Literal["object_store"] = "object_store"
+    """Ray's object store with torch tensors, which Ray copies through its serialiser."""
+
+
+class ObjectStoreNumpyTransportSettings(ActorTransportSettings):
+    """Ray's object store, given numpy arrays, which it stores and maps without further copies."""
+
+    type: Literal["object_store_numpy"] = "object_store_numpy"
+    """Ray's object store with numpy arrays: much faster than with torch tensors."""
+
+
+class FlatTransportSettings(ActorTransportSettings):
+    """What the transports of Ray Direct Transport have."""
+
+    flatten: bool = True
+    """Move all tensors as one flat buffer; many small tensors are slow one by one."""
+
+
+class NixlTransportSettings(FlatTransportSettings):
+    """Ray Direct Transport over NIXL (UCX)."""
+
+    type: Literal["nixl"] = "nixl"
+    """Ray Direct Transport over NIXL: one-sided reads, on CPU memory and on GPUs."""
+    preallocate: bool = True
+    """Receive into buffers that are reused, instead of new ones at each sync."""
+    progress_thread_delay_us: AtLeast0 = 1000
+    """Pause of NIXL's progress thread between two polls; 0 polls without a pause and takes a whole core."""
+
+
+class GlooTransportSettings(FlatTransportSettings):
+    """Ray Direct Transport over gloo."""
+
+    type: Literal["gloo"] = "gloo"
+    """Ray Direct Transport over gloo: send and receive between CPUs."""
+
+
+class NcclTransportSettings(FlatTransportSettings):
+    """Ray Direct Transport over NCCL."""
+
+    type: Literal["nccl"] = "nccl"
+    """Ray Direct Transport over NCCL: send and receive between GPUs."""
+
+
+class BroadcastTransportSettings(ActorTransportSettings):
+    """One broadcast from the Learner to all Generators, in a process group of their own."""
+
+    type: Literal["broadcast"] = "broadcast"
+    """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions it may need."""
+    timeout_s: Seconds = 30.0
+    """Seconds that a publish waits for a Generator before it continues without it."""
+
+
+class CudaIpcTransportSettings(FlatTransportSettings):
+    """Ray Direct Transport over CUDA IPC."""
+
+    type: Literal["cuda_ipc"] = "cuda_ipc"
+    """Ray Direct Transport over CUDA IPC: actors on one GPU share its memory."""
+
+
+class DiskTransportSettings(ActorTransportSettings):
+    """A safetensors file."""
+
+    type: Literal["disk"] = "disk"
+    """A safetensors file for each version."""
+    folder: NonEmptyText | None = None
+    """Folder of the files; null: a temporary one. Several nodes need one that all of them see."""
+
+
+class SharedMemoryTransportSettings(ActorTransportSettings):
+    """Memory that the processes of one host share."""
+
+    type: Literal["shared_memory"] = "shared_memory"
+    """One copy in shared memory, from which every Generator on the host loads."""
+
+
+class OwnTransportSettings(ActorTransportSettings):
+    """A transport of your own, see docs/extending.md."""
+
+    type: OwnName
+    """Your `TransportKind` as `package.module:NAME`."""
+    options: OwnOptions = Field(default_factory=dict)
+    """Passed to its sender and receivers as `options.own`."""
+
+
+TransportSettings = Annotated[
+    Annotated[
+        InProcessTransportSettings
+        | ObjectStoreTransportSettings
+        | ObjectStoreNumpyTransportSettings
+        | NixlTransportSettings
+        | GlooTransportSettings
+        | NcclTransportSettings
+        | BroadcastTransportSettings
+        | CudaIpcTransportSettings
+        | DiskTransportSettings
+        | SharedMemoryTransportSettings,
+        BY_TYPE,
+        OF_HARNESS,
+    ]
+    | Annotated[OwnTransportSettings, OF_USER],
+    BY_COLON,
+    usual_type("in_process"),
+]
+
+
+AnyTransportName = Annotated[Annotated[TransportName, OF_HARNESS] | Annotated[OwnName, OF_USER], BY_COLON]
+
+
+class TransportSweepSettings(Section):
+    """Measures weight syncs alone: every transport with every size, in turns, with real actors and no training."""
+
+    transports: Annotated[tuple[AnyTransportName, ...], FromList, Field(min_length=1)] = (
+        "object_store",
+        "object_store_numpy",
+        "nixl",
+        "gloo",
+        "disk",
+        "shared_memory",
+    )
+    """Which transports."""
+    megabytes: Annotated[tuple[Positive, ...], FromList, Field(min_length=1)] = (1.0, 10.0, 100.0, 1000.0)
+    """Sizes of the weights, in units of 10^6 bytes."""
+    tensors: Annotated[tuple[AtLeast1, ...], FromList, Field(min_length=1)] = (1,)
+    """Numbers of tensors that the weights are split into."""
+    receivers: Annotated[tuple[Parts, ...], FromList, Field(min_length=1)] = (1,)
+    """Numbers of Generators that load the same weights."""
+    repeats: Annotated[int, Field(ge=3)] = 9
+    """Timed syncs of each kind, in turns; one more before them is not counted."""
