@@ -1,0 +1,25 @@
+"""Settings, and values of settings, that the release before this one had: refused by name for one release."""
+
+from __future__ import annotations
+
+INSTEAD = {
+    "arrivals": "leave it out: with `max_lag: 0`, and with `lag_control: wait`, a run repeats itself from its seed",
+    "checkpoint.hours_between_failures": "leave it out, and choose `checkpoint.every`",
+    "dynamic_sampling.prompt": "leave it out: a group without spread is replaced by one of another prompt, as in DAPO",
+    "engine.type=fake": "set engine.type and model.type to `paced`, which take time and sample nothing",
+    "engine.type=sglang": "set engine.type to vllm",
+    "faults.dead_rank": "leave it out: it was for tests of the harness",
+    "faults.hung_rank": "leave it out: it was for tests of the harness",
+    "faults.learner_restarts": "set `checkpoint.every`, and go on after a failure with `run --resume auto`",
+    "faults.skip_weight_loads": "leave it out: it was for tests of the harness",
+    "learner.offload.folder": "leave it out: what leaves a GPU goes to the host's memory",
+    "learner.reduce_dtype": "leave it out: gradients are added up over ranks in float32",
+    "loss.kl.polyak_every": "leave it out: `loss.kl.reference: polyak` averages after every training step",
+    "model.warm_start_seed": "leave it out: the warm start takes `model.seed`",
+    "replay.max_uses": "leave it out: `replay.max_age` bounds how often a group is drawn",
+    "task.symbolic_timeout_s": "leave it out: a symbolic comparison has two seconds",
+    "transport.flatten": "leave it out: tensors travel as one buffer",
+    "transport.preallocate": "leave it out: NIXL receives into buffers that are reused",
+    "transport.timeout_s": "leave it out: a publish waits 30 seconds for a Generator",
+}
+"""By dotted key, or by key and value, what to use instead."""
