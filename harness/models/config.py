@@ -1,7 +1,4 @@
-"""The shape of the harness' own model, as a ``config.json`` of Hugging Face says it, and shapes of public models.
-
-No torch.
-"""
+"""The sizes of a language model, as a ``config.json`` of Hugging Face says them, and the shipped ones. No torch."""
 
 from __future__ import annotations
 
@@ -19,12 +16,37 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 """Families that the harness' own model runs, with their class in transformers and vLLM."""
-_DEFAULT_HEAD_DIM = {"qwen3": 128}
-"""Where ``head_dim`` may be left out of a ``config.json`` and is not the width over the heads."""
 _DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 """``max_position_embeddings`` where a ``config.json`` leaves it out."""
 _MISTRAL_WINDOW = 4096
 """The sliding window of a Mistral whose ``config.json`` says nothing of it."""
+_UNUSED: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False, "sliding_window": None},
+    "qwen3": {"attention_bias": False, "use_sliding_window": False, "sliding_window": None},
+}
+"""What else a family's ``config.json`` can ask for, switched off."""
+_MOST_SIZE, _MOST_THETA = 2**24, 1e12
+"""Far above every model there is, and far below what would keep a machine busy before it is found wrong."""
+SIZES = {
+    "vocab_size": _MOST_SIZE,
+    "hidden_size": _MOST_SIZE,
+    "intermediate_size": _MOST_SIZE,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": _MOST_SIZE,
+    "num_key_value_heads": _MOST_SIZE,
+    "head_dim": _MOST_SIZE,
+    "max_position_embeddings": 2**31,
+}
+"""Each size in a ``config.json``, with its upper bound."""
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+MOST_CONFIG_BYTES = 2**24
+"""Of a ``config.json`` or an index of weights."""
+
+
+class UnsupportedModel(UserError):
+    """A model that the harness' own code cannot run; transformers may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +72,18 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a dense decoder-only language model: Llama, Mistral, Qwen2 (and 2.5) or Qwen3.
+    """The sizes of a dense decoder-only language model: Llama, Mistral, Qwen2 (and 2.5) or Qwen3.
 
     RMSNorm before each sub-layer (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020),
     grouped-query attention (Ainslie et al. 2023). Qwen2 has biases on query, key and value (arXiv:2407.10671, section
-    2.2), Qwen3 a norm on each query and key head (arXiv:2505.09388, section 2); there are no other biases.
+    2.2), Qwen3 a norm on each query and key head (arXiv:2505.09388, section 2).
+
+    Attributes:
+        runs_on: whose code runs it. One that transformers runs is known by its sizes alone.
+        other_biases: query, key and value have biases though the family has none; transformers alone runs such a model.
 
     Raises:
-        UserError: a size is below 1, the heads do not divide into the key/value heads, or ``head_dim`` is odd.
+        UserError: a size is out of bounds, the heads do not divide into the key/value heads, or ``head_dim`` is odd.
     """
 
     vocab_size: int
@@ -73,6 +99,8 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     rope_scaling: RopeScaling | None = None
+    runs_on: Literal["own", "transformers"] = "own"
+    other_biases: bool = False
 
     def __post_init__(self) -> None:
         check_sizes({name: getattr(self, name) for name in SIZES}, "ModelConfig")
@@ -92,7 +120,7 @@ class ModelConfig:
     @property
     def attention_bias(self) -> bool:
         """Whether query, key and value have biases."""
-        return self.model_type == "qwen2"
+        return self.model_type == "qwen2" or self.other_biases
 
     @property
     def head_norms(self) -> bool:
@@ -115,13 +143,31 @@ class ModelConfig:
         return self.num_key_value_heads * self.head_dim
 
     @property
+    def matrix_parameters(self) -> int:
+        """Weights of one layer's matrices."""
+        return self.hidden_size * (2 * (self.query_size + self.key_size) + 3 * self.intermediate_size)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer, with norms and biases."""
+        biases = (self.query_size + 2 * self.key_size) * self.attention_bias
+        return self.matrix_parameters + biases + 2 * self.hidden_size + 2 * self.head_dim * self.head_norms
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding table, which are as many as those of the output matrix."""
+        return self.vocab_size * self.hidden_size
+
+    @property
     def num_parameters(self) -> int:
         """Number of trained values; tied embeddings count once."""
-        attention = self.hidden_size * 2 * (self.query_size + self.key_size)
-        attention += (self.query_size + 2 * self.key_size) * self.attention_bias + 2 * self.head_dim * self.head_norms
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + self.hidden_size
+        tables = self.embedding_parameters * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * self.layer_parameters + tables + self.hidden_size
+
+    @property
+    def key_values_per_token(self) -> int:
+        """Numbers that a key/value cache keeps of one token."""
+        return 2 * self.num_hidden_layers * self.key_size
 
     def to_hf(self, *, eos_token_id: int | None = None, pad_token_id: int | None = None) -> dict[str, Any]:
         """Return the ``config.json`` with which transformers and vLLM load the weights.
@@ -151,7 +197,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-        """Read the ``config.json`` of a Llama, Mistral, Qwen2 or Qwen3.
+        """Read the ``config.json`` of a model that the harness' own code runs.
 
         Args:
             config: the parsed file.
@@ -163,34 +209,101 @@ class ModelConfig:
             UserError: a size is missing or wrong.
         """
         try:
-            return cls._from_hf(config, where)
+            _refuse_unsupported(config, where)
+            kind, rope = config["model_type"], _rope(config)
+            sizes: dict[str, Any] = {name: config.get(name) for name in SIZES}
+            for name, value in sizes.items():
+                if name not in _OPTIONAL_SIZES and (not isinstance(value, int) or isinstance(value, bool)):
+                    raise UserError(f"{name} is {value!r}, must be an integer", where, _OTHER_FOLDER)
+            heads = sizes["num_attention_heads"]
+            sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
+            sizes["head_dim"] = sizes["head_dim"] or (128 if kind == "qwen3" else sizes["hidden_size"] // heads)
+            if "max_position_embeddings" not in config:
+                sizes["max_position_embeddings"] = _DEFAULT_CONTEXT[kind]
+            return cls(
+                **sizes,
+                rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+                rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+                tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+                model_type=kind,
+                rope_scaling=_rope_scaling(rope, where),
+            )
         except UserError:
             raise
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UserError(f"a value is of the wrong kind: {error}", where, "save the model again") from error
 
-    @classmethod
-    def _from_hf(cls, config: Mapping[str, Any], where: str) -> ModelConfig:
-        _refuse_unsupported(config, where)
-        kind = config["model_type"]
-        heads = _required(config, "num_attention_heads", where)
-        hidden = _required(config, "hidden_size", where)
-        rope = _rope(config)
-        return cls(
-            vocab_size=_required(config, "vocab_size", where),
-            hidden_size=hidden,
-            intermediate_size=_required(config, "intermediate_size", where),
-            num_hidden_layers=_required(config, "num_hidden_layers", where),
-            num_attention_heads=heads,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or _DEFAULT_HEAD_DIM.get(kind) or hidden // heads,
-            max_position_embeddings=config.get("max_position_embeddings", _DEFAULT_CONTEXT[kind]),
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            model_type=kind,
-            rope_scaling=_rope_scaling(rope, where),
-        )
+
+def sizes_from_hf(config: Mapping[str, Any]) -> ModelConfig | None:
+    """Return the sizes of a gated dense decoder from its ``config.json``, also of one that only transformers runs.
+
+    None where it is of another family, or no model has such sizes.
+    """
+    try:
+        return ModelConfig.from_hf(config)
+    except UnsupportedModel:
+        kind = config.get("model_type")
+        if kind not in _ARCHITECTURES:
+            return None
+    except UserError:
+        return None
+    sizes = {name: config[name] for name in (*SIZES, "tie_word_embeddings") if name in config}
+    try:
+        known = ModelConfig.from_hf({"model_type": kind, **_UNUSED[kind], **sizes})
+    except UserError:
+        return None
+    return replace(known, runs_on="transformers", other_biases=bool(config.get("attention_bias", False)))
+
+
+def check_sizes(config: Mapping[str, Any], where: str) -> None:
+    """Refuse sizes in a ``config.json`` that no model can have; those that are left out, or no numbers, may stay.
+
+    Raises:
+        UserError: naming the size and its bounds.
+    """
+    for name, most in SIZES.items():
+        value = config.get(name)
+        if isinstance(value, int | float) and not 1 <= value <= most:
+            what = f"{name} is {str(value)[:40]}, must be from 1 to {most}"
+            raise UserError(what, where, "save the model again")
+
+
+def can_be_cut(config: ModelConfig, ranks: int) -> bool:
+    """Whether so many tensor ranks can share the model."""
+    sizes = _cut_sizes(config).values()
+    return ranks == 1 or (config.runs_on == "own" and not any(size % ranks for size in sizes))
+
+
+def check_divides(config: ModelConfig, ranks: int, setting: str = "learner.mesh.tensor") -> None:
+    """Refuse to cut a model over so many tensor ranks that heads or the MLP's width would have to be split unevenly.
+
+    The vocabulary may have any size.
+
+    Args:
+        config: of the model.
+        ranks: the Learner's tensor ranks, or the workers of an engine.
+        setting: the key that says how many.
+
+    Raises:
+        UserError: naming the first size that does not divide, and the number of ranks.
+    """
+    sizes = _cut_sizes(config)
+    for what, size in sizes.items():
+        if size % ranks:
+            fits = [fewer for fewer in range(1, ranks) if not any(size % fewer for size in sizes.values())]
+            raise UserError(
+                f"{size} {what} do not divide over {ranks} tensor ranks",
+                setting,
+                f"set it to {' or '.join(map(str, fits))}",
+            )
+
+
+def _cut_sizes(config: ModelConfig) -> dict[str, int]:
+    return {
+        "key/value heads": config.num_key_value_heads,
+        "query heads": config.num_attention_heads,
+        "columns of the MLP": config.intermediate_size,
+    }
 
 
 def context_length(config: Any) -> int | None:
@@ -210,54 +323,6 @@ def context_length(config: Any) -> int | None:
     of_layers = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
     first = [part.get("original_max_position_embeddings") for part in of_layers if _rope_type(part) == "longrope"]
     return min((bound for bound in (most, *first) if bound is not None), default=None)
-
-
-class UnsupportedModel(UserError):
-    """A model that the harness' own code cannot run; transformers may."""
-
-
-_MOST = {"num_hidden_layers": 1000, "max_position_embeddings": 2**31}
-_MOST_SIZE, _MOST_THETA = 2**24, 1e12
-"""Far above every model there is, and far below what would keep a machine busy before it is found wrong."""
-
-
-def check_sizes(config: Mapping[str, Any], where: str) -> None:
-    """Refuse sizes in a ``config.json`` that no model can have; those that are left out, or no numbers, may stay.
-
-    Raises:
-        UserError: naming the size and its bounds.
-    """
-    for name in SIZES:
-        value, most = config.get(name), _MOST.get(name, _MOST_SIZE)
-        if isinstance(value, int | float) and not 1 <= value <= most:
-            what = f"{name} is {str(value)[:40]}, must be from 1 to {most}"
-            raise UserError(what, where, "save the model again")
-
-
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
-_UNUSED: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": False, "mlp_bias": False},
-    "mistral": {"sliding_window": None},
-    "qwen2": {"use_sliding_window": False, "sliding_window": None},
-    "qwen3": {"attention_bias": False, "use_sliding_window": False, "sliding_window": None},
-}
-"""What else a family's ``config.json`` can ask for, switched off."""
-
-
-def _required(config: Mapping[str, Any], name: str, where: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UserError(f"{name} is {value!r}, must be an integer", where, _OTHER_FOLDER)
-    return value
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -297,35 +362,22 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
         )
     has_window = kind == "mistral" or bool(config.get("use_sliding_window", False))
     window = config.get("sliding_window", _MISTRAL_WINDOW if kind == "mistral" else None) if has_window else None
-    found = {
-        "attention_bias": False if kind == "qwen2" else bool(config.get("attention_bias", False)),
-        "mlp_bias": bool(config.get("mlp_bias", False)),
-        "hidden_act": config.get("hidden_act", "silu"),
-        "sliding_window": window,
-        "partial_rotary_factor": rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
-        "quantization_config": config.get("quantization_config"),
-    }
-    supported_values = {
-        "attention_bias": False,
-        "mlp_bias": False,
-        "hidden_act": "silu",
-        "sliding_window": None,
-        "partial_rotary_factor": 1.0,
-        "quantization_config": None,
-    }
-    for name, value in found.items():
-        if value != supported_values[name]:
-            raise UnsupportedModel(
-                f"{name} is {value!r}, the harness' own model supports only {supported_values[name]!r}",
-                where,
-                _OTHER_FOLDER,
-            )
+    rotary = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    features: tuple[tuple[str, Any, Any], ...] = (
+        ("attention_bias", kind != "qwen2" and bool(config.get("attention_bias", False)), False),
+        ("mlp_bias", bool(config.get("mlp_bias", False)), False),
+        ("hidden_act", config.get("hidden_act", "silu"), "silu"),
+        ("sliding_window", window, None),
+        ("partial_rotary_factor", rotary, 1.0),
+        ("quantization_config", config.get("quantization_config"), None),
+    )
+    for name, value, supported in features:
+        if value != supported:
+            what = f"{name} is {value!r}, the harness' own model supports only {supported!r}"
+            raise UnsupportedModel(what, where, _OTHER_FOLDER)
     if _rope_type(rope) not in ("default", "linear", "llama3"):
-        raise UnsupportedModel(
-            f"rope_type is {_rope_type(rope)!r}, the harness' own model supports default, linear and llama3",
-            where,
-            _OTHER_FOLDER,
-        )
+        what = f"rope_type is {_rope_type(rope)!r}, the harness' own model supports default, linear and llama3"
+        raise UnsupportedModel(what, where, _OTHER_FOLDER)
 
 
 PRESETS: dict[str, ModelConfig] = {
@@ -379,90 +431,3 @@ VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
 def preset_shape(preset: str) -> ModelConfig:
     """Return the shape of a preset as it is trained."""
     return replace(PRESETS[preset], vocab_size=VOCABULARY[preset])
-
-
-QWEN2_5_MATH_1_5B: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "use_cache": True,
-}
-"""https://huggingface.co/Qwen/Qwen2.5-Math-1.5B/blob/main/config.json, which litgpt's ``litgpt/config.py`` repeats (28
-layers, 12 heads, 2 key/value groups, width 1536, 8960 inside the MLP, 151936 padded tokens, 4096 positions, rotary base
-10000, eps 1e-6, biases on query, key and value). The published weights are 1,543,714,304 numbers."""
-
-TINY_QWEN2: dict[str, Any] = {
-    **QWEN2_5_MATH_1_5B,
-    "vocab_size": 2000,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "max_position_embeddings": 512,
-}
-"""The same architecture with next to no weights, for trials and tests; nobody has published it."""
-
-PUBLIC_SHAPES: dict[str, dict[str, Any]] = {"qwen2.5-math-1.5b": QWEN2_5_MATH_1_5B, "tiny-qwen2": TINY_QWEN2}
-"""Name -> ``config.json``."""
-
-
-def _qwen2_5(
-    hidden: int, intermediate: int, layers: int, heads: int, key_value_heads: int, vocab: int, tied: bool, context: int
-) -> dict[str, Any]:
-    return {
-        **QWEN2_5_MATH_1_5B,
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_value_heads,
-        "max_position_embeddings": context,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": tied,
-    }
-
-
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": _qwen2_5(896, 4864, 24, 14, 2, 151936, True, 32768),
-    "Qwen/Qwen2.5-1.5B": _qwen2_5(1536, 8960, 28, 12, 2, 151936, True, 131072),
-    "Qwen/Qwen2.5-3B": _qwen2_5(2048, 11008, 36, 16, 2, 151936, True, 32768),
-    "Qwen/Qwen2.5-7B": _qwen2_5(3584, 18944, 28, 28, 4, 152064, False, 131072),
-    "Qwen/Qwen2.5-14B": _qwen2_5(5120, 13824, 48, 40, 8, 152064, False, 131072),
-    "Qwen/Qwen2.5-32B": _qwen2_5(5120, 27648, 64, 40, 8, 152064, False, 131072),
-}
-"""Name on the hub -> ``config.json`` in what decides its size, for plans and simulations of models that are not here:
-https://huggingface.co/Qwen/Qwen2.5-7B/blob/main/config.json and its sisters, which litgpt's ``litgpt/config.py``
-repeats."""
-
-
-def shape_config(name: str, *, layers: int | None = None, vocab_size: int | None = None) -> dict[str, Any]:
-    """Return the ``config.json`` of a public model, with fewer layers or a smaller vocabulary if asked for.
-
-    Raises:
-        UserError: no such shape, or a number out of bounds.
-    """
-    if name not in PUBLIC_SHAPES:
-        raise UserError(f"no shape {name!r}", "--shape", f"take one of {', '.join(sorted(PUBLIC_SHAPES))}")
-    config = dict(PUBLIC_SHAPES[name])
-    for key, option, value in (("num_hidden_layers", "--layers", layers), ("vocab_size", "--vocab", vocab_size)):
-        if value is None:
-            continue
-        if not 1 <= value <= config[key]:
-            what = f"{key} is {value}, must be from 1 to {config[key]}, as {name} has"
-            raise UserError(what, option, f"leave {option} out for the model's own {config[key]}")
-        config[key] = value
-    return config

@@ -6,14 +6,12 @@ that checkpointing makes again. A multiplication and an addition are two operati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, RolloutGroup
-from harness.models.shape import Shape, shape_for
-from harness.scenario import Scenario
+from harness.models.config import ModelConfig
 
 PEAK_FLOPS: tuple[tuple[str, float, float | None], ...] = (
     ("B200", 2250e12, None),  # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
@@ -79,21 +77,19 @@ def work_of(groups: Iterable[tuple[int, Sequence[int]]]) -> Work:
     return Work(tokens, scored, pairs)
 
 
-def training_flops(shape: Shape, work: Work) -> float:
+def training_flops(shape: ModelConfig, work: Work) -> float:
     """Return the operations of one pass forward and back.
 
     Forward: 2 for each weight of a layer's matrices and each token, 2 for each weight of the output matrix and each
     scored token, 4 L q for each pair in attention. The way back takes twice as many. Norms, biases, activations and
     looking an embedding up are left out.
     """
-    norms = 2 * shape.hidden_size + (2 * shape.head_dim if shape.head_norms else 0)
-    biases = shape.query_size + 2 * shape.key_size if shape.attention_bias else 0
-    layers = shape.num_layers * (shape.layer_parameters - norms - biases)
+    layers = shape.num_hidden_layers * shape.matrix_parameters
     products = work.tokens * layers + work.scored * shape.embedding_parameters
-    return 3.0 * (2 * products + 4 * shape.num_layers * shape.query_size * work.pairs)
+    return 3.0 * (2 * products + 4 * shape.num_hidden_layers * shape.query_size * work.pairs)
 
 
-def group_flops(shape: Shape, prompt: int, responses: Sequence[int]) -> float:
+def group_flops(shape: ModelConfig, prompt: int, responses: Sequence[int]) -> float:
     """Return the operations of one pass over rollouts that share a prompt; arguments as of ``work_of``."""
     return training_flops(shape, work_of([(prompt, responses)]))
 
@@ -119,7 +115,7 @@ class Utilisation:
         epochs: passes over a rollout batch.
     """
 
-    shape: Shape | None = None
+    shape: ModelConfig | None = None
     peak: float = 0.0
     epochs: int = 1
 
@@ -137,19 +133,3 @@ class Utilisation:
             return {}
         work = work_of(sizes)
         return {"perf/mfu": Metric(mfu(self.epochs * training_flops(self.shape, work), nanoseconds / 1e9, self.peak))}
-
-
-def utilisation_of(scenario: Scenario, gpus: Sequence[Mapping[str, Any]]) -> Utilisation:
-    """Return what turns this run's steps into ``perf/mfu``; it gives none where shape or peak is not known.
-
-    Args:
-        scenario: the resolved scenario.
-        gpus: those that the Learner may compute on, with their ``name``; none where it computes on a CPU. GPUs of
-            several peaks give no metric: which of them is the Learner's is not known.
-    """
-    model: Any = scenario.model
-    narrow = {model.precision, getattr(model, "dtype", "float32")} - {"float32"}
-    peaks = {peak_flops(gpu["name"], min(narrow, default="float32")) for gpu in gpus}
-    peak = peaks.pop() if len(peaks) == 1 else None
-    shape = None if peak is None else shape_for(scenario)[0]
-    return Utilisation(shape, (peak or 0.0) * scenario.placement.learner.ranks, scenario.epochs_per_batch)

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from harness.models.activations import MAX_LOGITS, PIECE_LOGITS
 from harness.models.layers import product_dtype, widen
+from harness.models.limits import MAX_LOGITS, PIECE_LOGITS
 from harness.models.products import add_weight_gradient, product
 from harness.models.scoring import ban_tokens
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from harness.models.activations import MAX_SCORES, keeps_scores
+from harness.models.limits import MAX_SCORES, keeps_scores
 
 
 def widen(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import UserError
-from harness.models.config import PUBLIC_SHAPES, shape_config
+from harness.models.published import PUBLIC_SHAPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +34,25 @@ CHAT_TEMPLATE = (
 _LARGEST_TOKENIZER = 1024
 _LARGEST_SEED = 2**63 - 1
 _EXAMPLE = "python -m harness.models.make_folder --shape qwen2.5-math-1.5b --layers 2 --vocab 512 -o models/qwen"
+
+
+def shape_config(name: str, *, layers: int | None = None, vocab_size: int | None = None) -> dict[str, Any]:
+    """Return the ``config.json`` of a public model, with fewer layers or a smaller vocabulary if asked for.
+
+    Raises:
+        UserError: no such shape, or a number out of bounds.
+    """
+    if name not in PUBLIC_SHAPES:
+        raise UserError(f"no shape {name!r}", "--shape", f"take one of {', '.join(sorted(PUBLIC_SHAPES))}")
+    config = dict(PUBLIC_SHAPES[name])
+    for key, option, value in (("num_hidden_layers", "--layers", layers), ("vocab_size", "--vocab", vocab_size)):
+        if value is None:
+            continue
+        if not 1 <= value <= config[key]:
+            what = f"{key} is {value}, must be from 1 to {config[key]}, as {name} has"
+            raise UserError(what, option, f"leave {option} out for the model's own {config[key]}")
+        config[key] = value
+    return config
 
 
 def make_folder(

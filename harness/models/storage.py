@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from harness.core.errors import UserError
 from harness.core.regular_files import read_regular
-from harness.models.config import ModelConfig, UnsupportedModel, check_sizes
+from harness.models.config import MOST_CONFIG_BYTES, ModelConfig, UnsupportedModel, check_sizes
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.models.ends import CONFIG, FOLDER_DEFAULTS, GENERATION, SPECIAL_IDS, FolderDefaults, end_tokens
 from harness.models.products import use_fast_products
-from harness.models.shape import MOST_CONFIG_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

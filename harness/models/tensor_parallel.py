@@ -22,11 +22,11 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn import functional as F
 
 from harness.core.errors import UserError
+from harness.models.config import check_divides
 from harness.models.decoder import DecoderLM, Embedding, Projection, RMSNorm
 from harness.models.head import own_part
 from harness.models.layers import rms_norm
 from harness.models.products import linear
-from harness.models.shape import check_divides, shape_of_own
 
 
 def parallelise(policy: nn.Module, mesh: DeviceMesh) -> None:
@@ -45,7 +45,7 @@ def parallelise(policy: nn.Module, mesh: DeviceMesh) -> None:
             "learner.mesh.tensor",
             "set it to 1, and shard over more data-parallel ranks instead",
         )
-    check_divides(shape_of_own(policy.config), mesh.size())
+    check_divides(policy.config, mesh.size())
     for name, module in policy.named_modules():
         if (role := name.rpartition(".")[2]) in _PLAN:
             _cut(module, *_PLAN[role], mesh)

@@ -215,8 +215,8 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
 def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.vllm import vllm_engine
     from harness.engines.vllm_memory import ALONE
-    from harness.models.shape import shape_for
     from harness.run.memory.generator import beside_vllm
+    from harness.run.memory.shape import shape_for
 
     assert policy.model is not None
     return vllm_engine(
@@ -340,7 +340,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
     from harness.grpo import LossOptions
     from harness.grpo.importance import ImportanceOptions
     from harness.models.flops import group_flops
-    from harness.models.shape import shape_for
+    from harness.run.memory.shape import shape_for
 
     loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
     weights = loss.importance

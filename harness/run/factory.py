@@ -12,11 +12,11 @@ from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer
 from harness.engines.vllm_machine import check_vllm_installed
-from harness.models.shape import shape_for
 from harness.probes.load import load_profile
 from harness.run.guardian import Guardian
 from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
+from harness.run.memory.shape import shape_for
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated

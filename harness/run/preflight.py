@@ -10,7 +10,7 @@ import torch
 
 from harness.core.errors import UserError
 from harness.engines.vllm_machine import check_no_share
-from harness.models.shape import check_divides, shape_for
+from harness.models.config import check_divides
 from harness.probes.load import load_profile
 from harness.probes.nsight import check_nsight
 from harness.probes.nvml import list_gpus
@@ -21,6 +21,7 @@ from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
+from harness.run.memory.shape import shape_for
 from harness.run.needs import gpus_reserved
 from harness.run.own_code import check_own_code
 from harness.scenario import Scenario, Variant, identical_arms

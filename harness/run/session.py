@@ -21,7 +21,7 @@ from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.interrupts import holding_interrupts
 from harness.core.trace import RecordingTracer
 from harness.models.chat import today
-from harness.models.flops import utilisation_of
+from harness.models.flops import Utilisation, peak_flops
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
@@ -37,6 +37,7 @@ from harness.results.trackers import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.inputs import date_of_runs, named_inputs
 from harness.run.memory.check import memory_line, memory_table
+from harness.run.memory.shape import shape_for
 from harness.run.parts import RunningParts, kept_policies
 from harness.scenario import Scenario, Variant, resolved_yaml
 
@@ -476,3 +477,19 @@ def sync_one(path: Path) -> None:
     """Return when the disk has taken a file, or the names in a folder."""
     with suppress(OSError):  # a file system that cannot, or a draft that is gone already
         sync(path)
+
+
+def utilisation_of(scenario: Scenario, gpus: Sequence[Mapping[str, Any]]) -> Utilisation:
+    """Return what turns this run's steps into ``perf/mfu``; it gives none where shape or peak is not known.
+
+    Args:
+        scenario: the resolved scenario.
+        gpus: those that the Learner may compute on, with their ``name``; none where it computes on a CPU. GPUs of
+            several peaks give no metric: which of them is the Learner's is not known.
+    """
+    model: Any = scenario.model
+    narrow = {model.precision, getattr(model, "dtype", "float32")} - {"float32"}
+    peaks = {peak_flops(gpu["name"], min(narrow, default="float32")) for gpu in gpus}
+    peak = peaks.pop() if len(peaks) == 1 else None
+    shape = None if peak is None else shape_for(scenario)[0]
+    return Utilisation(shape, (peak or 0.0) * scenario.placement.learner.ranks, scenario.epochs_per_batch)

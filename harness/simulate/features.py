@@ -31,8 +31,9 @@ from typing import Any, NamedTuple
 
 from harness.core.trace import Stage
 from harness.core.types import RolloutGroup
-from harness.models.shape import Shape, shape_for
+from harness.models.config import ModelConfig
 from harness.run.memory.learner import state_bytes
+from harness.run.memory.shape import shape_for
 from harness.scenario import Scenario
 from harness.scenario.derived import in_shards, microbatches
 
@@ -47,7 +48,7 @@ LAYER_TENSORS = 9
 """Weights of one layer by name: four of attention, three of the MLP, two norms."""
 
 
-def generate_features(shape: Shape, groups: Sequence[Group], max_batch: int) -> Features:
+def generate_features(shape: ModelConfig, groups: Sequence[Group], max_batch: int) -> Features:
     """Count what sampling asks of the harness' own engine: prompts once a group, then a step for each further token.
 
     Whole groups are decoded together, as many as ``max_batch`` holds, one batch after the other. A row that ends costs
@@ -103,13 +104,13 @@ class _Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _sizes_of(shape: Shape) -> _Sizes:
-    layers, output = shape.num_layers * shape.layer_parameters, shape.embedding_parameters
-    sizes = _Sizes(shape.num_layers, layers, output, shape.num_parameters, shape.key_values_per_token, 0.0)
+def _sizes_of(shape: ModelConfig) -> _Sizes:
+    layers, output = shape.num_hidden_layers * shape.layer_parameters, shape.embedding_parameters
+    sizes = _Sizes(shape.num_hidden_layers, layers, output, shape.num_parameters, shape.key_values_per_token, 0.0)
     return sizes._replace(token_gflop=sizes.forward_gflop(1, 1))
 
 
-def pass_features(shape: Shape, groups: Sequence[Group], microbatch: int, passes: int = 1) -> Features:
+def pass_features(shape: ModelConfig, groups: Sequence[Group], microbatch: int, passes: int = 1) -> Features:
     """Count passes over a rollout batch without gradients: the old or the reference log-probs.
 
     The harness' own model packs tokens: a prompt goes through the layers once for its group in each microbatch, a
@@ -125,23 +126,27 @@ def pass_features(shape: Shape, groups: Sequence[Group], microbatch: int, passes
     return {"call": 1.0} | {name: passes * units for name, units in features.items()}
 
 
-def microbatch_features(shape: Shape, microbatches: Iterable[Microbatch]) -> Features:
+def microbatch_features(shape: ModelConfig, microbatches: Iterable[Microbatch]) -> Features:
     """Count one pass over given microbatches; see ``pass_features``."""
     sizes = _sizes_of(shape)
     features = dict.fromkeys(("microbatch", "position_layer", "position_gflop", "pair_gb", "logit_gb"), 0.0)
     for prompts, responses in microbatches:
         positions, scored = sum(prompts) + sum(responses) - len(responses), sum(responses)
         keys = max(prompts) + max(responses) - 1
-        pairs = shape.num_heads * (len(prompts) * max(prompts) ** 2 + len(responses) * (max(responses) - 1) * keys)
+        pairs = shape.num_attention_heads * (
+            len(prompts) * max(prompts) ** 2 + len(responses) * (max(responses) - 1) * keys
+        )
         features["microbatch"] += 1
-        features["position_layer"] += positions * shape.num_layers
+        features["position_layer"] += positions * shape.num_hidden_layers
         features["position_gflop"] += sizes.forward_gflop(positions, scored)
-        features["pair_gb"] += pairs * shape.num_layers * FLOAT32_BYTES / 1e9
+        features["pair_gb"] += pairs * shape.num_hidden_layers * FLOAT32_BYTES / 1e9
         features["logit_gb"] += scored * shape.vocab_size * FLOAT32_BYTES / 1e9
     return features
 
 
-def update_features(shape: Shape, groups: Sequence[Group], microbatch: int, epochs: int, minibatches: int) -> Features:
+def update_features(
+    shape: ModelConfig, groups: Sequence[Group], microbatch: int, epochs: int, minibatches: int
+) -> Features:
     """Count ``epochs`` passes with gradients, and an optimizer step for each minibatch of each pass."""
     optimizer_steps = epochs * minibatches
     return pass_features(shape, groups, microbatch, epochs) | {
@@ -184,15 +189,15 @@ def call_features(groups: Sequence[Group] = ()) -> Features:
     return {"call": 1, "group": len(groups), "response": sum([len(lengths) for _, lengths in groups])}
 
 
-def weight_bytes(shape: Shape) -> int:
+def weight_bytes(shape: ModelConfig) -> int:
     """Return the bytes of a weight sync: the Learner's weights are float32."""
     return shape.num_parameters * FLOAT32_BYTES
 
 
-def weight_tensors(shape: Shape) -> int:
+def weight_tensors(shape: ModelConfig) -> int:
     """Return how many tensors the weights are: those of each layer, the embedding table, the last norm, the output."""
     layer = LAYER_TENSORS + (3 if shape.attention_bias else 0) + (2 if shape.head_norms else 0)
-    return shape.num_layers * layer + (2 if shape.tied else 3)
+    return shape.num_hidden_layers * layer + (2 if shape.tie_word_embeddings else 3)
 
 
 def _batches(groups: Sequence[Group], max_batch: int) -> Iterator[Sequence[Group]]:
@@ -235,7 +240,7 @@ class Workload:
         shape_missing: why the shape is not known.
     """
 
-    def __init__(self, scenario: Scenario, shape: Shape | None = None) -> None:
+    def __init__(self, scenario: Scenario, shape: ModelConfig | None = None) -> None:
         self.scenario = scenario
         engine: Any = scenario.engine
         self._max_batch, self._is_continuous = getattr(engine, "max_batch", 256), engine.type in _CONTINUOUS
@@ -307,7 +312,11 @@ class Workload:
             return features
         steps = decode_steps([length for _, lengths in groups for length in lengths], self._max_batch)
         weight_gb = steps * self.shape.num_parameters * BFLOAT16_BYTES / 1e9
-        return features | {"decode_step": steps, "decode_layer": steps * self.shape.num_layers, "weight_gb": weight_gb}
+        return features | {
+            "decode_step": steps,
+            "decode_layer": steps * self.shape.num_hidden_layers,
+            "weight_gb": weight_gb,
+        }
 
     @cached_property
     def training(self) -> dict[Stage, Callable[[Sequence[Group]], Features]]:

@@ -17,7 +17,8 @@ from typing import Any
 
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.spawn_pool import spawn_pool
-from harness.models.config import PRESETS, PUBLISHED
+from harness.models.config import PRESETS
+from harness.models.published import PUBLISHED
 from harness.run.memory.plan import plan_of
 from harness.scenario import Scenario, Variant, expand, load_scenario
 from harness.scenario.check import check_variant

@@ -30,8 +30,8 @@ import numpy as np
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
+from harness.models.config import ModelConfig
 from harness.models.flops import group_flops
-from harness.models.shape import Shape
 from harness.scenario import Scenario
 from harness.scenario.batch_plan import BatchLengths, BatchPlan, Rows, num_tokens, plan_batch
 from harness.scenario.derived import mesh_shape, zero_stage
@@ -200,7 +200,7 @@ class RankedWork:
         shape: of its model.
     """
 
-    def __init__(self, scenario: Scenario, shape: Shape) -> None:
+    def __init__(self, scenario: Scenario, shape: ModelConfig) -> None:
         self.scenario, self.shape, self.mesh = scenario, shape, mesh_shape(scenario)
         model: Any = scenario.model
         narrow = getattr(model, "dtype", "float32") != "float32"
@@ -284,7 +284,7 @@ class RankedWork:
 
     def _sharded(self, microbatches: int, steps: int) -> Exchange:
         """FSDP2, and with copies hybrid sharding: weights gathered unit by unit, gradients added up once."""
-        mesh, units = self.mesh, self.shape.num_layers + 1
+        mesh, units = self.mesh, self.shape.num_hidden_layers + 1
         held_gb = self.shape.num_parameters / mesh.tensor / 1e9
         reduced = BFLOAT16_BYTES if self.scenario.learner.reduce_dtype == "bfloat16" else FLOAT32_BYTES
         ways, reach = (2 if steps else 1) * microbatches, mesh.shard * mesh.tensor
@@ -312,8 +312,8 @@ class RankedWork:
         """Tensor groups: a layer gathers its tokens twice and sums them up twice on each way."""
         mesh, shape = self.mesh, self.shape
         ways = (3 if self._checkpointing else 2) if trains else 1
-        gb = 2 * ways * shape.num_layers * tokens * shape.hidden_size * self._activation_bytes / 1e9
-        count = 2 * ways * shape.num_layers * microbatches
+        gb = 2 * ways * shape.num_hidden_layers * tokens * shape.hidden_size * self._activation_bytes / 1e9
+        count = 2 * ways * shape.num_hidden_layers * microbatches
         names = ("all_gather", "reduce_scatter")
         return Exchange("tensor", tuple(Collective(name, mesh.tensor, mesh.tensor, gb, count) for name in names))
 

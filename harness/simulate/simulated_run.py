@@ -15,7 +15,7 @@ from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, StepReport, run_loop
-from harness.models.shape import Shape
+from harness.models.config import ModelConfig
 from harness.results import EvaluationRow, StepRow, lane_kind, part_of
 from harness.scenario import Scenario
 from harness.scenario.derived import workers_of
@@ -201,7 +201,7 @@ def build_run(
     tracer: RecordingTracer,
     *,
     draw: Draw | None = None,
-    shape: Shape | None = None,
+    shape: ModelConfig | None = None,
     allow: Collection[str] = (),
     costs: Seconds | None = None,
     lengths: LengthSource | None = None,
@@ -427,7 +427,7 @@ def simulate_run(
     *,
     draw: Draw | None = None,
     observer: Observer | None = None,
-    shape: Shape | None = None,
+    shape: ModelConfig | None = None,
     allow: Collection[str] = (),
     costs: Seconds | None = None,
     lengths: LengthSource | None = None,

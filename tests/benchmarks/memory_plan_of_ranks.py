@@ -72,12 +72,12 @@ def run_here(order: dict[str, Any]) -> int:
     """Carry a case out in this process and print plan and peak of each rank, in bytes."""
     import yaml
 
-    from harness.models.config import PUBLIC_SHAPES
     from harness.models.make_folder import make_folder
-    from harness.models.shape import shape_for
+    from harness.models.published import PUBLIC_SHAPES
     from harness.run.experiment import run_scenario
     from harness.run.memory.fit import needed_main
     from harness.run.memory.plan import make_plan
+    from harness.run.memory.shape import shape_for
     from harness.scenario import load_scenario
     from tests.benchmarks.memory_plan_vs_real import longest_prompt
 

@@ -92,9 +92,9 @@ def run_here(order: dict[str, Any]) -> int:
     """Carry a case out in this process and print the plan's peak and the real one, in bytes."""
     import yaml
 
-    from harness.models.shape import shape_for
     from harness.run.experiment import run_scenario
     from harness.run.memory.plan import make_plan
+    from harness.run.memory.shape import shape_for
     from harness.scenario import load_scenario
 
     path = Path(order["out"]) / "case.yaml"

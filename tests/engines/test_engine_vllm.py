@@ -25,9 +25,9 @@ from harness.engines.vllm_machine import (
 )
 from harness.engines.vllm_memory import ALONE, MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours, gpu_share
 from harness.engines.vllm_weights import in_memory_file, put_file
-from harness.models.config import PRESETS, PUBLIC_SHAPES
+from harness.models.config import PRESETS, sizes_from_hf
 from harness.models.decoder import DecoderLM
-from harness.models.shape import shape_of, shape_of_own
+from harness.models.published import PUBLIC_SHAPES
 from harness.run.actors.parts import environment_of
 from harness.run.memory.amounts import CUDA_BYTES
 from harness.run.memory.check import full_table
@@ -40,7 +40,7 @@ from tests.messages import facts
 
 GIB = 2**30
 VLLMS_OWN_SHARE = 0.92  # config/cache.py of vLLM 0.32
-QWEN = shape_of(PUBLIC_SHAPES["qwen2.5-math-1.5b"])
+QWEN = sizes_from_hf(PUBLIC_SHAPES["qwen2.5-math-1.5b"])
 H200, CARD_80, CARD_24 = 143_771 * 2**20, 80 * GIB, 24 * GIB
 LEARNER = 24_800_000_000  # 1,543,714,304 weights at 16 bytes: float32 weights, gradients and Adam's two averages
 WEIGHTS = 2 * 1_543_714_304  # of the engine, in bfloat16
@@ -208,7 +208,7 @@ def test_the_memory_plan_says_what_the_engine_takes() -> None:
     for preset, config in PRESETS.items():
         changes = [f"model.preset={preset}", "model.warm_start=false", "engine.max_batch=40"]
         scenario = load_scenario("vllm_sync", changes)
-        model, shape = DecoderLM(config), shape_of_own(config)
+        model, shape = DecoderLM(config), config
         for device in ("cpu", "cuda"):
             memory = {"gpu_memory": lambda: (H200, H200)}
             told = vllm_options(model, scenario.engine, config.max_position_embeddings, device, False, **memory)

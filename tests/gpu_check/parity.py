@@ -23,10 +23,11 @@ from harness.engines.sampling import draw
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.bucket import BucketLayout
-from harness.models.config import PRESETS, TINY_QWEN2
+from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.head import score_hidden
 from harness.models.layers import attention, avoid_cudnn_attention, bias_from, rms_norm
+from harness.models.published import TINY_QWEN2
 from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
 from harness.run.builders import EXACT_BOUND

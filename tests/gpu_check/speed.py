@@ -19,12 +19,11 @@ from harness.engines.huggingface import TransformersBackend
 from harness.engines.sampling import draw
 from harness.engines.weights import build_weights
 from harness.learner.offload import HostPlace, Offload
-from harness.models.config import QWEN2_5_MATH_1_5B
 from harness.models.decoder import DecoderLM
 from harness.models.flops import mfu, peak_flops, training_flops, work_of
 from harness.models.head import score_hidden
 from harness.models.layers import avoid_cudnn_attention
-from harness.models.shape import shape_of_own
+from harness.models.published import QWEN2_5_MATH_1_5B
 from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, NAME, seconds, timed_ms
 from tests.gpu_check.report import Report
 from tests.gpu_check.training_shapes import (
@@ -150,7 +149,7 @@ def _microbatch(model: DecoderLM, groups: int, length: int) -> dict[str, float |
     batch = microbatch(groups, length, shortest=length)
     _reset_peak()
     step_s = seconds(partial(train, model, batch), repeats=3)
-    flops = training_flops(shape_of_own(model.config), work_of([(PROMPT, [length] * GROUP)] * groups))
+    flops = training_flops(model.config, work_of([(PROMPT, [length] * GROUP)] * groups))
     peak = peak_flops(NAME, "bfloat16")
     used = None if peak is None else round(mfu(flops, step_s, peak), 3)
     return {"s": step_s, TOKENS: groups * GROUP * length / step_s, "mfu": used, "peak_gib": _peak_gib()}

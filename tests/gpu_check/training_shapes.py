@@ -18,9 +18,10 @@ from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.weights import build_weights
 from harness.models.bucket import BucketLayout
-from harness.models.config import PRESETS, QWEN2_5_MATH_1_5B, ModelConfig
+from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.layers import attention_kernels, avoid_cudnn_attention
+from harness.models.published import QWEN2_5_MATH_1_5B
 from harness.models.shared_prompt import response_log_probs
 from harness.transports.buffers import CopiedWeights, view_tensors
 from harness.transports.checksum import checksum

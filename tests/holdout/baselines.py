@@ -12,8 +12,8 @@ from statistics import fmean
 
 from harness.core.trace import Stage
 from harness.models.config import PRESETS
-from harness.models.shape import shape_for, shape_of_own
 from harness.results import Run, ShardRow
+from harness.run.memory.shape import shape_for
 from harness.scenario import Scenario
 from harness.simulate.features import FLOAT32_BYTES, Group, generate_features, pass_features, update_features
 from harness.simulate.forecast import StepWatch
@@ -126,7 +126,7 @@ def _update_rate(run: Run, shards: Sequence[ShardRow], update_s: float) -> float
     preset, batch = run.setting("model.preset"), run.setting("rollout_batch_size") or 1
     if preset not in PRESETS or update_s <= 0 or not shards:
         return None
-    shape = shape_of_own(PRESETS[preset])
+    shape = PRESETS[preset]
     gflop = 0.0
     for shard in shards:
         groups = [(prompt or 0, group) for prompt, group in zip(shard.prompt_tokens, shard.lengths, strict=True)]

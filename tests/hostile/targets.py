@@ -17,7 +17,6 @@ from harness.compare.experiment import member_of
 from harness.core import checkpoints
 from harness.core.errors import UserError
 from harness.evaluate.record import read_evaluation
-from harness.models.shape import read_shape
 from harness.report.trace.tracks import run_tracks
 from harness.results import load_run
 from harness.results.counters import read_counters
@@ -29,6 +28,7 @@ from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
 from harness.run.memory import memory_table
+from harness.run.memory.shape import read_shape
 from harness.scenario import Scenario, expand, load_scenario, resolved_yaml
 from harness.scenario.loop_plan import all_lanes, loop_plan
 from harness.scenario.yaml_files import parse_yaml

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from harness.models.config import PUBLIC_SHAPES
+from harness.models.config import sizes_from_hf
 from harness.models.flops import Work, mfu, peak_flops, training_flops, work_of
-from harness.models.shape import shape_of
+from harness.models.published import PUBLIC_SHAPES
 
 
 def test_operations_of_the_public_model() -> None:
     # Matrices of a layer: 2 x 1536 x 1536 + 2 x 1536 x 256 + 3 x 1536 x 8960 = 46,792,704 numbers, 28 layers of them;
     # the output matrix has 151936 x 1536 = 233,373,696. 6 operations each; attention 12 x 28 layers x 1536 for a pair.
-    shape = shape_of(PUBLIC_SHAPES["qwen2.5-math-1.5b"])
+    shape = sizes_from_hf(PUBLIC_SHAPES["qwen2.5-math-1.5b"])
     assert shape is not None
     assert training_flops(shape, Work(tokens=1, scored=0, pairs=0)) == 6 * 28 * 46_792_704
     assert training_flops(shape, Work(tokens=0, scored=1, pairs=0)) == 6 * 233_373_696

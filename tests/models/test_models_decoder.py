@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.models.config import PRESETS, PUBLISHED, ModelConfig, RopeScaling
+from harness.models.config import PRESETS, ModelConfig, RopeScaling
 from harness.models.decoder import DecoderLM, KVCache, rotate, rotation_at
 from harness.models.layers import attention, bias_from, rms_norm
+from harness.models.published import PUBLISHED
 
 SHAPE = ModelConfig(
     vocab_size=97,

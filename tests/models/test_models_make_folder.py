@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.models.config import shape_config
 from harness.models.decoder import DecoderLM
-from harness.models.make_folder import main, make_folder, require_space
+from harness.models.make_folder import main, make_folder, require_space, shape_config
 from harness.models.storage import load_policy
 
 SHAPE = "qwen2.5-math-1.5b"

@@ -19,12 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.core.errors import UserError
 from harness.learner.gradient_norm import clip_gradients
-from harness.models.config import ModelConfig
+from harness.models.config import ModelConfig, check_divides
 from harness.models.decoder import DecoderLM, checkpoint_layers
 from harness.models.head import score_hidden
 from harness.models.policy import ScoringModel
 from harness.models.scoring import TokenBan
-from harness.models.shape import check_divides, shape_of_own
 from harness.models.sorting import SortingModel
 from harness.models.tensor_parallel import parallelise
 from tests.rank_pool import RankPool
@@ -213,7 +212,7 @@ def test_over_three_ranks_the_head_computes_what_the_definition_says(
 
 
 def test_heads_that_do_not_divide_over_the_ranks_are_refused_with_both_numbers() -> None:
-    shape = shape_of_own(dataclasses.replace(SHAPE, num_attention_heads=12, num_key_value_heads=6))
+    shape = dataclasses.replace(SHAPE, num_attention_heads=12, num_key_value_heads=6)
     for ranks in (1, 2, 3, 6):
         check_divides(shape, ranks)
     with pytest.raises(UserError, match="6 key/value heads do not divide over 4 tensor ranks") as caught:

@@ -16,7 +16,6 @@ from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Stage, raised_in
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.models.config import PRESETS
-from harness.models.shape import shape_of_own
 from harness.probes.memory import is_full_gpu
 from harness.results import find_runs
 from harness.run.errors import full_gpu_as_user_error, settings_as_arguments
@@ -154,7 +153,7 @@ def test_numbers_to_lower_are_those_of_the_part_that_was_full(
 ) -> None:
     halves = "placement: {generator: {gpus: 0.5}, learner: {gpus: 0.5}}\n"
     asked = scenario(tmp_path, "steps: 2\nevaluation: {prompts: 64}\ntransport: {type: nixl}\n" + halves)
-    run = make_plan(asked, shape_of_own(PRESETS["small"]), has_gpu=True)
+    run = make_plan(asked, PRESETS["small"], has_gpu=True)
     assert first_changes(run, part) == expected
     for change in expected:
         (after,) = changed([run], [change])

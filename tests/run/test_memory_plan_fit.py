@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.models.config import PUBLIC_SHAPES
-from harness.models.shape import Shape, shape_of
+from harness.models.config import ModelConfig, sizes_from_hf
+from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.amounts import COMPILED_BYTES, CUDA_BYTES
 from harness.run.memory.check import check_memory, memory_table
 from harness.run.memory.fit import (
@@ -50,8 +50,8 @@ def scenario(tmp_path: Path, text: str) -> Scenario:
     return load_scenario(path)
 
 
-def qwen() -> Shape:
-    shape = shape_of(QWEN)
+def qwen() -> ModelConfig:
+    shape = sizes_from_hf(QWEN)
     assert shape is not None
     return shape
 
@@ -82,7 +82,7 @@ def test_a_run_of_the_public_model_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_public_model_on_the_own_code_by_hand(tmp_path: Path) -> None:
-    shape = shape_of(OWN_QWEN)
+    shape = sizes_from_hf(OWN_QWEN)
     assert shape is not None
     (run,) = make_plan(scenario(tmp_path, LONG), shape).processes
     prompts, rows, queries, keys = 8, 64, 1023, 48 + 1023
@@ -260,7 +260,7 @@ def test_prompts_and_products_of_a_preset_are_planned_as_they_were_measured(tmp_
 
 def test_main_memory_of_a_run_on_a_gpu_has_cuda_and_the_policy_that_is_saved(tmp_path: Path) -> None:
     """What transformers runs is loaded there first."""
-    for shape, loaded in ((qwen(), 4 * WEIGHTS), (shape_of(OWN_QWEN), 0)):
+    for shape, loaded in ((qwen(), 4 * WEIGHTS), (sizes_from_hf(OWN_QWEN), 0)):
         assert shape is not None
         _, host = make_plan(scenario(tmp_path, LONG), shape, has_gpu=True).processes
         assert sizes(host).get("model, as transformers loads it", 0) == loaded
@@ -320,11 +320,10 @@ def test_arms_that_fit_one_by_one_are_told_to_run_so(tmp_path: Path) -> None:
     assert (refused.value.fix or "").startswith("no setting makes it fit")
 
 
-def shape_for_small() -> Shape:
+def shape_for_small() -> ModelConfig:
     from harness.models.config import PRESETS
-    from harness.models.shape import shape_of_own
 
-    return shape_of_own(PRESETS["small"])
+    return PRESETS["small"]
 
 
 def test_the_line_before_a_run(tmp_path: Path) -> None:
@@ -406,7 +405,7 @@ def test_a_small_dev_shm_bounds_the_store_only_where_the_weights_fit_into_it() -
 
 
 def test_the_weights_in_the_object_store_are_two_versions_of_those_it_passes(tmp_path: Path) -> None:
-    shape = shape_of(QWEN)
+    shape = sizes_from_hf(QWEN)
     assert shape is not None
     for text, expected in (
         ("model: {type: folder, path: FOLDER}\ntransport: {type: object_store_numpy}\n", 2 * WEIGHTS * 4),

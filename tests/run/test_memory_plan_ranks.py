@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from harness.engines.vllm_memory import Neighbours
-from harness.models.activations import Batch, layer_bytes
-from harness.models.config import PUBLIC_SHAPES
-from harness.models.shape import Shape, shape_of
+from harness.models.config import ModelConfig, sizes_from_hf
+from harness.models.published import PUBLIC_SHAPES
+from harness.run.memory.activations import Batch, layer_bytes
 from harness.run.memory.amounts import CUDA_BYTES
 from harness.run.memory.check import planned_of_lanes
 from harness.run.memory.fit import FreeMemory, needs, smallest_changes
@@ -56,7 +56,7 @@ def scenario(tmp_path: Path, ranks: int, **learner: Any) -> Scenario:
 
 
 def plan(of: Scenario, **options: Any) -> MemoryPlan:
-    shape = shape_of(CONFIG)
+    shape = sizes_from_hf(CONFIG)
     assert shape is not None
     return make_plan(of, shape, **options)
 
@@ -139,8 +139,8 @@ def test_gathering_to_publish_is_rank_0s(tmp_path: Path) -> None:
 
 
 def test_tensor_ranks_share_matrices_and_what_they_keep() -> None:
-    shape, batch = shape_of(CONFIG), Batch(8, 2, 32, 64)
-    assert isinstance(shape, Shape)
+    shape, batch = sizes_from_hf(CONFIG), Batch(8, 2, 32, 64)
+    assert isinstance(shape, ModelConfig)
     tokens = 2 * 32 + 8 * 63
     norms, outputs, cut = 2 * 4 * 1536, 4 * 2 * 1536, 4 * (1536 + 4 * 8960)
     queries, keys = 63, 95
@@ -350,7 +350,7 @@ def test_an_engine_of_two_workers_has_two_gpus(tmp_path: Path) -> None:
     first = worker + CUDA_BYTES + 4 * WEIGHTS
     assert [needed[f"GPU {index}"] for index in (1, 2, 3, 4)] == [first, first, worker, worker]
     assert needed.keys() == {"main memory", *(f"GPU {index}" for index in range(5))}
-    assert beside_vllm(of, shape_of(CONFIG)) == Neighbours(4 * WEIGHTS + 2 * CUDA_BYTES, 1)
+    assert beside_vllm(of, sizes_from_hf(CONFIG)) == Neighbours(4 * WEIGHTS + 2 * CUDA_BYTES, 1)
 
 
 def test_a_copy_for_asynchronous_checkpoints_is_in_main_memory() -> None:

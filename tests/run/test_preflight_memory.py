@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.models.config import PUBLIC_SHAPES
+from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.check import check_memory, planned_bytes
 from harness.run.memory.fit import FreeMemory, gib
 from harness.run.preflight import check_before_start, free_memory

@@ -8,7 +8,6 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.models.config import PRESETS
-from harness.models.shape import shape_of_own
 from harness.run.devices import resolve_device
 from harness.run.memory.plan import make_plan
 from harness.scenario import Scenario, load_scenario
@@ -48,8 +47,7 @@ def test_real_run_memory_plan_and_simulator_agree(
     real = [resolve_device(asked, part, lambda: has_gpu) for part in (placement.learner, placement.generator)]
     simulated = [cost_key(asked, stage, 2, has_gpu)["device"] for stage in ("update", "generate")]
     planned = {
-        process.name: process.device
-        for process in make_plan(asked, shape_of_own(PRESETS["small"]), has_gpu=has_gpu).processes
+        process.name: process.device for process in make_plan(asked, PRESETS["small"], has_gpu=has_gpu).processes
     }
     assert real == simulated == [learner, generator]
     assert [planned.get(name, planned.get("run")) for name in ("learner", "generator")] == [learner, generator]
@@ -62,7 +60,7 @@ def test_a_scorer_without_a_gpu_is_on_the_cpu_whatever_the_others_ask_for(tmp_pa
 
 def test_a_gpu_by_name_is_planned_and_simulated_without_one_and_refused_by_a_run(tmp_path: Path) -> None:
     asked = scenario(tmp_path, "placement: {device: cuda}\n")
-    assert make_plan(asked, shape_of_own(PRESETS["small"])).total("cuda") > 0
+    assert make_plan(asked, PRESETS["small"]).total("cuda") > 0
     assert cost_key(asked, "update", 2, has_gpu=False)["device"] == "cuda"
     with pytest.raises(UserError, match="PyTorch finds none"):
         resolve_device(asked, asked.placement.learner, lambda: False)

@@ -17,8 +17,8 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
-from harness.models.shape import shape_for
 from harness.results import Manifest, Run, RunFolder, Scrubber, ShardRow, StepRow, TailRow, find_runs
+from harness.run.memory.shape import shape_for
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.calibrate import command
 from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN

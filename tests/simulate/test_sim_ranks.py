@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
-from harness.models.shape import Shape
+from harness.models.config import ModelConfig
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.cost_model import CostModel
 from harness.simulate.features import Group, Workload, pass_features
@@ -28,15 +28,15 @@ from harness.simulate.ranks import (
 )
 from harness.simulate.simulated_run import simulate_run
 
-SHAPE = Shape(
+SHAPE = ModelConfig(
     vocab_size=1000,
     hidden_size=100,
     intermediate_size=300,
-    num_layers=4,
-    num_heads=4,
-    num_key_value_heads=4,
-    head_dim=25,
-    context=4096,
+    num_hidden_layers=4,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=50,
+    max_position_embeddings=4096,
 )
 WEIGHTS = SHAPE.num_parameters
 LENGTHS = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0}
@@ -108,7 +108,7 @@ def test_ddp_adds_its_gradients_up_once_in_each_optimizer_step() -> None:
 
 
 def test_buckets_are_torchs_and_all_but_the_last_may_hide_behind_the_way_back() -> None:
-    large = replace(SHAPE, num_layers=200)
+    large = replace(SHAPE, num_hidden_layers=200)
     work = RankedWork(scenario(2, "ddp", "gradient_accumulation_steps=4"), large)
     (found,) = work.exchanges(Stage.UPDATE, work.plan(0, EVEN), 1.0, 1)
     num_bytes = 4 * large.num_parameters

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.models.shape import Shape
+from harness.models.config import ModelConfig
 from harness.simulate.features import (
     batch_features,
     call_features,
@@ -18,7 +18,16 @@ from harness.simulate.features import (
     weight_tensors,
 )
 
-SHAPE = Shape(100, 8, 16, num_layers=3, num_heads=2, num_key_value_heads=1, head_dim=4, context=64)
+SHAPE = ModelConfig(
+    100,
+    8,
+    16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    max_position_embeddings=64,
+)
 LAYER = 2 * 8 * (8 + 4) + 3 * 8 * 16 + 2 * 8
 """592 weights: queries and output of 8 x 8, keys and values of 8 x 4, an MLP of three 8 x 16, two norms."""
 
@@ -117,5 +126,5 @@ def test_a_sync_counts_bytes_tensors_and_further_receivers() -> None:
 def test_weights_of_a_model_are_counted_with_their_names() -> None:
     """9 tensors in each of 3 layers, the table and the last norm; untied, the output too; Qwen's biases and norms."""
     assert (weight_tensors(SHAPE), weight_bytes(SHAPE)) == (29, 2584 * 4)
-    untied = Shape(100, 8, 16, 3, 2, 1, 4, 64, tied=False, attention_bias=True, head_norms=True)
+    untied = ModelConfig(100, 8, 16, 3, 2, 1, 4, 64, tie_word_embeddings=False, model_type="qwen3", other_biases=True)
     assert weight_tensors(untied) == 3 * (9 + 3 + 2) + 3

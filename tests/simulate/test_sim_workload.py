@@ -76,7 +76,7 @@ def test_a_weight_sync_moves_the_models_bytes():
     work = workload()
     # 2 layers of 9 tensors, the embedding table and the last norm
     assert work.weight_bytes == 4 * work.shape.num_parameters
-    assert work.weight_tensors == work.shape.num_layers * 9 + 2
+    assert work.weight_tensors == work.shape.num_hidden_layers * 9 + 2
     engines = {"engine": {"type": "native", "precision": "bfloat16"}, "transport": {"type": "nixl", "dtype": "engine"}}
     assert workload(**engines).weight_bytes == 2 * work.shape.num_parameters
     paced = workload(model={"type": "paced", "megabytes": 8, "tensors": 3}, engine={"type": "paced"})

@@ -8,10 +8,10 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Purpose
 from harness.loop import SilentObserver
-from harness.models.shape import shape_for
 from harness.results import RunFolder
 from harness.results.recorder import RunRecorder
 from harness.run.memory.learner import state_bytes
+from harness.run.memory.shape import shape_for
 from harness.scenario import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.cost_model import CostModel

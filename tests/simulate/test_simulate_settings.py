@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.models.config import PUBLISHED
-from harness.models.shape import shape_for
+from harness.models.published import PUBLISHED
+from harness.run.memory.shape import shape_for
 from harness.scenario import Scenario, load_scenario
 from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine
 from harness.simulate.points import facts_of, load_for, only_variant, steady, variants_of

@@ -131,8 +131,8 @@ def full_table(plan: MemoryPlan) -> list[str]:
     """Return the lines of a plan's table; see ``memory_table``."""
     shape = plan.shape
     lines = [
-        f"{shape.num_parameters:,} weights, {shape.num_layers} layers; prompts of up to {plan.prompt_tokens} tokens "
-        "are assumed"
+        f"{shape.num_parameters:,} weights, {shape.num_hidden_layers} layers; "
+        f"prompts of up to {plan.prompt_tokens} tokens are assumed"
     ]
     for process in plan.processes:
         lines.append(_title(process))

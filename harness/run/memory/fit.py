@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from harness.core.errors import UserError
-from harness.models.shape import can_be_cut
+from harness.models.config import can_be_cut
 from harness.run.memory.plan import MemoryPlan, ProcessPlan, make_plan
 from harness.scenario import Scenario, broken_rules
 

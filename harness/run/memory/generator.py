@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Neighbours, cache_of
-from harness.models.shape import Shape
+from harness.models.config import ModelConfig
 from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
 from harness.run.memory.learner import gives_back, learner_amounts, present
 from harness.scenario import Scenario
@@ -21,13 +21,13 @@ SAMPLING_COPIES = 4
 """Float32 tensors of (rows, vocabulary) while a token is drawn: logits, probabilities, their sums, and a spare one."""
 
 
-def longest_prompt(scenario: Scenario, shape: Shape, counted: int | None = None) -> int:
+def longest_prompt(scenario: Scenario, shape: ModelConfig, counted: int | None = None) -> int:
     """Tokens that the longest prompt is taken to have: as counted, else assumed for the task; the response must fit."""
     task: Any = scenario.task
     assumed = counted or PROMPT_TOKENS.get(task.type, LONG_PROMPT_TOKENS)
     if counted is None and task.type == "keywords" and scenario.model.type == "preset":
         assumed = 9 + 2 * task.keywords_per_prompt
-    return max(1, min(assumed, shape.context - scenario.sampling.max_tokens))
+    return max(1, min(assumed, shape.max_position_embeddings - scenario.sampling.max_tokens))
 
 
 def sleeps(scenario: Scenario, on_gpu: bool) -> bool:
@@ -35,7 +35,7 @@ def sleeps(scenario: Scenario, on_gpu: bool) -> bool:
     return scenario.engine.type == "vllm" and scenario.placement.colocated and on_gpu
 
 
-def in_main_memory(scenario: Scenario, shape: Shape, on_gpu: bool) -> tuple[Amount, ...]:
+def in_main_memory(scenario: Scenario, shape: ModelConfig, on_gpu: bool) -> tuple[Amount, ...]:
     """What a Generator has in main memory wherever it computes: weights for other workers, or of an engine asleep."""
     weights = shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
     asleep = shape.num_parameters * WIDTH[getattr(scenario.engine, "precision", "float32")]
@@ -48,7 +48,7 @@ def in_main_memory(scenario: Scenario, shape: Shape, on_gpu: bool) -> tuple[Amou
 
 
 def generator_amounts(
-    scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool
+    scenario: Scenario, shape: ModelConfig, prompt: int, on_gpu: bool
 ) -> tuple[tuple[Amount, ...], tuple[Amount, ...]]:
     """Return what a Generator holds of its own, and what its engine does: weights, cache, logits.
 
@@ -61,7 +61,8 @@ def generator_amounts(
     awake = SAMPLING if sleeps(scenario, on_gpu) else RUNNING
     rows = min(engine.max_batch, max(scenario.rollout_batch_size, scenario.evaluation.prompts))
     own = shape.runs_on == "own" and engine.type == "native"
-    table = shape.embedding_parameters if shape.tied and own else 0  # its output matrix has the last norm folded in
+    has_both = shape.tie_word_embeddings and own  # the output matrix of its own has the last norm folded in
+    table = shape.embedding_parameters if has_both else 0
     weights = (shape.num_parameters + table) * width // workers
     cache_width = WIDTH[engine.kv_cache] if own else width
     cache = Amount(
@@ -88,16 +89,16 @@ def vllm_share(scenario: Scenario) -> float | None:
     return share
 
 
-def _vllm_cache(engine: Any, shape: Shape, width: int, on_gpu: bool) -> Amount:
+def _vllm_cache(engine: Any, shape: ModelConfig, width: int, on_gpu: bool) -> Amount:
     """What vLLM reserves for keys and values: on a GPU room for one row, and more as far as there is any."""
-    cache = cache_of(engine, shape.key_values_per_token * width, engine.context or shape.context)
+    cache = cache_of(engine, shape.key_values_per_token * width, engine.context or shape.max_position_embeddings)
     if not on_gpu:
         return Amount(CACHE, cache.num_bytes(MOST_CACHE_BYTES // engine.tensor_parallel))
     least = cache.num_bytes(0)
     return Amount(CACHE, least, more=cache.num_bytes(None) - least)
 
 
-def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
+def beside_vllm(scenario: Scenario, shape: ModelConfig | None) -> Neighbours:
     """Return what a Generator's GPU may have to hold beside its vLLM.
 
     Parts of actors share a GPU where colocated, and may where the shares that they reserve leave room for each other.
@@ -126,7 +127,7 @@ def beside_vllm(scenario: Scenario, shape: Shape | None) -> Neighbours:
     return Neighbours(num_bytes, engines)
 
 
-def _received(scenario: Scenario, shape: Shape, on_gpu: bool) -> int:
+def _received(scenario: Scenario, shape: ModelConfig, on_gpu: bool) -> int:
     """Bytes of the weights that lie in a Generator's process beside its engine's.
 
     One process has them already, and main memory that is shared holds them once, as the Learner's. Of a broadcast a

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from harness.models.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
-from harness.models.shape import Shape
+from harness.models.config import ModelConfig
+from harness.run.memory.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, RUNNING, WIDTH, Amount, Phase
 from harness.scenario import Scenario
 from harness.scenario.derived import given_at_once, in_shards, mesh_shape, microbatches, offloaded, zero_stage
@@ -78,7 +78,9 @@ def largest_share(rows: int, group_size: int, ranks: int) -> int:
     return max(sizes)
 
 
-def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool, rank: int = 0) -> tuple[Amount, ...]:
+def learner_amounts(
+    scenario: Scenario, shape: ModelConfig, prompt: int, on_gpu: bool, rank: int = 0
+) -> tuple[Amount, ...]:
     """What training holds: the policy, AdamW's two averages, copies for KL, what is published, and one microbatch.
 
     Args:
@@ -111,7 +113,7 @@ def learner_amounts(scenario: Scenario, shape: Shape, prompt: int, on_gpu: bool,
     )
 
 
-def _movable(scenario: Scenario, shape: Shape) -> list[tuple[Held, Amount]]:
+def _movable(scenario: Scenario, shape: ModelConfig) -> list[tuple[Held, Amount]]:
     """What a rank holds that ``learner.offload`` may move away, each in the phases in which it is on the device."""
     width, leaving = WIDTH[getattr(scenario.model, "dtype", "float32")], offloaded(scenario)
     weights, shares = shape.num_parameters * width, shares_of(scenario)
@@ -145,7 +147,7 @@ def gives_back(scenario: Scenario) -> bool:
     return "weights" in offloaded(scenario)
 
 
-def kept_in_main_memory(scenario: Scenario, shape: Shape, on_gpu: bool) -> tuple[Amount, ...]:
+def kept_in_main_memory(scenario: Scenario, shape: ModelConfig, on_gpu: bool) -> tuple[Amount, ...]:
     """Return what a rank on a GPU has in main memory: what it offloads, pinned, and kept from then on; whole policies.
 
     A Learner on a CPU has what it offloads in a file. In one process, an engine that would read offloaded weights gets
@@ -167,14 +169,14 @@ def kept_in_main_memory(scenario: Scenario, shape: Shape, on_gpu: bool) -> tuple
     )
 
 
-def checkpoint_copy(scenario: Scenario, shape: Shape) -> tuple[Amount, ...]:
+def checkpoint_copy(scenario: Scenario, shape: ModelConfig) -> tuple[Amount, ...]:
     """Return what a rank keeps in main memory for asynchronous checkpoints: its share of what is saved."""
     if scenario.checkpoint.every is None or not scenario.checkpoint.asynchronous:
         return ()
     return (Amount("copy for checkpoints", state_bytes(scenario, shape) // scenario.placement.learner.ranks),)
 
 
-def state_bytes(scenario: Scenario, shape: Shape) -> int:
+def state_bytes(scenario: Scenario, shape: ModelConfig) -> int:
     """Return what a checkpoint has of the Learner, each element written by one rank.
 
     That is the policy, AdamW's averages, the previous policy and a reference that follows.
@@ -184,7 +186,7 @@ def state_bytes(scenario: Scenario, shape: Shape) -> int:
     return (3 + int(scenario.loss.kl.monitor) + int(follows)) * weights
 
 
-def startup_amounts(scenario: Scenario, shape: Shape, rank: int) -> tuple[tuple[Amount, ...], tuple[Amount, ...]]:
+def startup_amounts(scenario: Scenario, shape: ModelConfig, rank: int) -> tuple[tuple[Amount, ...], tuple[Amount, ...]]:
     """Return what a rank holds while the model is handed out: whole policies, in main memory, and the parts that stay.
 
     Rank 0 has the whole policy until the last tensor is handed out, and one copy beside it while a reference or a
@@ -205,7 +207,9 @@ def startup_amounts(scenario: Scenario, shape: Shape, rank: int) -> tuple[tuple[
     )
 
 
-def backward_amount(shape: Shape, batch: Batch, width: int, autocast: bool, on_gpu: bool, tensor: int = 1) -> Amount:
+def backward_amount(
+    shape: ModelConfig, batch: Batch, width: int, autocast: bool, on_gpu: bool, tensor: int = 1
+) -> Amount:
     """What passes on the way back: first the gradient of the logits, then that of one layer after the other.
 
     The gradients inside of a layer are taken to be as large as what it keeps: each has the shape of a kept tensor. A
@@ -240,11 +244,11 @@ def _microbatch(scenario: Scenario, prompt: int) -> Batch:
     return Batch(rows, min(rows, math.ceil(rows / scenario.group_size)), prompt, scenario.sampling.max_tokens)
 
 
-def _whole_for_a_while(scenario: Scenario, shape: Shape, width: int) -> int:
+def _whole_for_a_while(scenario: Scenario, shape: ModelConfig, width: int) -> int:
     """Bytes that a rank gathers and gives back again while it trains; see ``_LAYERS_AT_ONCE``."""
     if not _several(scenario) or is_copied(scenario):
         return 0
-    outside = shape.num_parameters - shape.num_layers * shape.layer_parameters
+    outside = shape.num_parameters - shape.num_hidden_layers * shape.layer_parameters
     if scenario.learner.sharding == "deepspeed":
         bucket = min(MOST_ADDED_AT_ONCE, shape.num_parameters)
         layers = 2 * shape.layer_parameters + outside if zero_stage(scenario) == 3 else 0
@@ -253,7 +257,7 @@ def _whole_for_a_while(scenario: Scenario, shape: Shape, width: int) -> int:
     if mesh.data_ranks == 1:
         return 0
     most = _LAYERS_AT_ONCE if mesh.shard > 1 else _LAYERS_AT_ONCE - 1  # one piece is gathered without a buffer
-    at_once = min(most, shape.num_layers + 1) * shape.layer_parameters + _ROOT_AT_ONCE * outside
+    at_once = min(most, shape.num_hidden_layers + 1) * shape.layer_parameters + _ROOT_AT_ONCE * outside
     return round(Fraction(at_once * width, mesh.tensor))
 
 
@@ -267,7 +271,7 @@ def published_copies(scenario: Scenario) -> int:
     return scenario.max_lag + 2 if scenario.uses_ray else 2
 
 
-def _published(scenario: Scenario, shape: Shape, weights: int, rank: int, on_gpu: bool) -> tuple[Amount, ...]:
+def _published(scenario: Scenario, shape: ModelConfig, weights: int, rank: int, on_gpu: bool) -> tuple[Amount, ...]:
     """What is published, and on rank 0 what was gathered to be."""
     if on_gpu and on_one_thread(scenario):
         return ()  # see ``kept_in_main_memory``

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.errors import UserError
-from harness.models.shape import Shape, shape_for
+from harness.models.config import ModelConfig
 from harness.run.memory.amounts import CUDA_BYTES, CUDA_HOST_BYTES, RUNNING, SAMPLING, TRAINING, WIDTH, Amount, Phase
 from harness.run.memory.generator import (
     CACHE,
@@ -24,6 +24,7 @@ from harness.run.memory.learner import (
     learner_amounts,
     startup_amounts,
 )
+from harness.run.memory.shape import shape_for
 from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated, workers_of
 from harness.scenario.loop_plan import lanes_of, rank_lanes
@@ -157,7 +158,7 @@ class MemoryPlan:
     """
 
     scenario: Scenario
-    shape: Shape
+    shape: ModelConfig
     has_gpu: bool
     prompt_tokens: int
     processes: tuple[ProcessPlan, ...]
@@ -186,7 +187,7 @@ class MemoryPlan:
 
 
 def make_plan(
-    scenario: Scenario, shape: Shape, *, has_gpu: bool = False, prompt_tokens: int | None = None
+    scenario: Scenario, shape: ModelConfig, *, has_gpu: bool = False, prompt_tokens: int | None = None
 ) -> MemoryPlan:
     """Add up what a run of this scenario holds.
 
@@ -246,7 +247,9 @@ def plans_of(scenarios: Sequence[Scenario], has_gpu: bool) -> tuple[list[MemoryP
     return plans, ""
 
 
-def _actors(scenario: Scenario, shape: Shape, prompt: int, devices: Mapping[str, Device]) -> tuple[ProcessPlan, ...]:
+def _actors(
+    scenario: Scenario, shape: ModelConfig, prompt: int, devices: Mapping[str, Device]
+) -> tuple[ProcessPlan, ...]:
     """The processes of a run with Ray actors; a part on a GPU has a process in main memory too."""
     placement, lanes = scenario.placement, rank_lanes(scenario)
     rows = [("learner", lanes[:1], 0)] + ([("learner, other ranks", lanes[1:], 1)] if lanes[1:] else [])
@@ -332,7 +335,7 @@ def _workers(scenario: Scenario, engine: tuple[Amount, ...], engines: int, on_gp
     ]
 
 
-def stored_weights(scenario: Scenario, shape: Shape | None) -> int:
+def stored_weights(scenario: Scenario, shape: ModelConfig | None) -> int:
     """Return the bytes of weights that Ray's object store holds at a time for this scenario.
 
     Args:

@@ -8,17 +8,10 @@ Letters: h hidden, q all query heads, k all key heads, i inside of the MLP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from harness.models.shape import Shape
-
-MAX_LOGITS = {"cpu": 2**27, "cuda": 2**28}
-"""Most logits kept for the way back, tokens x vocabulary: 512 MiB in float32, on a GPU 1 GiB."""
-PIECE_LOGITS = {"cpu": 2**25, "cuda": 2**28}
-"""Most logits computed at a time. A CPU's caches want few; on a GPU each piece reads and writes the gradient of the
-output matrix once more: 8,192 tokens of 151,936 take 111 ms with the CPU's numbers, 63 with these (H100)."""
-MAX_SCORES = 2**24
-"""Most attention scores that the plain kernel keeps of a layer, 64 MiB in float32; see ``layers.attention``."""
+from harness.models.config import ModelConfig
+from harness.models.limits import MAX_LOGITS, PIECE_LOGITS, keeps_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +39,8 @@ class Batch:
         return self.rows * self.response
 
 
-def keeps_scores(scores: int, keys: int, head_dim: int, max_scores: int = MAX_SCORES) -> bool:
-    """Whether attention on a CPU takes the kernel that keeps its scores; see ``layers.attention``."""
-    return keys <= 2 * head_dim and scores <= max_scores
-
-
 def layer_bytes(
-    shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False, tensor: int = 1
+    shape: ModelConfig, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False, tensor: int = 1
 ) -> int:
     """Bytes that one layer keeps of one microbatch.
 
@@ -70,7 +58,7 @@ def layer_bytes(
 
 
 def kept_bytes(
-    shape: Shape,
+    shape: ModelConfig,
     batch: Batch,
     weight_bytes: int,
     autocast: bool,
@@ -82,12 +70,12 @@ def kept_bytes(
     """Bytes that all layers keep of one microbatch; with checkpointing the inputs of all and the insides of one."""
     one = layer_bytes(shape, batch, weight_bytes, autocast, on_gpu=on_gpu, tensor=tensor)
     if not checkpointing:
-        return shape.num_layers * one
+        return shape.num_hidden_layers * one
     tokens = batch.packed_tokens if shape.runs_on == "own" else batch.padded_tokens
-    return shape.num_layers * (tokens // tensor) * shape.hidden_size * weight_bytes + one
+    return shape.num_hidden_layers * (tokens // tensor) * shape.hidden_size * weight_bytes + one
 
 
-def logit_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False) -> int:
+def logit_bytes(shape: ModelConfig, batch: Batch, weight_bytes: int, autocast: bool, *, on_gpu: bool = False) -> int:
     """Bytes of logits at their worst, see ``models.head``: those kept, and what a piece needs beside its own."""
     device = "cuda" if on_gpu else "cpu"
     kept, piece = (
@@ -97,12 +85,12 @@ def logit_bytes(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, *
     return shape.vocab_size * (4 * kept + piece * (4 + narrow))
 
 
-def cast_bytes(shape: Shape, autocast: bool) -> int:
+def cast_bytes(shape: ModelConfig, autocast: bool) -> int:
     """Bytes of the 16-bit copies of all matrices that autocast keeps until the gradients are there."""
     return 2 * shape.num_parameters if autocast else 0
 
 
-def _transformers_token(shape: Shape, weight_bytes: int, autocast: bool) -> int:
+def _transformers_token(shape: ModelConfig, weight_bytes: int, autocast: bool) -> int:
     """transformers' Llama or Qwen2 with its fused attention over padded rows, where key heads are repeated.
 
     Each norm: its input and the normed values in float32. In bfloat16 the norm's output, or under autocast its cast for
@@ -117,7 +105,7 @@ def _transformers_token(shape: Shape, weight_bytes: int, autocast: bool) -> int:
     return 4 * (6 * h + 4 * q + 4 * i)
 
 
-def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on_gpu: bool, tensor: int) -> int:
+def _own_layer(shape: ModelConfig, batch: Batch, weight_bytes: int, autocast: bool, on_gpu: bool, tensor: int) -> int:
     """The harness' own layer: tokens are packed, and attention sees padded rows.
 
     Packed, for each token: the normed values and the output of both norms, the attention's output, 4i of the MLP, and
@@ -127,19 +115,15 @@ def _own_layer(shape: Shape, batch: Batch, weight_bytes: int, autocast: bool, on
     A tensor rank has some of the heads and of the MLP's width for all tokens, norms for some of the tokens, and their
     outputs for all, since the matrices behind them take these.
     """
-    cut = replace(
-        shape,
-        num_heads=shape.num_heads // tensor,
-        num_key_value_heads=shape.num_key_value_heads // tensor,
-        intermediate_size=shape.intermediate_size // tensor,
-    )
-    h, q, k, i = cut.hidden_size, cut.query_size, cut.key_size, cut.intermediate_size
+    heads = shape.num_attention_heads // tensor
+    h, q, i = shape.hidden_size, heads * shape.head_dim, shape.intermediate_size // tensor
+    k = shape.num_key_value_heads // tensor * shape.head_dim
     narrow = 2 if autocast or weight_bytes == 2 else 4
     packed = batch.packed_tokens * (2 * 4 * h // tensor + narrow * (2 * h + q + 4 * i))
     if shape.head_norms:
         packed += batch.packed_tokens * 4 * (q + k)
     queries, keys = batch.response - 1, batch.prompt + batch.response - 1
-    scores = batch.rows * cut.num_heads * queries * keys
+    scores = batch.rows * heads * queries * keys
     if on_gpu or not keeps_scores(scores, keys, shape.head_dim):
         padded = (narrow if on_gpu else 4) * batch.rows * (2 * q * queries + 2 * q * keys)
     else:

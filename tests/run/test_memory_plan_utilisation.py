@@ -10,19 +10,20 @@ import pytest
 
 from harness.core.trace import Span, Stage
 from harness.core.types import RolloutGroup
-from harness.models.flops import Utilisation, utilisation_of
-from harness.models.shape import Shape
+from harness.models.config import ModelConfig
+from harness.models.flops import Utilisation
+from harness.run.session import utilisation_of
 from harness.scenario import load_scenario
 
-SHAPE = Shape(
+SHAPE = ModelConfig(
     vocab_size=10,
     hidden_size=4,
     intermediate_size=8,
-    num_layers=2,
-    num_heads=2,
+    num_hidden_layers=2,
+    num_attention_heads=2,
     num_key_value_heads=1,
     head_dim=2,
-    context=64,
+    max_position_embeddings=64,
 )
 GROUP = RolloutGroup(0, 3, 3, 3, (4, 1), prompt_length=3)
 SPANS = [

@@ -10,20 +10,12 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from harness.models.activations import (
-    MAX_LOGITS,
-    MAX_SCORES,
-    PIECE_LOGITS,
-    Batch,
-    cast_bytes,
-    kept_bytes,
-    layer_bytes,
-    logit_bytes,
-)
-from harness.models.config import PRESETS, PUBLIC_SHAPES, ModelConfig
+from harness.models.config import PRESETS, ModelConfig, sizes_from_hf
 from harness.models.decoder import DecoderLM, checkpoint_layers
+from harness.models.limits import MAX_LOGITS, MAX_SCORES, PIECE_LOGITS
 from harness.models.policy import padded_response_log_probs, policy_log_probs
-from harness.models.shape import Shape, shape_of, shape_of_own
+from harness.models.published import PUBLIC_SHAPES
+from harness.run.memory.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
 NARROW = {**QWEN, "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "vocab_size": 300}
@@ -31,13 +23,13 @@ LENGTHS, GROUP, RESPONSE = (20, 12), 4, 33
 BATCH = Batch(rows=8, prompts=2, prompt=20, response=33)
 
 
-def shape(config: dict[str, object]) -> Shape:
-    found = shape_of(config)
+def shape(config: dict[str, object]) -> ModelConfig:
+    found = sizes_from_hf(config)
     assert found is not None
     return found
 
 
-def of_transformers(config: dict[str, object]) -> Shape:
+def of_transformers(config: dict[str, object]) -> ModelConfig:
     return dataclasses.replace(shape(config), runs_on="transformers")
 
 
@@ -110,14 +102,14 @@ def test_tokens_of_a_batch() -> None:
     ("make", "sizes"),
     [
         (qwen, of_transformers(NARROW)),
-        (own, shape_of_own(PRESETS["small"])),
+        (own, PRESETS["small"]),
         (own_qwen2, shape(NARROW)),
-        (own_qwen3, shape_of_own(dataclasses.replace(PRESETS["small"], model_type="qwen3"))),
+        (own_qwen3, dataclasses.replace(PRESETS["small"], model_type="qwen3")),
     ],
     ids=["transformers' qwen2", "own llama", "own qwen2", "own qwen3"],
 )
 def test_a_layer_keeps_what_is_planned(
-    make: Callable[..., nn.Module], sizes: Shape, dtype: torch.dtype, autocast: bool
+    make: Callable[..., nn.Module], sizes: ModelConfig, dtype: torch.dtype, autocast: bool
 ) -> None:
     """The second layer's share of what autograd keeps, against the plan, to within a tenth; autocast's casts apart."""
     two, one = (bytes_kept(make(layers, dtype), autocast, padded=make is qwen) for layers in (2, 1))
@@ -157,7 +149,7 @@ def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]
     real -= other
     assert real == pytest.approx(tokens * width * 4, rel=0.01)
     planned = [
-        kept_bytes(dataclasses.replace(of_transformers(NARROW), num_layers=layers), BATCH, 4, False, True)
+        kept_bytes(dataclasses.replace(of_transformers(NARROW), num_hidden_layers=layers), BATCH, 4, False, True)
         for layers in (2, 3)
     ]
     assert planned[1] - planned[0] == BATCH.padded_tokens * 384 * 4
@@ -183,7 +175,7 @@ def test_own_attention_keeps_scores_only_where_rows_and_keys_are_few() -> None:
         packed = layer_bytes(few, dataclasses.replace(batch, rows=0, prompts=1, prompt=batch.packed_tokens), 4, False)
         return layer_bytes(few, batch, 4, False) - packed
 
-    few = shape_of_own(PRESETS["small"])  # 8 heads of 32, 4 of keys: scores are kept up to 64 keys
+    few = PRESETS["small"]  # 8 heads of 32, 4 of keys: scores are kept up to 64 keys
     assert padded(Batch(1, 1, 1, 64)) == 4 * (256 * 63 + 2 * 128 * 64 + 8 * 63 * 64)
     assert padded(Batch(1, 1, 2, 64)) == 4 * (2 * 256 * 63 + 2 * 256 * 65)
     rows = MAX_SCORES // (8 * 63 * 64)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.learner.warm_start.presets import preset_config, preset_curriculum
-from harness.models.config import PRESETS, PUBLIC_SHAPES, shape_config
-from harness.models.shape import read_shape, shape_for, shape_of, shape_of_own
+from harness.models.config import PRESETS, sizes_from_hf
+from harness.models.make_folder import shape_config
+from harness.models.published import PUBLIC_SHAPES
+from harness.run.memory.shape import read_shape, shape_for
 from harness.scenario import Scenario
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
@@ -20,7 +22,7 @@ def test_the_public_model_has_as_many_weights_as_are_published() -> None:
     # MLP 3 x 1536 x 8960 = 41,287,680; norms 2 x 1536 = 3,072; together 46,797,824. Embeddings, tied, 151936 x 1536 =
     # 233,373,696; last norm 1,536. 28 x 46,797,824 + 233,373,696 + 1,536 = 1,543,714,304, as in the model's
     # safetensors (https://huggingface.co/Qwen/Qwen2.5-Math-1.5B).
-    shape = shape_of(QWEN)
+    shape = sizes_from_hf(QWEN)
     assert shape is not None
     assert shape.layer_parameters == 46_797_824
     assert shape.num_parameters == 1_543_714_304
@@ -28,34 +30,34 @@ def test_the_public_model_has_as_many_weights_as_are_published() -> None:
 
 
 def test_keys_and_values_of_one_token() -> None:
-    shape = shape_of(QWEN)
+    shape = sizes_from_hf(QWEN)
     assert shape is not None
     assert shape.key_values_per_token == 2 * 28 * 2 * 128  # keys and values, layers, heads, width: 14,336
 
 
 def test_fewer_layers_and_a_smaller_vocabulary() -> None:
-    shape = shape_of(shape_config("qwen2.5-math-1.5b", layers=2, vocab_size=512))
+    shape = sizes_from_hf(shape_config("qwen2.5-math-1.5b", layers=2, vocab_size=512))
     assert shape is not None
     assert shape.num_parameters == 2 * 46_797_824 + 512 * 1536 + 1536
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_own_models_are_counted_as_they_count_themselves(name: str) -> None:
-    assert shape_of_own(PRESETS[name]).num_parameters == PRESETS[name].num_parameters
-    read = shape_of(PRESETS[name].to_hf())
-    assert read == shape_of_own(PRESETS[name])
+    assert PRESETS[name].num_parameters == PRESETS[name].num_parameters
+    read = sizes_from_hf(PRESETS[name].to_hf())
+    assert read == PRESETS[name]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_presets_vocabulary_is_that_of_its_tokenizer(name: str) -> None:
     assert preset_config(name).vocab_size == preset_curriculum(name).vocabulary_size
     scenario = Scenario.model_validate({"model": {"type": "preset", "preset": name}})
-    assert shape_for(scenario) == (shape_of_own(preset_config(name)), "")
+    assert shape_for(scenario) == (preset_config(name), "")
 
 
 def test_norms_of_heads_and_a_head_width_of_its_own() -> None:
     config = {**QWEN, "model_type": "qwen3", "head_dim": 64, "attention_bias": False, "tie_word_embeddings": False}
-    shape = shape_of(config)
+    shape = sizes_from_hf(config)
     assert shape is not None
     attention = 2 * 1536 * (12 * 64 + 2 * 64)
     assert shape.layer_parameters == attention + 41_287_680 + 2 * 1536 + 2 * 64
@@ -66,7 +68,7 @@ def test_norms_of_heads_and_a_head_width_of_its_own() -> None:
     "config", [{}, {"model_type": "gpt2"}, {"model_type": "mixtral"}, {**QWEN, "hidden_size": "wide"}]
 )
 def test_what_is_not_known_is_not_guessed(config: dict[str, object]) -> None:
-    assert shape_of(config) is None
+    assert sizes_from_hf(config) is None
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", "{}"])
