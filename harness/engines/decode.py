@@ -23,7 +23,7 @@ from harness.core.errors import RunStopped
 from harness.engines.weights import InferenceWeights, LayerWeights
 from harness.models.config import ModelConfig
 from harness.models.decoder import rotation_at
-from harness.models.products import rounded_up
+from harness.models.matmul import rounded_up
 
 _FIRST_POSITIONS = 4096
 """Rotations that are computed at once; contexts of today reach 131,072, and few responses are as long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from harness.core.errors import UserError
 
@@ -78,10 +78,6 @@ class ModelConfig:
     grouped-query attention (Ainslie et al. 2023). Qwen2 has biases on query, key and value (arXiv:2407.10671, section
     2.2), Qwen3 a norm on each query and key head (arXiv:2505.09388, section 2).
 
-    Attributes:
-        runs_on: whose code runs it. One that transformers runs is known by its sizes alone.
-        other_biases: query, key and value have biases though the family has none; transformers alone runs such a model.
-
     Raises:
         UserError: a size is out of bounds, the heads do not divide into the key/value heads, or ``head_dim`` is odd.
     """
@@ -99,8 +95,6 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     rope_scaling: RopeScaling | None = None
-    runs_on: Literal["own", "transformers"] = "own"
-    other_biases: bool = False
 
     def __post_init__(self) -> None:
         check_sizes({name: getattr(self, name) for name in SIZES}, "ModelConfig")
@@ -118,9 +112,14 @@ class ModelConfig:
             raise UserError(f"head_dim {self.head_dim} is odd", "ModelConfig", "rotary positions turn pairs: use even")
 
     @property
+    def runs_on(self) -> Literal["own", "transformers"]:
+        """Whose code runs it."""
+        return "own"
+
+    @property
     def attention_bias(self) -> bool:
         """Whether query, key and value have biases."""
-        return self.model_type == "qwen2" or self.other_biases
+        return self.model_type == "qwen2"
 
     @property
     def head_norms(self) -> bool:
@@ -196,7 +195,7 @@ class ModelConfig:
         }
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+    def from_hf(cls, config: Mapping[str, Any], where: str = "config.json") -> Self:
         """Read the ``config.json`` of a model that the harness' own code runs.
 
         Args:
@@ -234,6 +233,25 @@ class ModelConfig:
             raise UserError(f"a value is of the wrong kind: {error}", where, "save the model again") from error
 
 
+@dataclass(frozen=True, slots=True)
+class TransformersConfig(ModelConfig):
+    """The sizes of a model of these families that transformers alone runs; what else it is made of is not read.
+
+    Attributes:
+        other_biases: query, key and value have biases though the family has none.
+    """
+
+    other_biases: bool = False
+
+    @property
+    def runs_on(self) -> Literal["own", "transformers"]:
+        return "transformers"
+
+    @property
+    def attention_bias(self) -> bool:
+        return self.model_type == "qwen2" or self.other_biases
+
+
 def sizes_from_hf(config: Mapping[str, Any]) -> ModelConfig | None:
     """Return the sizes of a gated dense decoder from its ``config.json``, also of one that only transformers runs.
 
@@ -249,10 +267,10 @@ def sizes_from_hf(config: Mapping[str, Any]) -> ModelConfig | None:
         return None
     sizes = {name: config[name] for name in (*SIZES, "tie_word_embeddings") if name in config}
     try:
-        known = ModelConfig.from_hf({"model_type": kind, **_UNUSED[kind], **sizes})
+        known = TransformersConfig.from_hf({"model_type": kind, **_UNUSED[kind], **sizes})
     except UserError:
         return None
-    return replace(known, runs_on="transformers", other_biases=bool(config.get("attention_bias", False)))
+    return replace(known, other_biases=bool(config.get("attention_bias", False)))
 
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:

@@ -1,6 +1,6 @@
 """The harness' own decoder-only language model; its parameters carry the names of Hugging Face's Llama and Qwen.
 
-Every layer takes the hidden states of any leading shape and an attention function, so that padded batches, a KV cache
+Every layer takes the hidden states of any leading shape and an attention function, so that padded batches
 and packed sequences with shared prompts run through the same layers. With gradient checkpointing a layer keeps its
 input and computes the rest again on the way back (Chen et al. 2016, arXiv:1604.06174): one more forward pass, and
 activations of one layer at a time.
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.core.errors import UserError
 from harness.models.config import ModelConfig
 from harness.models.layers import attention, bias_from, rms_norm, widen
-from harness.models.products import FastLinear, linear
+from harness.models.matmul import FastLinear, linear
 
 INIT_STD = 0.02
 
@@ -37,37 +37,6 @@ class LMOutput(NamedTuple):
     logits: Tensor
 
 
-class KVCache:
-    """Keys and values of the tokens seen so far: for each layer (B, max_length, Hkv, D), filled up to ``length``."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        batch_size: int,
-        max_length: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> None:
-        shape = (batch_size, max_length, config.num_key_value_heads, config.head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-        self.length = 0
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values (B, T, Hkv, D) behind the others; return all of them.
-
-        Raises:
-            ValueError: the cache is full.
-        """
-        end = self.length + k.shape[1]
-        if end > self.keys[layer].shape[1]:
-            raise ValueError(f"the cache holds {self.keys[layer].shape[1]} tokens, {end} are needed")
-        self.keys[layer][:, self.length : end] = k
-        self.values[layer][:, self.length : end] = v
-        return self.keys[layer][:, :end], self.values[layer][:, :end]
-
-
 class Projection(FastLinear):
     """A linear map that is left uninitialised, without bias unless one is asked for."""
 
@@ -82,11 +51,11 @@ class Embedding(nn.Embedding):
     """A table that is left uninitialised."""
 
     def reset_parameters(self) -> None:
-        """Draw nothing; see ``Projection``."""
+        """Draw nothing."""
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension; see ``layers.rms_norm``."""
+    """``layers.rms_norm`` with its weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -205,25 +174,21 @@ class DecoderLM(nn.Module):
             else:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * INIT_STD)
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: KVCache | None = None
-    ) -> LMOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> LMOutput:
         """Return the next-token logits at every position.
 
         Args:
             input_ids: (B, T).
-            attention_mask: 1 for tokens and 0 for padding, at either side; (B, T), or with a cache (B, length + T).
-                Positions count the tokens that are not padding. Logits at padding mean nothing.
-            cache: tokens seen before; the new ones are appended.
+            attention_mask: (B, T), 1 for tokens and 0 for padding, at either side. Positions count the tokens that are
+                not padding. Logits at padding mean nothing.
         """
-        past = cache.length if cache is not None else 0
-        total = past + input_ids.shape[1]
-        mask = None if attention_mask is None else attention_mask.bool()
-        positions = _positions(input_ids, past, mask)
-        attend = _padded_attention(_padding_bias(past, total, mask, input_ids.device), cache)
-        hidden = self.model(input_ids, positions, attend)
-        if cache is not None:
-            cache.length = total
+        positions, bias = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids), None
+        if attention_mask is not None:
+            mask, steps = attention_mask.bool(), positions[0]
+            positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+            # padding sees itself: a row of a softmax must not be empty
+            bias = bias_from((steps <= steps[:, None]) & mask[:, None, :] | (steps == steps[:, None]))
+        hidden = self.model(input_ids, positions, lambda q, k, v, layer: attention(q, k, v, bias))
         return LMOutput(linear(hidden, self.output_weight))
 
 
@@ -240,7 +205,7 @@ def rotation_at(positions: Tensor, config: ModelConfig) -> Rotation:
 
 
 def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """theta^(-2i/D) in float32, (D/2,), stretched where the config says so; see ``config.RopeScaling``."""
+    """theta^(-2i/D) in float32, (D/2,), stretched where the config says so."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
     scaling = config.rope_scaling
@@ -262,34 +227,6 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation
     first, second = widen(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _positions(input_ids: Tensor, past: int, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return torch.arange(past, past + input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
-
-
-def _padding_bias(past: int, total: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which keys each new token may see, (B or 1, T, total); None is plainly causal.
-
-    Padding sees itself: a row of a softmax must not be empty.
-    """
-    if mask is None and past == 0:
-        return None
-    queries = torch.arange(past, total, device=device)[:, None]
-    keys = torch.arange(total, device=device)
-    causal = keys <= queries
-    return bias_from(causal[None] if mask is None else causal & mask[:, None, :] | (keys == queries))
-
-
-def _padded_attention(bias: Tensor | None, cache: KVCache | None) -> Attention:
-    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        if cache is not None:
-            k, v = cache.append(layer, k, v)
-        return attention(q, k, v, bias)
-
-    return attend
 
 
 class CheckpointedLayer(DecoderLayer):
@@ -319,9 +256,9 @@ def checkpoint_layers(model: nn.Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not getattr(model, "supports_gradient_checkpointing", False) or not layers:
         raise _cannot(f"{type(model).__name__} has no layers that can be checkpointed")
-    dropping = [layer for layer in layers if _dropout(layer) > 0]
-    if dropping:
-        raise _cannot(f"{type(dropping[0]).__name__} drops {_dropout(dropping[0]):g} of its activations in training")
+    for layer in layers:
+        if isinstance(dropout := getattr(layer, "dropout", 0.0), float) and dropout > 0:
+            raise _cannot(f"{type(layer).__name__} drops {dropout:g} of its activations in training")
     trained: Any = model
     trained.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
@@ -335,11 +272,6 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     """
     whole = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     return [module for module in model.modules() if isinstance(module, DecoderLayer) or type(module).__name__ in whole]
-
-
-def _dropout(layer: nn.Module) -> float:
-    value = getattr(layer, "dropout", 0.0)
-    return value if isinstance(value, float) else 0.0
 
 
 def _cannot(what: str) -> UserError:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from harness.models.layers import product_dtype, widen
 from harness.models.limits import MAX_LOGITS, PIECE_LOGITS
-from harness.models.products import add_weight_gradient, product
+from harness.models.matmul import add_weight_gradient, product
 from harness.models.scoring import ban_tokens
 
 LEAST_LOG_PROB = -1e4

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from harness.models.decoder import Attention, DecoderLM
 from harness.models.head import score_hidden
 from harness.models.layers import QueryBlock, attention_in_blocks, bias_from, queries_per_block
-from harness.models.products import rounded_up
+from harness.models.matmul import rounded_up
 from harness.models.scoring import TokenBan, check_batch, scatter_scores
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.models.products import rounded_up
+from harness.models.matmul import rounded_up
 
 _SHORT_SIGHT = re.compile("window|chunk|sliding|local_att|sparse_att|block_?sparse|index_topk|alibi")
 """Names of settings of layers that see less than everything before them, or add what no mask shows; a short trial would

@@ -25,7 +25,7 @@ from harness.core.regular_files import read_regular
 from harness.models.config import MOST_CONFIG_BYTES, ModelConfig, UnsupportedModel, check_sizes
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.models.ends import CONFIG, FOLDER_DEFAULTS, GENERATION, SPECIAL_IDS, FolderDefaults, end_tokens
-from harness.models.products import use_fast_products
+from harness.models.matmul import use_fast_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,15 +98,16 @@ def load_policy(
         UserError: no such folder or hub model, no config, no safetensors weights, weights or a tokenizer that do not
             fit the config, or code in the folder that would have to run.
     """
-    folder = _find_folder(name)
-    _require_regular_files(folder)
-    config = _read_config(folder)
-    shape = _own_shape(config, str(folder / CONFIG))
+    folder, config = _open(name)
+    check_sizes(config, str(folder / CONFIG))
+    try:
+        shape = ModelConfig.from_hf(config, str(folder / CONFIG))
+    except UnsupportedModel:  # transformers may
+        shape = None
     _require_safetensors(folder)
     stored = _stored_weights(folder)
     tokenizer = _load_tokenizer(folder, config)
-    without_weights = str(device) == "meta"
-    generation = _read_generation(folder)
+    generation, without_weights = _read_generation(folder), str(device) == "meta"
     if shape is None:
         model, said = _load_with_transformers(folder, config, dtype, stored)
         model = model.to("cpu" if without_weights else device).eval()
@@ -118,7 +119,10 @@ def load_policy(
     _require_fitting(stored, empty)
     if without_weights:
         return empty, tokenizer
-    _fill(empty.to_empty(device=device), stored)
+    for key, weight in empty.to_empty(device=device).state_dict().items():
+        tensor = _read(stored[key].file, key)
+        _require_finite(key, tensor, stored[key].file)
+        weight.copy_(tensor)
     return empty, tokenizer
 
 
@@ -134,18 +138,15 @@ def _with_defaults(
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a policy alone; see ``load_policy``."""
-    folder = _find_folder(name)
-    _require_regular_files(folder)
-    return _load_tokenizer(folder, _read_config(folder))
+    """Load the tokenizer of a policy alone. Arguments and errors are those of ``load_policy``."""
+    return _load_tokenizer(*_open(name))
 
 
 def stored_tensors(name: str | Path) -> dict[str, Tensor]:
-    """Return the weights of a policy as its files hold them, mapped and not read; see ``load_policy``."""
+    """Return the weights of a policy as its files hold them, mapped and not read."""
     folder = _find_folder(name)
     _require_safetensors(folder)
-    stored = _stored_weights(folder)
-    return {key: _read(key, stored) for key in stored}
+    return {key: _read(found.file, key) for key, found in _stored_weights(folder).items()}
 
 
 def weight_files_state(name: str | Path) -> tuple[tuple[str, int, int], ...]:
@@ -160,11 +161,6 @@ def stored_config(name: str | Path) -> dict[str, Any]:
     told = {"model": _read_config(folder), "generation": _read_generation(folder) or {}}
     writers = ("_name_or_path", "transformers_version", "_from_model_config")
     return {part: {key: value for key, value in values.items() if key not in writers} for part, values in told.items()}
-
-
-def _read_generation(folder: Path) -> dict[str, Any] | None:
-    path = folder / GENERATION
-    return _read_object(path) if path.is_file() else None
 
 
 def _write_decoder(
@@ -237,9 +233,10 @@ def _staged(folder: Path) -> Iterator[Path]:
             if stale.name not in written:
                 stale.unlink()
     except Exception as error:
-        reason = _write_failure(error)
-        if reason is None:
+        # a full disk is an OSError to Python, a SafetensorError to safetensors, a bare Exception to tokenizers
+        if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
             raise
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"cannot save the policy: {reason}", str(folder), "free space on that disk, or choose another folder"
         ) from error
@@ -247,14 +244,14 @@ def _staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write_failure(error: Exception) -> str | None:
-    """Why a file could not be written; None for an error of another kind.
-
-    A full disk is an ``OSError`` to Python, a ``SafetensorError`` to safetensors, a bare ``Exception`` to tokenizers.
-    """
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error) if isinstance(error, SafetensorError) or type(error) is Exception else None
+def _open(name: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The folder and its config; no pipe or device stands where transformers would read a file to its end."""
+    folder = _find_folder(name)
+    for path in (path for pattern in _WANTED for path in folder.glob(pattern)):
+        if path.exists() and not path.is_file():
+            what = f"{path.name} is no regular file"
+            raise UserError(what, str(path), "save the model again, or leave that file out")
+    return folder, _read_config(folder)
 
 
 def _find_folder(name: str | Path) -> Path:
@@ -271,52 +268,46 @@ def _find_folder(name: str | Path) -> Path:
             "check the path; a folder with random weights, to try things with, is made by\n"
             f"         python -m harness.models.make_folder --shape qwen2.5-math-1.5b --layers 2 --vocab 512 -o {text}",
         )
-    return _download(text)
-
-
-def _download(name: str) -> Path:
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED))
+        return Path(snapshot_download(text, allow_patterns=_WANTED))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"no folder {name}, and the Hugging Face hub did not give a model of that name ({reason})",
+            f"no folder {text}, and the Hugging Face hub did not give a model of that name ({_first_line(error)})",
             "model.path",
             "check the name and the network, or give the path of a downloaded folder",
         ) from error
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _damaged(what: str, where: Path | str) -> UserError:
+    return UserError(what, str(where), "save the model again")
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (folder / CONFIG).is_file():
         raise UserError("no config.json in the model folder", str(folder), "give a Hugging Face model folder")
-    return _read_object(path)
+    return _read_object(folder / CONFIG)
+
+
+def _read_generation(folder: Path) -> dict[str, Any] | None:
+    path = folder / GENERATION
+    return _read_object(path) if path.is_file() else None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file of the folder holds.
-
-    Raises:
-        UserError: it holds none, or cannot be read.
-    """
+    """The object that a JSON file of the folder holds."""
     try:
         value = json.loads(read_regular(path, MOST_CONFIG_BYTES))
     except OSError as error:
-        raise UserError(f"cannot read {path.name}: {error.strerror}", str(path), "save the model again") from error
+        raise _damaged(f"cannot read {path.name}: {error.strerror}", path) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} is not JSON: {error}", str(path), "save the model again") from error
+        raise _damaged(f"{path.name} is not JSON: {error}", path) from error
     if not isinstance(value, dict):
-        raise UserError(f"{path.name} holds no object", str(path), "save the model again")
+        raise _damaged(f"{path.name} holds no object", path)
     return value
-
-
-def _require_regular_files(folder: Path) -> None:
-    """Refuse pipes and devices in the place of files that transformers would read to their end."""
-    for pattern in _WANTED:
-        for path in folder.glob(pattern):
-            if path.exists() and not path.is_file():
-                what = f"{path.name} is no regular file"
-                raise UserError(what, str(path), "save the model again, or leave that file out")
 
 
 def _require_safetensors(folder: Path) -> None:
@@ -348,25 +339,16 @@ def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
             str(folder),
             "save the tokenizer into the same folder (tokenizer.save_pretrained)",
         ) from error
-    vocab_size = config.get("vocab_size")
-    if isinstance(vocab_size, int):
-        _require_known_tokens(tokenizer, vocab_size, folder)
-    return tokenizer
-
-
-def _require_known_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int, folder: Path) -> None:
-    """Refuse a tokenizer of another model: added tokens alone may stand beyond the vocabulary.
-
-    Gemma 3 has such a token for images, and many folders one for padding; requests refuse prompts that hold one.
-    """
-    added = tokenizer.added_tokens_decoder
-    largest = max((place for place in tokenizer.get_vocab().values() if place not in added), default=-1)
-    if largest >= vocab_size:
+    added, vocab_size = tokenizer.added_tokens_decoder, config.get("vocab_size")
+    # added tokens alone may stand beyond the vocabulary: Gemma 3's for images, one for padding in many folders
+    size = 1 + max((place for place in tokenizer.get_vocab().values() if place not in added), default=-1)
+    if isinstance(vocab_size, int) and size > vocab_size:
         raise UserError(
-            f"the tokenizer has {largest + 1} tokens, the model's vocab_size is {vocab_size}",
+            f"the tokenizer has {size} tokens, the model's vocab_size is {vocab_size}",
             str(folder),
             "save model and tokenizer that belong together",
         )
+    return tokenizer
 
 
 def _refuse_own_code(folder: Path, error: Exception) -> None:
@@ -382,15 +364,6 @@ def _refuse_own_code(folder: Path, error: Exception) -> None:
         ) from error
 
 
-def _own_shape(config: dict[str, Any], where: str) -> ModelConfig | None:
-    """Return the shape of a model that the harness' own code runs; None where transformers has to."""
-    check_sizes(config, where)
-    try:
-        return ModelConfig.from_hf(config, where)
-    except UnsupportedModel:
-        return None
-
-
 class _Stored(NamedTuple):
     """A tensor, as the header of its file says it; ``kind`` is safetensors' name of its type."""
 
@@ -399,34 +372,48 @@ class _Stored(NamedTuple):
     kind: str
 
 
-def _stored_weights(folder: Path) -> dict[str, _Stored]:
-    """Return what the files of weights hold, from their headers alone.
+def _weight_files(folder: Path) -> list[Path]:
+    """The one file, or those an index names, or all there are."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    index = folder / _INDEX
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    names = _read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise _damaged(f"{_INDEX} has no weight_map from tensors to files", index)
+    files = [folder / name for name in sorted(set(names.values()))]
+    for file in files:
+        if not os.path.isfile(file) or file.parent != folder or file.suffix != ".safetensors":
+            what = f"{_INDEX} names {file.name[:60]!r}, which is no safetensors file of this folder"
+            raise UserError(what, str(index), "save or download the weights again")
+    return files
 
-    Raises:
-        UserError: a file is missing or damaged.
-    """
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise _damaged(f"cannot read {path.name}: {error}", path.parent) from error
+
+
+def _stored_weights(folder: Path) -> dict[str, _Stored]:
+    """What the files of weights hold, from their headers alone."""
     stored: dict[str, _Stored] = {}
     for path in _weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  (it is no dict)
-                    header = file.get_slice(name)
-                    stored[name] = _Stored(path, tuple(header.get_shape()), header.get_dtype())
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {path.name}: {error}", str(folder), "save the model again") from error
+        with _opened(path) as file:
+            headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+            stored |= {name: _Stored(path, tuple(part.get_shape()), part.get_dtype()) for name, part in headers.items()}
     return stored
 
 
-def _fill(model: DecoderLM, stored: Mapping[str, _Stored]) -> None:
-    """Copy the stored weights into a model, each into its own type and place: files are mapped for one at a time.
-
-    Raises:
-        UserError: a file is damaged, or holds NaN or infinity.
-    """
-    for name, weight in model.state_dict().items():
-        tensor = _read(name, stored)
-        _require_finite(name, tensor, stored[name].file)
-        weight.copy_(tensor)
+def _read(path: Path, name: str) -> Tensor:
+    """A stored weight. Its file is mapped for this one alone, so that the memory of those before is given back."""
+    with _opened(path) as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
 def _is_tied(stored: Mapping[str, _Stored]) -> bool:
@@ -434,10 +421,12 @@ def _is_tied(stored: Mapping[str, _Stored]) -> bool:
 
     So does transformers decide it.
     """
-    if _HEAD not in stored or _EMBEDDING not in stored or torch.equal(_read(_HEAD, stored), _read(_EMBEDDING, stored)):
+    if not {_HEAD, _EMBEDDING} <= stored.keys():
         return True
-    _warn_of_other_head(stored[_HEAD].file)
-    return False
+    is_same = torch.equal(*(_read(stored[name].file, name) for name in (_HEAD, _EMBEDDING)))
+    if not is_same:
+        _warn_of_other_head(stored[_HEAD].file)
+    return is_same
 
 
 def _warn_of_other_head(where: Path) -> None:
@@ -447,45 +436,24 @@ def _warn_of_other_head(where: Path) -> None:
     )
 
 
-def _read(name: str, stored: Mapping[str, _Stored]) -> Tensor:
-    """Return a stored weight.
-
-    Raises:
-        UserError: its file is damaged.
-    """
-    file = stored[name].file
-    try:
-        with safe_open(file, framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {file.name}: {error}", str(file.parent), "save the model again") from error
-    return tensor
-
-
 def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module) -> None:
-    """Refuse weights that are not those which the config asks for: each of them, of its shape, and no others.
-
-    Raises:
-        UserError: naming the file and the tensor.
-    """
+    """Refuse weights that are not those which the config asks for: each of them, of its shape, and no others."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    folder = next(iter(stored.values())).file.parent if stored else None
+    folder = next(iter(stored.values())).file.parent if stored else ""
     for name, shape in expected.items():
         if name not in stored:
-            raise UserError(f"the weights lack {name} {shape}", str(folder), "save the model again")
+            raise _damaged(f"the weights lack {name} {shape}", folder)
         if stored[name].shape != shape:
-            what = f"{name} is {stored[name].shape}, config.json asks for {shape}"
-            raise UserError(what, str(stored[name].file), "save the model again")
+            raise _damaged(f"{name} is {stored[name].shape}, config.json asks for {shape}", stored[name].file)
         _require_floats(name, stored[name])
-    spare = [name for name in stored if name not in expected and not name.endswith(_NOT_STORED)]
-    spare = [name for name in spare if name != _HEAD]  # the embeddings once more
-    if spare:
-        raise _no_place_for(spare, str(stored[spare[0]].file))
+    known = {*expected, _HEAD}  # which are the embeddings once more
+    if spare := [name for name in stored if name not in known and not name.endswith(_NOT_STORED)]:
+        raise _no_place_for(spare, stored[spare[0]].file)
 
 
-def _no_place_for(names: Sequence[str], where: str) -> UserError:
+def _no_place_for(names: Sequence[str], where: Path) -> UserError:
     what = f"the weights hold {len(names)} tensors that config.json has no place for, {min(names)} among them"
-    return UserError(what, where, "give the config.json of these weights")
+    return UserError(what, str(where), "give the config.json of these weights")
 
 
 def _is_mask(name: str, tensor: _Stored | None) -> bool:
@@ -510,29 +478,6 @@ def _require_finite(name: str, tensor: Tensor, file: Path) -> None:
     raise UserError(what, str(file), "save the model again, from before it diverged")
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The one file, or those an index names, or all there are.
-
-    Raises:
-        UserError: the index names no files of this folder.
-    """
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    index = folder / _INDEX
-    if not index.is_file():
-        return sorted(folder.glob("*.safetensors"))
-    names = _read_object(index).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-        what = f"{_INDEX} has no weight_map from tensors to files"
-        raise UserError(what, str(index), "save the model again")
-    files = [folder / name for name in sorted(set(names.values()))]
-    for file in files:
-        if not os.path.isfile(file) or file.parent != folder or file.suffix != ".safetensors":
-            what = f"{_INDEX} names {file.name[:60]!r}, which is no safetensors file of this folder"
-            raise UserError(what, str(index), "save or download the weights again")
-    return files
-
-
 def _load_with_transformers(
     folder: Path, config: Mapping[str, Any], dtype: torch.dtype, stored: Mapping[str, _Stored]
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -551,27 +496,23 @@ def _load_with_transformers(
         )
     except Exception as error:  # transformers raises whatever a damaged file leads to
         _refuse_own_code(folder, error)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"transformers cannot load the model: {reason}", str(folder), "check the folder") from error
-    model: nn.Module = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
-        raise UserError(
-            f"the weights lack {len(missing)} tensors, {missing[0]} among them", str(folder), "save the model again"
-        )
-    unknown = sorted(name for name in loaded[1]["unexpected_keys"] if not _is_mask(name, stored.get(name)))
-    if unknown:
-        raise _no_place_for(unknown, str(folder))
+        what = f"transformers cannot load the model: {_first_line(error)}"
+        raise UserError(what, str(folder), "check the folder") from error
+    model: Any = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
+        raise _damaged(f"the weights lack {len(missing)} tensors, {missing[0]} among them", folder)
+    if unknown := [name for name in loaded[1]["unexpected_keys"] if not _is_mask(name, stored.get(name))]:
+        raise _no_place_for(unknown, folder)
     for name, parameter in model.named_parameters():
         if name in stored and parameter.is_floating_point():
             _require_floats(name, stored[name])
         _require_finite(name, parameter.detach(), stored[name].file if name in stored else folder)
     use_fast_products(model)
-    of_text: Any = loaded[0].config.get_text_config()
+    of_text: Any = model.config.get_text_config()
     if any(value and _CAPPED_ATTENTION.search(name) for name, value in vars(of_text).items()):
-        loaded[0].set_attn_implementation("eager")
+        model.set_attn_implementation("eager")
     kept = {name: value for name, value in config.items() if name not in _OF_THE_SOURCE}
-    head, embeddings = loaded[0].get_output_embeddings(), loaded[0].get_input_embeddings()
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if of_text.tie_word_embeddings and head is not None and head.weight is not embeddings.weight:
         _warn_of_other_head(folder)
         of_text.tie_word_embeddings = kept["tie_word_embeddings"] = False

@@ -26,7 +26,7 @@ from harness.models.config import check_divides
 from harness.models.decoder import DecoderLM, Embedding, Projection, RMSNorm
 from harness.models.head import own_part
 from harness.models.layers import rms_norm
-from harness.models.products import linear
+from harness.models.matmul import linear
 
 
 def parallelise(policy: nn.Module, mesh: DeviceMesh) -> None:

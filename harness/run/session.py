@@ -182,6 +182,11 @@ class RunSession:
             from harness.models.layers import attention_kernels
 
             outcome["attention_kernels"] = attention_kernels()
+        else:
+            from harness.models.matmul import known_choice
+
+            if (choice := known_choice()) is not None:
+                outcome["matmul"] = choice
         return outcome
 
 

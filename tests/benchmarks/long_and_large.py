@@ -184,7 +184,7 @@ def gemm_rate() -> float:
     """Return the floating-point operations a second of the fastest float32 product there is, by CPU time."""
     import torch
 
-    from harness.models.products import product
+    from harness.models.matmul import product
 
     factors = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
     begin = time.process_time()

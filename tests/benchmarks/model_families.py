@@ -41,8 +41,8 @@ from harness.engines.native import native_engine
 from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.make_folder import shape_config
+from harness.models.matmul import use_fast_products
 from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
-from harness.models.products import use_fast_products
 from harness.models.shared_rows import Layout, cheapest_layout, lay_out, shared_rows
 from harness.models.tokenizer import train_tokenizer
 

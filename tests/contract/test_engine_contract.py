@@ -21,7 +21,8 @@ from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
 from harness.engines.vllm import VllmEngine, vllm_engine
 from harness.models.config import PRESETS
-from harness.models.decoder import DecoderLM, KVCache
+from harness.models.decoder import DecoderLM
+from harness.models.layers import attention, bias_from
 from harness.models.sorting import SortingModel
 from harness.models.tokenizer import train_tokenizer
 from harness.settings.engine import VllmEngineSettings
@@ -298,10 +299,20 @@ def log_probs_over_old_cache(old, new, prompt, tokens, swap):
     The step that gives token ``swap`` is the first of the new model. It reads token ``swap - 1``; the old model read
     those before.
     """
-    cache = KVCache(old.config, 1, CONTEXT)
+    cached = {}
+
+    def attend(q, k, v, layer):
+        if layer in cached:
+            k, v = (torch.cat(parts, dim=1) for parts in zip(cached[layer], (k, v), strict=True))
+        cached[layer] = (k, v)
+        steps = torch.arange(k.shape[1])
+        return attention(q, k, v, bias_from(steps <= steps[-q.shape[1] :, None])[None])
+
+    ids, end = torch.tensor([[*prompt, *tokens[:-1]]]), len(prompt) + swap - 1
+    positions = torch.arange(ids.shape[1])[None]
     with torch.no_grad():
-        old(torch.tensor([[*prompt, *tokens[: swap - 1]]]), cache=cache)
-        logits = new(torch.tensor([tokens[swap - 1 : -1]]), cache=cache).logits[0]
+        old.model(ids[:, :end], positions[:, :end], attend)
+        logits = (new.model(ids[:, end:], positions[:, end:], attend) @ new.output_weight.t())[0]
     logits[:, TOKENIZER.eos_token_id] = -torch.inf  # FORCED bans it
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens[swap:])[:, None])[:, 0]
 

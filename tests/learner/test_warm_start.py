@@ -15,8 +15,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from harness.core.cache_folder import default_cache_folder
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.learner.warm_start import RECIPES, default_cache_folder, initial_policy, warm_start_policy
+from harness.learner.warm_start import RECIPES, initial_policy, warm_start_policy
 from harness.learner.warm_start.cache import read_entry, write_entry
 from harness.learner.warm_start.curriculum import Lesson
 from harness.learner.warm_start.keyword_curriculum import KeywordCurriculum, taught_reward, trained_keyword_counts

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.models.config import PRESETS, ModelConfig, RopeScaling
-from harness.models.decoder import DecoderLM, KVCache, rotate, rotation_at
+from harness.models.decoder import DecoderLM, rotate, rotation_at
 from harness.models.layers import attention, bias_from, rms_norm
 from harness.models.published import PUBLISHED
 
@@ -101,29 +101,6 @@ def test_padding_does_not_change_a_row():
     left = torch.cat((torch.full((1, 4), 3), ids), dim=1)
     mask = torch.cat((torch.zeros(1, 4), torch.ones(1, 9)), dim=1)
     torch.testing.assert_close(model(left, mask).logits[:, 4:], model(ids).logits, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@torch.no_grad()
-def test_steps_through_the_cache_equal_one_pass(shape, padded):
-    model = own_model(shape)
-    ids = torch.randint(97, (2, 12), generator=seeded())
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[0, :3] = 0
-    seen = (lambda end: mask[:, :end]) if padded else (lambda end: None)
-    cache = KVCache(shape, batch_size=2, max_length=12)
-    steps = [(0, 5), (5, 8), *((t, t + 1) for t in range(8, 12))]
-    logits = torch.cat([model(ids[:, a:b], seen(b), cache=cache).logits for a, b in steps], dim=1)
-    real = mask.bool() if padded else torch.ones_like(mask).bool()
-    assert cache.length == 12
-    torch.testing.assert_close(logits[real], model(ids, seen(12)).logits[real], rtol=1e-5, atol=1e-5)
-
-
-def test_a_full_cache_is_refused():
-    cache = KVCache(SHAPE, batch_size=1, max_length=2)
-    with pytest.raises(ValueError, match="the cache holds 2 tokens, 3 are needed"):
-        DecoderLM(SHAPE)(torch.zeros(1, 3, dtype=torch.long), cache=cache)
 
 
 @pytest.mark.parametrize(

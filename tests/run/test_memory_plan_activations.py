@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from harness.models.config import PRESETS, ModelConfig, sizes_from_hf
+from harness.models.config import PRESETS, ModelConfig, TransformersConfig, sizes_from_hf
 from harness.models.decoder import DecoderLM, checkpoint_layers
 from harness.models.limits import MAX_LOGITS, MAX_SCORES, PIECE_LOGITS
 from harness.models.policy import padded_response_log_probs, policy_log_probs
@@ -30,7 +30,7 @@ def shape(config: dict[str, object]) -> ModelConfig:
 
 
 def of_transformers(config: dict[str, object]) -> ModelConfig:
-    return dataclasses.replace(shape(config), runs_on="transformers")
+    return TransformersConfig(**dataclasses.asdict(shape(config)))
 
 
 def qwen(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.trace import Span, Stage
 from harness.core.types import RolloutGroup
-from harness.models.config import ModelConfig
+from harness.models.config import ModelConfig, TransformersConfig
 from harness.models.flops import Utilisation
 from harness.run.session import utilisation_of
 from harness.scenario import load_scenario
@@ -44,7 +44,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_a_prompt_counts_once_for_transformers_too() -> None:
-    other = Utilisation(replace(SHAPE, runs_on="transformers"), 1e12)
+    other = Utilisation(TransformersConfig(**asdict(SHAPE)), 1e12)
     assert other.metrics(3, [GROUP], SPANS) == Utilisation(SHAPE, 1e12).metrics(3, [GROUP], SPANS)
 
 

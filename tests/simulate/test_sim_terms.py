@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.models.config import ModelConfig
+from harness.models.config import ModelConfig, TransformersConfig
 from harness.simulate.features import (
     batch_features,
     call_features,
@@ -126,5 +126,7 @@ def test_a_sync_counts_bytes_tensors_and_further_receivers() -> None:
 def test_weights_of_a_model_are_counted_with_their_names() -> None:
     """9 tensors in each of 3 layers, the table and the last norm; untied, the output too; Qwen's biases and norms."""
     assert (weight_tensors(SHAPE), weight_bytes(SHAPE)) == (29, 2584 * 4)
-    untied = ModelConfig(100, 8, 16, 3, 2, 1, 4, 64, tie_word_embeddings=False, model_type="qwen3", other_biases=True)
+    untied = TransformersConfig(
+        100, 8, 16, 3, 2, 1, 4, 64, tie_word_embeddings=False, model_type="qwen3", other_biases=True
+    )
     assert weight_tensors(untied) == 3 * (9 + 3 + 2) + 3

@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from harness.learner.warm_start.cache import default_cache_folder, read_entry, write_entry
+from harness.core.cache_folder import default_cache_folder
+from harness.learner.warm_start.cache import read_entry, write_entry
 from harness.learner.warm_start.curriculum import RECIPES, Curriculum, Recipe, training_precision
 from harness.learner.warm_start.presets import content_key, preset_config, preset_curriculum
 from harness.learner.warm_start.progress import WarmStartProgress
@@ -26,7 +27,6 @@ __all__ = [
     "RECIPES",
     "Recipe",
     "WarmStartReport",
-    "default_cache_folder",
     "initial_policy",
     "policy_without_weights",
     "warm_start_policy",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import warnings
@@ -22,15 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from harness.core.errors import HarnessError
 from harness.models.storage import load_policy, save_policy
 
-APPLICATION = "grpo-harness"
 POLICY = "policy"
 REPORT = "report.json"
-
-
-def default_cache_folder() -> Path:
-    """Return the harness' folder in the user's cache: below ``XDG_CACHE_HOME`` if that is absolute, or ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / APPLICATION
 
 
 def read_entry(entry: Path) -> tuple[nn.Module, PreTrainedTokenizerBase, dict[str, Any]] | None:

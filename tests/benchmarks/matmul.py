@@ -1,7 +1,7 @@
 """Float32 products on one thread: torch's own (MKL), oneDNN with plain weights as in training, packed as in engines;
 and torch's own in bfloat16, forward.
 
-OMP_NUM_THREADS=1 python tests/benchmarks/products.py
+GRPO_HARNESS_MATMUL=onednn OMP_NUM_THREADS=1 python tests/benchmarks/matmul.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from harness.engines.weights import PackedLinear
-from harness.models.products import add_weight_gradient, product
+from harness.models.matmul import add_weight_gradient, product
 
 SHAPES = {
     "training, 3M": (2036, 256, 768),
@@ -41,7 +41,7 @@ def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(
         description="Float32 products through MKL and oneDNN, in GFLOP/s.",
-        epilog="example:\n  OMP_NUM_THREADS=1 python tests/benchmarks/products.py",
+        epilog="example:\n  GRPO_HARNESS_MATMUL=onednn OMP_NUM_THREADS=1 python tests/benchmarks/matmul.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     torch.set_num_threads(1)

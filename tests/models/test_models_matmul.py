@@ -1,0 +1,282 @@
+"""Products against float64, by whom they are made, and how that is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.core.errors import UserError
+from harness.models import matmul
+from harness.models.matmul import (
+    VARIABLE,
+    FastLinear,
+    add_weight_gradient,
+    choice,
+    known_choice,
+    linear,
+    measured,
+    onednn_works,
+    product,
+    rounded_up,
+    use_fast_products,
+)
+
+pytestmark = pytest.mark.skipif(not onednn_works(), reason="no oneDNN in this torch")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """No choice of another test is left, nor one of these for others."""
+    for known in (matmul.choice, matmul._is_all_mkl):
+        known.cache_clear()
+    yield
+    for known in (matmul.choice, matmul._is_all_mkl):
+        known.cache_clear()
+
+
+@pytest.fixture(params=["onednn", "mkl"])
+def library(request, monkeypatch):
+    monkeypatch.setenv(VARIABLE, request.param)
+    return request.param
+
+
+@pytest.fixture
+def by_onednn(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "onednn")
+
+
+class Operators(TorchDispatchMode):
+    """Remember which operators ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def seeded(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("shape", [(1, 7), (5, 7), (2, 3, 7)], ids=str)
+@pytest.mark.parametrize("width", [3, 20], ids=["narrower", "wider"])
+def test_values_and_gradients_are_those_of_float64(shape, width, biased, library):
+    x, weight = seeded(*shape).requires_grad_(), seeded(width, 7, seed=1).requires_grad_()
+    bias = seeded(width, seed=2).requires_grad_() if biased else None
+    leaves = [x, weight, *([bias] if biased else [])]
+    with Operators() as operators:
+        out = linear(x, weight, bias)
+        grad = seeded(*out.shape, seed=3)
+        found = [out, *torch.autograd.grad(out, leaves, grad)]
+    assert ("_linear_pointwise" in operators.names) is (library == "onednn")
+    assert bool(operators.names & {"mm", "addmm"}) is (library == "mkl")
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = F.linear(*doubles)
+    wanted = [exact, *torch.autograd.grad(exact, doubles, grad.double())]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_needs_a_gradient_gets_one(library):
+    x, weight = seeded(5, 7), seeded(3, 7, seed=1).requires_grad_()
+    linear(x, weight).sum().backward()
+    assert x.grad is None
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(3, 7), rtol=1e-5, atol=1e-5)
+
+
+def test_transposed_views_are_multiplied_as_they_are(library):
+    a, b = seeded(7, 5), seeded(7, 3, seed=1)
+    torch.testing.assert_close(product(a.t(), b.t()), (a.double().t() @ b.double()).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 20, 10**6])
+def test_a_sum_of_weight_gradients_in_slices(most, monkeypatch, library):
+    monkeypatch.setattr(matmul, "_MOST_BESIDE", most)
+    total, grad, x = seeded(11, 4), seeded(6, 11, seed=1), seeded(6, 4, seed=2)
+    wanted = total.double() + grad.double().t() @ x.double()
+    add_weight_gradient(total, grad, x)
+    torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_left_to_torch(dtype, by_onednn):
+    x, weight = seeded(5, 7).to(dtype), seeded(3, 7, seed=1).to(dtype)
+    with Operators() as operators:
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+        total = torch.zeros(3, 7, dtype=dtype)
+        add_weight_gradient(total, F.linear(x, weight), x)
+    assert "_linear_pointwise" not in operators.names
+
+
+def test_autocast_vectors_and_empty_batches_are_left_to_torch(by_onednn):
+    weight = seeded(3, 7, seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(seeded(5, 7), weight).dtype is torch.bfloat16
+    assert linear(seeded(0, 7), weight).shape == (0, 3)
+    assert linear(seeded(7), weight).shape == (3,)
+
+
+def test_somebody_elses_model_keeps_its_weights_names_and_results(library):
+    class Scaled(torch.nn.Linear):
+        """A module with a forward of its own, which stays."""
+
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), Scaled(5, 3))
+    x, names = seeded(6, 7), list(model.state_dict())
+    wanted = model(x)
+    use_fast_products(model)
+    assert [type(module) for module in model] == [FastLinear, torch.nn.Tanh, Scaled]
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_that_is_one_number_seen_everywhere(library):
+    x, weight = seeded(64, 7).requires_grad_(), seeded(3, 7, seed=1).requires_grad_()
+    linear(x, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(3, 7), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(64, 7), rtol=1e-5, atol=1e-4)
+
+
+def test_rows_are_rounded_up_to_few_numbers():
+    """4 apart to 64, then 8, 16 ... and 128 apart, and from 4,096 on a sixteenth: one row stays one."""
+    assert [rounded_up(rows) for rows in (0, 1, 2, 33, 65, 1000, 1025, 4097)] == [0, 1, 4, 36, 72, 1024, 1152, 4352]
+    assert [rounded_up(rows, 3) for rows in (0, 1, 31, 33, 1000)] == [0, 3, 36, 36, 1152]  # 3, 12, 12 and 192 apart
+    taken = [rounded_up(rows) for rows in range(1, 4097)]
+    assert all(rows <= got <= max(rows * 9 / 8, rows + 3) for rows, got in enumerate(taken, 1))
+    assert all(got <= rows * 17 / 16 for rows, got in enumerate(taken, 1) if rows >= 2048)
+    assert len(set(taken)) == 17 + 8 * 5 + 16  # to 64, in each octave to 2,048, and to 4,096
+
+
+def test_a_row_of_a_product_does_not_depend_on_the_rows_filled_up_behind_it(by_onednn):
+    """oneDNN's, so that rounding changes no number; one row alone is another kernel, and is not filled up."""
+    x, weight = seeded(72, 256), seeded(768, 256, seed=1)
+    for rows in (2, 3, 5, 31, 33, 65):
+        filled = F.pad(x[:rows], (0, 0, 0, rounded_up(rows) - rows))
+        assert torch.equal(product(filled, weight)[:rows], product(x[:rows], weight)), rows
+
+
+ALL_ONEDNN, ALL_MKL = ({kind: [library] * 2 for kind in matmul._KINDS} for library in ("onednn", "mkl"))
+
+
+def timer(slower_onednn):
+    """MKL's call comes first, and takes a second; oneDNN's takes the next of these."""
+    times = iter(slower_onednn)
+    turn = iter([True, False] * 6)
+    return lambda call: 1.0 if next(turn) else next(times)
+
+
+def test_each_kind_of_product_takes_what_is_clearly_faster_for_it():
+    """A Zen 4's gradients of the weight by torch; times within a tenth are equal, and torch's own product stays."""
+    assert measured(timer([1.2, 0.6, 0.95, 0.5, 3.0, 1.5])) == {
+        "forward": ["mkl", "onednn"],
+        "input_gradient": ["mkl", "onednn"],
+        "weight_gradient": ["mkl", "mkl"],
+    }
+    assert measured(timer([0.92] * 6)) == ALL_MKL
+
+
+def test_what_is_timed_are_the_products_of_a_layer_on_one_thread(monkeypatch):
+    seen, threads = Counter(), torch.get_num_threads()
+
+    def remember(call):
+        assert torch.get_num_threads() == 1
+        seen[call.func is F.linear, tuple(call().shape)] += 1
+        return 1.0
+
+    measured(remember)
+    rows = {(16, 768), (256, 768), (16, 256), (256, 256)}
+    assert seen == {(by_mkl, shape): 1 for by_mkl in (True, False) for shape in rows} | {
+        (by_mkl, (768, 256)): 2 for by_mkl in (True, False)
+    }
+    assert torch.get_num_threads() == threads
+
+
+def test_each_kind_goes_where_the_choice_says(monkeypatch):
+    chosen = {"forward": ["onednn", "mkl"], "input_gradient": ["mkl", "onednn"], "weight_gradient": ["mkl", "onednn"]}
+    monkeypatch.setattr(matmul, "choice", lambda: chosen)
+    monkeypatch.setattr(matmul, "_is_all_mkl", lambda: False)
+    for rows, expected in ((63, ["_linear_pointwise", "mm", "mm"]), (64, ["mm", *["_linear_pointwise"] * 2])):
+        x, weight = seeded(rows, 7).requires_grad_(), seeded(3, 7, seed=1).requires_grad_()
+        with Made() as made:
+            linear(x, weight).backward(seeded(rows, 3, seed=2))
+        assert made.names == expected
+
+
+class Made(TorchDispatchMode):
+    """Remember which products were made, in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if (name := func.overloadpacket.__name__) in ("_linear_pointwise", "mm", "addmm"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_machine_measures_once_and_each_process_finds_its_choice(cache_folder, monkeypatch):
+    mixed, calls = ALL_MKL | {"forward": ["mkl", "onednn"]}, []
+    monkeypatch.setattr(matmul, "measured", lambda: calls.append(1) or mixed)
+    assert known_choice() is None
+    assert choice() == mixed
+    choice.cache_clear()  # as in a new process
+    assert (choice(), known_choice(), len(calls)) == (mixed, mixed, 1)
+    (file,) = (cache_folder / "grpo-harness").iterdir()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # another speed: measured for itself
+    assert (matmul._place() == file, known_choice()) == (False, None)
+
+
+def test_of_two_processes_that_measure_at_once_both_take_the_first_ones(cache_folder):
+    def other_is_faster():
+        place.write_text(json.dumps(ALL_ONEDNN))
+        return ALL_MKL
+
+    place = matmul._place()
+    assert matmul._kept(other_is_faster, place) == ALL_ONEDNN
+    assert json.loads(place.read_text()) == ALL_ONEDNN
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"forward": ["mkl"]}', json.dumps(ALL_MKL | {"forward": [1, 2]})])
+def test_a_damaged_file_is_measured_again(cache_folder, content):
+    place = matmul._place()
+    place.parent.mkdir()
+    place.write_text(content)
+    assert matmul._kept(lambda: ALL_MKL, place) == ALL_MKL
+    assert json.loads(place.read_text()) == ALL_MKL
+
+
+def test_where_no_choice_can_be_kept_onednn_makes_all_so_that_all_processes_agree(cache_folder):
+    (cache_folder / "grpo-harness").write_text("a file where the folder should be")
+    assert choice() == ALL_ONEDNN
+
+
+def test_a_variable_decides_instead_of_a_measurement(cache_folder, monkeypatch):
+    monkeypatch.setattr(matmul, "measured", None)
+    for library, expected in (("onednn", ALL_ONEDNN), ("mkl", ALL_MKL)):
+        monkeypatch.setenv(VARIABLE, library)
+        choice.cache_clear()
+        assert choice() == known_choice() == expected
+    monkeypatch.setenv(VARIABLE, "blas")
+    choice.cache_clear()
+    with pytest.raises(UserError, match="GRPO_HARNESS_MATMUL is 'blas', must be onednn or mkl"):
+        choice()
+    assert list(cache_folder.iterdir()) == []
