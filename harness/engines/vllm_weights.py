@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.models.bucket import BucketLayout, copy_weights
+from harness.models.flat_layout import BucketLayout, copy_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ Encode = Callable[[Asked], list[int]]
 _QUESTIONS = ("What is 1 + 1?", "Name a red fruit.")
 """Two texts that every template has to write differently."""
 _ANSWER = "The answer is 2."
-_ASKS_DATE = "strftime_now"
 _SAME_DATE = date(2000, 1, 1)
 _TODAY: ContextVar[date | None] = ContextVar("today", default=None)
 
@@ -46,12 +45,7 @@ def today() -> date:
 
 def asks_date(tokenizer: Any) -> bool:
     """Whether the tokenizer's chat template writes today's date."""
-    return _ASKS_DATE in str(getattr(tokenizer, "chat_template", None))
-
-
-def date_arguments(tokenizer: Any) -> dict[str, Any]:
-    """Return what ``apply_chat_template`` is given for a template that writes today's date; nothing for others."""
-    return {_ASKS_DATE: today().strftime} if asks_date(tokenizer) else {}
+    return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
 
 
 def template_digest(
@@ -85,11 +79,7 @@ def turn_end(tokenizer: Any) -> int | None:
 
 
 def text_encoder(tokenizer: Any) -> Encode:
-    """Return what encodes a prompt's text. A text that begins with the start-of-sequence token gets no second one.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-    """
+    """Return what encodes a prompt's text. A text that begins with the start-of-sequence token gets no second one."""
     start = added_start(tokenizer)
 
     def encode(asked: Asked) -> list[int]:
@@ -140,8 +130,6 @@ def chat_encoder(
 
 
 class _Chat:
-    """A tokenizer's chat template."""
-
     def __init__(self, tokenizer: Any, system_prompt: str | None, arguments: dict[str, object]) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
@@ -157,17 +145,16 @@ class _Chat:
                     fix="name an argument that the template has, or leave it out",
                 )
         self._tokenizer, self._system_prompt = tokenizer, system_prompt
-        self._arguments = date_arguments(tokenizer) | arguments
+        self._arguments = ({"strftime_now": today().strftime} if asks_date(tokenizer) else {}) | arguments
         self._start, self._in_parts = getattr(tokenizer, "bos_token", None), dict[tuple[str, ...], bool]()
 
     def encode(self, asked: Asked) -> list[int]:
-        """Return the token ids of a prompt."""
         system = () if self._system_prompt is None else (("system", self._system_prompt),)
         turns = (*system, ("user", asked)) if isinstance(asked, str) else asked
         roles = tuple(role for role, _ in turns)
         if roles not in self._in_parts:
             self._in_parts[roles] = self._needs_parts(roles, is_text=isinstance(asked, str))
-        text = self._written([(role, self._without_start(content)) for role, content in turns], self._in_parts[roles])
+        text = self._written([(role, self._without_start(text)) for role, text in turns], self._in_parts[roles])
         token_ids = list(self._tokenizer.encode(text, add_special_tokens=False))
         return _one_start(token_ids, getattr(self._tokenizer, "bos_token_id", None))
 
@@ -177,7 +164,7 @@ class _Chat:
         return content
 
     def _written(self, turns: Sequence[Turn], in_parts: bool, asks: bool = True) -> str:
-        """Return a chat as the template writes it, up to where the model answers if it ``asks``."""
+        """The chat as the template writes it, up to where the model answers if it ``asks``."""
         chat = [
             {"role": role, "content": [{"type": "text", "text": content}] if in_parts else content}
             for role, content in turns
@@ -188,23 +175,13 @@ class _Chat:
         return text
 
     def _needs_parts(self, roles: tuple[str, ...], *, is_text: bool) -> bool:
-        """Tell whether the template wants contents in parts, for turns in these roles.
-
-        Raises:
-            UserError: it refuses such a chat, or drops a part of it.
-        """
+        """Whether the template wants contents in parts, for turns in these roles; it may refuse or drop them."""
         faults = [self._fault(roles, in_parts) for in_parts in (False, True)]
         if None in faults:
             return faults[0] is not None
-        if not is_text:
-            where, fix = (
-                "task.chat_template",
-                "write the turns of the rows in an order of roles that the template knows",
-            )
-        elif self._system_prompt is None:
-            where, fix = "task.chat_template", "leave task.chat_template out"
-        else:
-            where, fix = "task.system_prompt", "leave task.system_prompt out"
+        where = "task.system_prompt" if is_text and self._system_prompt is not None else "task.chat_template"
+        in_rows = "write the turns of the rows in an order of roles that the template knows"
+        fix = f"leave {where} out" if is_text else in_rows
         kind = f" of {', '.join(roles)}" if not is_text else " with a system turn" if len(roles) > 1 else ""
         raise UserError(
             f"the chat template of the model's tokenizer cannot write a chat{kind}: {faults[0]}", where, fix

@@ -105,14 +105,8 @@ def avoid_cudnn_attention() -> None:
 
 def attention_kernels() -> list[str]:
     """Return which kernels of attention torch may take on a GPU in this process, by torch's names."""
-    backends = torch.backends.cuda
-    allowed = {
-        "flash": backends.flash_sdp_enabled(),
-        "mem_efficient": backends.mem_efficient_sdp_enabled(),
-        "cudnn": backends.cudnn_sdp_enabled(),
-        "math": backends.math_sdp_enabled(),
-    }
-    return [name for name, is_allowed in allowed.items() if is_allowed]
+    names = ("flash", "mem_efficient", "cudnn", "math")
+    return [name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_scores: int = MAX_SCORES) -> Tensor:
@@ -133,11 +127,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_score
     Returns:
         (B, S, Hq, D) in the type of ``v``.
     """
+    if bias is None:
+        bias = torch.full((1, k.shape[1], k.shape[1]), float("-inf"), device=k.device).triu_(1)
     if _takes_plain(q, k.shape[1], max_scores):
-        return _plain_attention(q, k, v, causal_bias(k.shape[1], k.device) if bias is None else bias)
-    if bias is not None:
-        k, v = _repeat_heads(q, k), _repeat_heads(q, v)
-    return _fused_attention(q, k, v, bias)
+        return _plain_attention(q, k, v, bias)
+    return _fused_attention(q, _repeat_heads(q, k), _repeat_heads(q, v), bias)
 
 
 def attention_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryBlock]) -> list[Tensor]:
@@ -168,11 +162,6 @@ def _repeat_heads(q: Tensor, k: Tensor) -> Tensor:
     return k if times == 1 else k.repeat_interleave(times, dim=2)
 
 
-def causal_bias(length: int, device: torch.device) -> Tensor:
-    """(1, length, length): 0 on and below the diagonal, -inf above."""
-    return torch.full((1, length, length), float("-inf"), device=device).triu_(1)
-
-
 def bias_from(allowed: Tensor) -> Tensor:
     """0 where ``allowed`` is true and -inf where not."""
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, float("-inf"))
@@ -194,15 +183,12 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return out.reshape(q.shape).to(v.dtype)
 
 
-def _fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """torch's fused kernel; on a CPU in float32, since its backward pass in bfloat16 takes three times as long."""
     dtype = v.dtype
     if q.device.type == "cpu":
         q, k, v = widen(q), widen(k), widen(v)
     q, k, v = (part.to(v.dtype).transpose(1, 2) for part in (q, k, v))
-    mask = None if bias is None else bias[:, None].to(v.dtype)
     with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=bias is None, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, None].to(v.dtype))
     return out.transpose(1, 2).to(dtype)

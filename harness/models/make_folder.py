@@ -10,13 +10,11 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.core.errors import UserError
+from harness.models.config import ModelConfig
 from harness.models.published import PUBLIC_SHAPES
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _TEXTS = (
     "What is 12 + 34? Let us think step by step. 12 + 34 = 46, so the answer is 46.",
@@ -88,57 +86,27 @@ def make_folder(
     if not 0 <= seed <= _LARGEST_SEED:
         raise UserError(f"the seed is {seed}, must be from 0 to {_LARGEST_SEED}", "--seed", "leave --seed out for 0")
     target = Path(folder).expanduser()
-    _require_empty(target)
-    tokenizer = _tokenizer(config["vocab_size"])
-    if chat:
-        tokenizer.chat_template = CHAT_TEMPLATE
-    config |= {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")} | {"bos_token_id": None}
-    count = _count_weights(config)
-    require_space(target, count * (2 if dtype == "bfloat16" else 4))
-    from harness.models.storage import save_policy
-
-    save_policy(_random_model(config, dtype, seed), tokenizer, target)
-    return count
-
-
-def _tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
-    from harness.models.tokenizer import train_tokenizer
-
-    return train_tokenizer(_TEXTS, min(vocab_size, _LARGEST_TOKENIZER))
-
-
-def _count_weights(config: dict[str, Any]) -> int:
-    """The weights of this shape; nothing is allocated for them."""
-    import torch
-
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _build(config, "bfloat16").parameters())
-
-
-def _random_model(config: dict[str, Any], dtype: str, seed: int) -> Any:
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _build(config, dtype)
-
-
-def _build(config: dict[str, Any], dtype: str) -> Any:
+    if target.exists() and (target.is_file() or any(target.iterdir())):
+        what = f"{target} is a file" if target.is_file() else f"the folder {target} is not empty"
+        raise UserError(what, "-o", "name a new folder: nothing is ever overwritten")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = {name: value for name, value in config.items() if name != "model_type"}
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(config["model_type"], **values), dtype=getattr(torch, dtype), trust_remote_code=False
-    )
+    from harness.models.storage import save_policy
+    from harness.models.tokenizer import train_tokenizer
 
-
-def _require_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.exists():
-        what = f"{folder} is a file" if folder.is_file() else f"the folder {folder} is not empty"
-        raise UserError(what, "-o", "name a new folder: nothing is ever overwritten")
+    tokenizer = train_tokenizer(_TEXTS, min(config["vocab_size"], _LARGEST_TOKENIZER))
+    if chat:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    config |= {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")} | {"bos_token_id": None}
+    count = ModelConfig.from_hf(config).num_parameters
+    require_space(target, count * (2 if dtype == "bfloat16" else 4))
+    theirs = AutoConfig.for_model(**config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(theirs, dtype=getattr(torch, dtype), trust_remote_code=False)
+    save_policy(model, tokenizer, target)
+    return count
 
 
 def require_space(folder: Path, num_bytes: int) -> None:
@@ -154,7 +122,8 @@ def require_space(folder: Path, num_bytes: int) -> None:
         raise UserError(what, f"-o {folder}", "free space, name a folder on another disk, or ask for fewer --layers")
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command line and return its exit code: 0, or 2 for what cannot be done."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.models.make_folder",
         description="Make a Hugging Face folder of a public model's shape, with random weights and a small tokenizer.",
@@ -164,31 +133,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shape", required=True, metavar="NAME", help=", ".join(sorted(PUBLIC_SHAPES)))
     parser.add_argument("--layers", type=int, metavar="N", help="fewer layers than the model has")
-    parser.add_argument("--vocab", type=int, metavar="N", help="a smaller vocabulary than the model has, from 258")
+    parser.add_argument(
+        "--vocab", type=int, metavar="N", dest="vocab_size", help="a smaller vocabulary than the model has, from 258"
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the stored weights")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
     parser.add_argument("--chat", action="store_true", help="with a chat template (default: without)")
-    parser.add_argument("-o", "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command line and return its exit code: 0, or 2 for what cannot be done."""
-    options = _parser().parse_args(argv)
+    parser.add_argument(
+        "-o", "--out", required=True, type=Path, metavar="DIR", dest="folder", help="a new or empty folder"
+    )
+    options = parser.parse_args(argv)
     try:
-        count = make_folder(
-            options.shape,
-            options.out,
-            layers=options.layers,
-            vocab_size=options.vocab,
-            dtype=options.dtype,
-            seed=options.seed,
-            chat=options.chat,
-        )
+        count = make_folder(**vars(options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{options.out}: {options.shape} with {count:,} random weights; use it as model: {{type: folder, path: ...}}")
+    print(
+        f"{options.folder}: {options.shape} with {count:,} random weights; use it as model: {{type: folder, path: ...}}"
+    )
     return 0
 
 

@@ -15,7 +15,6 @@ from harness.core.errors import UserError
 PAD_TOKEN = "<|pad|>"
 EOS_TOKEN = "<|eos|>"
 SMALLEST_VOCABULARY = 258
-"""The 256 bytes and the two special tokens."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, split_digits: bool = False) -> PreTrainedTokenizerFast:
@@ -31,7 +30,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, split_digits: bool
             (arXiv 2302.13971, section 2.1): numbers are then read and written by place.
 
     Raises:
-        UserError: ``vocab_size`` is below 258, the bytes and the special tokens.
+        UserError: ``vocab_size`` is below 258.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(

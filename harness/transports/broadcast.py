@@ -32,7 +32,7 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped
 from harness.core.types import WeightHandle
-from harness.models.bucket import BucketLayout
+from harness.models.flat_layout import BucketLayout
 from harness.transports.buffers import BufferSender, CopiedWeights
 from harness.transports.protocol import TransportOptions
 from harness.transports.rendezvous import Place, listen, reachable_at

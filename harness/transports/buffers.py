@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.models.bucket import BucketLayout, copy_weights
+from harness.models.flat_layout import BucketLayout, copy_weights
 
 
 def from_read_only(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Tensor]:

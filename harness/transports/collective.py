@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.models.bucket import BucketLayout
+from harness.models.flat_layout import BucketLayout
 from harness.transports.buffers import BufferSender, CopiedWeights, view_tensors
 from harness.transports.protocol import TransportOptions
 

@@ -24,7 +24,7 @@ from ray.experimental.rdt.util import get_tensor_transport_manager
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.models.bucket import BucketLayout
+from harness.models.flat_layout import BucketLayout
 from harness.transports.buffers import BufferSender, CopiedWeights, StoredTensors, empty_tensors, view_tensors
 from harness.transports.protocol import TransportOptions
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.models.bucket import BucketLayout
+from harness.models.flat_layout import BucketLayout
 from harness.transports.buffers import from_read_only
 from harness.transports.protocol import TransportOptions
 

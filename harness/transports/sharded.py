@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.models.bucket import BucketLayout
+from harness.models.flat_layout import BucketLayout
 from harness.transports.catalogue import TransportKind, transport_kind
 from harness.transports.protocol import TransportOptions, WeightReceiver
 from harness.transports.shards import Draft, Part, Shard, TensorSlice, weight_handle_of

@@ -22,7 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from harness.core.errors import RunStopped
 from harness.core.types import PartChecksum, WeightHandle
-from harness.models.bucket import BucketLayout
+from harness.models.flat_layout import BucketLayout
 from harness.transports.checksum import checksum
 
 

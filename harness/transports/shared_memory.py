@@ -22,7 +22,7 @@ from torch import Tensor
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.models.bucket import BucketLayout, copy_weights
+from harness.models.flat_layout import BucketLayout, copy_weights
 from harness.transports.buffers import BufferPool, BufferSender, from_read_only
 from harness.transports.protocol import TransportOptions
 from harness.transports.shards import Draft, Part, Shard, weight_handle_of

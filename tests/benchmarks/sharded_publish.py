@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 from harness.core.types import WeightHandle
-from harness.models.bucket import copy_weights
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.models.flat_layout import copy_weights
 from harness.transports.catalogue import transport_kind
 from harness.transports.checksum import checksum, verify
 from harness.transports.gather import gather_per_tensor, gather_whole

@@ -16,9 +16,9 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.core.types import WeightHandle
-from harness.models.bucket import copy_weights
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
+from harness.models.flat_layout import copy_weights
 from harness.transports.catalogue import TRANSPORTS
 from harness.transports.checksum import checksum
 from harness.transports.protocol import TransportOptions

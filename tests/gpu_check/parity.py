@@ -22,9 +22,9 @@ from harness.engines.native import Precision, native_engine
 from harness.engines.sampling import draw
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.models.bucket import BucketLayout
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
+from harness.models.flat_layout import BucketLayout
 from harness.models.head import score_hidden
 from harness.models.layers import attention, avoid_cudnn_attention, bias_from, rms_norm
 from harness.models.published import TINY_QWEN2

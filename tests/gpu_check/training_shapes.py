@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.weights import build_weights
-from harness.models.bucket import BucketLayout
 from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.models.flat_layout import BucketLayout
 from harness.models.layers import attention_kernels, avoid_cudnn_attention
 from harness.models.published import QWEN2_5_MATH_1_5B
 from harness.models.shared_prompt import response_log_probs

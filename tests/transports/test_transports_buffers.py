@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from harness.models.bucket import BucketLayout, Entry, copy_weights
+from harness.models.flat_layout import BucketLayout, Entry, copy_weights
 from harness.transports.buffers import BufferPool, CopiedWeights
 
 WEIGHTS = {

@@ -179,9 +179,9 @@ def measured_collectives(results: Path, ranks: int = 2) -> Path:
 
     Ranks are on GPUs where there are as many, else on cores.
     """
-    from harness.learner.collective_times import measure_collectives
     from harness.probes.provenance import machine_facts, package_versions
     from harness.results.writer import utc_now
+    from harness.simulate.calibrate.collective_times import measure_collectives
     from harness.simulate.calibrate.exchange import CollectiveTimes, save_collectives
 
     facts = machine_facts()

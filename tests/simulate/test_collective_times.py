@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.learner.collective_times import time_collectives
+from harness.simulate.calibrate.collective_times import time_collectives
 from harness.simulate.calibrate.exchange import CollectiveTimes, find_collectives, fit_collectives, save_collectives
 from tests.rank_pool import RankPool
 
