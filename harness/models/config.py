@@ -398,48 +398,11 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
         raise UnsupportedModel(what, where, _OTHER_FOLDER)
 
 
-PRESETS: dict[str, ModelConfig] = {
-    "tiny": ModelConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-    ),
-    "small": ModelConfig(
-        vocab_size=1024,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=256,
-    ),
-    "course": ModelConfig(
-        vocab_size=1024,
-        hidden_size=512,
-        intermediate_size=1344,
-        num_hidden_layers=4,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-    ),
-    "maths": ModelConfig(
-        vocab_size=1024,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=2048,
-    ),
+PRESETS: dict[str, ModelConfig] = {  # vocabulary, width, MLP, layers, heads, key/value heads, head, context
+    "tiny": ModelConfig(512, 128, 384, 2, 4, 2, 32, 256),
+    "small": ModelConfig(1024, 256, 768, 4, 8, 4, 32, 256),
+    "course": ModelConfig(1024, 512, 1344, 4, 16, 16, 32, 256, tie_word_embeddings=False),
+    "maths": ModelConfig(1024, 128, 512, 3, 4, 4, 32, 2048),
 }
 """The shipped shapes; ``preset_shape`` gives one the vocabulary of its tokenizer."""
 VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}

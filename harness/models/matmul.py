@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,8 @@ Choice = dict[Kind, list[Library]]
 """For each kind of product, what makes those of fewer than ``MANY_ROWS`` rows, and the others."""
 MANY_ROWS = 64
 VARIABLE = "GRPO_HARNESS_MATMUL"
-_KINDS: tuple[Kind, ...] = ("forward", "input_gradient", "weight_gradient")
-_LIBRARIES: tuple[Library, ...] = ("onednn", "mkl")
+_PAIRS = [[few, many] for few in get_args(Library) for many in get_args(Library)]
+ALL_ONEDNN, ALL_MKL = (Choice((kind, [library, library]) for kind in get_args(Kind)) for library in get_args(Library))
 _SPEEDS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 """Variables with which the same processor computes at another speed."""
 _PROCESSOR = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU part", "Features")
@@ -55,7 +55,7 @@ _MOST_BESIDE = 2**22
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b for x (..., in) and W (out, in), with gradients; as ``torch.nn.functional.linear``."""
-    if not _has_choice(x, weight) or _is_all_mkl():
+    if not _has_choice(x, weight) or choice() == ALL_MKL:
         return F.linear(x, weight, bias)
     out: Tensor = _Linear.apply(x, weight, bias)
     return out
@@ -129,13 +129,13 @@ def known_choice() -> Choice | None:
         UserError: the variable names no library.
     """
     forced = os.environ.get(VARIABLE)
-    if forced is not None and forced not in _LIBRARIES:
+    if forced not in (None, "onednn", "mkl"):
         raise UserError(
             f"{VARIABLE} is {forced!r}, must be onednn or mkl", VARIABLE, "set it to one of them, or unset it"
         )
-    if not onednn_works():
-        return _all("mkl")
-    return _read(_place()) if forced is None else _all("onednn" if forced == "onednn" else "mkl")
+    if forced == "mkl" or not onednn_works():
+        return ALL_MKL
+    return ALL_ONEDNN if forced else _read(_place())
 
 
 def measured(seconds_of: Callable[[Callable[[], object]], float] | None = None) -> Choice:
@@ -144,23 +144,25 @@ def measured(seconds_of: Callable[[Callable[[], object]], float] | None = None) 
     Args:
         seconds_of: returns how long a call takes; None times it.
     """
-    seconds_of, threads = seconds_of or _seconds_of, torch.get_num_threads()
+    seconds_of, threads, choice = seconds_of or _seconds_of, torch.get_num_threads(), Choice()
     torch.set_num_threads(1)
     try:
-        with torch.no_grad():
-            return {kind: [_faster(kind, rows, seconds_of) for rows in _MEASURED_ROWS] for kind in _KINDS}
+        for rows in _MEASURED_ROWS:
+            x, weight, grad = (
+                torch.ones(shape, dtype=torch.float32, device="cpu")
+                for shape in ((rows, _MEASURED_IN), (_MEASURED_OUT, _MEASURED_IN), (rows, _MEASURED_OUT))
+            )
+            operands: dict[Kind, tuple[Tensor, Tensor]] = {
+                "forward": (x, weight),
+                "input_gradient": (grad, weight.t()),
+                "weight_gradient": (grad.t(), x.t()),
+            }
+            for kind, (a, b) in operands.items():
+                mkl, onednn = (seconds_of(partial(call, a, b, None)) for call in (F.linear, _onednn))
+                choice.setdefault(kind, []).append("onednn" if onednn * _LEAST_GAIN < mkl else "mkl")
     finally:
         torch.set_num_threads(threads)
-
-
-def _faster(kind: Kind, rows: int, seconds_of: Callable[[Callable[[], object]], float]) -> Library:
-    x, weight, grad = (
-        torch.ones(shape, dtype=torch.float32, device="cpu")
-        for shape in ((rows, _MEASURED_IN), (_MEASURED_OUT, _MEASURED_IN), (rows, _MEASURED_OUT))
-    )
-    operands = {"forward": (x, weight), "input_gradient": (grad, weight.t()), "weight_gradient": (grad.t(), x.t())}
-    mkl, onednn = (seconds_of(partial(call, *operands[kind], None)) for call in (F.linear, _onednn))
-    return "onednn" if onednn * _LEAST_GAIN < mkl else "mkl"
+    return choice
 
 
 def _seconds_of(call: Callable[[], object]) -> float:
@@ -197,7 +199,7 @@ def _kept(measure: Callable[[], Choice], place: Path) -> Choice:
             os.link(draft.name, place)
     except OSError:  # another process was first, or the folder takes no file
         pass
-    return _read(place) or _all("onednn")
+    return _read(place) or ALL_ONEDNN
 
 
 def _read(place: Path) -> Choice | None:
@@ -205,20 +207,8 @@ def _read(place: Path) -> Choice | None:
         found = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    values = [found.get(kind) for kind in _KINDS] if isinstance(found, dict) else []
-    is_whole = values and all(
-        isinstance(value, list) and len(value) == 2 and {*value} <= {*_LIBRARIES} for value in values
-    )
-    return found if is_whole else None
-
-
-def _all(library: Library) -> Choice:
-    return {kind: [library, library] for kind in _KINDS}
-
-
-@cache
-def _is_all_mkl() -> bool:
-    return choice() == _all("mkl")
+    values = [found.get(kind) for kind in get_args(Kind)] if isinstance(found, dict) else [None]
+    return found if all(value in _PAIRS for value in values) else None
 
 
 def _library(kind: Kind, rows: int) -> Library:
