@@ -64,6 +64,21 @@ def test_norms_of_heads_and_a_head_width_of_its_own() -> None:
     assert shape.num_parameters == 28 * shape.layer_parameters + 2 * 151936 * 1536 + 1536
 
 
+def test_what_transformers_alone_runs_is_known_by_its_sizes() -> None:
+    llama = {**QWEN, "model_type": "llama"}
+    plain, biased = sizes_from_hf(llama), sizes_from_hf({**llama, "attention_bias": True})
+    stretched = sizes_from_hf({**QWEN, "rope_scaling": {"type": "yarn", "factor": 2.0}})
+    assert plain is not None
+    assert biased is not None
+    assert stretched is not None
+    assert (plain.runs_on, biased.runs_on, stretched.runs_on) == ("own", "transformers", "transformers")
+    assert biased.layer_parameters - plain.layer_parameters == 12 * 128 + 2 * 2 * 128
+    assert stretched.num_parameters == 1_543_714_304
+    qwen3 = sizes_from_hf({**QWEN, "model_type": "qwen3", "hidden_size": 1200, "use_sliding_window": True})
+    assert qwen3 is not None
+    assert qwen3.head_dim == 128  # not 1200 / 12: the family's own
+
+
 @pytest.mark.parametrize(
     "config", [{}, {"model_type": "gpt2"}, {"model_type": "mixtral"}, {**QWEN, "hidden_size": "wide"}]
 )
