@@ -127,11 +127,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, max_score
     Returns:
         (B, S, Hq, D) in the type of ``v``.
     """
-    if bias is None:
-        bias = torch.full((1, k.shape[1], k.shape[1]), float("-inf"), device=k.device).triu_(1)
     if _takes_plain(q, k.shape[1], max_scores):
-        return _plain_attention(q, k, v, bias)
-    return _fused_attention(q, _repeat_heads(q, k), _repeat_heads(q, v), bias)
+        causal = torch.full((1, k.shape[1], k.shape[1]), float("-inf"), device=k.device).triu_(1)
+        return _plain_attention(q, k, v, causal if bias is None else bias)
+    if bias is not None:
+        k, v = _repeat_heads(q, k), _repeat_heads(q, v)
+    return _fused_attention(q, k, v, bias)
 
 
 def attention_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryBlock]) -> list[Tensor]:
@@ -183,12 +184,15 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return out.reshape(q.shape).to(v.dtype)
 
 
-def _fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """torch's fused kernel; on a CPU in float32, since its backward pass in bfloat16 takes three times as long."""
     dtype = v.dtype
     if q.device.type == "cpu":
         q, k, v = widen(q), widen(k), widen(v)
     q, k, v = (part.to(v.dtype).transpose(1, 2) for part in (q, k, v))
+    mask = None if bias is None else bias[:, None].to(v.dtype)
     with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, None].to(v.dtype))
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=bias is None, enable_gqa=q.shape[1] != k.shape[1]
+        )
     return out.transpose(1, 2).to(dtype)
