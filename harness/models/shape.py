@@ -21,7 +21,7 @@ _HEAD_NORMS = ("qwen3",)
 MOST_CONFIG_BYTES = 2**24
 """Of a ``config.json`` or an index of weights."""
 VOCABULARY = {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
-"""Tokens of a preset's tokenizer, as ``harness.learner.warm_start.presets`` has them; importing that needs torch."""
+"""Tokens of a preset's tokenizer, as ``harness.learner.warm_start.lessons`` trains it; importing that needs torch."""
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 

@@ -121,13 +121,12 @@ def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
     elif settings.warm_start:
         model, tokenizer, _ = warm_start_policy(
             settings.preset,
-            settings.warm_start_seed,
             threads=settings.threads,
             keywords_per_prompt=getattr(scenario.task, "keywords_per_prompt", 2),
             should_stop=should_stop,
         )
     else:
-        model, tokenizer = initial_policy(settings.preset, settings.warm_start_seed)
+        model, tokenizer = initial_policy(settings.preset)
     return Policy(model.to(device), tokenizer, model.config.max_position_embeddings)
 
 
