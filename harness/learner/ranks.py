@@ -66,7 +66,7 @@ class Ranks(Protocol):
         """Return all of a parameter, detached: a collective of all ranks where it is cut."""
 
 
-class OneProcess:
+class SingleProcess:
     """No other ranks, and no process group."""
 
     data_ranks, data_rank = 1, 0
@@ -104,7 +104,7 @@ class OneProcess:
         return parameter.detach()
 
 
-class TorchRanks:
+class FsdpRanks:
     """Ranks of DDP (Li et al. 2020), FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding), or
     tensor parallelism (Shoeybi et al. 2019) alone or within either.
 
@@ -114,7 +114,6 @@ class TorchRanks:
     Args:
         sharding: ``ddp`` or ``fsdp2``.
         shape: of the mesh; the default process group has as many ranks.
-        reduce_dtype: in which FSDP2 exchanges gradients; None: their own.
         device: where the model goes.
         keeps_buckets: whether ``gradient_buffers`` is asked for DDP's buckets.
     """
@@ -124,12 +123,11 @@ class TorchRanks:
         sharding: Sharding,
         shape: MeshShape,
         *,
-        reduce_dtype: torch.dtype | None = None,
         device: str = "cpu",
         keeps_buckets: bool = False,
     ) -> None:
         self._keeps_buckets, self._buckets = keeps_buckets, list[Tensor]()
-        self._sharding, self._reduce_dtype, self._device = sharding, reduce_dtype, device
+        self._sharding, self._device = sharding, device
         sizes = (shape.replicate, shape.shard, shape.tensor)
         self._mesh: DeviceMesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
         self._shape = shape
@@ -178,7 +176,7 @@ class TorchRanks:
             return
         # copies of a model that is cut over tensor ranks are hybrid shards of one piece each
         names = ("replicate", "shard") if self._shape.replicate > 1 else ("shard",)
-        policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for layer in layers_of(scoring):
             fully_shard(layer, mesh=self._mesh[names], mp_policy=policy)
         # the root would keep what is outside of the layers whole after a forward pass, for a backward pass to come

@@ -55,7 +55,7 @@ def check_usable(*, cuda: bool) -> None:
         )
 
 
-class ZeroRanks:
+class DeepSpeedRanks:
     """Ranks that share what training keeps: stage 1 the optimizer, 2 also gradients, 3 also weights.
 
     The default process group is theirs; each one has a device of its own, the first that it sees. Like DDP the engine
