@@ -57,7 +57,6 @@ class FlightTracer:
         self._tracer, self._calls = tracer, calls
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
         return _FlightSpan(self._tracer.span(lane, stage, step, version), self._calls, f"{stage.value} of step {step}")
 
 

@@ -72,35 +72,27 @@ class SingleProcess:
     data_ranks, data_rank = 1, 0
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """See ``Ranks``."""
         return scoring, make_optimizer()
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """See ``Ranks``."""
         return scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """See ``Ranks``."""
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return value
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """See ``Ranks``."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def gradient_buffers(self) -> list[Tensor]:
-        """See ``Ranks``."""
         return []
 
     def held(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return parameter
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return parameter.detach()
 
 
@@ -135,7 +127,7 @@ class FsdpRanks:
         self._data_group = self._mesh["replicate", "shard"]._flatten("data").get_group()
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """See ``Ranks``. Checkpointed layers must be so before."""
+        """Checkpointed layers must be so before."""
         self._hand_out(scoring)
         if self._is_copied:
             scoring = DistributedDataParallel(scoring, process_group=self._data_group, gradient_as_bucket_view=True)
@@ -144,7 +136,6 @@ class FsdpRanks:
         return scoring, make_optimizer()
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """See ``Ranks``."""
         self._hand_out(scoring)
         return scoring
 
@@ -183,7 +174,6 @@ class FsdpRanks:
         fully_shard(scoring, mesh=self._mesh[names], mp_policy=policy, reshard_after_forward=True)
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """See ``Ranks``."""
         if isinstance(scoring, FSDPModule):
             scoring.set_requires_gradient_sync(last)
         elif isinstance(scoring, DistributedDataParallel) and not last:
@@ -191,17 +181,15 @@ class FsdpRanks:
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
-        """See ``Ranks``."""
         summed = value.clone()
         dist.all_reduce(summed, group=self._data_group)
         return summed
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """See ``Ranks``."""
         return float(clip_gradients(list(parameters), max_norm))
 
     def gradient_buffers(self) -> list[Tensor]:
-        """See ``Ranks``: DDP's buckets."""
+        """DDP's buckets."""
         buckets, self._buckets = self._buckets, []
         return buckets
 
@@ -215,9 +203,7 @@ class FsdpRanks:
         return done
 
     def held(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
