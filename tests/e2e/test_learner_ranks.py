@@ -219,7 +219,7 @@ def test_a_stopped_rank_ends_the_run_with_all_stacks_and_what_each_rank_did_last
     text = f"""{TINY}
 placement: {{learner: {{ranks: 2}}}}
 learner: {{sharding: ddp}}
-faults: {{stall_after_s: 15}}
+faults: {{stall_after_s: 40}}
 """.replace("steps: 3", "steps: 100000")
     with pytest.raises(RunStopped, match="stall_after_s"):
         run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=build, show=unseen)
