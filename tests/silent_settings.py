@@ -106,7 +106,6 @@ NUMBERS: dict[str, Sequence[Any]] = {
     "loss.kl.coefficient": (0.0, 0.2),
     "loss.kl.reclone_every": (1,),
     "loss.kl.alpha": (0.5,),
-    "loss.kl.polyak_every": (2,),
     "loss.importance.cap": (1.05,),
     "loss.importance.floor": (0.99,),
     "advantage.eps": (0.1,),
@@ -217,7 +216,6 @@ KNOWN: tuple[Known, ...] = (
     Known(("advantage.normalize_by_std",), ("no_baseline", "centered_rewards"), "two words for one advantage"),
     Known(("optimizer.max_grad_norm",), ("",), "with None: norms that are below 1 anyway"),
     Known(("replay.max_uses",), ("group_size",), "no group of the buffer is drawn so often"),
-    Known(("loss.kl.alpha",), ("polyak_every",), "the reference moves behind the two steps that are looked at"),
     Known(("max_lag",), ("in_flight", "count': "), "the Learner of the trial never falls so far behind"),
     Known(("learner.mesh.replicate",), ("'ddp'",), "copies are what DDP has, by definition"),
 )
@@ -356,7 +354,7 @@ def _made(scenario: Scenario) -> object:
         made += [[environment_of(scenario, lane, 1, "cpu") for lane in lanes], in_shards(scenario)]
     if placement.learner.ranks > 1:
         made += [mesh_shape(scenario), learner.sharding, learner.publish, learner.balance]
-        made += [zero_stage(scenario)] if learner.sharding == "deepspeed" else [learner.reduce_dtype]
+        made += [zero_stage(scenario)] if learner.sharding == "deepspeed" else []
     return str([*made, offloaded(scenario)])
 
 

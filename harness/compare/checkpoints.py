@@ -1,8 +1,7 @@
-"""What checkpoints cost a run, and how far apart they lose least time."""
+"""What checkpoints cost a run."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,22 +17,6 @@ from harness.results.occupancy import Occupancy
 
 FEWEST_BESIDE = 3
 """Updates with writing beside them, and without, from which on their lengths are compared."""
-
-
-def best_interval_s(cost_s: float, between_failures_s: float) -> float:
-    """Return the seconds of training between two checkpoints that lose least where failures come at random.
-
-    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, and M where C >= 2 M: Daly, Future Generation Computer
-    Systems 22 (2006), equation 37. Neither restarts nor what an asynchronous checkpoint takes until it counts move it.
-
-    Args:
-        cost_s: C, by which one makes training longer, above 0.
-        between_failures_s: M, on average.
-    """
-    if cost_s >= 2 * between_failures_s:
-        return between_failures_s
-    share = cost_s / (2 * between_failures_s)
-    return math.sqrt(2 * cost_s * between_failures_s) * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +43,6 @@ class CheckpointCost:
     def cost_s(self) -> float:
         """By which one makes training longer."""
         return self.exposed_s + self.slowed_s
-
-    def best_every(self, between_failures_s: float) -> int:
-        """Return after how many training steps a checkpoint loses least, of those that are written before the next."""
-        steps = best_interval_s(self.cost_s, between_failures_s) / self.step_s
-        return max(1, math.ceil(self.pending_s / self.step_s), round(steps))
 
 
 def has_kept_steps(run: Run) -> bool:
@@ -139,8 +117,8 @@ def _by_version(spans: Iterable[Span]) -> dict[int, list[Interval]]:
     return intervals
 
 
-def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures: float | None) -> str:
-    """Say what checkpoints cost, and which interval would lose least."""
+def checkpoint_sentence(name: str, cost: CheckpointCost) -> str:
+    """Say what checkpoints cost."""
     share = cost.cost_s / (cost.every * cost.step_s + cost.cost_s)
     text = f"{name}: a checkpoint stalls the Learner for {number(cost.blocked_s)} s"
     if cost.exposed_s < cost.blocked_s:
@@ -150,16 +128,4 @@ def checkpoint_sentence(name: str, cost: CheckpointCost, hours_between_failures:
     if cost.slowed_s:
         text += f", makes training beside it {number(cost.slowed_s)} s longer"
     every = "training step" if cost.every == 1 else f"{cost.every} training steps"
-    text += f": {number(100 * share)}% of the time with one every {every}. "
-    if hours_between_failures is None:
-        return f"{text}Set checkpoint.hours_between_failures to see which interval loses least."
-    return text + interval_advice(cost, hours_between_failures)
-
-
-def interval_advice(cost: CheckpointCost, hours_between_failures: float) -> str:
-    """Say which interval loses least of all time, to checkpoints and to work that failures undo."""
-    best = cost.best_every(3600 * hours_between_failures)
-    return (
-        f"With a failure every {hours_between_failures:g} h, checkpoint.every={best} ({number(best * cost.step_s)} s) "
-        "loses least."
-    )
+    return f"{text}: {number(100 * share)}% of the time with one every {every}."

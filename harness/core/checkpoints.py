@@ -124,6 +124,13 @@ def write_file(folder: Path, name: str, chunks: Iterable[Bytes]) -> WrittenFile:
     return WrittenFile(name, num_bytes, f"xxh3_128:{hashed.hexdigest()}")
 
 
+def written_file(path: Path) -> WrittenFile:
+    """Return what is to be listed of a file that something else wrote, when it is on the disk."""
+    sync(path)
+    hashed, num_bytes = _hashed(path)
+    return WrittenFile(path.name, num_bytes, hashed)
+
+
 def commit(draft: Path, files: Sequence[WrittenFile], keep: int) -> Checkpoint:
     """Let a written checkpoint count, and remove all but the newest few.
 
@@ -229,21 +236,26 @@ def differing(checkpoint: Checkpoint) -> Iterator[Refused]:
 
 
 def _what_differs(path: Path, file: WrittenFile) -> str:
-    hashed, num_bytes = xxhash.xxh3_128(), 0
     try:
-        with open_regular(path) as stream:
-            buffer = memoryview(bytearray(_CHUNK))
-            while count := stream.readinto(buffer):
-                hashed.update(buffer[:count])
-                num_bytes += count
+        found, num_bytes = _hashed(path)
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
         return str(error)
     if num_bytes != file.num_bytes:
         return f"it has {num_bytes} bytes, {file.num_bytes} were written"
-    found = f"xxh3_128:{hashed.hexdigest()}"
     return "" if found == file.checksum else f"its checksum is {found}, that of what was written {file.checksum}"
+
+
+def _hashed(path: Path) -> tuple[str, int]:
+    """Return the checksum and the size of a file."""
+    hashed, num_bytes = xxhash.xxh3_128(), 0
+    with open_regular(path) as stream:
+        buffer = memoryview(bytearray(_CHUNK))
+        while count := stream.readinto(buffer):
+            hashed.update(buffer[:count])
+            num_bytes += count
+    return f"xxh3_128:{hashed.hexdigest()}", num_bytes
 
 
 def steps_in(checkpoints: Path) -> list[int]:

@@ -31,8 +31,9 @@ where each lies in the whole tensor. What several ranks hold is divided between 
 from all files what this rank holds, whoever wrote it: other numbers of ranks, and other ways to cut a model, are the
 same to it. DeepSpeed's optimizer keeps flat pieces without the parameters' names, and is refused.
 
-torch.distributed.checkpoint cuts and joins too. It was left out because it has no checksums, raises BaseExceptions, and
-makes collectives in the thread of an asynchronous save; here the thread makes none.
+torch.distributed.checkpoint cuts and joins too. It was left out because it has no checksums, raises BaseExceptions,
+makes collectives in the thread of an asynchronous save, where there are none here, and took 3 to 4 times as long to
+save safetensors (docs/measured/checkpoints.md).
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ NUMBERS = "learner.json"
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
 Held = dict[str, tuple[TensorSlice, Tensor]]
 """By the name in the files: which block of a tensor this rank holds, and the block."""
+Pieces = dict[str, list[tuple[TensorSlice, Any]]]
+"""By the name in the files: which block of a tensor is in which open file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +89,6 @@ class SavedState:
     end_ns: int
 
 
-class KeptMemory:
-    """Memory of this host for a copy of all pieces, one behind the other as in their file.
-
-    Args:
-        pieces: in an order in which each is aligned: those of the longest elements first.
-        pinned: whether a GPU copies into it.
-    """
-
-    def __init__(self, pieces: Sequence[TensorSlice], pinned: bool) -> None:
-        self.pieces, self._pinned = pieces, pinned
-        sizes = [piece.numel * piece.dtype.itemsize for piece in pieces]
-        self._whole = pinned_memory(sum(sizes)) if pinned else torch.empty(sum(sizes), dtype=torch.uint8)
-        self._blocks = [
-            part.view(piece.dtype).view(piece.sizes)
-            for piece, part in zip(pieces, self._whole.split(sizes), strict=True)
-        ]
-
-    def copy(self, tensors: Sequence[Tensor]) -> memoryview:
-        """Copy the pieces' tensors and return the bytes."""
-        torch._foreach_copy_(self._blocks, list(tensors), non_blocking=self._pinned)
-        if self._pinned:
-            torch.cuda.current_stream().synchronize()  # a Generator beside it goes on
-        return self._whole.numpy().data
-
-
 class LearnerState:
     """Saves and loads what one rank holds of a Learner's state; all ranks call it together.
 
@@ -125,8 +103,7 @@ class LearnerState:
     ) -> None:
         self._trainer, self._rank, self._ranks, self._group = trainer, rank, ranks, group
         self._plan: WritePlan | None = None
-        self._kept: KeptMemory | None = None
-        self._header: tuple[list[TensorSlice], bytes] | None = None
+        self._kept: tuple[list[TensorSlice], Tensor, list[Tensor]] | None = None
         self._frozen: dict[str, dict[str, Any]] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[SavedState] | None = None
@@ -170,7 +147,7 @@ class LearnerState:
         frozen = self._checksums_of_frozen(state)
         kept = self._shards(_held_frozen(state)) if with_reference else []
         body = [self._copied(shards)] if asynchronous else (bytes_of(shard.tensor) for shard in shards)
-        header = self._header_of([shard.slice for shard in shards], frozen)
+        header = _header([shard.slice for shard in shards], {"frozen": json.dumps(frozen)})
         said = {**numbers, "ranks": self._ranks, "last_good": state.last_good}
         if state.loss_scale.is_enabled():
             said["loss_scale"] = state.loss_scale.state_dict()
@@ -197,13 +174,10 @@ class LearnerState:
 
             self._saving = self._thread.submit(write_beside)
             return (time.perf_counter_ns() - begin) / 1e9
+        written = write()
         self._saving = Future()
-        try:
-            self._saving.set_result(write())
-        except BaseException:
-            self._saving = None
-            raise
-        return self._saving.result().blocked_s
+        self._saving.set_result(written)
+        return written.blocked_s
 
     def finish(self, *, wait: bool = True) -> SavedState | None:
         """Return what was written; None where no save was begun, or it is not done and is not waited for.
@@ -231,18 +205,14 @@ class LearnerState:
         state = self._trainer.state
         numbers: dict[str, Any] = json.loads((folder / NUMBERS).read_bytes())
         with ExitStack() as opened:
-            pieces: dict[str, list[tuple[TensorSlice, Any]]] = {}
-            frozen: list[tuple[TensorSlice, str]] = []
-            for rank in range(numbers["ranks"]):
-                file = opened.enter_context(safe_open(folder / _file_of(rank), "pt"))
-                for piece in _pieces_in(file):
-                    pieces.setdefault(piece.name, []).append((piece, file))
-                frozen += _frozen_in(file)
-            saved_frozen = _pieces_of_frozen(folder, opened)
-            if saved_frozen:
+            files = [opened.enter_context(safe_open(folder / _file_of(rank), "pt")) for rank in range(numbers["ranks"])]
+            pieces = _pieces_by_name(files)
+            frozen = [opened.enter_context(safe_open(path, "pt")) for path in sorted(folder.glob(reference_file("*")))]
+            if frozen:
+                saved_frozen = _pieces_by_name(frozen)
                 for block, tensor in _held_frozen(state).values():
                     _fill(block, tensor, saved_frozen.get(block.name, ()))
-            _check_frozen(state, frozen, folder)
+            _check_frozen(state, chain.from_iterable(map(_frozen_in, files)), folder)
             made = _made_optimizer_state(state, pieces)
             held = _held(state, made)
             _check_fits(held, pieces, numbers["ranks"], self._ranks, folder)
@@ -254,7 +224,10 @@ class LearnerState:
         for parameter, values in made.items():
             state.optimizer.state[parameter].update(values)
         if state.reference is not None:
-            _round_averages(state)
+            named = dict(state.reference.model.named_parameters())
+            with torch.no_grad():
+                for name, average in state.reference.averages.items():
+                    state.held(named[name]).copy_(average)
         if "loss_scale" in numbers:
             state.loss_scale.load_state_dict(numbers["loss_scale"])
         self._trainer.keep_last_good(numbers["last_good"])
@@ -275,19 +248,20 @@ class LearnerState:
             self._plan = write_plans(by_rank)[self._rank]
         return shards_of({name: tensor for name, (_, tensor) in held.items()}, self._plan)
 
-    def _header_of(self, pieces: list[TensorSlice], frozen: Mapping[str, Any]) -> bytes:
-        """Return the head of this rank's file, which is nearly always that of the save before."""
-        if self._header is None or self._header[0] != pieces:
-            self._header = pieces, _header(pieces, {"frozen": json.dumps(frozen)})
-        return self._header[1]
-
     def _copied(self, shards: Sequence[Shard]) -> memoryview:
         """Copy the pieces to this host's memory, which is kept: fresh memory costs several times the copy."""
-        pieces = [shard.slice for shard in shards]
-        if self._kept is None or self._kept.pieces != pieces:
+        pieces, on_gpu = [shard.slice for shard in shards], any(shard.tensor.is_cuda for shard in shards)
+        if self._kept is None or self._kept[0] != pieces:
             self._kept = None  # before there is another one
-            self._kept = KeptMemory(pieces, pinned=any(shard.tensor.is_cuda for shard in shards))
-        return self._kept.copy([shard.tensor for shard in shards])
+            sizes = [piece.numel * piece.dtype.itemsize for piece in pieces]
+            whole = pinned_memory(sum(sizes)) if on_gpu else torch.empty(sum(sizes), dtype=torch.uint8)
+            parts = zip(pieces, whole.split(sizes), strict=True)
+            self._kept = pieces, whole, [part.view(piece.dtype).view(piece.sizes) for piece, part in parts]
+        _, whole, blocks = self._kept
+        torch._foreach_copy_(blocks, [shard.tensor for shard in shards], non_blocking=on_gpu)
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()  # a Generator beside it goes on
+        return whole.numpy().data
 
     def _checksums_of_frozen(self, state: TrainingState) -> dict[str, dict[str, Any]]:
         """Return the checksums of what this rank holds of a reference policy that stays; taken once."""
@@ -297,8 +271,8 @@ class LearnerState:
                 for name, parameter in state.reference.model.named_parameters():
                     (block,) = held_slices({name: parameter})
                     if block.numel:
-                        said = {"offsets": block.offsets, "sizes": block.sizes}
-                        self._frozen[name] = said | {"checksum": _checksum(state.held(parameter))}
+                        found = checksum({"": state.held(parameter).detach().cpu()})
+                        self._frozen[name] = {"offsets": block.offsets, "sizes": block.sizes, "checksum": found}
         return self._frozen
 
 
@@ -354,19 +328,7 @@ def _held_frozen(state: TrainingState) -> Held:
     return {name: (held_slices({name: tensor})[0], state.held(tensor.detach())) for name, tensor in named.items()}
 
 
-def _pieces_of_frozen(folder: Path, opened: ExitStack) -> dict[str, list[tuple[TensorSlice, Any]]]:
-    """Return what was saved of a reference policy that stays, by name; nothing where it was not."""
-    pieces: dict[str, list[tuple[TensorSlice, Any]]] = {}
-    for path in sorted(folder.glob(reference_file("*"))):
-        file = opened.enter_context(safe_open(path, "pt"))
-        for piece in _pieces_in(file):
-            pieces.setdefault(piece.name, []).append((piece, file))
-    return pieces
-
-
-def _made_optimizer_state(
-    state: TrainingState, pieces: Mapping[str, Sequence[tuple[TensorSlice, Any]]]
-) -> dict[Tensor, dict[str, Tensor]]:
+def _made_optimizer_state(state: TrainingState, pieces: Pieces) -> dict[Tensor, dict[str, Tensor]]:
     """Return tensors for what the files have of each parameter, cut as it is; a new optimizer has none yet.
 
     Steps are counted where the optimizer would: on the parameter's device if that is where it adds them up.
@@ -389,9 +351,7 @@ def _made_optimizer_state(
     return made
 
 
-def _check_fits(
-    held: Held, pieces: Mapping[str, Sequence[tuple[TensorSlice, Any]]], saved_by: int, ranks: int, folder: Path
-) -> None:
+def _check_fits(held: Held, pieces: Pieces, saved_by: int, ranks: int, folder: Path) -> None:
     """Refuse files that are not this state, or leave some of it out."""
     whose = f"it was saved by {saved_by} ranks and is loaded by {ranks}"
     for there, here, what in (
@@ -437,14 +397,6 @@ def _fill(block: TensorSlice, tensor: Tensor, found: Sequence[tuple[TensorSlice,
             into.copy_(saved[tuple(slice(there, there + length) for _, there, length in met)])
 
 
-@torch.no_grad()
-def _round_averages(state: TrainingState) -> None:
-    assert state.reference is not None
-    for name, parameter in state.reference.model.named_parameters():
-        if name in state.reference.averages:
-            state.held(parameter).copy_(state.reference.averages[name])
-
-
 def _check_frozen(state: TrainingState, saved: Iterable[tuple[TensorSlice, str]], folder: Path) -> None:
     """Compare a reference policy that stays with the one that was kept, where this rank holds a block of a checksum."""
     if state.reference is None or state.reference.moves:
@@ -459,14 +411,10 @@ def _check_frozen(state: TrainingState, saved: Iterable[tuple[TensorSlice, str]]
         if [length for _, _, length in met] != list(block.sizes):
             continue  # another rank holds some of it
         tensor = state.held(here[block.name])[tuple(slice(at, at + length) for at, _, length in met)]
-        found = _checksum(tensor)
+        found = checksum({"": tensor.detach().cpu()})
         if found != expected:
             what = f"was made with another initial policy, which the KL reference is: {block} has the checksum"
             raise _refused(f"{what} {expected}, here {found}", folder)
-
-
-def _checksum(tensor: Tensor) -> str:
-    return checksum({"": tensor.detach().cpu()})
 
 
 def _file_of(rank: int) -> str:
@@ -495,12 +443,16 @@ def _header(pieces: Sequence[TensorSlice], metadata: dict[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _pieces_in(file: Any) -> Iterator[TensorSlice]:
+def _pieces_by_name(files: Iterable[Any]) -> Pieces:
     dtypes: dict[str, torch.dtype] = {name: dtype for dtype, name in _DTYPES.items()}
-    for name, where in json.loads(file.metadata()["slices"]).items():
-        stored = file.get_slice(name)
-        sizes = tuple(stored.get_shape())
-        yield TensorSlice(name, dtypes[stored.get_dtype()], tuple(where["shape"]), tuple(where["offsets"]), sizes)
+    pieces: Pieces = {}
+    for file in files:
+        for name, where in json.loads(file.metadata()["slices"]).items():
+            stored = file.get_slice(name)
+            shape, offsets, sizes = tuple(where["shape"]), tuple(where["offsets"]), tuple(stored.get_shape())
+            piece = TensorSlice(name, dtypes[stored.get_dtype()], shape, offsets, sizes)
+            pieces.setdefault(name, []).append((piece, file))
+    return pieces
 
 
 def _frozen_in(file: Any) -> Iterator[tuple[TensorSlice, str]]:

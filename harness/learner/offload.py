@@ -3,23 +3,18 @@
 A storage is copied away and then resized to nothing, and on its way back resized and filled. So every tensor on it
 stays what it was: a parameter, a rank's shard of a DTensor, FSDP2's view of that shard, the optimizer's state. No
 reference changes, and a training step with offload makes the same bits as one without.
-
-On a GPU the memory of the host takes the bytes, pinned so that the copies run at the bus's speed. On a CPU a file takes
-them, and the process's resident memory falls for real.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -35,20 +30,20 @@ Tensors = Callable[[], Iterable[Tensor]]
 """Returns tensors as they are at the time; of DTensors this rank's shards are meant."""
 
 
-class Place(Protocol):
-    """Takes the bytes of storages, each by its number. Copies may be under way until ``settle`` returns."""
+class OffloadTarget(Protocol):
+    """Takes the bytes (N,) of storages, each by its number."""
 
     def keep(self, number: int, memory: Tensor) -> None:
-        """Begin to copy all bytes (N,) of a storage away; those kept by this number before may be overwritten."""
+        """Begin to copy a storage away, over what was kept by this number before."""
 
     def fetch(self, number: int, memory: Tensor) -> None:
-        """Begin to copy them back."""
+        """Begin to copy it back."""
 
     def settle(self) -> None:
         """Return when all copies are made."""
 
     def give_back(self) -> None:
-        """Return freed memory to who else wants it: the allocators keep nothing."""
+        """Return freed memory to who else wants it."""
 
     def resident_bytes(self) -> int:
         """Return the bytes of the device that this process holds."""
@@ -57,58 +52,75 @@ class Place(Protocol):
         """Let go of what is kept."""
 
 
-class FilePlace:
-    """A file without a name, for a Learner on a CPU. The kernel may keep its pages while memory is free.
+class PinnedTarget:
+    """Memory of the host for what leaves a GPU, pinned so that copies run at the bus's speed; made once, used again."""
 
-    Args:
-        folder: where it lies; None: the system's folder for temporary files. In one that is memory itself (tmpfs), the
-            process shrinks and the machine gains nothing.
+    def __init__(self) -> None:
+        self._kept: dict[int, Tensor] = {}
+
+    def keep(self, number: int, memory: Tensor) -> None:
+        if number not in self._kept:
+            self._kept[number] = pinned_memory(len(memory))
+        self._kept[number].copy_(memory, non_blocking=True)
+
+    def fetch(self, number: int, memory: Tensor) -> None:
+        memory.copy_(self._kept[number], non_blocking=True)
+
+    def settle(self) -> None:
+        torch.cuda.current_stream().synchronize()
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()  # a search for garbage first would take longer than the copy
+
+    def resident_bytes(self) -> int:
+        return torch.cuda.memory_reserved()  # of tensors or not
+
+    def close(self) -> None:
+        self._kept.clear()
+
+
+class FileTarget:
+    """A file without a name for what leaves a CPU, so that the process's resident memory falls for real.
+
+    It lies in the system's folder for temporary files. Where that is memory itself (tmpfs), the machine gains nothing.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open until `close`
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as this
         self._starts: dict[int, int] = {}
         self._end, self._process = 0, psutil.Process()
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if platform.libc_ver()[0] == "glibc" else None
 
     def keep(self, number: int, memory: Tensor) -> None:
-        """See ``Place``."""
         if number not in self._starts:
             self._starts[number], self._end = self._end, self._end + len(memory)
-        self._all_of(memory, number, lambda part, place: os.pwrite(self._file.fileno(), part, place))
+        self._file.seek(self._starts[number])
+        self._file.write(_buffer_of(memory))
+        self._file.flush()
 
     def fetch(self, number: int, memory: Tensor) -> None:
-        """See ``Place``."""
-        self._all_of(memory, number, lambda part, place: os.preadv(self._file.fileno(), [part], place))
-
-    def _all_of(self, memory: Tensor, number: int, move: Callable[[memoryview, int], int]) -> None:
-        # numpy would mark the storage as one that cannot be resized
-        left = memoryview((ctypes.c_char * len(memory)).from_address(memory.data_ptr())).cast("B")
-        place = self._starts[number]
-        while len(left):
-            moved = move(left, place)
-            if not moved:
-                raise OSError(f"the file of offloaded memory ends {len(left)} bytes early")
-            left, place = left[moved:], place + moved
+        self._file.seek(self._starts[number])
+        if self._file.readinto(_buffer_of(memory)) != len(memory):
+            raise OSError("the file of offloaded memory ends early")
 
     def settle(self) -> None:
-        """See ``Place``. Each copy is made when it is asked for."""
+        pass  # each copy is made when it is begun
 
     def give_back(self) -> None:
-        """See ``Place``. Free pages stay with the C library, however it is set up, until it is told to let go."""
         if self._trim is not None:
-            self._trim(0)
+            self._trim(0)  # the C library keeps free pages until it is told to let go
 
     def resident_bytes(self) -> int:
-        """See ``Place``."""
         resident: int = self._process.memory_info().rss
         return resident
 
     def close(self) -> None:
-        """See ``Place``."""
         self._file.close()
+
+
+def _buffer_of(memory: Tensor) -> memoryview:
+    """The bytes, without numpy, which would mark the storage as one that cannot be resized."""
+    return memoryview((ctypes.c_char * len(memory)).from_address(memory.data_ptr())).cast("B")
 
 
 def pinned_memory(num_bytes: int, cudart: Any = None) -> Tensor:
@@ -135,39 +147,6 @@ def pinned_memory(num_bytes: int, cudart: Any = None) -> Tensor:
     return memory
 
 
-class HostPlace:
-    """Pinned memory of the host, for a Learner on a GPU. It is made once and used again."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, Tensor] = {}
-
-    def keep(self, number: int, memory: Tensor) -> None:
-        """See ``Place``."""
-        if number not in self._kept:
-            self._kept[number] = pinned_memory(len(memory))
-        self._kept[number].copy_(memory, non_blocking=True)
-
-    def fetch(self, number: int, memory: Tensor) -> None:
-        """See ``Place``."""
-        memory.copy_(self._kept[number], non_blocking=True)
-
-    def settle(self) -> None:
-        """See ``Place``. The stream of the calling thread has made the copies."""
-        torch.cuda.current_stream().synchronize()
-
-    def give_back(self) -> None:
-        """See ``Place``. A search for garbage first would take longer than the copy: 190 ms beside 124 for 6.2 GB."""
-        torch.cuda.empty_cache()
-
-    def resident_bytes(self) -> int:
-        """See ``Place``: what torch's allocator holds, in use or not."""
-        return torch.cuda.memory_reserved()
-
-    def close(self) -> None:
-        """See ``Place``."""
-        self._kept.clear()
-
-
 @dataclass
 class _Watched:
     """Attributes: ``away`` has the storages that are away, with their bytes and their numbers."""
@@ -182,7 +161,7 @@ class Offload:
 
     Args:
         kinds: that leave the device; moving another kind does nothing.
-        place: where to; None moves nothing and measures nothing.
+        target: where to; None moves nothing and measures nothing.
         tracer, lane: record the stages ``offload`` and ``onload``. A move in the middle of another stage opens a span
             inside of that one's; see ``ConsecutiveTracer``.
     """
@@ -190,11 +169,11 @@ class Offload:
     def __init__(
         self,
         kinds: Collection[Held] = (),
-        place: Place | None = None,
+        target: OffloadTarget | None = None,
         tracer: Tracer | None = None,
         lane: str = "learner",
     ) -> None:
-        self._kinds, self._place = frozenset(kinds), place
+        self._kinds, self._target = frozenset(kinds), target
         self._tracer, self._lane = tracer or NullTracer(), lane
         self._watched: dict[Held, list[_Watched]] = {}
         self._numbers: dict[tuple[int, int], int] = {}
@@ -214,40 +193,40 @@ class Offload:
 
     def moves(self, kind: Held) -> bool:
         """Whether this kind leaves the device."""
-        return self._place is not None and kind in self._kinds
+        return self._target is not None and kind in self._kinds
 
     def out(self, kind: Held, step: int = -1, version: int = -1) -> None:
         """Move a kind away; what is away already stays there."""
         parts = [watched for watched in self._watched.get(kind, ()) if not watched.away]
         found = [(watched, storage) for watched in parts for storage in _storages(watched.tensors())]
-        if not found or self._place is None:
+        if not found or self._target is None:
             return
         with self._tracer.span(self._lane, Stage.OFFLOAD, step, version):
             for watched, storage in found:
                 number = self._numbers.setdefault((storage._cdata, storage.nbytes()), len(self._numbers))
                 if watched.has_contents:
-                    self._place.keep(number, _bytes_of(storage))
+                    self._target.keep(number, _bytes_of(storage))
                     self._moved[Stage.OFFLOAD] += storage.nbytes()
                 watched.away.append((storage, storage.nbytes(), number))
-            self._place.settle()  # before the memory is anybody else's
+            self._target.settle()  # before the memory is anybody else's
             for _, storage in found:
                 storage.resize_(0)
-            self._place.give_back()
+            self._target.give_back()
 
     def back(self, kind: Held, step: int = -1, version: int = -1) -> None:
         """Bring a kind back; what is there already stays there."""
         parts = [watched for watched in self._watched.get(kind, ()) if watched.away]
-        if not parts or self._place is None:
+        if not parts or self._target is None:
             return
         with self._tracer.span(self._lane, Stage.ONLOAD, step, version):
             for watched in parts:
                 for storage, num_bytes, number in watched.away:
                     storage.resize_(num_bytes)
                     if watched.has_contents:
-                        self._place.fetch(number, _bytes_of(storage))
+                        self._target.fetch(number, _bytes_of(storage))
                         self._moved[Stage.ONLOAD] += num_bytes
                 watched.away.clear()
-            self._place.settle()
+            self._target.settle()
 
     @contextmanager
     def resident(self, kind: Held, step: int = -1, version: int = -1) -> Iterator[None]:
@@ -260,12 +239,12 @@ class Offload:
         """Move away what only training and publishing use, and measure what is left on the device."""
         self.out("weights", step, version)
         self.out("reference", step, version)
-        if self._place is not None:
-            self._resident = self._place.resident_bytes()
+        if self._target is not None:
+            self._resident = self._target.resident_bytes()
 
     def metrics(self) -> Metrics:
         """Return what was moved since the last call, and what was left when all was away; of ranks the most."""
-        if self._place is None:
+        if self._target is None:
             return {}
         metrics = {
             "offload/moved_bytes": Metric(self._moved[Stage.OFFLOAD], "sum"),
@@ -278,8 +257,8 @@ class Offload:
 
     def close(self) -> None:
         """Let go of what was moved away."""
-        if self._place is not None:
-            self._place.close()
+        if self._target is not None:
+            self._target.close()
 
 
 def movable(tensors: Iterable[Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from harness.core.errors import RunStopped
-from harness.learner.last_calls import LastCalls
+from harness.learner.flight_recorder import FlightRecorder
 from harness.transports.rendezvous import Place
 
 
@@ -38,9 +38,9 @@ class RankGroup:
         *,
         cuda: bool,
         timeout_s: float,
-        calls: LastCalls | None = None,
+        calls: FlightRecorder | None = None,
     ) -> None:
-        self.calls = calls or LastCalls(None)
+        self.calls = calls or FlightRecorder(None)
         limit = timedelta(seconds=timeout_s)
         if isinstance(store, tuple):
             host, port = store

@@ -66,45 +66,37 @@ class Ranks(Protocol):
         """Return all of a parameter, detached: a collective of all ranks where it is cut."""
 
 
-class OneProcess:
+class SingleProcess:
     """No other ranks, and no process group."""
 
     data_ranks, data_rank = 1, 0
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """See ``Ranks``."""
         return scoring, make_optimizer()
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """See ``Ranks``."""
         return scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """See ``Ranks``."""
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return value
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """See ``Ranks``."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def gradient_buffers(self) -> list[Tensor]:
-        """See ``Ranks``."""
         return []
 
     def held(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return parameter
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return parameter.detach()
 
 
-class TorchRanks:
+class FsdpRanks:
     """Ranks of DDP (Li et al. 2020), FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding), or
     tensor parallelism (Shoeybi et al. 2019) alone or within either.
 
@@ -114,7 +106,6 @@ class TorchRanks:
     Args:
         sharding: ``ddp`` or ``fsdp2``.
         shape: of the mesh; the default process group has as many ranks.
-        reduce_dtype: in which FSDP2 exchanges gradients; None: their own.
         device: where the model goes.
         keeps_buckets: whether ``gradient_buffers`` is asked for DDP's buckets.
     """
@@ -124,12 +115,11 @@ class TorchRanks:
         sharding: Sharding,
         shape: MeshShape,
         *,
-        reduce_dtype: torch.dtype | None = None,
         device: str = "cpu",
         keeps_buckets: bool = False,
     ) -> None:
         self._keeps_buckets, self._buckets = keeps_buckets, list[Tensor]()
-        self._sharding, self._reduce_dtype, self._device = sharding, reduce_dtype, device
+        self._sharding, self._device = sharding, device
         sizes = (shape.replicate, shape.shard, shape.tensor)
         self._mesh: DeviceMesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
         self._shape = shape
@@ -137,7 +127,7 @@ class TorchRanks:
         self._data_group = self._mesh["replicate", "shard"]._flatten("data").get_group()
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """See ``Ranks``. Checkpointed layers must be so before."""
+        """Checkpointed layers must be so before."""
         self._hand_out(scoring)
         if self._is_copied:
             scoring = DistributedDataParallel(scoring, process_group=self._data_group, gradient_as_bucket_view=True)
@@ -146,7 +136,6 @@ class TorchRanks:
         return scoring, make_optimizer()
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """See ``Ranks``."""
         self._hand_out(scoring)
         return scoring
 
@@ -178,14 +167,13 @@ class TorchRanks:
             return
         # copies of a model that is cut over tensor ranks are hybrid shards of one piece each
         names = ("replicate", "shard") if self._shape.replicate > 1 else ("shard",)
-        policy = MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for layer in layers_of(scoring):
             fully_shard(layer, mesh=self._mesh[names], mp_policy=policy)
         # the root would keep what is outside of the layers whole after a forward pass, for a backward pass to come
         fully_shard(scoring, mesh=self._mesh[names], mp_policy=policy, reshard_after_forward=True)
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """See ``Ranks``."""
         if isinstance(scoring, FSDPModule):
             scoring.set_requires_gradient_sync(last)
         elif isinstance(scoring, DistributedDataParallel) and not last:
@@ -193,17 +181,15 @@ class TorchRanks:
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
-        """See ``Ranks``."""
         summed = value.clone()
         dist.all_reduce(summed, group=self._data_group)
         return summed
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """See ``Ranks``."""
         return float(clip_gradients(list(parameters), max_norm))
 
     def gradient_buffers(self) -> list[Tensor]:
-        """See ``Ranks``: DDP's buckets."""
+        """DDP's buckets."""
         buckets, self._buckets = self._buckets, []
         return buckets
 
@@ -217,9 +203,7 @@ class TorchRanks:
         return done
 
     def held(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()

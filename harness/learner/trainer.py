@@ -33,7 +33,7 @@ from harness.grpo import (
 from harness.grpo.masking import unknown_choice
 from harness.learner.offload import Offload, movable
 from harness.learner.optimizer import Schedule, make_optimizer
-from harness.learner.ranks import OneProcess, Ranks
+from harness.learner.ranks import Ranks, SingleProcess
 from harness.learner.reference import Held, ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
@@ -286,7 +286,7 @@ class PolicyTrainer:
         offload: Offload | None = None,
     ) -> None:
         self.offload = offload or Offload()
-        self.model, self.options, self._ranks = model, options, ranks or OneProcess()
+        self.model, self.options, self._ranks = model, options, ranks or SingleProcess()
         self._ban = _ban_of(options.ban_eos_first, ends)
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself

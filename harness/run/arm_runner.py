@@ -34,7 +34,6 @@ from harness.run.kept_steps import KeepingLearner
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
-from harness.run.restarts import LearnerRestarts
 from harness.run.resume import Continuation
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
@@ -278,43 +277,33 @@ class ArmRunner:
                 task.cancel()
 
     async def _train(self, sessions: list[RunSession], number: int, throttle: Throttle) -> None:
-        """Make the training steps, from a checkpoint again where the Learner died and may be made again."""
-        arm = sessions[number].arm
+        """Make the training steps."""
+        session = sessions[number]
+        arm, recorder, folder = session.arm, session.recorder, session.folder.folder
         parts, settings = arm.parts, arm.variant.scenario.checkpoint
-        restarts = LearnerRestarts(arm.variant.scenario.faults.learner_restarts)
-        while True:
-            session = sessions[number]
-            recorder, folder = session.recorder, session.folder.folder
-            checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
-            try:
-                parts.save_to(folder)
-                resume = session.arm.resume
-                state = None if resume is None else await resume.take_up(parts, session)
-                session.probes.start()
-                if state is None:
-                    recorder.loop_starts(parts.lanes)
-                learner: Learner = parts.learner
-                if settings.asynchronous:
-                    learner = CommittingLearner(learner, checkpoints)
-                if settings.keeps_any:
-                    learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
-                return await run_loop(
-                    parts.generators,
-                    parts.scorers,
-                    learner,
-                    parts.plan,
-                    arm.tracer,
-                    recorder,
-                    throttle,
-                    resume=state,
-                    checkpoints=checkpoints,
-                    arrivals=arrivals_of(arm.variant.scenario, session.folder),
-                )
-            except RunStopped as error:
-                resume = await restarts.after(error, session, checkpoints)
-            self.say(f"{arm.label}: the Learner died and was restarted; continues from {resume.checkpoint.folder.name}")
-            session.log_lines(parts.drain_log())
-            sessions[number] = session.go_on(resume)
+        checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
+        parts.save_to(folder)
+        state = None if arm.resume is None else await arm.resume.take_up(parts, session)
+        session.probes.start()
+        if state is None:
+            recorder.loop_starts(parts.lanes)
+        learner: Learner = parts.learner
+        if settings.asynchronous:
+            learner = CommittingLearner(learner, checkpoints)
+        if settings.keeps_any:
+            learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
+        await run_loop(
+            parts.generators,
+            parts.scorers,
+            learner,
+            parts.plan,
+            arm.tracer,
+            recorder,
+            throttle,
+            resume=state,
+            checkpoints=checkpoints,
+            arrivals=arrivals_of(arm.variant.scenario, session.folder),
+        )
 
     async def _watch(self, sessions: Sequence[RunSession], number: int) -> None:
         """Stop the arm when nothing moves; see ``harness.run.watchdog``."""

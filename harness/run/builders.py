@@ -121,13 +121,12 @@ def _preset_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
     elif settings.warm_start:
         model, tokenizer, _ = warm_start_policy(
             settings.preset,
-            settings.warm_start_seed,
             threads=settings.threads,
             keywords_per_prompt=getattr(scenario.task, "keywords_per_prompt", 2),
             should_stop=should_stop,
         )
     else:
-        model, tokenizer = initial_policy(settings.preset, settings.warm_start_seed)
+        model, tokenizer = initial_policy(settings.preset)
     return Policy(model.to(device), tokenizer, model.config.max_position_embeddings)
 
 
@@ -174,14 +173,14 @@ def _policy_trainer(
 
 def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learner") -> tuple[Offload, Tracer]:
     """Return what moves a Learner's memory, and the tracer with which the other stages of its lane are recorded."""
-    from harness.learner.offload import FilePlace, HostPlace, Offload
+    from harness.learner.offload import FileTarget, Offload, PinnedTarget
 
     settings = scenario.learner.offload
     if settings is None or scenario.model.type == "paced":
         return Offload(), tracer
     tracer = ConsecutiveTracer(tracer)
-    place = HostPlace() if device == "cuda" else FilePlace(settings.folder)
-    return Offload(offloaded(scenario), place, tracer, lane), tracer
+    target = PinnedTarget() if device == "cuda" else FileTarget()
+    return Offload(offloaded(scenario), target, tracer, lane), tracer
 
 
 def _paced_trainer(
@@ -398,7 +397,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
 def _reference_updates(kl: KlSettings) -> ReferenceUpdates:
     if kl.reference == "polyak":
         assert kl.alpha is not None  # a rule of the scenario
-        return ReferenceUpdates(kl.polyak_every or 1, kl.alpha)
+        return ReferenceUpdates(1, kl.alpha)
     return ReferenceUpdates(kl.reclone_every)
 
 
@@ -578,16 +577,16 @@ def make_learner_rank(
     scenario: Scenario, *, options: TransportOptions, policy: Policy, tracer: Tracer, group: RankGroup, device: str
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
-    from harness.learner.last_calls import NotingTracer
-    from harness.run.rank_faults import SlowComputing, struck_tracer
+    from harness.learner.flight_recorder import FlightTracer
     from harness.run.rank_worker import LearnerRank
+    from harness.run.slow_rank import SlowComputing
     from harness.transports.catalogue import transport_kind  # loads Ray
     from harness.transports.sharded import shard_sender
 
     proven, name, slow = mismatch_bound(scenario) is not None, scenario.transport.type, scenario.faults.slow_rank
     lane = rank_lanes(scenario)[group.rank]
     offload, tracer = _offload(scenario, tracer, device, lane)
-    tracer = struck_tracer(NotingTracer(tracer, group.calls), scenario.faults, group.rank)
+    tracer = FlightTracer(tracer, group.calls)
     trainer = _policy_trainer(scenario, policy, never, _ranks(scenario, device), offload)
     if slow is not None and slow.rank == group.rank:
         SlowComputing(trainer.model, slow.share)
@@ -612,19 +611,15 @@ def _overlapped_publish(scenario: Scenario) -> OverlappedPublish | None:
 
 
 def _ranks(scenario: Scenario, device: str) -> Ranks:
-    import torch
-
-    from harness.learner.ranks import TorchRanks
-    from harness.learner.zero import ZeroRanks
+    from harness.learner.deepspeed import DeepSpeedRanks
+    from harness.learner.ranks import FsdpRanks
 
     settings = scenario.learner
     if settings.sharding == "deepspeed":
-        return ZeroRanks(zero_stage(scenario), precision=scenario.model.precision, device=device)
-    reduce_dtype = getattr(torch, settings.reduce_dtype)
-    return TorchRanks(
+        return DeepSpeedRanks(zero_stage(scenario), precision=scenario.model.precision, device=device)
+    return FsdpRanks(
         settings.sharding,
         mesh_shape(scenario),
-        reduce_dtype=reduce_dtype,
         device=device,
         keeps_buckets="gradients" in offloaded(scenario),
     )

@@ -52,7 +52,7 @@ class PartsFactory:
             with self._guarded():
                 return InProcessParts(scenario, tracer, should_stop)
         _check_fits_here(scenario)
-        from harness.learner.zero import check_usable
+        from harness.learner.deepspeed import check_usable
         from harness.run.actors.parts import ActorParts
         from harness.run.devices import resolve_device
         from harness.transports.catalogue import transport_kind

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from harness.core.errors import RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
 from harness.core.types import GroupData
@@ -82,21 +81,6 @@ class RunningParts(Protocol):
 
     def save_to(self, folder: Path) -> None:
         """Have the Learner save policies in the folder of a run; before, nothing is saved."""
-
-    async def learner_is_dead(self) -> bool:
-        """Whether a process of the Learner has died."""
-        return False
-
-    async def restart_learner(self) -> None:
-        """Make the Learner anew, with the policy that training began with; the other parts keep what they hold.
-
-        The loop has stopped. What it had asked of other parts is over when this returns, and forgotten.
-
-        Raises:
-            RunStopped: it died again while it started.
-            HarnessError: it cannot be made.
-        """
-        raise RunStopped("parts of one process do not outlive their Learner")
 
     def data_of(self, handle: Any) -> GroupData:
         """Return what a group's data stands for, by value."""

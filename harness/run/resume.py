@@ -32,26 +32,13 @@ from harness.settings.loss import CLIP_RANGE, CLIPPED
 
 FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "save_policy_every",
         "reward_target", "endpoint", "faults.stall_after_s", "faults.max_replacements",
-        "faults.learner_restarts", "max_failed_batches")  # fmt: skip
+        "max_failed_batches")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
 SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
 """How a Learner is spread over ranks. A run may go on with others; sums are then added in another order."""
 OF_ONE_RUN = "name", "steps"
 """Settings that may be others where no run is compared with it."""
 SET_BY_STEPS = "optimizer.schedule", "optimizer.warmup_ratio"
-
-
-@dataclass(frozen=True)
-class Restart:
-    """A Learner that was made again, while the process and the other parts live on.
-
-    Attributes:
-        seconds: until it was there.
-        sampled: rollouts sampled for training when the one before it died; 0 where it died before the loop began.
-    """
-
-    seconds: float
-    sampled: int
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,6 @@ class Resume:
         state: of the loop; its groups have their data.
         recorded: what the recorder knew.
         was: settings that are others now, with their former values.
-        restart: of the Learner alone; None where a new process goes on.
     """
 
     folder: Path
@@ -95,13 +81,6 @@ class Resume:
         if spread := [key for key in self.was if _is_below(key, SPREAD)]:
             said.append(f"{', '.join(spread)} changed: the same policy is no longer promised bit for bit")
         return said
-
-    restart: Restart | None = None
-
-    @property
-    def thrown_away(self) -> int | None:
-        """Rollouts sampled after the checkpoint; None where nobody knows."""
-        return None if self.restart is None else max(0, self.restart.sampled - self.state.counts.generated.rollouts)
 
     async def take_up(self, parts: RunningParts, session: RunSession) -> LoopState:
         """Have the parts of a run, its recorder and its clock go on from here; return the state for the loop.

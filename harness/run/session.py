@@ -30,7 +30,7 @@ from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, held, write_plan
-from harness.results.manifest import LEARNER_DIED, Input, Segment
+from harness.results.manifest import Input, Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers import Streams, open_streams
@@ -410,14 +410,13 @@ class Experiment:
             start_step=resume.checkpoint.step,
             started_at=timestamp(utc_now()),
             elapsed_s=round(resume.recorded.elapsed_s, 6),
-            startup_s=round(startup_s if resume.restart is None else resume.restart.seconds, 6),
+            startup_s=round(startup_s, 6),
             commit=self._code.commit,
             dirty=self._code.dirty,
             ranks=variant.scenario.placement.learner.ranks,
             was=dict(resume.was),
             failed=resume.manifest.error,
-            cause="resumed" if resume.restart is None else LEARNER_DIED,
-            thrown_away=resume.thrown_away,
+            cause="resumed",
         )
         former = replace(resume.manifest, status="running", error=None, finished_at=None, duration_s=None, outcome={})
         folder.write_manifest(replace(former, segments=(*former.segments, segment), inputs={**inputs, **resume.inputs}))

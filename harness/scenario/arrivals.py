@@ -38,13 +38,4 @@ def one_run_is_repeated(scenario: Scenario) -> Problem | None:
     return None
 
 
-def what_is_repeated_runs_through(scenario: Scenario) -> Problem | None:
-    """A resumed run cannot repeat a recording from its beginning."""
-    restarts = scenario.faults.learner_restarts
-    if scenario.arrivals.repeat is None or not restarts:
-        return None
-    what = f"{_REPEAT} is set with faults.learner_restarts {restarts}, and arrivals are repeated from the beginning"
-    return broken(what, "set faults.learner_restarts to 0", _REPEAT, "faults.learner_restarts")
-
-
-ARRIVAL_RULES = (arrivals_are_events_of_the_loop, one_run_is_repeated, what_is_repeated_runs_through)
+ARRIVAL_RULES = (arrivals_are_events_of_the_loop, one_run_is_repeated)

@@ -62,28 +62,6 @@ def arms_in_turns_make_no_checkpoints(scenario: Scenario) -> Problem | None:
     return broken(what, fix, _KEY, "interleaving")
 
 
-def restarts_have_a_checkpoint(scenario: Scenario) -> Problem | None:
-    """A Learner restart needs a process of its own, a checkpoint, and parts that outlive the Learner."""
-    key, restarts = "faults.learner_restarts", scenario.faults.learner_restarts
-    if not restarts:
-        return None
-    if scenario.checkpoint.every is None:
-        what = f"{key} is {restarts} with {_KEY} null: there is nothing that the Learner could go back to"
-        return broken(what, f"set {_KEY} to 10, or {key} to 0", key, _KEY)
-    transport = scenario.transport.type
-    why = _NO_RESTART.get(transport)
-    if why is not None:
-        what = f"{key} is {restarts} with transport.type {transport}, {why}"
-        return broken(what, f"set {key} to 0, or transport.type to shared_memory", key, "transport.type")
-    return None
-
-
-_NO_RESTART = {
-    "in_process": "where all parts die with the process",
-    **dict.fromkeys(("gloo", "nccl"), "which ends the Generators too where a transfer breaks off"),
-}
-
-
 def kept_policies_are_saved(scenario: Scenario) -> Problem | None:
     """Intermediate policies are saved only if the last one is."""
     if scenario.save_policy_every is None or scenario.save_policy:
@@ -98,5 +76,4 @@ CHECKPOINT_RULES = (
     arms_in_turns_make_no_checkpoints,
     kept_steps_are_made,
     kept_policies_are_saved,
-    restarts_have_a_checkpoint,
 )

@@ -148,15 +148,6 @@ def deepspeed_trains_float32(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "model.dtype", "learner.sharding")
 
 
-def gradients_are_added_up_by_fsdp2(scenario: Scenario) -> Problem | None:
-    """DDP and DeepSpeed add gradients up as they are."""
-    settings = scenario.learner
-    if settings.reduce_dtype == "float32" or settings.sharding in ("none", "fsdp2"):
-        return None
-    what = f"learner.reduce_dtype is {settings.reduce_dtype}, must be float32 with learner.sharding {settings.sharding}"
-    return broken(what, "leave it out, or set learner.sharding to fsdp2", "learner.reduce_dtype", "learner.sharding")
-
-
 def publish_overlaps_training(scenario: Scenario) -> Problem | None:
     """Weights can leave during a training step if only a copy is left to be made."""
     learner = scenario.learner
@@ -277,21 +268,16 @@ def offload_has_something(scenario: Scenario) -> Problem | None:
 
 
 def rank_faults_strike(scenario: Scenario) -> Problem | None:
-    """A fault of a rank needs an existing rank and step."""
-    ranks, faults = scenario.placement.learner.ranks, scenario.faults
-    for name in ("slow_rank", "dead_rank", "hung_rank"):
-        fault, key = getattr(faults, name), f"faults.{name}"
-        if fault is None:
-            continue
-        if ranks == 1:
-            what = f"{key} is set with placement.learner.ranks 1, must be 2 or more"
-            return broken(what, f"leave {key} out, or set placement.learner.ranks to 2", key, "placement.learner.ranks")
-        if fault.rank >= ranks:
-            what = f"{key}.rank is {fault.rank} with placement.learner.ranks {ranks}, must be at most {ranks - 1}"
-            return broken(what, f"set {key}.rank to {ranks - 1} or less", key, "placement.learner.ranks")
-        if getattr(fault, "step", 0) >= scenario.steps:
-            what = f"{key}.step is {fault.step} with steps {scenario.steps}, must be at most {scenario.steps - 1}"
-            return broken(what, f"set {key}.step to {scenario.steps - 1} or less", key, "steps")
+    """A fault of a rank needs an existing rank."""
+    ranks, fault, key = scenario.placement.learner.ranks, scenario.faults.slow_rank, "faults.slow_rank"
+    if fault is None:
+        return None
+    if ranks == 1:
+        what = f"{key} is set with placement.learner.ranks 1, must be 2 or more"
+        return broken(what, f"leave {key} out, or set placement.learner.ranks to 2", key, "placement.learner.ranks")
+    if fault.rank >= ranks:
+        what = f"{key}.rank is {fault.rank} with placement.learner.ranks {ranks}, must be at most {ranks - 1}"
+        return broken(what, f"set {key}.rank to {ranks - 1} or less", key, "placement.learner.ranks")
     return None
 
 
@@ -300,7 +286,6 @@ LEARNER_RULES = (
     ranks_share_something,
     zero_stage_is_deepspeeds,
     deepspeed_takes_one_dimension,
-    gradients_are_added_up_by_fsdp2,
     deepspeed_trains_float32,
     mesh_takes_all_ranks,
     publish_overlaps_training,

@@ -108,15 +108,12 @@ def polyak_weight(scenario: Scenario) -> Problem | None:
     if kl.reference == "polyak" and kl.alpha is None:
         what = "loss.kl.reference is polyak, and loss.kl.alpha is null"
         return broken(what, "set loss.kl.alpha to 0.1", "loss.kl.reference", "loss.kl.alpha")
-    given = [
-        (key, value) for key, value in (("alpha", kl.alpha), ("polyak_every", kl.polyak_every)) if value is not None
-    ]
-    if kl.reference == "polyak" or not given:
+    if kl.reference == "polyak" or kl.alpha is None:
         return None
-    key, value = given[0]
-    what = f"loss.kl.{key} is {value:g}, must be null with loss.kl.reference {kl.reference}"
-    fix = f"set loss.kl.reference to polyak, or leave loss.kl.{key} out"
-    return broken(what, fix, f"loss.kl.{key}", "loss.kl.reference")
+    what = f"loss.kl.alpha is {kl.alpha:g}, must be null with loss.kl.reference {kl.reference}"
+    return broken(
+        what, "set loss.kl.reference to polyak, or leave loss.kl.alpha out", "loss.kl.alpha", "loss.kl.reference"
+    )
 
 
 def warmup_is_given_once(scenario: Scenario) -> Problem | None:

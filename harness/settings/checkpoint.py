@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from harness.settings.base import AtLeast0, AtLeast1, FromList, Positive, Section
+from harness.settings.base import AtLeast0, AtLeast1, FromList, Section
 
 
 class CheckpointSettings(Section):
@@ -16,8 +16,6 @@ class CheckpointSettings(Section):
     """How many are kept; if the newest is damaged, the one before it is used."""
     asynchronous: bool = False
     """Continue training while it is written; the Learner waits only for a copy in main memory."""
-    hours_between_failures: Positive | None = None
-    """Mean time between failures; the results then say which `every` loses least."""
     keep_steps: Annotated[tuple[AtLeast0, ...], FromList] = ()
     """Training steps, counted from 0, that are kept whole for `recompute`."""
     keep_steps_every: AtLeast1 | None = None

@@ -24,35 +24,16 @@ class SlowRank(Section):
     """Share of its computing time that is added: 0.3 makes computing take 1.3 times as long. Waits stay as they are."""
 
 
-class RankMoment(Section):
-    """A moment in one of the Learner's ranks: the start of a stage in a training step."""
-
-    rank: AtLeast0
-    """Its number."""
-    step: AtLeast0
-    """The training step."""
-    stage: Literal[
-        "prepare_batch", "wait_for_ranks", "old_logprobs", "reference_logprobs", "update", "weight_publish"
-    ] = "update"
-    """The stage; without effect if the run does not have it."""
-
-
 class FaultSettings(Section):
     """What to do when a part dies or nothing moves, and faults on purpose."""
 
     max_replacements: AtLeast0 = 10
     """How many dead Generators and Scorers are replaced; the next death ends the run."""
-    learner_restarts: AtLeast0 = 0
-    """How often a dead Learner is restarted, with all its ranks, from the newest complete checkpoint."""
     delays: Annotated[dict[DelayedStage, SecondsOr0], EmptyIfNull] = Field(default_factory=dict)
     """Seconds added to each span of a stage, by stage: to see whether a comparison finds it."""
     skip_weight_loads: Annotated[tuple[AtLeast1, ...], FromList] = ()
     """Versions whose weights the engine pretends to load: to see whether the engine mismatch finds it."""
     slow_rank: SlowRank | None = None
     """A rank of the Learner that computes slowly: to see whether the report names it and its cause."""
-    dead_rank: RankMoment | None = None
-    """When a rank of the Learner kills itself: to see how the run ends."""
-    hung_rank: RankMoment | None = None
-    """When a rank of the Learner stops for ever: to see how the run ends."""
     stall_after_s: Seconds = 600.0
     """Seconds that one stage may take, or that may pass without any ending; then the run stops and says who waits."""

@@ -90,8 +90,6 @@ class OffloadSettings(Section):
     """DDP's gradient buckets; gradients themselves are always freed after each optimizer step."""
     optimizer: bool = False
     """The optimizer's state, except in optimizer steps."""
-    folder: str | None = None
-    """Where a Learner on a CPU puts the file; null: the system's folder for temporary files."""
 
 
 class LearnerSettings(Section):
@@ -104,8 +102,6 @@ class LearnerSettings(Section):
     """What ZeRO shards with deepspeed: 1 the optimizer, 2 gradients too, 3 weights too; null: 2."""
     mesh: Annotated[MeshSettings, EmptyIfNull] = MeshSettings()
     """The mesh of ranks."""
-    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which fsdp2 adds up gradients over ranks."""
     balance: Balance = "longest_first"
     """How groups are divided: in turns, or the longest or the costliest first to the rank that has least."""
     publish: Publish = "shards"

@@ -70,8 +70,6 @@ class KlSettings(Section):
     """Training steps between two replacements; only with `reference: reclone`."""
     alpha: Fraction | None = None
     """For `polyak`: reference <- (1 - alpha) * reference + alpha * policy, in float32."""
-    polyak_every: AtLeast1 | None = None
-    """Training steps between two such averagings; null: 1. Only with `reference: polyak`."""
     monitor: bool = False
     """Measure the KL to the reference and to the previous policy at each training step."""
 

@@ -36,8 +36,6 @@ class PresetModelSettings(PolicySettings):
     """`tiny` for tests, `small` 3 million parameters, `course` 4 layers of width 512, `maths` for maths tasks."""
     warm_start: bool = True
     """Train on example sentences first (cached): from random weights the reward is always 0."""
-    warm_start_seed: Seed = 0
-    """Seed of the initial weights and of the warm start."""
 
 
 class FolderModelSettings(PolicySettings):

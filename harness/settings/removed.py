@@ -15,7 +15,7 @@ INSTEAD = {
     "learner.offload.folder": "leave it out: what leaves a GPU goes to the host's memory",
     "learner.reduce_dtype": "leave it out: gradients are added up over ranks in float32",
     "loss.kl.polyak_every": "leave it out: `loss.kl.reference: polyak` averages after every training step",
-    "model.warm_start_seed": "leave it out: the warm start takes `model.seed`",
+    "model.warm_start_seed": "leave it out: the warm start's seed is 0",
     "replay.max_uses": "leave it out: `replay.max_age` bounds how often a group is drawn",
     "task.symbolic_timeout_s": "leave it out: a symbolic comparison has two seconds",
     "transport.flatten": "leave it out: tensors travel as one buffer",

@@ -237,11 +237,7 @@ def show_forecasts(
     print_table(output, forecast_table(items, machine))
     print_list(output, "What holds it up", [bottleneck(item) for item in items])
     costs = [(item, checkpoint_cost(item.scenario, machine, allow)) for item in items]
-    said = [
-        checkpoint_sentence(item.label, cost, item.scenario.checkpoint.hours_between_failures)
-        for item, cost in costs
-        if cost is not None
-    ]
+    said = [checkpoint_sentence(item.label, cost) for item, cost in costs if cost is not None]
     print_list(output, "Checkpoints", said)
     warned = warnings(items)
     if warned:

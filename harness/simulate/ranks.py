@@ -286,14 +286,15 @@ class RankedWork:
         """FSDP2, and with copies hybrid sharding: weights gathered unit by unit, gradients added up once."""
         mesh, units = self.mesh, self.shape.num_hidden_layers + 1
         held_gb = self.shape.num_parameters / mesh.tensor / 1e9
-        reduced = BFLOAT16_BYTES if self.scenario.learner.reduce_dtype == "bfloat16" else FLOAT32_BYTES
         ways, reach = (2 if steps else 1) * microbatches, mesh.shard * mesh.tensor
         found = [Collective("all_gather", mesh.shard, reach, ways * held_gb * self._weight_bytes, ways * units)]
         if steps:
-            found.append(Collective("reduce_scatter", mesh.shard, reach, steps * held_gb * reduced, steps * units))
+            found.append(
+                Collective("reduce_scatter", mesh.shard, reach, steps * held_gb * FLOAT32_BYTES, steps * units)
+            )
             found.append(Collective("all_reduce", mesh.data_ranks, mesh.ranks, 0.0, SMALL_SUMS * steps))
         if steps and mesh.replicate > 1:
-            copied = steps * held_gb * reduced / mesh.shard
+            copied = steps * held_gb * FLOAT32_BYTES / mesh.shard
             found.append(Collective("all_reduce", mesh.replicate, mesh.ranks, copied, steps * units))
         return Exchange("hybrid" if mesh.replicate > 1 else "fsdp2", tuple(found), alone=1 / units, behind=1.0)
 

@@ -1,4 +1,4 @@
-"""How runs end that are killed at a drawn moment and go on: the driver by a new process, the Learner by a restart.
+"""How runs end that are killed at a drawn moment and go on: by a new process, or in the same one.
 
     python -m tests.benchmarks.kills [--drivers 20] [--learners 20] [--first 0] [--seed 0] [--ranks 1]
 
@@ -9,7 +9,7 @@ A kill comes ``in a save``, while a checkpoint is being written, or ``between`` 
 
 - The driver: SIGKILL, then the same command, which has ``--resume auto``. Every other one runs in one process, the rest
   on Ray.
-- The Learner: SIGKILL of one of its processes, with ``faults.learner_restarts``. One Ray serves all.
+- The Learner: SIGKILL of one of its processes, and then ``run --resume`` of the run that it ended. One Ray serves all.
 
 Processes, shared memory and temporary files that are left some seconds later count as wrong.
 """
@@ -33,7 +33,7 @@ from pathlib import Path
 from harness.core.errors import HarnessError
 from harness.core.trace import RecordingTracer
 from harness.results import load_run
-from harness.run.experiment import run_scenario
+from harness.run.experiment import go_on_with, run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario import Scenario, load_scenario
@@ -49,7 +49,7 @@ ON_RAY = """
 transport: {{type: shared_memory}}
 {sharding}
 placement: {{learner: {{ranks: {ranks}, cpus: 0.25}}, generator: {{cpus: 0.25}}, scorer: {{cpus: 0.25}}}}
-faults: {{learner_restarts: 1, delays: {{update: 0.1}}}}
+faults: {{delays: {{update: 0.1}}}}
 """
 
 
@@ -165,11 +165,11 @@ def run_driver(case: Case, traces: Traces, folder: Path, reference: bytes, ranks
     check_end(case, out, reference, "resumed")
 
 
-def run_here(case: Case, factory: PartsFactory, folder: Path, ranks: int) -> Path:
+def run_here(case: Case, factory: PartsFactory, home: Path, ranks: int) -> Path:
     """Kill a process of the Learner in a run of this process, or nobody; return the results folder."""
-    file, out, over = scenario_of(case, folder, ranks), folder / "out", threading.Event()
-    sys.path.insert(0, str(folder))
-    os.chdir(folder)
+    file, out, over = scenario_of(case, home, ranks), home / "out", threading.Event()
+    sys.path.insert(0, str(home))
+    os.chdir(home)
     threads: list[threading.Thread] = []
 
     def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
@@ -184,7 +184,11 @@ def run_here(case: Case, factory: PartsFactory, folder: Path, ranks: int) -> Pat
     try:
         run_scenario(load_scenario(file), out, quiet=True, build=build, show=lambda _: None)
     except HarnessError as error:
-        case.wrong.append(f"it said: {error}")
+        folder = newest_run(out)
+        if case.struck_s is None or folder is None:
+            case.wrong.append(f"it said: {error}")
+        else:
+            go_on_with(folder, load_scenario(file), True, build=factory, show=lambda _: None)
     over.set()
     for thread in threads:
         thread.join()
@@ -251,7 +255,7 @@ def main() -> int:
             for number in range(asked.first, asked.first + asked.learners):
                 case, began_s = drawn("learner", number, asked.seed, asked.ranks), time.monotonic()
                 out = run_here(case, factory, new_folder(), asked.ranks)
-                check_end(case, out, undisturbed(True), "learner died")
+                check_end(case, out, undisturbed(True), "resumed")
                 tell(case, traces, number, began_s)
             cases = [
                 drawn("driver", number, asked.seed, asked.ranks)

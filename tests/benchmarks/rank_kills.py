@@ -1,4 +1,4 @@
-"""How runs end whose Learner of two ranks is killed, stopped or hung at a drawn moment: by name, in time, nothing left.
+"""How runs end whose Learner of two ranks is killed or stopped at a drawn moment: by name, in time, nothing left.
 
     python -m tests.benchmarks.rank_kills [--runs 20] [--seed 0] [--sharding ddp]
 
@@ -7,15 +7,13 @@ One Ray serves all runs. Prints a line for each and exits with 1 if one did not 
 - ``killed``: SIGKILL from outside, up to three seconds after the parts are there;
 - ``killed at the start``: SIGKILL while the parts are built;
 - ``stopped``: SIGSTOP from outside;
-- ``dead``, ``hung``: ``faults.dead_rank`` and ``faults.hung_rank`` in a drawn step and stage.
 
-A death is to end the run by the rank's name, a stop or hang as a stall with the stacks and last calls of both ranks.
+A death is to end the run by the rank's name, a stop as a stall with the stacks and last calls of both ranks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -40,8 +38,8 @@ from harness.run.watchdog import DUMP_S
 from harness.scenario import Scenario, load_scenario
 from tests.e2e.conftest import Traces
 
-KINDS = ("killed", "dead", "killed at the start", "stopped", "hung")
-DEADLY = ("killed", "dead", "killed at the start")
+KINDS = ("killed", "killed at the start", "stopped")
+DEADLY = ("killed", "killed at the start")
 STALL_AFTER_S = 12.0
 PROCESSES = 4
 BUSY_S = 5.0
@@ -61,7 +59,7 @@ engine: {{type: native, mismatch_bound: 1.0e-4}}
 transport: {{type: shared_memory}}
 placement: {{learner: {{ranks: 2}}}}
 learner: {{sharding: {sharding}}}
-faults: {faults}
+faults: {{stall_after_s: {stall_after_s}}}
 """
 
 
@@ -78,28 +76,17 @@ class Case:
     kind: str
     rank: int
     delay_s: float
-    step: int
-    stage: str
     struck: list[float] = field(default_factory=list)
     pid: int = 0
 
     @property
-    def faults(self) -> dict[str, object]:
-        moment = {"rank": self.rank, "step": self.step, "stage": self.stage}
-        named = {"dead": {"dead_rank": moment}, "hung": {"hung_rank": moment}}.get(self.kind, {})
-        return {"stall_after_s": STALL_AFTER_S, **named}
-
-    @property
     def said(self) -> str:
-        where = f"step {self.step}, {self.stage}" if self.kind in ("dead", "hung") else f"after {self.delay_s:.2f} s"
-        return f"{self.kind}, rank {self.rank}, {where}"
+        return f"{self.kind}, rank {self.rank}, after {self.delay_s:.2f} s"
 
 
 def drawn(number: int, seed: int) -> Case:
     rng = random.Random(f"{seed} {number}")
-    stage = rng.choice(("prepare_batch", "reference_logprobs", "update", "weight_publish"))
-    step = rng.randrange(1, 4)
-    return Case(KINDS[number % len(KINDS)], rng.randrange(2), rng.uniform(0, 3), step, stage)
+    return Case(KINDS[number % len(KINDS)], rng.randrange(2), rng.uniform(0, 3))
 
 
 def strike(case: Case) -> None:
@@ -117,25 +104,13 @@ def strike_a_start(case: Case, traces: Traces, before: set[int]) -> None:
     strike(case)
 
 
-def see_the_fault(case: Case, traces: Traces, before: set[Path], ended: threading.Event) -> None:
-    """Note when the rank strikes itself: the begin of that stage in the file of its last calls."""
-    while not case.struck and not ended.wait(0.02):
-        for file in set(traces.folder.glob(f"grpo-*/ranks-*/{case.rank}")) - before:
-            for line in file.read_text().splitlines():
-                _, at_s, call = line.strip("\0 ").split(maxsplit=2)
-                if call.strip() == f"{case.stage} of step {case.step} began":
-                    case.struck.append(float(at_s))
-
-
 def run_case(case: Case, factory: PartsFactory, traces: Traces, folder: Path, sharding: str) -> tuple[float, list[str]]:
     """Make one run; return the seconds from the strike to its end, and what was wrong."""
-    file, ended = folder / "trial.yaml", threading.Event()
-    file.write_text(SCENARIO.format(sharding=sharding, faults=json.dumps(case.faults)))
+    file = folder / "trial.yaml"
+    file.write_text(SCENARIO.format(sharding=sharding, stall_after_s=STALL_AFTER_S))
     pids_before, files_before = set(traces.processes()), set(traces.folder.glob("grpo-*/ranks-*/*"))
     if case.kind == "killed at the start":
         threading.Thread(target=strike_a_start, args=(case, traces, pids_before), daemon=True).start()
-    elif case.faults.keys() > {"stall_after_s"}:
-        threading.Thread(target=see_the_fault, args=(case, traces, files_before, ended), daemon=True).start()
 
     def build(scenario: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = factory(scenario, tracer, should_stop)
@@ -150,7 +125,6 @@ def run_case(case: Case, factory: PartsFactory, traces: Traces, folder: Path, sh
     except RunStopped as error:
         message = str(error)
     end_s = time.monotonic()
-    ended.set()
     runs = find_runs(folder / "out")[0] if (folder / "out").exists() else []
     wrong = wrong_end(case, message, (runs[0].folder / "log.txt").read_text() if runs else "")
     while any(left := left_by(traces, pids_before)) and time.monotonic() < end_s + BUSY_S:

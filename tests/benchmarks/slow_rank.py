@@ -19,12 +19,12 @@ from harness.compare.ranks import Straggler, find_straggler
 from harness.core.trace import NullTracer
 from harness.core.types import Completion, GroupData, Prompt, RankStep, RolloutGroup
 from harness.learner import PolicyTrainer
-from harness.learner.ranks import TorchRanks
+from harness.learner.ranks import FsdpRanks
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM
 from harness.run.actors.ranks import rank_steps
-from harness.run.rank_faults import SlowComputing
 from harness.run.rank_worker import LearnerRank, RankResult
+from harness.run.slow_rank import SlowComputing
 from harness.settings.learner import MeshShape, Sharding
 from tests.learner.test_process_group import rank_group
 from tests.learner.tiny_training import CONFIG, OPTIONS
@@ -59,7 +59,7 @@ def train(
 ) -> list[RankResult]:
     """Train for so many steps on one rank, which is made slow if it is that one; without what was learnt."""
     group, shape = rank_group(rank), mesh(sharding)
-    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, TRAINER, ranks=TorchRanks(sharding, shape))
+    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, TRAINER, ranks=FsdpRanks(sharding, shape))
     if slow == rank:
         SlowComputing(trainer.model, share)
     worker = LearnerRank(trainer, None, None, tracer=NullTracer(), group=group, publish="rank0")  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import TransformersBackend
 from harness.engines.sampling import draw
 from harness.engines.weights import build_weights
-from harness.learner.offload import HostPlace, Offload
+from harness.learner.offload import Offload, PinnedTarget
 from harness.models.decoder import DecoderLM
 from harness.models.flops import mfu, peak_flops, training_flops, work_of
 from harness.models.head import score_hidden
@@ -186,7 +186,7 @@ def _optimizer(model: nn.Module) -> dict[str, float]:
 
 def _offload(model: nn.Module) -> dict[str, float]:
     """The weights to pinned memory and back: the first time, which locks it, and again."""
-    moves = Offload(["weights"], HostPlace())
+    moves = Offload(["weights"], PinnedTarget())
     moves.watch("weights", model.parameters)
     figures = {"bytes": float(sum(weight.nbytes for weight in model.parameters()))}
     for name in ("first", "again"):

@@ -17,7 +17,7 @@ from harness.core.errors import UserError
 from harness.core.types import Metrics
 from harness.learner import PolicyTrainer
 from harness.learner.checkpoint import LearnerState
-from harness.learner.ranks import TorchRanks
+from harness.learner.ranks import FsdpRanks
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from tests.learner.test_checkpoint import BATCHES, RICH, all_of
@@ -36,7 +36,7 @@ def new_trainer(mode: str) -> PolicyTrainer:
     if mode == "one":
         return PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, OPTIONS)
     model = DecoderLM(SHAPE, seed=1) if dist.get_rank() == 0 else decoder_without_weights(SHAPE)
-    return PolicyTrainer(model, 0, OPTIONS, ranks=TorchRanks(*MODES[mode]))
+    return PolicyTrainer(model, 0, OPTIONS, ranks=FsdpRanks(*MODES[mode]))
 
 
 def everything(trainer: PolicyTrainer) -> Everything:

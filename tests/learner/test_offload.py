@@ -17,8 +17,8 @@ from harness.core.errors import RunStopped
 from harness.core.trace import ConsecutiveTracer, NullTracer, RecordingTracer, Stage
 from harness.core.types import Metrics, RolloutGroup, WeightHandle
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.offload import FilePlace, Offload, movable, pinned_memory
-from harness.learner.ranks import OneProcess, Ranks, TorchRanks
+from harness.learner.offload import FileTarget, Offload, movable, pinned_memory
+from harness.learner.ranks import FsdpRanks, Ranks, SingleProcess
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.run.builders import _offload
 from harness.run.workers import LearnerWorker
@@ -39,7 +39,7 @@ def train(
     options: TrainerOptions, kinds: Collection[Held], ranks: Ranks, batches: Sequence[tuple[RolloutGroup, ...]]
 ) -> Result:
     """Train as the worker does, with everything away between two training steps."""
-    place = FilePlace()
+    place = FileTarget()
     first = getattr(ranks, "rank", 0) == 0
     model = DecoderLM(SHAPE, seed=1) if first else decoder_without_weights(SHAPE)
     trainer = PolicyTrainer(model, 0, options, ranks=ranks, offload=Offload(kinds, place))
@@ -57,7 +57,7 @@ def train(
 
 
 def train_rank(rank: int, mode: str, options: TrainerOptions, kinds: Collection[Held], batches: Any) -> Result:
-    ranks = TorchRanks(*MODES[mode], keeps_buckets="gradients" in kinds)
+    ranks = FsdpRanks(*MODES[mode], keeps_buckets="gradients" in kinds)
     ranks.rank = rank  # type: ignore[attr-defined]
     return train(options, kinds, ranks, batches)
 
@@ -86,8 +86,8 @@ def test_ranks_train_the_same_bits_with_everything_away_between_steps(mode: str,
 
 @pytest.mark.parametrize("kinds", [("weights",), ("reference",), ("optimizer",), ("gradients",), EVERYTHING])
 def test_one_process_trains_the_same_bits_with_each_switch(kinds: tuple[Held, ...]) -> None:
-    wanted = train(RICH, (), OneProcess(), BATCHES)
-    same_bits(train(RICH, kinds, OneProcess(), BATCHES), wanted)
+    wanted = train(RICH, (), SingleProcess(), BATCHES)
+    same_bits(train(RICH, kinds, SingleProcess(), BATCHES), wanted)
 
 
 class Counted:
@@ -153,7 +153,7 @@ def test_what_has_no_contents_is_freed_and_not_copied() -> None:
 
 def test_a_file_takes_memory_off_the_process() -> None:
     size = 48 * 2**20
-    place, weight = FilePlace(), torch.ones(size // 4)
+    place, weight = FileTarget(), torch.ones(size // 4)
     offload = Offload(["weights"], place)
     offload.watch("weights", lambda: [weight])
     before = place.resident_bytes()

@@ -20,7 +20,7 @@ from harness.core.types import Metrics, RolloutGroup
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.process_group import RankGroup
-from harness.learner.ranks import TorchRanks
+from harness.learner.ranks import FsdpRanks
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM
 from harness.run.rank_worker import LearnerRank
@@ -107,7 +107,7 @@ def test_a_process_can_leave_its_group_and_join_another(rank_pool: RankPool) -> 
 
 def learner_rank(rank: int, sharding: Sharding, shape: MeshShape, options: TrainerOptions) -> LearnerRank:
     group = rank_group(rank)
-    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, options, ranks=TorchRanks(sharding, shape))
+    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, options, ranks=FsdpRanks(sharding, shape))
     return LearnerRank(trainer, None, None, tracer=NullTracer(), group=group, publish="rank0")  # type: ignore[arg-type]
 
 

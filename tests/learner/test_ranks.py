@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from harness.core.types import Metric, Metrics, RolloutGroup, combine_metrics
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.ranks import Ranks, TorchRanks
+from harness.learner.ranks import FsdpRanks, Ranks
 from harness.learner.reference import ReferenceUpdates
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
@@ -82,7 +82,7 @@ def whole(tensor: Tensor | None) -> Tensor:
 def train_rank(
     rank: int, mode: str, options: TrainerOptions, batches: list[tuple[RolloutGroup, ...]], change: Any
 ) -> Trained:
-    return train(options, batches, change, TorchRanks(*MODES[mode]))
+    return train(options, batches, change, FsdpRanks(*MODES[mode]))
 
 
 def compare(
@@ -146,7 +146,7 @@ def test_five_steps_of_adamw_end_within_a_fiftieth_of_the_way(mode: str, rank_po
 
 
 def spread_out(rank: int, options: TrainerOptions, made: tuple[RolloutGroup, ...], shape: MeshShape) -> Trained:
-    return train(options, [made], keep, TorchRanks("fsdp2", shape))
+    return train(options, [made], keep, FsdpRanks("fsdp2", shape))
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
@@ -184,7 +184,7 @@ def without_rollouts(group: RolloutGroup, count: int) -> RolloutGroup:
 
 
 def pieces(rank: int) -> list[tuple[str, int]]:
-    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, RICH, ranks=TorchRanks("fsdp2", MeshShape(shard=2)))
+    trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, RICH, ranks=FsdpRanks("fsdp2", MeshShape(shard=2)))
     assert dist.get_world_size() == 2
     held = [*trainer.model.named_parameters(), *trainer._reference.model.named_parameters()]  # type: ignore[union-attr]
     return [(name, parameter.to_local().numel()) for name, parameter in held if isinstance(parameter, DTensor)]

@@ -13,7 +13,7 @@ from harness.core.errors import Diverged
 from harness.core.types import RolloutGroup
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.ranks import Ranks, TorchRanks
+from harness.learner.ranks import FsdpRanks, Ranks
 from harness.learner.reference import ReferenceUpdates
 from harness.models.decoder import DecoderLM
 from tests.learner import test_ranks
@@ -38,7 +38,7 @@ def train(options: TrainerOptions, batches: Sequence[Parts], ranks: Ranks | None
 
 
 def train_rank(rank: int, mode: str, options: TrainerOptions, batches: Sequence[Parts]) -> Trained:
-    return train(options, batches, TorchRanks(*MODES[mode]))
+    return train(options, batches, FsdpRanks(*MODES[mode]))
 
 
 def in_parts(seed: int, *sizes: int) -> Parts:

@@ -8,7 +8,7 @@ import itertools
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,9 @@ from rich.console import Console
 
 from harness.core.cache_folder import default_cache_folder
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.learner.warm_start import RECIPES, initial_policy, warm_start_policy
+from harness.learner.warm_start import WarmStartReport, content_key, initial_policy, shown_progress, warm_start_policy
 from harness.learner.warm_start.cache import read_entry, write_entry
-from harness.learner.warm_start.curriculum import Lesson
-from harness.learner.warm_start.keyword_curriculum import KeywordCurriculum, taught_reward, trained_keyword_counts
-from harness.learner.warm_start.presets import content_key, preset_config, preset_curriculum
-from harness.learner.warm_start.progress import WarmStartProgress
+from harness.learner.warm_start.lessons import RECIPES, lessons_of, trained_keyword_counts
 from harness.learner.warm_start.training import (
     COPY_GAIN,
     AveragedPolicy,
@@ -30,7 +27,7 @@ from harness.learner.warm_start.training import (
     initialize_as_copier,
     response_loss,
 )
-from harness.models.config import ModelConfig
+from harness.models.config import ModelConfig, preset_shape
 from harness.models.decoder import DecoderLM
 from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.grammar import Demonstration, demonstrations
@@ -59,8 +56,6 @@ BRIEF = replace(
     max_tokens=8,
 )
 
-LESSONS = (Lesson(iter(()), 20, 0.5), Lesson(iter(()), 10, 0.4, from_below=False))
-
 
 def start(folder: Path, seed: int = 0, **options):
     return warm_start_policy("tiny", seed, **{"progress": False, "cache_dir": folder, "recipe": BRIEF, **options})
@@ -77,7 +72,7 @@ def entries(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return KeywordCurriculum().train_tokenizer()
+    return lessons_of("tiny").train_tokenizer()
 
 
 def test_tokenizer_gives_nearly_every_word_one_token(tokenizer) -> None:
@@ -87,11 +82,11 @@ def test_tokenizer_gives_nearly_every_word_one_token(tokenizer) -> None:
 
 
 def test_presets_have_the_tokenizers_vocabulary() -> None:
-    sizes = {preset: preset_config(preset).vocab_size for preset in RECIPES}
+    sizes = {preset: preset_shape(preset).vocab_size for preset in RECIPES}
     assert sizes == {"tiny": 1280, "small": 1280, "course": 1280, "maths": 1024}
     # a layer: 2 * 256 * (256 + 128) attention + 3 * 256 * 768 SwiGLU + 2 * 256 norms = 786,944; four of them,
     # embeddings 1280 * 256 = 327,680, and the last norm's 256
-    assert preset_config("small").num_parameters == 3_475_712
+    assert preset_shape("small").num_parameters == 3_475_712
 
 
 def test_demonstrations_have_at_least_the_asked_number_of_keywords() -> None:
@@ -101,7 +96,7 @@ def test_demonstrations_have_at_least_the_asked_number_of_keywords() -> None:
 
 def test_more_keywords_lower_what_is_asked() -> None:
     recipe = replace(BRIEF, taught_reward=0.5)
-    assert [taught_reward(recipe, count) for count in (2, 3, 4)] == [0.5, 0.25, 0.125]
+    assert [lessons_of("tiny", recipe, count).taught_reward for count in (2, 3, 4)] == [0.5, 0.25, 0.125]
 
 
 def test_batch_is_prompts_and_responses_with_an_end(tokenizer) -> None:
@@ -138,7 +133,7 @@ def test_equal_prompts_keep_a_token_each(tokenizer) -> None:
 
 
 def test_sharing_the_beginning_leaves_the_loss_as_it_is(tokenizer) -> None:
-    model = DecoderLM(preset_config("tiny"), seed=3)
+    model = DecoderLM(preset_shape("tiny"), seed=3)
     examples = list(itertools.islice(demonstrations(0, (2, 3)), 4))
     apart, shared = (encode_batch(tokenizer, examples, share_beginning=share) for share in (False, True))
     assert (len(apart.prompt_ids_PL), len(shared.prompt_ids_PL)) == (4, 1)
@@ -146,7 +141,7 @@ def test_sharing_the_beginning_leaves_the_loss_as_it_is(tokenizer) -> None:
 
 
 def test_loss_is_the_mean_over_response_tokens_only(tokenizer) -> None:
-    model = DecoderLM(preset_config("tiny"), seed=3)
+    model = DecoderLM(preset_shape("tiny"), seed=3)
     examples = list(itertools.islice(demonstrations(0, (2,)), 3))
     losses = []
     for example in examples:  # one row at a time, from the logits of a plain forward pass
@@ -180,7 +175,7 @@ def test_an_output_matrix_of_its_own_begins_as_a_copy_of_the_embeddings() -> Non
 
 def test_copier_prefers_the_prompts_words_from_the_start(tokenizer) -> None:
     model, _ = initial_policy("tiny", 0)
-    plain = DecoderLM(preset_config("tiny"), seed=0)
+    plain = DecoderLM(preset_shape("tiny"), seed=0)
 
     def advantage(of: DecoderLM) -> float:
         """Mean log-prob of the prompt's keywords as the first token less that of all the words of the list."""
@@ -248,24 +243,24 @@ def test_anything_that_matters_has_another_entry(tmp_path: Path) -> None:
     start(tmp_path, keywords_per_prompt=3)
     start(tmp_path, recipe=replace(BRIEF, learning_rate=1e-3))
     assert len(entries(tmp_path)) == 4
-    key = content_key("tiny", BRIEF, 0, KeywordCurriculum(2))
-    assert key == content_key("tiny", BRIEF, 0, KeywordCurriculum(2))
+    key = content_key("tiny", BRIEF, 0, lessons_of("tiny", BRIEF))
+    assert key == content_key("tiny", BRIEF, 0, lessons_of("tiny", BRIEF))
     assert f"warm-start-tiny-{key}" in entries(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["truncated weights", "no tokenizer", "no report", "half a report", "no number"])
+@pytest.mark.parametrize("damage", ["truncated weights", "no tokenizer", "no manifest", "half a manifest", "no number"])
 def test_damaged_entry_is_trained_again_with_a_warning(tmp_path: Path, damage: str) -> None:
     model, _, _ = start(tmp_path, threads=1)
     (entry,) = tmp_path.iterdir()
-    weights, report = entry / "policy" / "model.safetensors", entry / "report.json"
+    weights, manifest = entry / "step_0" / "model.safetensors", entry / "step_0" / "manifest.json"
     if damage == "truncated weights":
         weights.write_bytes(weights.read_bytes()[:-1000])
     elif damage == "no tokenizer":
-        (entry / "policy" / "tokenizer.json").unlink()
-    elif damage == "no report":
-        report.unlink()
-    elif damage == "half a report":
-        report.write_text(report.read_text()[:100])
+        (entry / "step_0" / "tokenizer.json").unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    elif damage == "half a manifest":
+        manifest.write_text(manifest.read_text()[:100])
     else:
         weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")  # the same size, one value gone
     with pytest.warns(UserWarning, match=f"the cached warm start {entry.name} is damaged .* it is trained again"):
@@ -284,7 +279,7 @@ def test_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
 
 
 def test_the_first_to_finish_an_entry_wins(tmp_path: Path, tokenizer) -> None:
-    config = preset_config("tiny")
+    config = preset_shape("tiny")
     entry = tmp_path / "entry"
     write_entry(entry, DecoderLM(config, seed=1), tokenizer, {"by": "first"})
     write_entry(entry, DecoderLM(config, seed=2), tokenizer, {"by": "second"})
@@ -299,7 +294,8 @@ def test_the_first_to_finish_an_entry_wins(tmp_path: Path, tokenizer) -> None:
 def test_two_processes_at_once_share_one_entry(tmp_path: Path) -> None:
     program = (
         "import dataclasses, hashlib, json, sys\n"
-        "from harness.learner.warm_start import RECIPES, warm_start_policy\n"
+        "from harness.learner.warm_start.lessons import RECIPES\n"
+        "from harness.learner.warm_start import warm_start_policy\n"
         "brief = dataclasses.replace(RECIPES['tiny'], taught_reward=0.0, start_reward=1.0, evaluate_from=2,\n"
         "    evaluate_every=(2, 2), evaluation_prompts=8, batch_size=4, max_tokens=8)\n"
         "model, _, _ = warm_start_policy('tiny', 0, progress=False, cache_dir=sys.argv[1], threads=1, recipe=brief)\n"
@@ -348,44 +344,35 @@ def test_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert default_cache_folder() == tmp_path / "home" / ".cache" / "grpo-harness"
 
 
-def test_progress_off_a_terminal_is_two_lines() -> None:
-    shown = io.StringIO()
-    with WarmStartProgress(Console(file=shown, width=200), "warm start of tiny", LESSONS, quiet=False) as bar:
-        bar.show(1, 7.0, None)
-        bar.show(2, 6.0, 0.25)
-    first, second = shown.getvalue().splitlines()
-    assert first.startswith("warm start of tiny: ")
-    assert second == "warm start of tiny: validation reward 0.25"
+def test_progress_off_a_terminal_is_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, report = start(tmp_path, progress=True)
+    first, second = capsys.readouterr().err.replace("\n", " ").split("warm start of tiny (0.6M parameters): ")[1:]
+    assert first.startswith("it is trained first, once, and then kept")
+    assert second.strip() == f"validation reward {report.reward:.2f}"
 
 
-@pytest.mark.parametrize(
-    ("rewards", "says"),
-    [
-        ((0.125,), "step 1, loss 5.50, validation reward 0.12, to at least 0.500"),
-        ((0.125, 0.5, None), "step 3, loss 5.50, validation reward 0.50, to at most 0.400"),
-    ],
-)
-def test_progress_on_a_terminal_shows_step_loss_and_reward(rewards: tuple[float | None, ...], says: str) -> None:
+def test_progress_on_a_terminal_shows_step_loss_and_reward() -> None:
     shown = io.StringIO()
     console = Console(file=shown, width=200, force_terminal=True)
-    with WarmStartProgress(console, "title", LESSONS, quiet=False) as bar:
-        for step, reward in enumerate(rewards, start=1):
-            bar.show(step, 5.5, reward)
-    assert says in shown.getvalue()
+    with shown_progress("tiny", lessons_of("tiny"), console, quiet=False) as show:
+        for step, reward in enumerate((0.125, 0.5, None), start=1):
+            show(step, 5.5, reward, "at most 0.400")
+    assert "step 3, loss 5.50, validation reward 0.50, to at most 0.400" in shown.getvalue()
 
 
 def test_quiet_progress_shows_nothing() -> None:
     shown = io.StringIO()
-    with WarmStartProgress(Console(file=shown, force_terminal=True), "title", LESSONS, quiet=True) as bar:
-        bar.show(20, 5.5, 0.125)
+    console = Console(file=shown, force_terminal=True)
+    with shown_progress("tiny", lessons_of("tiny"), console, quiet=True) as show:
+        show(20, 5.5, 0.125, "at least 0.450")
     assert shown.getvalue() == ""
 
 
 def test_report_on_disk_names_no_person_or_place(tmp_path: Path) -> None:
     start(tmp_path)
     (entry,) = tmp_path.iterdir()
-    stored = json.loads((entry / "report.json").read_text())
-    assert set(stored) == {"files", "report"}
+    stored = json.loads((entry / "step_0" / "report.json").read_text())
+    assert set(stored) == {field.name for field in fields(WarmStartReport)}
     assert str(tmp_path) not in json.dumps(stored)
     assert str(Path.home()) not in json.dumps(stored)
 
@@ -398,7 +385,7 @@ def test_tiny_starts_where_grpo_can_learn(tmp_path: Path) -> None:
     prompts = {prompt.text for prompt in KeywordTask(2, 1, 256).validation_prompts}
     assert {prompt for prompt, _ in report.examples} <= prompts
     assert all(len(response.split()) >= 3 for _, response in report.examples)
-    assert (model.config, len(tokenizer)) == (preset_config("tiny"), 1280)
+    assert (model.config, len(tokenizer)) == (preset_shape("tiny"), 1280)
 
 
 BRIEF_MATHS = replace(
@@ -424,7 +411,7 @@ def test_maths_is_taught_arithmetic_and_measured_by_it(tmp_path: Path) -> None:
     assert (report.preset, report.steps, report.reward) == ("maths", 4, 0.0)
     prompts = {prompt.text for prompt in ArithmeticTask(1, 8).validation_prompts}
     assert {prompt for prompt, _ in report.examples} == prompts
-    assert (model.config, len(tokenizer)) == (preset_config("maths"), 1024)
+    assert (model.config, len(tokenizer)) == (preset_shape("maths"), 1024)
     assert model.config.max_position_embeddings >= 1024
 
 
@@ -439,7 +426,7 @@ def test_maths_ignores_the_number_of_keywords(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def maths_tokenizer():
-    return preset_curriculum("maths").train_tokenizer()
+    return lessons_of("maths").train_tokenizer()
 
 
 def test_maths_tokenizer_gives_every_digit_a_token_of_its_own(maths_tokenizer) -> None:

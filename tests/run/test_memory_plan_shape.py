@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.learner.warm_start.presets import preset_config, preset_curriculum
-from harness.models.config import PRESETS, sizes_from_hf
+from harness.learner.warm_start.lessons import lessons_of
+from harness.models.config import PRESETS, preset_shape, sizes_from_hf
 from harness.models.make_folder import shape_config
 from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.shape import read_shape, shape_for
@@ -50,9 +50,9 @@ def test_own_models_are_counted_as_they_count_themselves(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_presets_vocabulary_is_that_of_its_tokenizer(name: str) -> None:
-    assert preset_config(name).vocab_size == preset_curriculum(name).vocabulary_size
+    assert preset_shape(name).vocab_size == len(lessons_of(name).train_tokenizer())
     scenario = Scenario.model_validate({"model": {"type": "preset", "preset": name}})
-    assert shape_for(scenario) == (preset_config(name), "")
+    assert shape_for(scenario) == (preset_shape(name), "")
 
 
 def test_norms_of_heads_and_a_head_width_of_its_own() -> None:

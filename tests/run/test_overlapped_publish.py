@@ -14,7 +14,7 @@ from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import WeightHandle
 from harness.learner import PolicyTrainer
-from harness.learner.ranks import TorchRanks
+from harness.learner.ranks import FsdpRanks
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.rank_worker import LearnerRank
@@ -144,7 +144,7 @@ def published_by_ranks(rank: int) -> list[dict[str, Tensor]]:
 
         def agree(self, what: str, mine: str) -> None: ...
 
-    ranks = TorchRanks("fsdp2", MeshShape(shard=2), reduce_dtype=torch.float32, device="cpu")
+    ranks = FsdpRanks("fsdp2", MeshShape(shard=2), device="cpu")
     model = DecoderLM(CONFIG, seed=1) if rank == 0 else decoder_without_weights(CONFIG)
     trainer, options = PolicyTrainer(model, 0, OPTIONS, ranks=ranks), TransportOptions()
     sender = shard_sender("shared_memory", options, rank)

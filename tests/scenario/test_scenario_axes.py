@@ -79,7 +79,7 @@ def test_a_sweep_is_the_product_of_its_axes_with_the_arms_of_a_point_side_by_sid
 @pytest.mark.parametrize(
     ("sweep", "expected"),
     [
-        ({"task.seed": [1], "model.warm_start_seed": [2]}, ["seed=1,warm_start_seed=2"]),
+        ({"task.seed": [1], "model.threads": [2]}, ["seed=1,threads=2"]),
         ({"seed": [1], "task.seed": [2]}, ["seed=1,task.seed=2"]),
         ({"optimizer.betas": [[0.9, 0.99]]}, ["betas=0.9-0.99"]),
         ({"sampling.stop": [["</a>"], []]}, ["stop=a", "stop=empty"]),

@@ -125,13 +125,13 @@ def test_buckets_are_torchs_and_all_but_the_last_may_hide_behind_the_way_back() 
 
 
 def test_fsdp2_gathers_weights_in_each_microbatch_and_adds_gradients_up_once() -> None:
-    asked = scenario(4, "fsdp2", "gradient_accumulation_steps=2", "learner.reduce_dtype=bfloat16")
+    asked = scenario(4, "fsdp2", "gradient_accumulation_steps=2")
     (found,) = exchanged(asked)
     gathered, reduced = units(found, "all_gather"), units(found, "reduce_scatter")
     assert found.mode == "fsdp2"
     assert gathered["gb"] == pytest.approx(2 * 2 * 3 / 4 * WEIGHTS * 4 / 1e9)  # 2 M f(S) P w
     assert gathered["call"] == 2 * 2 * 5  # four layers, and what is outside of them
-    assert reduced["gb"] == pytest.approx(3 / 4 * WEIGHTS * 2 / 1e9)  # f(S) P r
+    assert reduced["gb"] == pytest.approx(3 / 4 * WEIGHTS * 4 / 1e9)  # f(S) P r
     assert reduced["call"] == 5
     (passed,) = exchanged(asked, Stage.OLD_LOGPROBS)
     assert units(passed, "all_gather")["gb"] == pytest.approx(2 * 3 / 4 * WEIGHTS * 4 / 1e9)  # once in each of two

@@ -136,12 +136,11 @@ def gains(answer: Answer) -> dict[str, float]:
 def test_checkpoints_at_another_interval(record: Record, costs: dict[str, float], every: int, step_s: float) -> None:
     settings = {"checkpoint": {"every": 2, "asynchronous": "write" in costs}}
     run = record(costs, steps=18, **settings)
-    answer = what_if(run, [f"checkpoint.every={every}", "checkpoint.hours_between_failures=1"], with_gains=False)
+    answer = what_if(run, [f"checkpoint.every={every}"], with_gains=False)
     assert answer.error == pytest.approx(0.0, abs=1e-9)
     assert answer.after.step_s == pytest.approx(step_s, rel=0.015)
     cost = answer.checkpoints
     assert cost is not None
-    assert f"checkpoint.every={cost.best_every(3600.0)} " in list(sentences(answer))[-1]
     assert (cost.every, cost.pending_s) == pytest.approx((every, costs.get("write", 0.0)))
     if costs.get("write", 0.0) < SYNC_S:
         assert (cost.step_s, cost.blocked_s) == pytest.approx((SYNC_S, costs["checkpoint"]))

@@ -198,7 +198,7 @@ def measured_ranks(members: Sequence[Member]) -> list[tuple[RankStep, ...]]:
 
 
 def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[str]:
-    """Say what checkpoints cost in the last run of each arm that made any, and which interval would lose least."""
+    """Say what checkpoints cost in the last run of each arm that made any."""
     for arm, members in experiment.arms.items():
         for member in reversed(members):
             table, step_s = member.table, member.figures.get("step_s")
@@ -207,5 +207,5 @@ def checkpoints(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator
             steps = {*table.steps["step"][table.is_measured].astype(int).tolist()}
             cost = checkpoint_cost(member.run, part_spans(member.run.spans()), steps, step_s)
             if cost is not None:
-                yield checkpoint_sentence(arm, cost, member.run.setting("checkpoint.hours_between_failures"))
+                yield checkpoint_sentence(arm, cost)
                 break

@@ -5,10 +5,13 @@ From random weights the reward is 0 for every rollout, and a group of equal rewa
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,21 +19,17 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from harness.core.cache_folder import default_cache_folder
+from harness.core.progress import progress_bars
+from harness.learner.warm_start import lessons as lessons_module
+from harness.learner.warm_start import training as training_module
 from harness.learner.warm_start.cache import read_entry, write_entry
-from harness.learner.warm_start.curriculum import RECIPES, Curriculum, Recipe, training_precision
-from harness.learner.warm_start.presets import content_key, preset_config, preset_curriculum
-from harness.learner.warm_start.progress import WarmStartProgress
-from harness.learner.warm_start.training import WarmStartTraining, initialize_as_copier
+from harness.learner.warm_start.lessons import RECIPES, Lessons, Recipe, lessons_of
+from harness.learner.warm_start.training import Listener, WarmStartTraining, initialize_as_copier
+from harness.models.config import preset_shape
 from harness.models.decoder import DecoderLM, decoder_without_weights
 
-__all__ = [
-    "RECIPES",
-    "Recipe",
-    "WarmStartReport",
-    "initial_policy",
-    "policy_without_weights",
-    "warm_start_policy",
-]
+VERSION = 2
+"""Part of the cache key: raise it when a change outside the hashed sources changes the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +54,16 @@ class WarmStartReport:
     from_cache: bool = False
 
 
-def initial_policy(preset: str, seed: int) -> tuple[DecoderLM, PreTrainedTokenizerBase]:
+def initial_policy(preset: str, seed: int = 0) -> tuple[DecoderLM, PreTrainedTokenizerBase]:
     """Return the preset untrained, as a warm start with this seed begins, and its tokenizer.
 
     Raises:
         UserError: there is no such preset.
     """
-    model = DecoderLM(preset_config(preset), seed=None)
+    tokenizer = lessons_of(preset).train_tokenizer()
+    model = DecoderLM(preset_shape(preset), seed=None)
     initialize_as_copier(model, seed)
-    return model.eval(), preset_curriculum(preset).train_tokenizer()
+    return model.eval(), tokenizer
 
 
 def policy_without_weights(preset: str) -> tuple[DecoderLM, PreTrainedTokenizerBase]:
@@ -72,12 +72,13 @@ def policy_without_weights(preset: str) -> tuple[DecoderLM, PreTrainedTokenizerB
     Raises:
         UserError: there is no such preset.
     """
-    return decoder_without_weights(preset_config(preset)), preset_curriculum(preset).train_tokenizer()
+    tokenizer = lessons_of(preset).train_tokenizer()
+    return decoder_without_weights(preset_shape(preset)), tokenizer
 
 
 def warm_start_policy(
     preset: str,
-    seed: int,
+    seed: int = 0,
     *,
     progress: bool = True,
     cache_dir: str | Path | None = None,
@@ -106,52 +107,74 @@ def warm_start_policy(
         RunStopped: training did not reach its reward.
         Interrupted: ``should_stop`` said so.
     """
-    curriculum = preset_curriculum(preset, keywords_per_prompt)
-    config, recipe = preset_config(preset), recipe or RECIPES[preset]
+    lessons = lessons_of(preset, recipe, keywords_per_prompt)
+    recipe = recipe or RECIPES[preset]
     folder = Path(cache_dir) if cache_dir is not None else default_cache_folder()
-    entry = folder / f"warm-start-{preset}-{content_key(preset, recipe, seed, curriculum)}"
-    kept = read_entry(entry)
-    if kept is not None:
+    entry = folder / f"warm-start-{preset}-{content_key(preset, recipe, seed, lessons)}"
+    if (kept := read_entry(entry)) is not None:
         model, tokenizer, stored = kept
-        examples = tuple((prompt, response) for prompt, response in stored.pop("examples"))
         assert isinstance(model, DecoderLM)
-        return model, tokenizer, WarmStartReport(**stored, examples=examples, from_cache=True)
-    title = f"warm start of {preset} ({config.num_parameters / 1e6:.1f}M parameters)"
-    lessons = curriculum.lessons(recipe, seed)
-    with torch_threads(threads), WarmStartProgress(Console(stderr=True), title, lessons, not progress) as bar:
-        model, tokenizer, report = _train(preset, seed, recipe, curriculum, bar, should_stop)
-    stored = asdict(report)
-    del stored["from_cache"]
-    write_entry(entry, model, tokenizer, stored)
-    return model, tokenizer, report
-
-
-def _train(
-    preset: str,
-    seed: int,
-    recipe: Recipe,
-    curriculum: Curriculum,
-    bar: WarmStartProgress,
-    should_stop: Callable[[], bool],
-) -> tuple[DecoderLM, PreTrainedTokenizerBase, WarmStartReport]:
-    started, cpu_started = time.perf_counter(), time.process_time()
-    model, tokenizer = initial_policy(preset, seed)
-    training = WarmStartTraining(model.train(), tokenizer, recipe, seed, curriculum, bar.show, should_stop)
-    evaluation = training.run()
-    report = WarmStartReport(
-        preset=preset,
-        seed=seed,
-        parameters=model.config.num_parameters,
-        steps=training.steps,
-        reward=evaluation.reward,
-        response_tokens=evaluation.response_tokens,
-        examples=evaluation.examples,
-        precision=str(training_precision(recipe)).removeprefix("torch."),
-        threads=torch.get_num_threads(),
-        seconds=time.perf_counter() - started,
-        cpu_seconds=time.process_time() - cpu_started,
-    )
+        examples = tuple((prompt, response) for prompt, response in stored.pop("examples"))
+        return model, tokenizer, WarmStartReport(**stored, examples=examples)
+    with torch_threads(threads), shown_progress(preset, lessons, Console(stderr=True), quiet=not progress) as listener:
+        started, cpu_started = time.perf_counter(), time.process_time()
+        model, tokenizer = initial_policy(preset, seed)
+        training = WarmStartTraining(model.train(), tokenizer, lessons, recipe, seed, listener, should_stop)
+        evaluation = training.run()
+        report = WarmStartReport(
+            preset=preset,
+            seed=seed,
+            parameters=model.config.num_parameters,
+            steps=training.steps,
+            reward=evaluation.reward,
+            response_tokens=evaluation.response_tokens,
+            examples=evaluation.examples,
+            precision=str(recipe.dtype).removeprefix("torch."),
+            threads=torch.get_num_threads(),
+            seconds=time.perf_counter() - started,
+            cpu_seconds=time.process_time() - cpu_started,
+        )
+    write_entry(entry, training.average.model, tokenizer, asdict(replace(report, from_cache=True)))
     return training.average.model, tokenizer, report
+
+
+def content_key(preset: str, recipe: Recipe, seed: int, lessons: Lessons) -> str:
+    """Return 16 hex digits that change with anything the warm-started policy depends on."""
+    parts = {
+        "version": VERSION,
+        "torch": torch.__version__,
+        "model": asdict(preset_shape(preset)),
+        "recipe": asdict(recipe),
+        "precision": str(recipe.dtype),
+        "seed": seed,
+        **lessons.key,
+        "sources": [inspect.getsource(each) for each in (*lessons.sources, lessons_module, training_module)],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def shown_progress(preset: str, lessons: Lessons, console: Console, *, quiet: bool) -> Iterator[Listener]:
+    """Say a line before and after; the bar between is the reward on its way to where right examples end."""
+    title = f"warm start of {preset} ({preset_shape(preset).num_parameters / 1e6:.1f}M parameters)"
+    console.quiet = quiet
+    reward = 0.0
+
+    def say(line: str) -> None:
+        console.print(f"{title}: {line}", highlight=False, markup=False)
+
+    say("it is trained first, once, and then kept; about half a minute for the preset small, minutes for maths")
+    with progress_bars(console, quiet=quiet, counts=False, facts=True, transient=True) as bars:
+        task = bars.add_task(title, total=lessons.taught_reward, facts="starting")
+
+        def show(step: int, loss: float, measured: float | None, wanted: str) -> None:
+            nonlocal reward
+            reward = reward if measured is None else measured
+            facts = f"step {step}, loss {loss:.2f}, validation reward {reward:.2f}, to {wanted}"
+            bars.update(task, completed=reward, facts=facts)
+
+        yield show
+    say(f"validation reward {reward:.2f}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The supervised training itself: a copying initialisation, next-token loss on the responses, stopping on reward.
 
-What is taught is a curriculum's matter (see ``curriculum``); nothing here knows a task.
+What is taught stands in ``lessons``; nothing here knows a task.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,16 +19,15 @@ from transformers import PreTrainedTokenizerBase
 from harness.core.errors import Interrupted, RunStopped
 from harness.core.types import SamplingParams
 from harness.engines.native import NativeEngine
-from harness.learner.warm_start.curriculum import Curriculum, Example, Lesson, Recipe, stream_seed, training_precision
-from harness.models.config import ModelConfig
+from harness.learner.warm_start.lessons import Example, Lessons, Recipe, stream_seed
 from harness.models.decoder import DecoderLayer, DecoderLM
 from harness.models.shared_prompt import response_log_probs
 
 EMBEDDING_GAIN = 4.0
 COPY_GAIN = 2.0
 NUM_EXAMPLES = 8
-Listener = Callable[[int, float, float | None], None]
-"""Called after each step with its number, the loss, and the reward where one was measured."""
+Listener = Callable[[int, float, float | None, str], None]
+"""Called after each step with its number, the loss, the reward where one was measured, and which one is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,30 +101,30 @@ class WarmStartTraining:
 
     Args:
         model: trained in place; its own weights are not the result.
-        tokenizer: the curriculum's.
-        recipe: how to train.
+        tokenizer: the lessons'.
+        lessons: what to teach.
+        recipe: how.
         seed: of the examples and evaluations.
-        curriculum: what to teach.
         listener: called after each step.
-        should_stop: polled before each step.
+        should_stop: polled before each step and each sampled token.
     """
 
     def __init__(
         self,
         model: DecoderLM,
         tokenizer: PreTrainedTokenizerBase,
+        lessons: Lessons,
         recipe: Recipe,
         seed: int,
-        curriculum: Curriculum,
         listener: Listener,
         should_stop: Callable[[], bool],
     ) -> None:
         self.average = AveragedPolicy(model, recipe.average_decay)
         self.steps = 0
-        self._model, self._tokenizer, self._recipe, self._seed = model, tokenizer, recipe, seed
-        self._curriculum = curriculum
+        self._model, self._tokenizer, self._lessons, self._recipe, self._seed = model, tokenizer, lessons, recipe, seed
         self._listener, self._should_stop = listener, should_stop
-        self._evaluator = Evaluator(model.config, tokenizer, recipe, seed, curriculum, should_stop)
+        self._task = lessons.task(recipe.evaluation_prompts)
+        self._engine = NativeEngine(model.config, tokenizer, should_stop=should_stop)
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0
         )
@@ -134,38 +133,42 @@ class WarmStartTraining:
         """Teach all lessons; return the last evaluation of the averaged policy.
 
         Raises:
-            RunStopped: a lesson did not reach its reward in the recipe's ``max_steps``, or the loss is not finite.
+            RunStopped: a reward was not reached in the recipe's ``max_steps``, or the loss is not finite.
             Interrupted: ``should_stop`` said so.
         """
-        return [self._teach(lesson) for lesson in self._curriculum.lessons(self._recipe, self._seed)][-1]
+        lessons, taught, start = self._lessons, self._lessons.taught_reward, self._recipe.start_reward
+        often, oftener = self._recipe.evaluate_every
+        self._teach(lessons.right(self._seed), often, lambda reward: reward >= taught, f"at least {taught:.3f}")
+        return self._teach(
+            lessons.careless(self._seed), oftener, lambda reward: reward <= start, f"at most {start:.3f}"
+        )
 
-    def _teach(self, lesson: Lesson) -> Evaluation:
-        """Train on the lesson's examples until an evaluation's reward is as wanted."""
+    def _teach(
+        self, examples: Iterator[Example], every: int, is_good_enough: Callable[[float], bool], wanted: str
+    ) -> Evaluation:
         last = math.nan
         while self.steps < self._recipe.max_steps:
             if self._should_stop():
                 raise Interrupted(f"the warm start was stopped after {self.steps} steps; nothing of it is kept")
             self.steps += 1
-            loss = self._step(self._encode(list(itertools.islice(lesson.examples, self._recipe.batch_size))))
-            is_due = self.steps >= self._recipe.evaluate_from and self.steps % lesson.every == 0
-            evaluation = self._evaluator.evaluate(self.average.model, self.steps) if is_due else None
-            self._listener(self.steps, loss, evaluation.reward if evaluation else None)
-            if evaluation and lesson.is_reached(evaluation.reward):
+            loss = self._step(list(itertools.islice(examples, self._recipe.batch_size)))
+            is_due = self.steps >= self._recipe.evaluate_from and self.steps % every == 0
+            evaluation = self._evaluate() if is_due else None
+            self._listener(self.steps, loss, evaluation.reward if evaluation else None, wanted)
+            if evaluation and is_good_enough(evaluation.reward):
                 return evaluation
             last = evaluation.reward if evaluation else last
         raise RunStopped(
             f"the warm start (seed {self._seed}) made {self.steps} steps and its validation reward is {last:.3f}; "
-            f"{lesson.wanted} is needed. Set model.warm_start_seed to another number{self._curriculum.or_else}"
+            f"{wanted} is needed. {self._lessons.or_else}"
         )
 
-    def _encode(self, examples: Sequence[Example]) -> Batch:
-        return encode_batch(self._tokenizer, examples, share_beginning=self._recipe.share_beginning)
-
-    def _step(self, batch: Batch) -> float:
+    def _step(self, examples: Sequence[Example]) -> float:
         recipe = self._recipe
         for group in self._optimizer.param_groups:
             group["lr"] = recipe.learning_rate * min(1.0, self.steps / recipe.warmup_steps)
-        loss = response_loss(self._model, batch, training_precision(recipe))
+        batch = encode_batch(self._tokenizer, examples, share_beginning=recipe.share_beginning)
+        loss = response_loss(self._model, batch, recipe.dtype)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), recipe.max_grad_norm)
@@ -174,6 +177,21 @@ class WarmStartTraining:
         if not math.isfinite(loss.item()):
             raise RunStopped(f"the warm start's loss is {loss.item()} at step {self.steps} (seed {self._seed})")
         return loss.item()
+
+    def _evaluate(self) -> Evaluation:
+        """Sample one response of the averaged policy to each held-out prompt, at temperature 1."""
+        self._engine.load_weights(self.average.model.state_dict())
+        prompts = self._task.validation_prompts
+        sampling = SamplingParams(temperature=1.0, max_tokens=self._recipe.max_tokens, stop=self._lessons.stop)
+        seed = stream_seed("evaluation", self._seed, self.steps)
+        groups = self._engine.generate([self._tokenizer.encode(one.text) for one in prompts], 1, sampling, seed)
+        pairs = [(prompt, response) for prompt, (response,) in zip(prompts, groups, strict=True)]
+        rewards = [self._task.reward(response.text, prompt.ground_truth)["reward"] for prompt, response in pairs]
+        return Evaluation(
+            reward=sum(rewards) / len(rewards),
+            response_tokens=sum(len(response.token_ids) for _, response in pairs) / len(pairs),
+            examples=tuple((prompt.text, response.text) for prompt, response in pairs[:NUM_EXAMPLES]),
+        )
 
 
 def response_loss(model: DecoderLM, batch: Batch, precision: torch.dtype = torch.float32) -> Tensor:
@@ -195,66 +213,29 @@ def encode_batch(
         share_beginning: compute the tokens with which all prompts begin once, and take the rest of each prompt into
             its row. The loss is the same; it is quicker where prompts are long and alike.
     """
+
+    def pad(rows: Sequence[Sequence[int]]) -> Tensor:
+        tensors = [torch.tensor(row) for row in rows]
+        return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=tokenizer.pad_token_id)
+
     prompts = [tokenizer.encode(example.prompt) for example in examples]
     responses = [[*tokenizer.encode(example.response), tokenizer.eos_token_id] for example in examples]
     index_B = torch.arange(len(prompts))
     if share_beginning:
-        shared = _common_beginning(prompts)
+        columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)  # at least one token of each is left out
+        shared = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
         rests, prompts, index_B = [prompt[shared:] for prompt in prompts], [prompts[0][:shared]], 0 * index_B
     else:
         rests = [[] for _ in prompts]
     rows = [rest + response for rest, response in zip(rests, responses, strict=True)]
-    row_ids_BT = _padded(rows, tokenizer.pad_token_id)
+    row_ids_BT = pad(rows)
     steps_T = torch.arange(row_ids_BT.shape[1])
     row_mask_BT = steps_T < torch.tensor([len(row) for row in rows])[:, None]
     return Batch(
-        prompt_ids_PL=_padded(prompts, tokenizer.pad_token_id),
+        prompt_ids_PL=pad(prompts),
         prompt_lengths_P=torch.tensor([len(prompt) for prompt in prompts]),
         row_ids_BT=row_ids_BT,
         row_mask_BT=row_mask_BT,
         prompt_index_B=index_B,
         trained_mask_BT=row_mask_BT & (steps_T >= torch.tensor([len(rest) for rest in rests])[:, None]),
     )
-
-
-def _common_beginning(prompts: Sequence[Sequence[int]]) -> int:
-    """Return with how many equal tokens all prompts begin, at least one of each left out."""
-    columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
-
-
-def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
-    tensors = [torch.tensor(row) for row in rows]
-    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
-
-
-class Evaluator:
-    """Samples one response to each held-out prompt at temperature 1; its random stream is its own."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        recipe: Recipe,
-        seed: int,
-        curriculum: Curriculum,
-        should_stop: Callable[[], bool],
-    ) -> None:
-        self._task = curriculum.task(recipe.evaluation_prompts)
-        self._prompt_ids = [tokenizer.encode(prompt.text) for prompt in self._task.validation_prompts]
-        self._engine = NativeEngine(config, tokenizer, should_stop=should_stop)
-        self._sampling = SamplingParams(temperature=1.0, max_tokens=recipe.max_tokens, stop=curriculum.stop)
-        self._seed = seed
-
-    def evaluate(self, model: DecoderLM, step: int) -> Evaluation:
-        """Return the mean reward of the model's responses; ``step`` chooses the random stream."""
-        self._engine.load_weights(model.state_dict())
-        seed = stream_seed("evaluation", self._seed, step)
-        responses = [group[0] for group in self._engine.generate(self._prompt_ids, 1, self._sampling, seed)]
-        pairs = list(zip(self._task.validation_prompts, responses, strict=True))
-        rewards = [self._task.reward(response.text, prompt.ground_truth)["reward"] for prompt, response in pairs]
-        return Evaluation(
-            reward=sum(rewards) / len(rewards),
-            response_tokens=sum(len(response.token_ids) for response in responses) / len(responses),
-            examples=tuple((prompt.text, response.text) for prompt, response in pairs[:NUM_EXAMPLES]),
-        )

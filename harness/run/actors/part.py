@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -415,26 +414,10 @@ class ActorPart:
             return span
         return span._replace(start_ns=span.start_ns - self._offset_ns, end_ns=span.end_ns - self._offset_ns)
 
-    async def settle(self, stage: Stage) -> None:
-        """Return when nothing is under way in the actor any more that was asked of it; a dead one is found out later.
-
-        Args:
-            stage: what it may still be doing.
-        """
-        with self.tracer.underway(self.lane, stage), suppress(*DEATHS):
-            await in_thread(self.finish_building, [self])  # of one that was being replaced
-            for group in {None, self.spec.moving_lane and MOVING}:
-                await self.handle.forget.options(concurrency_group=group).remote()
-        self.device_figures.clear()
-
-    def launch_again(self, store: Any = None) -> None:
-        """End the actor and start a new one in its place.
-
-        Args:
-            store: of a rank, where the new ranks find each other.
-        """
+    def launch_again(self) -> None:
+        """End the actor and start a new one in its place."""
         ray.kill(self.handle)
-        self.facts, self.spec = None, self.spec if store is None else replace(self.spec, store=store)
+        self.facts = None
         self.handle, self.building, self.store = self.spec.launch()
 
     async def _died(self, incarnation: int, reason: str) -> HarnessError:
@@ -474,7 +457,7 @@ class ActorPart:
                 return await in_thread(self.finish_building, [self])
             except DEATHS as error:
                 reason = f"while it started: {cause_of_death(error)}"
-            except asyncio.CancelledError:  # which ends it; where the Learner alone is restarted, another is made
+            except asyncio.CancelledError:
                 replacements.made -= 1
                 raise
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,11 +13,11 @@ from typing import Any
 
 import ray
 
-from harness.core.errors import PartDied, UserError
+from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.core.types import GroupData
 from harness.engines.vllm_machine import environment as vllm_environment
-from harness.learner.last_calls import LastCalls, read_last_calls
+from harness.learner.flight_recorder import FlightRecorder, read_flight
 from harness.learner.process_group import RankGroup
 from harness.probes.memory import DeviceFigure
 from harness.probes.nsight import new_tag, nsight_runtime_env, report_folders, wait_for_reports
@@ -198,30 +197,6 @@ class ActorParts(RunningParts):
         mesh, options = mesh_shape(scenario), trainer_options(scenario)
         return RanksHandle(self._ranks, mesh, options, in_shards=in_shards(scenario))
 
-    async def learner_is_dead(self) -> bool:
-        """See ``RunningParts``."""
-        asked = await asyncio.gather(*(part.check_alive() for part in self._ranks), return_exceptions=True)
-        return any(isinstance(answer, PartDied) for answer in asked)
-
-    async def restart_learner(self) -> None:
-        """See ``RunningParts``. All ranks are made anew, since the others have lost the step that they were in."""
-        first, *others = self._ranks
-        first.launch_again()
-        for part in others:
-            part.launch_again(first.store)
-        with ExitStack() as starting:
-            for part in self._ranks:
-                starting.enter_context(part.tracer.underway(part.lane, Stage.STARTUP))
-            await asyncio.gather(
-                in_thread(partial(wait_until_built, self._ranks, self._start_limit_s), self._ranks),
-                *(part.settle(stage) for part, stage in self._outliving),
-            )
-        for part in self._ranks:
-            part.device_figures.clear()
-        folder = self._learner.run_folder
-        self.learner = self._learner = self._learner_handle()
-        self._learner.run_folder = folder
-
     def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
         scenario = self._scenario
         threads, device = threads_of(scenario, settings), resolve_device(scenario, settings)
@@ -304,7 +279,7 @@ class ActorParts(RunningParts):
 
     def last_calls(self) -> str:
         """See ``RunningParts``."""
-        told = [f"{lane} last: {'; '.join(read_last_calls(file)) or 'not on this machine'}"
+        told = [f"{lane} last: {'; '.join(read_flight(file)) or 'not on this machine'}"
                 for lane, file in self._last_calls.items()]  # fmt: skip
         return "\n".join(told)
 
@@ -416,7 +391,7 @@ def _rank(
     device = resolve_device(scenario, scenario.placement.learner)
     ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s + WATCHDOG_S
     policy = make_policy(scenario, "meta" if rank else "cpu", never)
-    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience, calls=LastCalls(calls))
+    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience, calls=FlightRecorder(calls))
     return make_learner_rank(scenario, options=options, policy=policy, tracer=tracer, group=group, device=device)
 
 

@@ -110,7 +110,7 @@ def _other_versions(run: Run, profile: MachineProfile) -> str:
     )
 
 
-SAVING = ("checkpoint.every", "checkpoint.hours_between_failures", "save_policy_every")
+SAVING = ("checkpoint.every", "save_policy_every")
 STRATEGY = (
     "steps",
     "max_lag",

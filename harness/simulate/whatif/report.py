@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.compare.checkpoints import interval_advice
 from harness.compare.numbers import change, listed, number, percent
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
@@ -75,9 +74,6 @@ def sentences(answer: Answer) -> Iterator[str]:
             f"{percent(first.gain)} shorter"
         )
     yield from _advice(answer.gains)
-    cost, hours = answer.checkpoints, answer.change.after.checkpoint.hours_between_failures
-    if cost is not None and hours is not None:
-        yield interval_advice(cost, hours)
 
 
 def cautions(answer: Answer) -> Iterator[str]:

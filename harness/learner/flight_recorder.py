@@ -12,7 +12,7 @@ from harness.core.trace import SpanContext, Stage, Tracer
 KEPT, WIDTH = 16, 96
 
 
-class LastCalls:
+class FlightRecorder:
     """A ring of the last ``KEPT`` calls of this process, one write each; a process that is killed leaves it whole.
 
     Args:
@@ -33,8 +33,8 @@ class LastCalls:
             os.pwrite(self._file, line.encode("ascii", "replace"), self._number % KEPT * WIDTH)
 
 
-def read_last_calls(file: Path) -> list[str]:
-    """Return the calls in a ``LastCalls`` file, oldest first, each with its number; empty where there is no file."""
+def read_flight(file: Path) -> list[str]:
+    """Return the calls in a flight recorder's file, oldest first, numbered; empty where there is no file."""
     try:
         lines = file.read_text("ascii", "replace").splitlines()
     except OSError:
@@ -45,7 +45,7 @@ def read_last_calls(file: Path) -> list[str]:
     return [f"{number}: {call} {now_s - float(at_s):.1f} s ago" for number, at_s, call in rows]
 
 
-class NotingTracer:
+class FlightTracer:
     """Notes the begin and end of each stage.
 
     Args:
@@ -53,18 +53,17 @@ class NotingTracer:
         calls: takes the notes.
     """
 
-    def __init__(self, tracer: Tracer, calls: LastCalls) -> None:
+    def __init__(self, tracer: Tracer, calls: FlightRecorder) -> None:
         self._tracer, self._calls = tracer, calls
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
-        return _NotedSpan(self._tracer.span(lane, stage, step, version), self._calls, f"{stage.value} of step {step}")
+        return _FlightSpan(self._tracer.span(lane, stage, step, version), self._calls, f"{stage.value} of step {step}")
 
 
-class _NotedSpan:
+class _FlightSpan:
     __slots__ = ("_calls", "_name", "_span")
 
-    def __init__(self, span: SpanContext, calls: LastCalls, name: str) -> None:
+    def __init__(self, span: SpanContext, calls: FlightRecorder, name: str) -> None:
         self._span, self._calls, self._name = span, calls, name
 
     def __enter__(self) -> None:

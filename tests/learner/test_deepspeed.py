@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from harness.core.errors import Diverged, UserError
 from harness.core.types import Metrics, RolloutGroup
 from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.deepspeed import DeepSpeedRanks, check_usable
 from harness.learner.ranks import MakeOptimizer
-from harness.learner.zero import ZeroRanks, check_usable
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.settings.learner import ZeroStage
 from tests.learner.test_ranks import PLAIN, RICH, same_metrics, without_rollouts
@@ -63,7 +63,7 @@ class Trained:
     gathered: list[str]
 
 
-class NotingRanks(ZeroRanks):
+class NotingRanks(DeepSpeedRanks):
     """Ranks that note the whole gradients, and may step SGD."""
 
     def __init__(self, stage: ZeroStage, sgd: bool, precision: str) -> None:
@@ -234,7 +234,7 @@ def diverge(rank: int) -> list[tuple[str, bool]]:
     """Meet a batch with rewards that are no numbers, of which rank 1 trains on one; then go on."""
     said = []
     for stage in STAGES:
-        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN, ranks=ZeroRanks(stage))
+        trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN, ranks=DeepSpeedRanks(stage))
         bad, good = list(groups(0)), groups(1)
         bad[1] = replace(bad[1], rewards=(float("nan"), 1.0, 0.0, 0.5))
         before = {name: trainer.whole(tensor).clone() for name, tensor in trainer.weights().items()}

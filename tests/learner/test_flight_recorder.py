@@ -8,47 +8,36 @@ from pathlib import Path
 import pytest
 
 from harness.core.thread_time import thread_time
-from harness.core.trace import NullTracer, RecordingTracer, Stage
-from harness.learner.last_calls import KEPT, LastCalls, NotingTracer, read_last_calls
-from harness.run.rank_faults import StruckTracer
+from harness.core.trace import NullTracer, Stage
+from harness.learner.flight_recorder import KEPT, FlightRecorder, FlightTracer, read_flight
 
 
 def test_the_last_calls_are_read_in_order_with_their_numbers(tmp_path: Path) -> None:
-    calls, file = LastCalls(tmp_path / "0"), tmp_path / "0"
+    calls, file = FlightRecorder(tmp_path / "0"), tmp_path / "0"
     for number in range(1, KEPT + 6):
         calls.note(f"call {number} " + "x" * 200 * (number == 7))
-    found = read_last_calls(file)
+    found = read_flight(file)
     assert [int(line.partition(":")[0]) for line in found] == list(range(6, KEPT + 6))
     assert found[-1].startswith(f"{KEPT + 5}: call {KEPT + 5} ")
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
-    LastCalls(tmp_path / "elsewhere" / "0").note("call")
-    assert read_last_calls(tmp_path / "elsewhere" / "0") == []
+    FlightRecorder(tmp_path / "elsewhere" / "0").note("call")
+    assert read_flight(tmp_path / "elsewhere" / "0") == []
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_stages_are_noted_as_they_begin_and_end(tmp_path: Path) -> None:
-    tracer = NotingTracer(NullTracer(), LastCalls(tmp_path / "0"))
+    tracer = FlightTracer(NullTracer(), FlightRecorder(tmp_path / "0"))
     with tracer.span("learner/0", Stage.UPDATE, 4, 4):
         pass
     with pytest.raises(KeyError), tracer.span("learner/0", Stage.WEIGHT_PUBLISH, 5, 5):
         raise KeyError
-    said = [" ".join(line.split()[1:6]) for line in read_last_calls(tmp_path / "0")]
+    said = [" ".join(line.split()[1:6]) for line in read_flight(tmp_path / "0")]
     assert [line.rsplit(" ", 1)[0] if line.endswith("0.0") else line for line in said] == [
         "update of step 4 began", "update of step 4 ended",
         "weight_publish of step 5 began", "weight_publish of step 5 failed",
     ]  # fmt: skip
-
-
-def test_a_fault_strikes_in_its_stage_and_step_alone_and_once_it_is_open() -> None:
-    recorder, struck = RecordingTracer(time.perf_counter_ns), list[str]()
-    tracer = StruckTracer(recorder, Stage.UPDATE, 2, lambda: struck.extend(s.stage for s in recorder.still_open()))
-    for stage, step in ((Stage.UPDATE, 1), (Stage.PREPARE_BATCH, 2), (Stage.UPDATE, 2), (Stage.UPDATE, 3)):
-        with tracer.span("learner/1", stage, step, step):
-            pass
-    assert struck == ["update"]
-    assert len(recorder.drain()) == 4
 
 
 def test_sleeping_is_blocked_and_computing_is_not() -> None:

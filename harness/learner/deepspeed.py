@@ -55,7 +55,7 @@ def check_usable(*, cuda: bool) -> None:
         )
 
 
-class ZeroRanks:
+class DeepSpeedRanks:
     """Ranks that share what training keeps: stage 1 the optimizer, 2 also gradients, 3 also weights.
 
     The default process group is theirs; each one has a device of its own, the first that it sees. Like DDP the engine
@@ -79,31 +79,30 @@ class ZeroRanks:
         self._optimizer: Any = None
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """See ``Ranks``. Checkpointed layers must be so before."""
+        """Checkpointed layers must be so before."""
         self._hand_out(scoring)
         engine = self._engine(scoring, make_optimizer())
         self._optimizer = engine.optimizer
         return engine, self._optimizer
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """See ``Ranks``. Stages 1 and 2 leave weights whole."""
+        """Stages 1 and 2 leave weights whole."""
         self._hand_out(scoring)
         return self._engine(scoring, None) if self._stage == 3 else scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """See ``Ranks``. Only stage 1 waits for the last pass: the others have no room for whole gradients."""
+        """Only stage 1 waits for the last pass: the others have no room for whole gradients."""
         engine: Any = scoring
         engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
-        """See ``Ranks``."""
         summed = value.clone()
         dist.all_reduce(summed)
         return summed
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """See ``Ranks``. DeepSpeed has taken the gradients from the parameters; each rank scales its pieces."""
+        """DeepSpeed has taken the gradients from the parameters; each rank scales its pieces."""
         pieces = list(self._pieces())
         squares = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float32).square() for piece in pieces])
         norm = math.sqrt(self.total(squares.sum()))
@@ -114,16 +113,14 @@ class ZeroRanks:
         return norm
 
     def gradient_buffers(self) -> list[Tensor]:
-        """See ``Ranks``. DeepSpeed's are its own."""
+        """DeepSpeed's are its own."""
         return []
 
     def held(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         piece: Tensor = getattr(parameter, "ds_tensor", parameter)
         return piece
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """See ``Ranks``."""
         if not hasattr(parameter, "ds_tensor"):
             return parameter.detach()
         import deepspeed
