@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.core.own_code import OwnKind, make_part
 from harness.core.protocols import Engine, Task
-from harness.core.trace import ConsecutiveTracer, Tracer
+from harness.core.trace import HookedTracer, Interrupting, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.engines.requests import SpecialTokens, decode_text
@@ -179,7 +179,7 @@ def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learn
     settings = scenario.learner.offload
     if settings is None or scenario.model.type == "paced":
         return Offload(), tracer
-    tracer = ConsecutiveTracer(tracer)
+    tracer = HookedTracer(tracer, Interrupting())
     place = HostPlace() if device == "cuda" else FilePlace(settings.folder)
     return Offload(offloaded(scenario), place, tracer, lane), tracer
 
