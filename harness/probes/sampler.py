@@ -100,10 +100,10 @@ class Sampling:
         clock_ns: the machine's monotonic clock.
         cpu_s: CPU seconds that the sampling itself has cost so far.
         open_gpus: returns the probe of the GPUs, or raises ``Unknown``.
-        own: a user's own probes, as ``package.module:Name``.
+        own: probe plugins, as ``package.module:Name``.
 
     Raises:
-        UserError: one of the user's own probes cannot be made.
+        UserError: a plugin cannot be made.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from harness.core.own_code import OwnKind, make_part
+from harness.core.plugins import PluginKind, make_plugin
 from harness.core.protocols import Engine, Task
 from harness.core.trace import HookedTracer, Interrupting, Tracer
 from harness.core.types import SamplingParams
@@ -22,7 +22,7 @@ from harness.engines.faulty import SkipsLoads
 from harness.engines.requests import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
-from harness.learner.own_functions import UserAdvantage, UserLoss
+from harness.learner.plugins import PluginAdvantage, PluginLoss
 from harness.learner.reference import ReferenceUpdates
 from harness.run.data_files import fields_of
 from harness.run.devices import resolve_device
@@ -254,9 +254,11 @@ def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: 
     return PacedEngine(settings.generate_s, settings.spread, scenario.prompts_per_batch, should_stop=should_stop)
 
 
-OWN_TASK = OwnKind("task", "task.type", "(**options) -> Task", "docs.examples.own_parts.parts:Counting", protocol=Task)
+TASK_PLUGIN = PluginKind(
+    "task", "task.type", "(**options) -> Task", "docs.examples.own_parts.parts:Counting", protocol=Task
+)
 """Made with the scenario's ``task.options``."""
-OWN_ENGINE = OwnKind(
+ENGINE_PLUGIN = PluginKind(
     "engine",
     "engine.type",
     "(model, tokenizer, **options) -> Engine",
@@ -268,7 +270,7 @@ OWN_ENGINE = OwnKind(
 
 
 def _own_task(settings: Any) -> Task:
-    task: Task = make_part(settings.type, OWN_TASK, {}, settings.options)
+    task: Task = make_plugin(settings.type, TASK_PLUGIN, {}, settings.options)
     return task
 
 
@@ -283,7 +285,7 @@ def _own_engine(scenario: Scenario, policy: Policy, device: str, should_stop: St
         "max_batch": settings.max_batch,
         "should_stop": should_stop,
     }
-    engine: Engine = make_part(settings.type, OWN_ENGINE, given, settings.options)
+    engine: Engine = make_plugin(settings.type, ENGINE_PLUGIN, given, settings.options)
     return engine
 
 
@@ -318,16 +320,16 @@ def builder(part: str, type_name: str) -> Callable[..., Any]:
     return BUILDERS[part, OWN if ":" in type_name else type_name]
 
 
-def own_functions(scenario: Scenario) -> tuple[UserLoss | None, UserAdvantage | None]:
-    """Return the user's own loss and advantage, each tried once; None for what the scenario does not name.
+def plugin_functions(scenario: Scenario) -> tuple[PluginLoss | None, PluginAdvantage | None]:
+    """Return the plugins of loss and advantage, each tried once; None for what the scenario does not name.
 
     Raises:
         UserError: one of them cannot be used.
     """
     loss, advantage = scenario.loss.function, scenario.advantage.function
     return (
-        None if loss is None else UserLoss(loss, scenario.needs_reference),
-        None if advantage is None else UserAdvantage(advantage, scenario.group_size),
+        None if loss is None else PluginLoss(loss, scenario.needs_reference),
+        None if advantage is None else PluginAdvantage(advantage, scenario.group_size),
     )
 
 
@@ -335,7 +337,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
     """Return how the Learner trains.
 
     Raises:
-        UserError: the user's own loss or advantage cannot be used.
+        UserError: a plugin of loss or advantage cannot be used.
     """
     from harness.grpo import LossOptions
     from harness.grpo.importance import ImportanceOptions
@@ -344,7 +346,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
 
     loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
     weights = loss.importance
-    own_loss, own_advantage = own_functions(scenario)
+    own_loss, own_advantage = plugin_functions(scenario)
     delta, shape = scenario.advantage.delta_for(loss.type), shape_for(scenario)[0]
     return TrainerOptions(
         group_size=scenario.group_size,
