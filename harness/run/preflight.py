@@ -43,8 +43,8 @@ def check_before_start(
         nvml: the module ``pynvml``; None imports it.
 
     Raises:
-        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's
-            a plugin that cannot be used, heads that tensor ranks or an engine's workers cannot share,
+        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a
+            plugin that cannot be used, heads that tensor ranks or an engine's workers cannot share,
             more GPUs than there are, an unknown profile, a window outside of the run, a profiler or tracker that cannot
             work here.
     """

@@ -147,8 +147,7 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
     """Say where there are no error bars, and what to type for some."""
     cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
     if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
-        known = {path.stem for path in SCENARIOS.files()}
-        names = [name if name in known else f"{name}.yaml" for name in experiment.scenario.split(VERSUS)]
+        names = map(SCENARIOS.typed, experiment.scenario.split(VERSUS))
         command = as_typed(f"python -m harness bench {shlex.join(names)} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
 
