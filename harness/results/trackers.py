@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import UserError
-from harness.core.installation import how_to_install
+from harness.core.extras import how_to_install
 from harness.core.plugins import PluginKind, make_plugin
 from harness.results.anonymous import Scrubber
 from harness.results.jsonl import read_rows

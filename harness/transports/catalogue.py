@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from harness.core.errors import UserError
-from harness.core.installation import PART_OF, how_to_install
+from harness.core.extras import EXTRA_OF, how_to_install
 from harness.core.plugins import PluginKind, check_methods, load_plugin
 from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
@@ -55,7 +55,7 @@ class TransportKind:
             UserError: a package is not installed.
         """
         if self.package is not None and find_spec(self.package) is None:
-            part = PART_OF.get(self.package, self.name)
+            part = EXTRA_OF.get(self.package, self.name)
             on = f"on Linux{' with an NVIDIA driver' if self.needs_gpu else ''}"
             raise UserError(
                 f"transport.type is {self.name}, and the package {self.package} is not installed",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.thread_time import thread_time
 from harness.core.trace import NullTracer, RecordingTracer, Stage
 from harness.learner.last_calls import KEPT, LastCalls, NotingTracer, read_last_calls
 from harness.run.rank_faults import StruckTracer
+from harness.run.thread_time import thread_time
 
 
 def test_the_last_calls_are_read_in_order_with_their_numbers(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from harness.compare.remarks.syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
-from harness.core.installation import as_typed
+from harness.core.extras import as_typed
 from harness.core.intervals import Interval
 from harness.core.named_files import SCENARIOS, VERSUS
 from harness.results.counters import CounterRow
