@@ -105,13 +105,7 @@ def load_callable(path: str, kind: PluginKind, options: Mapping[str, Any] | None
 
 
 def make_plugin(path: str, kind: PluginKind, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Make a part of a run.
-
-    Args:
-        path: ``package.module:Name``.
-        kind: what the part is.
-        given: the values of ``kind.arguments``; it gets those that it names.
-        options: what the scenario sets for it; it gets all.
+    """Make a part of a run with those values of ``kind.arguments`` that it names, and all options of the scenario.
 
     Raises:
         UserError: see ``load_callable``; or making it raised; or what was made lacks a method or an attribute.
@@ -194,11 +188,7 @@ def _takes(method: Callable[..., Any], member: Callable[..., Any], unbound: bool
 
 
 def plugin_digest(path: str) -> str | None:
-    """Return the SHA-256 of the file of the module that a path names, in hexadecimal; None where there is no such file.
-
-    Args:
-        path: ``package.module:name``.
-    """
+    """Return the SHA-256 of the file of a plugin's module, in hexadecimal; None where there is no such file."""
     _look_here()
     try:
         spec = importlib.util.find_spec(path.partition(":")[0])

@@ -331,7 +331,6 @@ class RecordingTracer:
         self.open_spans: dict[_RecordedSpan, None] = {}
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
         if lane in self._groups:
             return _GroupSpan([_RecordedSpan(self, each, stage, step, version) for each in self._groups[lane]])
         return _RecordedSpan(self, lane, stage, step, version)

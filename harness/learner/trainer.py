@@ -73,7 +73,7 @@ class TrainerOptions:
         loss, aggregation, constant: see ``harness.grpo``.
         delta, advantage_eps: what weighs the loss of a rollout, see ``harness.grpo.group_deltas``; a loss of type
             ``no_baseline`` takes the rewards, whatever ``delta`` is.
-        own_advantage: a user's own function in place of ``delta``, see ``harness.learner.plugins.PluginAdvantage``.
+        own_advantage: a plugin in place of ``delta``, see ``harness.learner.plugins.PluginAdvantage``.
         mask_truncated: leave responses that were cut at ``max_tokens`` out of the loss (overlong filtering, DAPO,
             arXiv:2503.14476, section 3.4). They stay in their group's mean and standard deviation, and in the number of
             rollouts that ``sequence_mean`` and ``constant`` divide by, as in TRL's ``mask_truncated_completions``.

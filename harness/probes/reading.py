@@ -1,6 +1,6 @@
 """What a probe reads: a value, or why there is none. Never 0 for what is not known.
 
-``harness.results.counters.explain`` puts the reasons in words. ``OwnReader`` reads a probe plugin.
+``harness.results.counters.explain`` puts the reasons in words. ``PluginReader`` reads a probe plugin.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PROBE_PLUGIN = PluginKind("probe", "own", "() -> Probe", "docs.examples.own_part
 """Named in a probe profile, made without arguments."""
 
 
-class OwnReader:
+class PluginReader:
     """Reads a probe plugin, as a source of its own path.
 
     Args:

@@ -29,7 +29,7 @@ from typing import Any
 
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe, open_gpu_probe
-from harness.probes.reading import OwnReader, Reading, Unknown
+from harness.probes.reading import PluginReader, Reading, Unknown
 from harness.results.counters import HELD, SAMPLER
 
 _GOODBYE_S = 5.0
@@ -114,7 +114,7 @@ class Sampling:
         open_gpus: Callable[[], GpuProbe] = open_gpu_probe,
         own: Sequence[str] = (),
     ) -> None:
-        self._own = [OwnReader(path) for path in own]
+        self._own = [PluginReader(path) for path in own]
         self._clock_ns, self._cpu_s, self._open_gpus = clock_ns, cpu_s, open_gpus
         self._host, self._processes = HostProbe(), ProcessProbe(driver)
         self._gpus: GpuProbe | None = None

@@ -269,12 +269,12 @@ ENGINE_PLUGIN = PluginKind(
 """Made with those of these arguments that it names, and the scenario's ``engine.options``."""
 
 
-def _own_task(settings: Any) -> Task:
+def _plugin_task(settings: Any) -> Task:
     task: Task = make_plugin(settings.type, TASK_PLUGIN, {}, settings.options)
     return task
 
 
-def _own_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
+def _plugin_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     settings: Any = scenario.engine
     given = {
         "model": policy.model,
@@ -297,7 +297,7 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("task", "maths"): _maths_task,
     ("task", "arithmetic"): _arithmetic_task,
     ("task", "sorting"): _sorting_task,
-    ("task", OWN): _own_task,
+    ("task", OWN): _plugin_task,
     ("model", "preset"): _preset_policy,
     ("model", "folder"): _folder_policy,
     ("model", "paced"): _paced_policy,
@@ -311,7 +311,7 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("engine", "sglang"): _sglang_engine,
     ("engine", "fake"): _fake_engine,
     ("engine", "paced"): _paced_engine,
-    ("engine", OWN): _own_engine,
+    ("engine", OWN): _plugin_engine,
 }
 
 
@@ -346,7 +346,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
 
     loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
     weights = loss.importance
-    own_loss, own_advantage = plugin_functions(scenario)
+    plugin_loss, plugin_advantage = plugin_functions(scenario)
     delta, shape = scenario.advantage.delta_for(loss.type), shape_for(scenario)[0]
     return TrainerOptions(
         group_size=scenario.group_size,
@@ -361,13 +361,13 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
             loss.ratio_level,
             kl.weighted_by_ratio,
             loss.entropy_coefficient,
-            own_loss,
+            plugin_loss,
         ),
         aggregation=loss.aggregation,
         constant=scenario.loss_constant,
         delta="rewards" if delta == "own" else delta,
         advantage_eps=scenario.advantage.eps,
-        own_advantage=own_advantage,
+        own_advantage=plugin_advantage,
         mask_truncated=loss.mask_truncated,
         ban_eos_first=scenario.banned_eos_tokens,
         temperature=scenario.sampling.temperature,
