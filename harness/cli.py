@@ -22,7 +22,7 @@ from harness import __version__
 from harness.core.allocator import keep_freed_memory
 from harness.core.arguments import Parser
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.installation import PART_OF, as_typed, how_to_install, program
+from harness.core.extras import EXTRA_OF, as_typed, how_to_install, program
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.removed import INSTEAD, removed
 from harness.core.terminal_text import plain_lines, silence_output, write_what_can_be_written
@@ -132,8 +132,8 @@ def carry_out(command: Callable[[], int]) -> int:
         if (limit := _limit_met(error)) is not None:
             return _say(f"error: {limit}", 2)
         package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
-        if package in PART_OF:
-            fix = how_to_install(PART_OF[package])
+        if package in EXTRA_OF:
+            fix = how_to_install(EXTRA_OF[package])
             return _say(f"error: {UserError(f'this needs {package}, which is not installed', sys.executable, fix)}", 2)
         traceback.print_exc()
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)

@@ -1,7 +1,8 @@
-"""A process beside this one that answers questions: seen from outside, and what it does to end with its parent.
+"""A process beside this one that answers questions, and that can be killed at any moment from any thread.
 
-The two sides talk over a socket in lines of JSON. What comes back is not trusted. The process can be killed at any
-moment, from any thread, and no question to it outlasts its deadline.
+The two sides talk over a socket in lines of JSON. What comes back is not trusted, and no question outlasts its
+deadline. ``multiprocessing`` would import the caller's main module again, trust what comes back as a pickle, and leave
+alone what the process has started.
 """
 
 from __future__ import annotations
@@ -59,10 +60,12 @@ class ChildProcess:
     """
 
     def __init__(self, serve: str, environment: Mapping[str, str] | None = None) -> None:
+        self.idle = False
+        self._received = b""
         self._connection, theirs = socket.socketpair()
         lifeline, writer = os.pipe()
-        environment, self._mark = with_mark(os.environ if environment is None else environment)
         self._lifeline: int | None = writer
+        environment, self._mark = with_mark(os.environ if environment is None else environment)
         with theirs:
             arguments = [*serve.split(":"), str(theirs.fileno()), str(lifeline), *sys.path]
             self._process = subprocess.Popen(
@@ -75,8 +78,6 @@ class ChildProcess:
                 env=environment,
             )
         os.close(lifeline)
-        self.idle = False
-        self._received = b""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._outputs = [_Output(self._process.stdout, "stdout"), _Output(self._process.stderr, "stderr")]
@@ -116,28 +117,31 @@ class ChildProcess:
                 raise Interrupted("stopped while scoring")
             left_s = deadline - time.monotonic()
             is_late = left_s <= 0
-            self._receive_some(min(max(left_s, _AT_ONCE_S), POLL_S))
-        for output in self._outputs:  # what was printed before the answer
-            output.show()
+            if self._wait(min(max(left_s, _AT_ONCE_S), POLL_S)):
+                self._take()
+        self._show()  # what was printed before the answer
         line, _, self._received = self._received.partition(b"\n")
-        return _parse(line)
+        with suppress(ValueError, RecursionError):
+            if isinstance(answer := json.loads(line), dict):
+                return answer
+        text = repr(line)
+        raise ConnectionError(f"sent {text if len(text) <= 80 else f'{text[:77]}...'}, which is no answer")
 
-    def _receive_some(self, timeout_s: float) -> None:
-        """Wait for bytes, show what was printed, and take what has come."""
+    def _wait(self, timeout_s: float) -> bool:
+        """Wait for bytes, show what was printed, and return whether an answer may have come."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         for output in self._outputs:
             if not output.is_over:
                 poll.register(output.pipe, select.POLLIN)
         ready = [number for number, _ in poll.poll(timeout_s * 1e3)]
-        for output in self._outputs:
-            output.show()
-        if self._connection.fileno() not in ready:
-            return
-        self._connection.settimeout(timeout_s)
+        self._show()
+        return self._connection.fileno() in ready
+
+    def _take(self) -> None:
         try:
-            data = self._connection.recv(_LONGEST_ANSWER)
-        except TimeoutError:
+            data = self._connection.recv(_LONGEST_ANSWER, socket.MSG_DONTWAIT)
+        except BlockingIOError:
             return
         except ConnectionResetError:  # it ended without reading all that it was sent
             data = b""
@@ -147,22 +151,25 @@ class ChildProcess:
         if len(self._received) > _LONGEST_ANSWER:
             raise ConnectionError(f"sent more than {_LONGEST_ANSWER} bytes at once")
 
+    def _show(self) -> None:
+        for output in self._outputs:
+            output.show()
+
     def _how_it_ended(self) -> str:
         try:
             code = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        return (
-            f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
-        )
+        if code >= 0:
+            return f"ended with exit code {code}"
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
 
     def close(self) -> None:
         """Let the process end by itself, or kill it."""
         self._connection.close()
         ends_by = time.monotonic() + GRACE_S
         while self._process.poll() is None and time.monotonic() < ends_by:
-            for output in self._outputs:  # it may wait for room to print
-                output.show()
+            self._show()  # it may wait for room to print
             time.sleep(_AT_ONCE_S)
         self.kill()
 
@@ -184,12 +191,7 @@ class ChildProcess:
 
 
 class _Output:
-    """What a process prints into a pipe, on its way to this process's output.
-
-    Attributes:
-        pipe: read end.
-        is_over: nobody can print into it any more.
-    """
+    """What a process prints into a pipe, on its way to this process's output."""
 
     def __init__(self, pipe: IO[bytes], name: str) -> None:
         self.pipe, self.is_over, self._name, self._begun = pipe, False, name, b""
@@ -208,8 +210,7 @@ class _Output:
     def close(self) -> None:
         """Print the rest, and close the pipe."""
         self.show()
-        if self._begun:
-            self._print([self._begun])
+        self._print([self._begun] if self._begun else [])
         self.pipe.close()
 
     def _print(self, lines: list[bytes]) -> None:
@@ -238,14 +239,3 @@ def end_with(lifeline_fd: int) -> None:
 def line_of(message: dict[str, Any]) -> bytes:
     """Return a message as it travels: JSON in ASCII, and the end of the line."""
     return json.dumps(message).encode() + b"\n"
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        text = repr(line)
-        raise ConnectionError(f"sent {text if len(text) <= 80 else f'{text[:77]}...'}, which is no answer")
-    return answer

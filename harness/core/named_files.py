@@ -60,6 +60,10 @@ class NamedFiles:
                     by_name.setdefault(path.stem, path)
         return [by_name[name] for name in sorted(by_name)]
 
+    def typed(self, name: str) -> str:
+        """Return what a person types to name a file: its name where that finds it, else its path."""
+        return name if any(file.stem == name for file in self.files()) else f"{name}{SUFFIXES[0]}"
+
     def find(self, path_or_name: str | Path) -> Path:
         """Return the file for a path or a name.
 

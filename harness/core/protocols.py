@@ -75,26 +75,17 @@ class Learner(Protocol):
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         """Train on one batch; stages ``prepare_batch``, ``old_logprobs``, ``reference_logprobs``, ``update``.
 
-        Args:
-            step: the training step.
-            groups: of the batch; after ``accumulate`` those of the last part, which may be none.
+        After ``accumulate`` the groups are those of the last part, which may be none.
         """
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
         """Make the current weights available to the Generators; stages ``weight_publish`` and ``weight_verify``.
 
-        Args:
-            version: of these weights.
-            still_needed: versions published before that a Generator may yet load; the others may be overwritten.
+        Versions published before that are not ``still_needed`` may be overwritten.
         """
 
     async def save_policy(self, version: int, *, last: bool) -> None:
-        """Save the policy, if it is to be saved; stage ``save_policy``.
-
-        Args:
-            version: of the policy.
-            last: whether training is over; else it is one on the way, kept beside.
-        """
+        """Save the policy, if it is to be saved; stage ``save_policy``. One before the ``last`` is kept beside."""
 
 
 class Engine(Protocol):
@@ -111,22 +102,14 @@ class Engine(Protocol):
         """Sample ``num_samples`` responses to each prompt of token ids; they share the prompt's prefill.
 
         The same arguments and weights give the same tokens. Sample s of prompt p draws from a random stream that
-        depends on (seed, places[p], s) only, not on the batch around it.
-
-        Args:
-            prompts: token ids.
-            num_samples: responses to each.
-            sampling: how to draw.
-            seed: of the rollout batch.
-            places: of the prompts in the rollout batch, where these are a part of it; None counts from 0.
+        depends on (seed, places[p], s) only, not on the batch around it. ``seed`` is the rollout batch's, ``places``
+        are those of the prompts in it; None counts from 0.
         """
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
         """Replace the weights in place, by Hugging Face name; ValueError on a missing, misshapen or unknown one.
 
-        Args:
-            weights: by Hugging Face name.
-            version: of these weights; the tag of the tokens that they sample, where an engine tells them apart.
+        ``version`` is the tag of the tokens that they sample, where an engine tells them apart.
         """
 
 

@@ -8,14 +8,12 @@ recording one takes its clock as an argument, so that a simulated run records vi
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
-from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Stage(StrEnum):
@@ -64,8 +62,8 @@ class Span(NamedTuple):
     version: int
 
 
-make_span: Callable[[tuple[str, Stage, int, int, int, int]], Span] = partial(tuple.__new__, Span)
-"""Faster than ``Span(...)``, for one is made at the end of each stage."""
+_new_tuple = tuple.__new__
+"""Makes a span faster than ``Span(...)``, for one is made at the end of each stage."""
 
 
 class OpenSpan(NamedTuple):
@@ -107,6 +105,15 @@ class Tracer(Protocol):
         """Open a span of ``stage`` on ``lane``; leaving the block closes it."""
 
 
+class NullTracer:
+    """The tracer of unmeasured code: records nothing."""
+
+    __slots__ = ()
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        return _NO_SPAN
+
+
 class _NoSpan:
     __slots__ = ()
 
@@ -120,135 +127,124 @@ class _NoSpan:
 _NO_SPAN = _NoSpan()
 
 
-class NullTracer:
-    """The tracer of unmeasured code: records nothing."""
+class SpanHook:
+    """What is done at both edges of spans besides recording them.
 
-    __slots__ = ()
-
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        return _NO_SPAN
-
-
-class SynchronizedTracer:
-    """Ends each span only when the device has done what was launched in it; a launch alone takes no time.
-
-    Args:
-        tracer: records the spans.
-        synchronize: returns when the device has done it, such as ``torch.cuda.synchronize``, which waits for all
-            streams, or ``PartStreams.synchronize``.
+    Attributes:
+        inside: whether the span holds it: it begins after the span and ends before it. Else it surrounds the span.
     """
 
-    def __init__(self, tracer: Tracer, synchronize: Callable[[], None]) -> None:
-        self._tracer, self._synchronize = tracer, synchronize
+    inside = True
+
+    def begin(self, span: HookedSpan) -> None:
+        """A span begins."""
+
+    def end(self, span: HookedSpan) -> None:
+        """A span ends, however it does."""
+
+
+class HookedTracer:
+    """Calls a hook at both edges of each span of another tracer."""
+
+    def __init__(self, tracer: Tracer, hook: SpanHook) -> None:
+        self._tracer, self._hook = tracer, hook
+        self._span_type = _SpanAroundHook if hook.inside else _SpanInHook
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
-        return _SynchronizedSpan(self._tracer.span(lane, stage, step, version), self._synchronize)
+        return self._span_type(self._tracer, self._hook, lane, stage, step, version)
 
 
-class _SynchronizedSpan:
-    __slots__ = ("_span", "_synchronize")
+class HookedSpan:
+    """A span of a ``HookedTracer``. Its hook may change step and version before it begins, and interrupt it.
 
-    def __init__(self, span: SpanContext, synchronize: Callable[[], None]) -> None:
-        self._span, self._synchronize = span, synchronize
+    Attributes:
+        kept: what the hook keeps of it from its begin to its end.
+    """
+
+    __slots__ = ("_hook", "_span", "_tracer", "kept", "lane", "stage", "step", "version")
+
+    kept: Any
+
+    def __init__(self, tracer: Tracer, hook: SpanHook, lane: str, stage: Stage, step: int, version: int) -> None:
+        self._tracer = tracer
+        self._hook = hook
+        self.lane = lane
+        self.stage = stage
+        self.step = step
+        self.version = version
+
+    def resume(self) -> None:
+        """Begin the span, or begin it anew."""
+        self._span = span = self._tracer.span(self.lane, self.stage, self.step, self.version)
+        span.__enter__()
+
+    def interrupt(self) -> None:
+        """End what has been recorded of the span so far."""
+        self._span.__exit__(None, None, None)
+
+
+class _SpanAroundHook(HookedSpan):
+    __slots__ = ()
 
     def __enter__(self) -> None:
-        self._span.__enter__()
+        self.resume()
+        self._hook.begin(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._synchronize()
+            self._hook.end(self)
         finally:
             self._span.__exit__(kind, error, trace)
 
 
-class ConsecutiveTracer:
-    """Ends a span while another one of its lane is open inside of it, and begins it anew afterwards.
+class _SpanInHook(HookedSpan):
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        self._hook.begin(self)
+        try:
+            self._span = span = self._tracer.span(self.lane, self.stage, self.step, self.version)
+            span.__enter__()
+        except BaseException:
+            self._hook.end(self)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._span.__exit__(kind, error, trace)
+        finally:
+            self._hook.end(self)
+
+
+class Interrupting(SpanHook):
+    """Interrupts a span while another one of its lane is open inside of it.
 
     So the stages of a lane follow each other, and their sums count no second twice. A span without step and version
     takes those of the one that it interrupts.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self._open: dict[str, list[_Interruptible]] = {}
+    inside = False
 
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
-        return _Interruptible(self._tracer, self._open.setdefault(lane, []), (lane, stage, step, version))
+    def __init__(self) -> None:
+        self._open: dict[str, list[HookedSpan]] = {}
 
+    def begin(self, span: HookedSpan) -> None:
+        outer = self._open.setdefault(span.lane, [])
+        if outer:
+            outer[-1].interrupt()
+            if (span.step, span.version) == (-1, -1):
+                span.step, span.version = outer[-1].step, outer[-1].version
+        outer.append(span)
 
-class _Interruptible:
-    def __init__(self, tracer: Tracer, outer: list[_Interruptible], what: tuple[str, Stage, int, int]) -> None:
-        self._tracer, self._outer, self._what = tracer, outer, what
-
-    def __enter__(self) -> None:
-        if self._outer:
-            self._outer[-1]._piece.__exit__(None, None, None)
-            if self._what[2:] == (-1, -1):
-                self._what = (*self._what[:2], *self._outer[-1]._what[2:])
-        self._outer.append(self)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._piece = self._tracer.span(*self._what)
-        self._piece.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._outer.pop()
-        try:
-            self._piece.__exit__(kind, error, trace)
-        finally:
-            if self._outer:
-                self._outer[-1]._begin()
-
-
-class DelayedTracer:
-    """Makes the spans of some stages longer: an injected slow-down, to see whether a comparison finds it.
-
-    Args:
-        tracer: records the spans.
-        delays: seconds by stage, spent at the start of each span of it: spent at the end, asleep or busy, they made the
-            small stages that follow find cold caches, and be slower too.
-        spend: takes so many seconds; the usual one keeps the processor busy, as a stage with more to do would.
-    """
-
-    def __init__(
-        self, tracer: Tracer, delays: Mapping[Stage, float], spend: Callable[[float], None] | None = None
-    ) -> None:
-        self._tracer = tracer
-        self._waits = {stage: partial(spend or _keep_busy, seconds) for stage, seconds in delays.items() if seconds > 0}
-
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
-        span, wait = self._tracer.span(lane, stage, step, version), self._waits.get(stage)
-        return span if wait is None else _DelayedSpan(span, wait)
-
-
-class _DelayedSpan:
-    __slots__ = ("_span", "_wait")
-
-    def __init__(self, span: SpanContext, wait: Callable[[], None]) -> None:
-        self._span, self._wait = span, wait
-
-    def __enter__(self) -> None:
-        self._span.__enter__()
-        self._wait()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._span.__exit__(kind, error, trace)
-
-
-def _keep_busy(seconds: float) -> None:
-    end_ns = time.perf_counter_ns() + round(seconds * 1e9)
-    while time.perf_counter_ns() < end_ns:
-        pass
+    def end(self, span: HookedSpan) -> None:
+        outer = self._open[span.lane]
+        outer.pop()
+        if outer:
+            outer[-1].resume()
 
 
 class _RecordedSpan:
@@ -273,7 +269,7 @@ class _RecordedSpan:
             self._mark(error)
         del recorder.open_spans[self]
         recorder.finished.append(
-            make_span((self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
+            _new_tuple(Span, (self._lane, self._stage, self._start_ns, end_ns, self._step, self._version))
         )
 
     def as_open(self) -> OpenSpan:
@@ -335,7 +331,6 @@ class RecordingTracer:
         self.open_spans: dict[_RecordedSpan, None] = {}
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
         if lane in self._groups:
             return _GroupSpan([_RecordedSpan(self, each, stage, step, version) for each in self._groups[lane]])
         return _RecordedSpan(self, lane, stage, step, version)

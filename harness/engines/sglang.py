@@ -25,7 +25,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.own_folder import OwnFolder
+from harness.core.private_dir import PrivateDir
 from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
@@ -67,7 +67,7 @@ def sglang_engine(
         UserError: SGLang is not installed, there is no GPU for it, or it cannot serve the model.
     """
     check_sglang_usable(device)
-    with OwnFolder() as scratch:
+    with PrivateDir() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
         (folder / GENERATION).write_text("{}", encoding="utf-8")  # end tokens are those of each request

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.own_folder import OwnFolder
+from harness.core.private_dir import PrivateDir
 from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
@@ -90,7 +90,7 @@ def vllm_engine(
     check_vllm_installed()
     context = context_of(settings, model.config)
     options = vllm_options(model, settings, context, device, sleeps, neighbours=neighbours)
-    with OwnFolder() as scratch:
+    with PrivateDir() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
         (folder / GENERATION).write_text("{}", encoding="utf-8")  # vLLM would ban its end tokens beside a request's

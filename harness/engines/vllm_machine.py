@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from harness.core.errors import UserError
-from harness.core.installation import how_to_install
+from harness.core.extras import how_to_install
 from harness.engines.vllm_memory import (
     ALONE,
     BLOCK_SIZE,

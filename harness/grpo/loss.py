@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -29,13 +29,6 @@ SurrogateType = LossType | Literal["own"]
 _TYPES = (*get_args(LossType), "own")
 
 
-class TokenLoss(Protocol):
-    """A user's own policy-gradient loss; see ``harness.learner.own_functions``."""
-
-    def __call__(self, **tensors: Tensor | float | None) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the loss of each token (B, T), and figures (B, T) to log."""
-
-
 @dataclass(frozen=True, slots=True)
 class LossOptions:
     """Which loss, with which settings.
@@ -55,7 +48,7 @@ class LossOptions:
         kl_weighted_by_ratio: multiply the KL penalty of each token by its ratio, with gradient, so that the penalty's
             gradient is right off-policy too (DeepSeek-V3.2, arXiv:2512.02556; TRL's ``use_bias_correction_kl``).
         entropy_coefficient: weight of the entropy bonus of each token; 0 means none.
-        own: the loss of type ``own``.
+        own: the loss of type ``own``: from keywords to the loss of each token (B, T), and figures (B, T) to log.
 
     Raises:
         UserError: a value is unknown or out of bounds, or two of them do not go together.
@@ -71,7 +64,7 @@ class LossOptions:
     ratio_level: RatioLevel = "token"
     kl_weighted_by_ratio: bool = False
     entropy_coefficient: float = 0.0
-    own: TokenLoss | None = None
+    own: Callable[..., tuple[Tensor, Mapping[str, Tensor]]] | None = None
 
     def __post_init__(self) -> None:
         for name, value, choices in (

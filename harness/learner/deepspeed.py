@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.core.errors import UserError
-from harness.core.installation import how_to_install
+from harness.core.extras import how_to_install
 from harness.learner.ranks import MakeOptimizer
 from harness.models.decoder import layers_of
 from harness.settings.learner import MOST_ADDED_AT_ONCE, ZeroStage

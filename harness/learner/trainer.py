@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -64,13 +64,6 @@ OF_THE_WHOLE_STEP = (
 """Metrics that every rank knows of the whole optimizer step; the others are of its own rows."""
 
 
-class OwnAdvantage(Protocol):
-    """A user's own advantage; see ``harness.learner.own_functions``."""
-
-    def __call__(self, **of_groups: Tensor) -> Tensor:
-        """Return the advantage of each rollout (P, G)."""
-
-
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
     """How a rollout batch is trained on.
@@ -80,7 +73,7 @@ class TrainerOptions:
         loss, aggregation, constant: see ``harness.grpo``.
         delta, advantage_eps: what weighs the loss of a rollout, see ``harness.grpo.group_deltas``; a loss of type
             ``no_baseline`` takes the rewards, whatever ``delta`` is.
-        own_advantage: a user's own function in place of ``delta``, see ``harness.learner.own_functions``.
+        own_advantage: a plugin in place of ``delta``, see ``harness.learner.plugins.PluginAdvantage``.
         mask_truncated: leave responses that were cut at ``max_tokens`` out of the loss (overlong filtering, DAPO,
             arXiv:2503.14476, section 3.4). They stay in their group's mean and standard deviation, and in the number of
             rollouts that ``sequence_mean`` and ``constant`` divide by, as in TRL's ``mask_truncated_completions``.
@@ -120,7 +113,7 @@ class TrainerOptions:
     constant: int | None = None
     delta: Delta = "normalized_rewards"
     advantage_eps: float = 1e-6
-    own_advantage: OwnAdvantage | None = None
+    own_advantage: Callable[..., Tensor] | None = None
     mask_truncated: bool = False
     ban_eos_first: int = 0
     temperature: float = 1.0

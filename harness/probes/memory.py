@@ -17,12 +17,11 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import psutil
 
-from harness.core.trace import SpanContext, Stage, Tracer
+from harness.core.trace import HookedSpan, SpanHook, Stage
 from harness.core.types import Metric, Metrics
 from harness.probes.cuda_events import DeviceTime
 
@@ -116,63 +115,42 @@ def process_memory() -> DeviceMemory:
     return DeviceMemory(take)
 
 
-class DeviceMemoryTracer:
+class StagePeaks(SpanHook):
     """Measures each span's peaks. What is held before the first one, as while a model is loaded, is ``startup``'s.
 
     Args:
-        tracer: records the spans.
         memory: of the process.
     """
 
-    def __init__(self, tracer: Tracer, memory: DeviceMemory) -> None:
-        self._tracer, self._memory = tracer, memory
+    inside = False
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
         self._lock = threading.Lock()  # parts may have a thread each
         self._finished: list[StageMemory] = []
         self._starting = True
         memory.begin(self)
 
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
+    def begin(self, span: HookedSpan) -> None:
         with self._lock:
             starting, self._starting = self._starting, False
         if starting:
-            self.end(self, Stage.STARTUP)
-        return _MeasuredSpan(self, self._tracer.span(lane, stage, step, version), stage)
-
-    def begin(self, span: object) -> None:
-        """Measure for this span from now on."""
+            self._keep(self, Stage.STARTUP)
         self._memory.begin(span)
 
-    def end(self, span: object, stage: Stage) -> None:
-        """Keep what was measured for it."""
-        measured = StageMemory(stage, os.getpid(), self._memory.end(span))
+    def end(self, span: HookedSpan) -> None:
+        self._keep(span, span.stage)
+
+    def _keep(self, measured: object, stage: Stage) -> None:
+        peaks = StageMemory(stage, os.getpid(), self._memory.end(measured))
         with self._lock:
-            self._finished.append(measured)
+            self._finished.append(peaks)
 
     def drain(self) -> list[StageMemory]:
         """Return the peaks of the spans that have ended since the last call, and forget them."""
         with self._lock:
             finished, self._finished = self._finished, []
         return finished
-
-
-class _MeasuredSpan:
-    __slots__ = ("_span", "_stage", "_tracer")
-
-    def __init__(self, tracer: DeviceMemoryTracer, span: SpanContext, stage: Stage) -> None:
-        self._tracer, self._span, self._stage = tracer, span, stage
-
-    def __enter__(self) -> None:
-        self._tracer.begin(self)
-        self._span.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._span.__exit__(kind, error, trace)
-        finally:
-            self._tracer.end(self, self._stage)
 
 
 class MainMemory(NamedTuple):

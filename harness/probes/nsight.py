@@ -179,7 +179,7 @@ def nsight_runtime_env(
 
 
 class CaptureControl:
-    """Starts and stops the capture from within the profiled process; for a ``WindowTracer``.
+    """Starts and stops the capture from within the profiled process; for a ``ProfilerWindow``.
 
     Args:
         cuda: whether the process computes on a GPU.

@@ -12,10 +12,9 @@ import os
 import threading
 from collections.abc import Mapping
 from functools import cache
-from types import TracebackType
 from typing import Any, Protocol, cast
 
-from harness.core.trace import SpanContext, Stage, Tracer
+from harness.core.trace import HookedSpan, SpanHook, Stage
 
 DOMAIN = "grpo"
 """NVTX domain of all ranges of the harness."""
@@ -78,50 +77,29 @@ def category(stage: Stage) -> str:
     return stage.value.replace("wait_for_", "wait/", 1) if stage.is_wait else f"stage/{stage.value}"
 
 
-class NvtxTracer:
-    """Marks each span of another tracer as an NVTX range, which encloses it.
+class NvtxRanges(SpanHook):
+    """Marks each span as an NVTX range, which encloses it.
 
     Args:
-        tracer: records the spans.
         domain: where the ranges go.
     """
 
-    def __init__(self, tracer: Tracer, domain: Domain) -> None:
-        self._tracer, self._domain = tracer, domain
+    inside = False
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
         self._of_thread = threading.local()  # the payload is written into the attributes before each range
-        self._attributes(Stage.STARTUP)  # so that no stage pays for registering the names
+        self._of_thread.attributes = self._register()  # so that no stage pays for registering the names
 
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
-        return _NvtxSpan(self._tracer.span(lane, stage, step, version), self._domain, self._attributes(stage), step)
-
-    def _attributes(self, stage: Stage) -> Any:
-        known: dict[Stage, Any] | None = getattr(self._of_thread, "attributes", None)
-        if known is None:
-            known = self._of_thread.attributes = {
-                stage: self._domain.get_event_attributes(stage.value, category=category(stage)) for stage in Stage
-            }
-        return known[stage]
-
-
-class _NvtxSpan:
-    __slots__ = ("_attributes", "_domain", "_range", "_span", "_step")
-
-    def __init__(self, span: SpanContext, domain: Domain, attributes: Any, step: int) -> None:
-        self._span, self._domain, self._attributes, self._step = span, domain, attributes, step
-
-    def __enter__(self) -> None:
-        self._range = self._domain.start_range(self._attributes, payload=self._step)
+    def begin(self, span: HookedSpan) -> None:
         try:
-            self._span.__enter__()
-        except BaseException:
-            self._domain.end_range(self._range)
-            raise
+            attributes = self._of_thread.attributes
+        except AttributeError:
+            attributes = self._of_thread.attributes = self._register()
+        span.kept = self._domain.start_range(attributes[span.stage], payload=span.step)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._span.__exit__(kind, error, trace)
-        finally:
-            self._domain.end_range(self._range)
+    def end(self, span: HookedSpan) -> None:
+        self._domain.end_range(span.kept)
+
+    def _register(self) -> dict[Stage, Any]:
+        return {stage: self._domain.get_event_attributes(stage.value, category=category(stage)) for stage in Stage}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
-from harness.core.installation import how_to_install
-from harness.core.own_folder import OwnFolder
+from harness.core.extras import how_to_install
+from harness.core.private_dir import PrivateDir
 from harness.probes.profile import PySpyWindow
 from harness.probes.windows import lanes_in, process_name
 from harness.results.anonymous import Scrubber
@@ -114,7 +114,7 @@ class PySpyRecorder:
     ) -> None:
         self._window, self._processes, self._folder = window, processes, folder
         self._program, self._scrubber = program or pyspy_program(), scrubber or Scrubber.of_this_process()
-        self._temporary: OwnFolder | None = None
+        self._temporary: PrivateDir | None = None
         self._recordings: list[_Recording] = []
         self._over = False
         self.files: list[Path] = []
@@ -169,7 +169,7 @@ class PySpyRecorder:
             self._temporary = None
 
     def _start(self) -> None:
-        self._temporary = OwnFolder()
+        self._temporary = PrivateDir()
         targets = self._targets()
         try:
             for name, pid in targets.items():

@@ -1,6 +1,6 @@
 """What a probe reads: a value, or why there is none. Never 0 for what is not known.
 
-``harness.results.counters.explain`` puts the reasons in words. ``OwnReader`` reads a user's own probe.
+``harness.results.counters.explain`` puts the reasons in words. ``PluginReader`` reads a probe plugin.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from harness.core.own_code import OwnKind, described, make_part
+from harness.core.plugins import PluginKind, described, make_plugin
 
 NOT_SUPPORTED = "not_supported"
 NO_PERMISSION = "no_permission"
@@ -76,18 +76,18 @@ class Reading:
 
 
 class Probe(Protocol):
-    """A user's own probe, read beside the run in the sampler's process."""
+    """A probe plugin, read beside the run in the sampler's process."""
 
     def read(self) -> Mapping[str, float]:
         """Return finite values by name. It is called for each sample, and must not take long."""
 
 
-OWN_PROBE = OwnKind("probe", "own", "() -> Probe", "docs.examples.own_parts.probe:OpenFiles", protocol=Probe)
+PROBE_PLUGIN = PluginKind("probe", "own", "() -> Probe", "docs.examples.own_parts.probe:OpenFiles", protocol=Probe)
 """Named in a probe profile, made without arguments."""
 
 
-class OwnReader:
-    """Reads a user's own probe, as a source of the probe's own path.
+class PluginReader:
+    """Reads a probe plugin, as a source of its own path.
 
     Args:
         path: ``package.module:Name``.
@@ -98,7 +98,7 @@ class OwnReader:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._probe: Probe = make_part(path, OWN_PROBE, {}, {})
+        self._probe: Probe = make_plugin(path, PROBE_PLUGIN, {}, {})
         self._names: tuple[str, ...] = ()
 
     def read(self) -> Reading:

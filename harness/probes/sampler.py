@@ -29,7 +29,7 @@ from typing import Any
 
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe, open_gpu_probe
-from harness.probes.reading import OwnReader, Reading, Unknown
+from harness.probes.reading import PluginReader, Reading, Unknown
 from harness.results.counters import HELD, SAMPLER
 
 _GOODBYE_S = 5.0
@@ -100,10 +100,10 @@ class Sampling:
         clock_ns: the machine's monotonic clock.
         cpu_s: CPU seconds that the sampling itself has cost so far.
         open_gpus: returns the probe of the GPUs, or raises ``Unknown``.
-        own: a user's own probes, as ``package.module:Name``.
+        own: probe plugins, as ``package.module:Name``.
 
     Raises:
-        UserError: one of the user's own probes cannot be made.
+        UserError: a plugin cannot be made.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Sampling:
         open_gpus: Callable[[], GpuProbe] = open_gpu_probe,
         own: Sequence[str] = (),
     ) -> None:
-        self._own = [OwnReader(path) for path in own]
+        self._own = [PluginReader(path) for path in own]
         self._clock_ns, self._cpu_s, self._open_gpus = clock_ns, cpu_s, open_gpus
         self._host, self._processes = HostProbe(), ProcessProbe(driver)
         self._gpus: GpuProbe | None = None

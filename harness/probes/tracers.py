@@ -3,17 +3,59 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from harness.core.trace import DelayedTracer, Stage, SynchronizedTracer, Tracer
-from harness.probes.cuda_events import DeviceTimeTracer, cuda_events
-from harness.probes.memory import DeviceFigure, DeviceMemoryTracer, process_memory
+from harness.core.trace import HookedSpan, HookedTracer, SpanHook, Stage, Tracer
+from harness.probes.cuda_events import DeviceTimes, cuda_events
+from harness.probes.memory import DeviceFigure, StagePeaks, process_memory
 from harness.probes.nsight import CaptureControl
-from harness.probes.nvtx_ranges import NvtxTracer, open_domain
+from harness.probes.nvtx_ranges import NvtxRanges, open_domain
 from harness.probes.profile import ProbeProfile, Window
-from harness.probes.windows import WindowTracer, lanes_in, torch_window_tracer
+from harness.probes.windows import ProfilerWindow, lanes_in, torch_window
+
+Hook = TypeVar("Hook", bound=SpanHook)
+
+
+class Synchronized(SpanHook):
+    """Ends each span only when the device has done what was launched in it; a launch alone takes no time.
+
+    Args:
+        synchronize: returns when the device has done it, such as ``torch.cuda.synchronize``, which waits for all
+            streams, or ``PartStreams.synchronize``.
+    """
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+
+    def end(self, span: HookedSpan) -> None:
+        self._synchronize()
+
+
+class Delay(SpanHook):
+    """Makes the spans of some stages longer: an injected slow-down, to see whether a comparison finds it.
+
+    Args:
+        delays: seconds by stage, spent at the start of each span of it: spent at the end, asleep or busy, they made the
+            small stages that follow find cold caches, and be slower too.
+        spend: takes so many seconds; the usual one keeps the processor busy, as a stage with more to do would.
+    """
+
+    def __init__(self, delays: Mapping[Stage, float], spend: Callable[[float], None] | None = None) -> None:
+        self._delays, self._spend = delays, spend or _keep_busy
+
+    def begin(self, span: HookedSpan) -> None:
+        if (seconds := self._delays.get(span.stage, 0.0)) > 0:
+            self._spend(seconds)
+
+
+def _keep_busy(seconds: float) -> None:
+    end_ns = time.perf_counter_ns() + round(seconds * 1e9)
+    while time.perf_counter_ns() < end_ns:
+        pass
 
 
 @dataclass(frozen=True)
@@ -45,9 +87,9 @@ class Tracers:
         """
         made = InstrumentedTracer(recorder)
         if any(self.delays.values()):  # innermost: the device has nothing to do yet
-            made.tracer = DelayedTracer(made.tracer, {Stage(name): seconds for name, seconds in self.delays.items()})
+            made.add(Delay({Stage(name): seconds for name, seconds in self.delays.items()}))
         if cuda or synchronize is not None:
-            made.tracer = SynchronizedTracer(made.tracer, synchronize or _synchronize())
+            made.add(Synchronized(synchronize or _synchronize()))
         self._add_probes(made, cuda)
         self._add_windows(made, lanes, cuda)
         return made
@@ -63,26 +105,25 @@ class Tracers:
             if new_event is None:
                 made.notes.append(f"no device times: {reason}")
             else:
-                made.device_times = device = DeviceTimeTracer(made.tracer, new_event)
-                made.tracer = device
+                made.device_times = made.add(DeviceTimes(new_event))
         if self.profile.nvtx:
             domain, reason = open_domain()
             if domain is None:
                 made.notes.append(f"no NVTX ranges: {reason}")
             else:
-                made.tracer = NvtxTracer(made.tracer, domain)
+                made.add(NvtxRanges(domain))
         if cuda:  # outermost, so that no other probe's figures hold its readings
-            made.tracer = made.device_memory = DeviceMemoryTracer(made.tracer, process_memory())
+            made.device_memory = made.add(StagePeaks(process_memory()))
 
     def _add_windows(self, made: InstrumentedTracer, lanes: Sequence[str], cuda: bool) -> None:
         window = self.profile.torch_profiler
         if window is not None and (chosen := self._chosen(window, lanes)):
             assert self.drafts is not None
-            made.add_window(torch_window_tracer(made.tracer, window, chosen, self.drafts, cuda))
+            made.windows.append(made.add(torch_window(window, chosen, self.drafts, cuda)))
         capture = self.profile.nsight
         if capture is not None and (chosen := self._chosen(capture, lanes)):
             control = CaptureControl(cuda)
-            made.add_window(WindowTracer(made.tracer, capture.numbers, control.start, control.stop, chosen))
+            made.windows.append(made.add(ProfilerWindow(capture.numbers, control.start, control.stop, chosen)))
 
     def _chosen(self, window: Window, lanes: Sequence[str]) -> list[str]:
         return [lane for lane in lanes_in(window, self.lanes) if lane in lanes]
@@ -100,20 +141,20 @@ class InstrumentedTracer:
 
     def __init__(self, recorder: Tracer) -> None:
         self.tracer = recorder
-        self.windows: list[WindowTracer] = []
-        self.device_times: DeviceTimeTracer | None = None
-        self.device_memory: DeviceMemoryTracer | None = None
+        self.windows: list[ProfilerWindow] = []
+        self.device_times: DeviceTimes | None = None
+        self.device_memory: StagePeaks | None = None
         self.notes: list[str] = []
 
-    def add_window(self, window: WindowTracer) -> None:
-        """Put a profiler of a few steps around the tracer."""
-        self.windows.append(window)
-        self.tracer = window
+    def add(self, hook: Hook) -> Hook:
+        """Put a hook around the tracer, and return it."""
+        self.tracer = HookedTracer(self.tracer, hook)
+        return hook
 
     def drain_device_figures(self) -> list[DeviceFigure]:
         """Return device times and peaks of the spans that have ended since the last call.
 
-        Spans end when the device is done (see ``SynchronizedTracer``), so all of them are known.
+        Spans end when the device is done (see ``Synchronized``), so all of them are known.
         """
         times = [] if self.device_times is None else self.device_times.drain(final=True)
         return [*times, *([] if self.device_memory is None else self.device_memory.drain())]

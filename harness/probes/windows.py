@@ -13,12 +13,11 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
-from harness.core.trace import SpanContext, Stage, Tracer
+from harness.core.trace import HookedSpan, SpanHook, Stage
 from harness.probes.profile import ProbeProfile, TorchWindow, Window
 from harness.results import lane_kind
 from harness.results.anonymous import Scrubber
@@ -99,15 +98,13 @@ def check_windows(profile: ProbeProfile, lanes: Iterable[str], steps: int) -> No
             )
 
 
-class WindowTracer:
+class ProfilerWindow(SpanHook):
     """Starts a profiler when the first span of a step in the window begins, and stops it when the window is over.
 
-    It is over when every one of the lanes has begun a span of a later step, or when the tracer is closed. Each happens
-    at most once, in the thread whose span begins; spans that other threads begin meanwhile wait for it. Then the
-    tracer does nothing but pass spans on.
+    It is over when every one of the lanes has begun a span of a later step, or when it is closed. Each happens
+    at most once, in the thread whose span begins; spans that other threads begin meanwhile wait for it.
 
     Args:
-        tracer: records the spans.
         numbers: training steps of the window.
         start: starts the profiler.
         stop: stops it; called only after a ``start`` that went well.
@@ -115,30 +112,36 @@ class WindowTracer:
         mark: given the stage of a span that begins while the profiler runs, returns what surrounds it.
     """
 
+    inside = False
+
     def __init__(
         self,
-        tracer: Tracer,
         numbers: range,
         start: Callable[[], None],
         stop: Callable[[], None],
         lanes: Collection[str] | None = None,
         mark: Callable[[Stage], AbstractContextManager[object]] | None = None,
     ) -> None:
-        self._tracer, self._numbers, self._start, self._stop, self._mark = tracer, numbers, start, stop, mark
+        self._numbers, self._start, self._stop, self._mark = numbers, start, stop, mark
         self._lanes = None if lanes is None else frozenset(lanes)
         self._before_its_end = set(lanes or [""])
         self._running = self._over = False
         self._lock = threading.Lock()
 
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        """Open a span; see ``Tracer``."""
+    def begin(self, span: HookedSpan) -> None:
+        span.kept = None
         if self._over:
-            return self._tracer.span(lane, stage, step, version)
-        if self._lanes is None or lane in self._lanes:
+            return
+        if self._lanes is None or span.lane in self._lanes:
             with self._lock:
-                self._begins("" if self._lanes is None else lane, training_step(stage, step))
-        span = self._tracer.span(lane, stage, step, version)
-        return _MarkedSpan(span, self._mark(stage)) if self._mark is not None and self._running else span
+                self._begins("" if self._lanes is None else span.lane, training_step(span.stage, span.step))
+        if self._mark is not None and self._running:
+            span.kept = self._mark(span.stage)
+            span.kept.__enter__()
+
+    def end(self, span: HookedSpan) -> None:
+        if span.kept is not None:
+            span.kept.__exit__(None, None, None)
 
     def _begins(self, lane: str, step: int) -> None:
         if self._over:
@@ -168,27 +171,6 @@ class WindowTracer:
         with self._lock:
             if not self._over:
                 self._end()
-
-
-class _MarkedSpan:
-    """A span inside of what the profiler shows of it."""
-
-    __slots__ = ("_mark", "_span")
-
-    def __init__(self, span: SpanContext, mark: AbstractContextManager[object]) -> None:
-        self._span, self._mark = span, mark
-
-    def __enter__(self) -> None:
-        self._mark.__enter__()
-        self._span.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._span.__exit__(kind, error, trace)
-        finally:
-            self._mark.__exit__(kind, error, trace)
 
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
@@ -260,20 +242,17 @@ class TorchProfiler:
         return record_function(MARK + stage.value)
 
 
-def torch_window_tracer(
-    tracer: Tracer, window: TorchWindow, lanes: Sequence[str], folder: Path, cuda: bool = False
-) -> WindowTracer:
-    """Return a tracer that runs torch.profiler over the window.
+def torch_window(window: TorchWindow, lanes: Sequence[str], folder: Path, cuda: bool = False) -> ProfilerWindow:
+    """Return what runs torch.profiler over the window.
 
     Args:
-        tracer: records the spans.
         window: which steps.
         lanes: the chosen lanes of this process; the file is named after all of them.
         folder: where the raw trace goes, for ``collect_traces``.
         cuda: whether the process computes on a GPU.
     """
     profiler = TorchProfiler(process_name(lanes), folder, cuda)
-    return WindowTracer(tracer, window.numbers, profiler.start, profiler.stop, lanes, profiler.mark)
+    return ProfilerWindow(window.numbers, profiler.start, profiler.stop, lanes, profiler.mark)
 
 
 def process_name(lanes: Sequence[str]) -> str:

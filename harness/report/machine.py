@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness.compare.resources import (
     process_figures,
     sampling_cpu_s,
 )
-from harness.core.named_files import VERSUS
+from harness.core.named_files import SCENARIOS, VERSUS
 from harness.report.document import Item, Section, Table
 from harness.results import Manifest
 from harness.results.counters import explain
@@ -90,9 +91,10 @@ def _again(manifest: Manifest) -> list[Remark]:
     if VERSUS in manifest.scenario:
         text = "The command bench made these runs; the settings of each are in its folder."
         return [Remark("again", text, "machine")]
-    command = f"python -m harness run {manifest.scenario}"
+    name = shlex.quote(SCENARIOS.typed(manifest.scenario))
+    command = f"python -m harness run {name}"
     if manifest.simulated is not None:
-        command = f"python -m harness simulate {manifest.scenario} --machine {manifest.simulated}"
+        command = f"python -m harness simulate {name} --machine {manifest.simulated}"
     commands = [*([f"git checkout {manifest.commit}"] if manifest.commit else []), command]
     dirty = " (tracked files differed from the commit when these runs were made)" if manifest.dirty else ""
     texts = (f"To run it again{dirty}:", "")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import harness
 from harness.core.arguments import out_argument
 from harness.core.errors import UserError
-from harness.core.installation import as_typed
+from harness.core.extras import as_typed
 from harness.core.terminal_text import plain
 from harness.results import EvaluationRow, Manifest, RunFolder, StepRow, experiment_name
 from harness.results.anonymous import safe_name

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import UserError
-from harness.core.installation import how_to_install
-from harness.core.own_code import OwnKind, make_part
+from harness.core.extras import how_to_install
+from harness.core.plugins import PluginKind, make_plugin
 from harness.results.anonymous import Scrubber
 from harness.results.jsonl import read_rows
 from harness.results.rows import EvaluationRow, StepRow
@@ -55,7 +55,7 @@ class MetricStream(Protocol):
         """Write what is left; nothing is logged afterwards."""
 
 
-OWN_TRACKER = OwnKind(
+TRACKER_PLUGIN = PluginKind(
     "tracker",
     "trackers",
     "(folder: Path, run_name: str) -> MetricStream",
@@ -288,7 +288,7 @@ def open_streams(
     for name in dict.fromkeys(names):
         try:
             given = {"folder": folder, "run_name": run_name}
-            opened[name] = ours[name]() if name in ours else make_part(name, OWN_TRACKER, given, {})
+            opened[name] = ours[name]() if name in ours else make_plugin(name, TRACKER_PLUGIN, given, {})
         except Exception as error:
             Streams(opened, note).close()
             fix = f"take {name!r} out of trackers, or set it up as docs/trackers.md says"

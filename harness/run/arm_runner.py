@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 
 from harness.core.errors import HarnessError, RunStopped, UserError
-from harness.core.interrupts import holding_interrupts
 from harness.core.progress import minutes_told
 from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
@@ -30,6 +29,7 @@ from harness.run.arrivals import arrivals_of
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
+from harness.run.interrupts import holding_interrupts
 from harness.run.kept_steps import KeepingLearner
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from harness.core.own_code import OwnKind, make_part
+from harness.core.plugins import PluginKind, make_plugin
 from harness.core.protocols import Engine, Task
-from harness.core.trace import ConsecutiveTracer, Tracer
+from harness.core.trace import HookedTracer, Interrupting, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.faulty import SkipsLoads
 from harness.engines.requests import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
-from harness.learner.own_functions import UserAdvantage, UserLoss
+from harness.learner.plugins import PluginAdvantage, PluginLoss
 from harness.learner.reference import ReferenceUpdates
 from harness.run.data_files import fields_of
 from harness.run.devices import resolve_device
@@ -178,7 +178,7 @@ def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learn
     settings = scenario.learner.offload
     if settings is None or scenario.model.type == "paced":
         return Offload(), tracer
-    tracer = ConsecutiveTracer(tracer)
+    tracer = HookedTracer(tracer, Interrupting())
     target = PinnedTarget() if device == "cuda" else FileTarget()
     return Offload(offloaded(scenario), target, tracer, lane), tracer
 
@@ -253,9 +253,11 @@ def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: 
     return PacedEngine(settings.generate_s, settings.spread, scenario.prompts_per_batch, should_stop=should_stop)
 
 
-OWN_TASK = OwnKind("task", "task.type", "(**options) -> Task", "docs.examples.own_parts.parts:Counting", protocol=Task)
+TASK_PLUGIN = PluginKind(
+    "task", "task.type", "(**options) -> Task", "docs.examples.own_parts.parts:Counting", protocol=Task
+)
 """Made with the scenario's ``task.options``."""
-OWN_ENGINE = OwnKind(
+ENGINE_PLUGIN = PluginKind(
     "engine",
     "engine.type",
     "(model, tokenizer, **options) -> Engine",
@@ -266,12 +268,12 @@ OWN_ENGINE = OwnKind(
 """Made with those of these arguments that it names, and the scenario's ``engine.options``."""
 
 
-def _own_task(settings: Any) -> Task:
-    task: Task = make_part(settings.type, OWN_TASK, {}, settings.options)
+def _plugin_task(settings: Any) -> Task:
+    task: Task = make_plugin(settings.type, TASK_PLUGIN, {}, settings.options)
     return task
 
 
-def _own_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
+def _plugin_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     settings: Any = scenario.engine
     given = {
         "model": policy.model,
@@ -282,7 +284,7 @@ def _own_engine(scenario: Scenario, policy: Policy, device: str, should_stop: St
         "max_batch": settings.max_batch,
         "should_stop": should_stop,
     }
-    engine: Engine = make_part(settings.type, OWN_ENGINE, given, settings.options)
+    engine: Engine = make_plugin(settings.type, ENGINE_PLUGIN, given, settings.options)
     return engine
 
 
@@ -294,7 +296,7 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("task", "maths"): _maths_task,
     ("task", "arithmetic"): _arithmetic_task,
     ("task", "sorting"): _sorting_task,
-    ("task", OWN): _own_task,
+    ("task", OWN): _plugin_task,
     ("model", "preset"): _preset_policy,
     ("model", "folder"): _folder_policy,
     ("model", "paced"): _paced_policy,
@@ -308,7 +310,7 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("engine", "sglang"): _sglang_engine,
     ("engine", "fake"): _fake_engine,
     ("engine", "paced"): _paced_engine,
-    ("engine", OWN): _own_engine,
+    ("engine", OWN): _plugin_engine,
 }
 
 
@@ -317,16 +319,16 @@ def builder(part: str, type_name: str) -> Callable[..., Any]:
     return BUILDERS[part, OWN if ":" in type_name else type_name]
 
 
-def own_functions(scenario: Scenario) -> tuple[UserLoss | None, UserAdvantage | None]:
-    """Return the user's own loss and advantage, each tried once; None for what the scenario does not name.
+def plugin_functions(scenario: Scenario) -> tuple[PluginLoss | None, PluginAdvantage | None]:
+    """Return the plugins of loss and advantage, each tried once; None for what the scenario does not name.
 
     Raises:
         UserError: one of them cannot be used.
     """
     loss, advantage = scenario.loss.function, scenario.advantage.function
     return (
-        None if loss is None else UserLoss(loss, scenario.needs_reference),
-        None if advantage is None else UserAdvantage(advantage, scenario.group_size),
+        None if loss is None else PluginLoss(loss, scenario.needs_reference),
+        None if advantage is None else PluginAdvantage(advantage, scenario.group_size),
     )
 
 
@@ -334,7 +336,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
     """Return how the Learner trains.
 
     Raises:
-        UserError: the user's own loss or advantage cannot be used.
+        UserError: a plugin of loss or advantage cannot be used.
     """
     from harness.grpo import LossOptions
     from harness.grpo.importance import ImportanceOptions
@@ -343,7 +345,7 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
 
     loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
     weights = loss.importance
-    own_loss, own_advantage = own_functions(scenario)
+    plugin_loss, plugin_advantage = plugin_functions(scenario)
     delta, shape = scenario.advantage.delta_for(loss.type), shape_for(scenario)[0]
     return TrainerOptions(
         group_size=scenario.group_size,
@@ -358,13 +360,13 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
             loss.ratio_level,
             kl.weighted_by_ratio,
             loss.entropy_coefficient,
-            own_loss,
+            plugin_loss,
         ),
         aggregation=loss.aggregation,
         constant=scenario.loss_constant,
         delta="rewards" if delta == "own" else delta,
         advantage_eps=scenario.advantage.eps,
-        own_advantage=own_advantage,
+        own_advantage=plugin_advantage,
         mask_truncated=loss.mask_truncated,
         ban_eos_first=scenario.banned_eos_tokens,
         temperature=scenario.sampling.temperature,

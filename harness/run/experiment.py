@@ -15,7 +15,7 @@ from rich.console import Console
 
 from harness.core.checkpoints import LATEST
 from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
-from harness.core.installation import as_typed
+from harness.core.extras import as_typed
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain
 from harness.report.console import Output, shown_path

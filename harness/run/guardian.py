@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from harness.core.marked_processes import MARKS, end_marked, marked, with_mark
-from harness.core.own_folder import remove_abandoned
+from harness.core.private_dir import remove_abandoned
 
 LOOK_S = 1.0
 """Seconds between two looks at what there is, while the parts of a run start, and at folders after the end."""

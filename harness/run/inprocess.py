@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from harness.core.own_folder import OwnFolder
+from harness.core.private_dir import PrivateDir
 from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.learner.checkpoint import SavedState
@@ -197,7 +197,7 @@ class InProcessParts(RunningParts):
         colocated = scenario.placement.colocated
         streams = streams_for(device, colocated)
         with ExitStack() as opened:
-            drafts = OwnFolder()
+            drafts = PrivateDir()
             opened.callback(drafts.close)
             self._tracers = tracers_of(scenario, drafts.path)
             opened.callback(self._tracers.remove_traces)

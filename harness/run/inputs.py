@@ -1,4 +1,4 @@
-"""What a run is made of and is no setting: prompts, templates, tokenizer, start weights and the user's own files.
+"""What a run is made of and is no setting: prompts, templates, tokenizer, start weights and plugins.
 
 One record has a SHA-256 of each, see ``Manifest``. It is taken when a run begins and stands in its manifest and its
 checkpoints; a resume takes it again, before anything large is loaded, and is refused where something is another.
@@ -35,8 +35,8 @@ from harness.results.manifest import (
 )
 from harness.results.reader import read_manifest
 from harness.results.writer import MANIFEST
-from harness.run.own_code import hashes_of
 from harness.run.parts import kept_policies
+from harness.run.plugins import plugin_digests
 from harness.scenario import Scenario
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.task import ArithmeticTaskSettings, MathsTaskSettings
@@ -55,7 +55,7 @@ UNKNOWN = "it was begun before inputs were recorded, so that its data and model 
 
 
 def named_inputs(scenario: Scenario) -> Inputs:
-    """Return what a scenario names by files that are small: the user's own code, and the prompt template of maths."""
+    """Return what a scenario names by files that are small: the plugins, and the prompt template of maths."""
     inputs: Inputs = {}
     task = scenario.task
     if isinstance(task, MathsTaskSettings | ArithmeticTaskSettings):
@@ -63,7 +63,7 @@ def named_inputs(scenario: Scenario) -> Inputs:
             template = prompt_template(task.prompt if isinstance(task, MathsTaskSettings) else PROMPT)
             name = Scrubber.of_this_process().paths(template.name)
             inputs[PROMPT_TEMPLATE] = {"name": name, "sha256": template.sha256, "text": template.text}
-    for key, function in hashes_of(scenario).items():
+    for key, function in plugin_digests(scenario).items():
         inputs[key] = {"name": function["name"], "sha256": function["sha256"]}
     return inputs
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.core.installation import PART_OF, how_to_install
+from harness.core.extras import EXTRA_OF, how_to_install
 from harness.probes.nvml import list_gpus
 from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated
@@ -71,7 +71,7 @@ def _packages(scenario: Scenario) -> dict[str, bool]:
 
 
 def _package(name: str, find: Callable[[str], object | None]) -> Need:
-    part = PART_OF.get(name)
+    part = EXTRA_OF.get(name)
     fix = f"install {name} by hand: docs/sglang.md" if part is None else how_to_install(part)
     spelt = _SPELT.get(name, name)
     return Need(spelt, f"{spelt} is not installed" if find(name) is None else "", fix)

@@ -23,7 +23,7 @@ from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
 from harness.run.memory.shape import shape_for
 from harness.run.needs import gpus_reserved
-from harness.run.own_code import check_own_code
+from harness.run.plugins import check_plugins
 from harness.scenario import Scenario, Variant, identical_arms
 from harness.scenario.derived import workers_of
 from harness.scenario.loop_plan import all_lanes
@@ -44,8 +44,8 @@ def check_before_start(
         nvml: the module ``pynvml``; None imports it.
 
     Raises:
-        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a user's
-            own code that cannot be used, heads that tensor ranks or an engine's workers cannot share,
+        UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a
+            plugin that cannot be used, heads that tensor ranks or an engine's workers cannot share,
             more GPUs than there are, an unknown profile, a window outside of the run, a profiler or tracker that cannot
             work here.
     """
@@ -57,7 +57,7 @@ def check_before_start(
     for scenario in scenarios:
         if scenario.device_of(scenario.placement.generator, free.has_gpu) == "cpu":
             check_no_share(getattr(scenario.engine, "gpu_memory_utilization", None))
-        check_own_code(scenario)
+        check_plugins(scenario)
         _refuse_more_gpus_than_there_are(scenario, free)
         shape = shape_for(scenario)[0] if workers_of(scenario) > 1 or scenario.placement.learner.ranks > 1 else None
         if shape is not None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from torch import Tensor
 
 from harness.core.errors import RunStopped
-from harness.core.thread_time import thread_time
 from harness.core.trace import Stage, Tracer
 from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
@@ -21,6 +20,7 @@ from harness.learner.checkpoint import LearnerState
 from harness.learner.offload import Offload
 from harness.learner.process_group import RankGroup
 from harness.run.overlapped_publish import OverlappedPublish
+from harness.run.thread_time import thread_time
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.batch_plan import BatchPlan
 from harness.settings.learner import Publish

@@ -36,7 +36,7 @@ from harness.run.builders import (
 )
 from harness.run.inputs import date_of_run
 from harness.run.kept_steps import KeptResult, read_result
-from harness.run.own_code import hashes_of
+from harness.run.plugins import plugin_digests
 from harness.run.policy import Policy
 from harness.run.resume import check_same
 from harness.run.workers import LearnerWorker
@@ -274,7 +274,7 @@ def _compared(
 
 def _notes(scenario: Scenario, manifest: Manifest) -> list[str]:
     """Say which of the user's functions are others than those of the run, and that ranks add up in another order."""
-    now, notes = hashes_of(scenario), []
+    now, notes = plugin_digests(scenario), []
     for key, function in now.items():
         was = manifest.inputs.get(key, function)
         if function["sha256"] != was["sha256"]:

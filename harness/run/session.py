@@ -18,7 +18,6 @@ import torch
 from harness.core.atomic_files import sync, whole_file
 from harness.core.checkpoints import steps_in
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
-from harness.core.interrupts import holding_interrupts
 from harness.core.trace import RecordingTracer
 from harness.models.chat import today
 from harness.models.flops import Utilisation, peak_flops
@@ -36,6 +35,7 @@ from harness.results.segments import cut_back, taken
 from harness.results.trackers import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
 from harness.run.inputs import date_of_runs, named_inputs
+from harness.run.interrupts import holding_interrupts
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.memory.shape import shape_for
 from harness.run.parts import RunningParts, kept_policies

@@ -22,7 +22,6 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from rich.console import Console
 
 from harness.core.errors import HarnessError, Interrupted, RunStopped
-from harness.core.interrupts import holding_interrupts
 from harness.core.progress import is_live, progress_bars
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage, Tracer
@@ -35,6 +34,7 @@ from harness.run.actors.part import LEAST_START_S, ActorSpec, ProcessSetup, Repl
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.devices import resolve_device
 from harness.run.interleaving import alternating_order
+from harness.run.interrupts import holding_interrupts
 from harness.run.session import Experiment
 from harness.run.workers import load_weights, publish_weights
 from harness.scenario import Scenario, Variant

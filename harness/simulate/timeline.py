@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from harness.core.trace import RecordingTracer, Span, Stage, make_span
+from harness.core.trace import RecordingTracer, Span, Stage
 from harness.simulate.clock import TICKS_PER_NS, to_ticks
 
 Times = list[tuple[float, float]]
@@ -108,14 +108,14 @@ class CallTimeline:
         """Return the stages' spans, and behind them the waits at both ends of an actor's call, if they took time."""
         ends = [clock_ns(times[0][0]), *[clock_ns(end) for _, end in times]]  # a piece begins where the last one ended
         spans = [
-            make_span((self.lane, each.stage, ends[number], ends[number + 1], step, version))
+            tuple.__new__(Span, (self.lane, each.stage, ends[number], ends[number + 1], step, version))
             for number, each in enumerate(stages, start=1)
             if each.stage is not None
         ]
         if self.remote:
             waits = ((ends[0], ends[1]), (ends[-2], ends[-1])) if stages else ((ends[0], ends[-1]),)
             spans += [
-                make_span((self.lane, Stage.WAIT_FOR_CALL, start, end, step, version))
+                tuple.__new__(Span, (self.lane, Stage.WAIT_FOR_CALL, start, end, step, version))
                 for start, end in waits
                 if start < end
             ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.errors import UserError
-from harness.core.own_code import OwnKind, described, import_function, is_ctrl_c, last_line
+from harness.core.plugins import PluginKind, described, is_ctrl_c, last_line, load_callable
 from harness.core.rewards import reward_number
 
 PARTS = ("reward", "format_reward", "answer_reward")
@@ -18,7 +18,7 @@ NAMED = "_reward"
 Row = Mapping[str, Any]
 """A line of a data file, every field of it."""
 _EXPECTED = "a finite number, or a dict with the key 'reward' and a finite number"
-KIND = OwnKind(
+KIND = PluginKind(
     "reward",
     "task.reward",
     "(response: str, ground_truth: str) -> float",
@@ -151,7 +151,7 @@ class _Called:
 
     def __init__(self, function: RewardFunction) -> None:
         self.function = function
-        self._call: Callable[..., Any] = import_function(function.path, KIND)
+        self._call: Callable[..., Any] = load_callable(function.path, KIND)
 
     def with_response(self, response: str, ground_truth: str, row: Row | None) -> dict[str, float]:
         """Return the three parts of one response."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from harness.core.child_process import START_S, ChildProcess, line_of
 from harness.core.errors import HarnessError, Interrupted, UserError
-from harness.core.own_code import is_ctrl_c
+from harness.core.plugins import is_ctrl_c
 from harness.core.rewards import reward_number
 from harness.tasks.rewards import NAMED, PARTS, Row, UserReward
 

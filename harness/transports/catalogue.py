@@ -10,8 +10,8 @@ from types import MappingProxyType
 import torch
 
 from harness.core.errors import UserError
-from harness.core.installation import PART_OF, how_to_install
-from harness.core.own_code import OwnKind, check_is, import_own
+from harness.core.extras import EXTRA_OF, how_to_install
+from harness.core.plugins import PluginKind, check_methods, load_plugin
 from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
@@ -55,7 +55,7 @@ class TransportKind:
             UserError: a package is not installed.
         """
         if self.package is not None and find_spec(self.package) is None:
-            part = PART_OF.get(self.package, self.name)
+            part = EXTRA_OF.get(self.package, self.name)
             on = f"on Linux{' with an NVIDIA driver' if self.needs_gpu else ''}"
             raise UserError(
                 f"transport.type is {self.name}, and the package {self.package} is not installed",
@@ -120,7 +120,7 @@ _KINDS = (
 )
 
 TRANSPORTS: Mapping[str, TransportKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
-OWN_TRANSPORT = OwnKind(
+TRANSPORT_PLUGIN = PluginKind(
     "transport",
     "transport.type",
     ": a harness.transports.catalogue.TransportKind",
@@ -130,28 +130,28 @@ OWN_TRANSPORT = OwnKind(
 
 
 def transport_kind(name: str) -> TransportKind:
-    """Return the transport of this name, or the user's own where it is ``package.module:NAME``.
+    """Return the transport of this name, or the plugin where it is ``package.module:NAME``.
 
     Raises:
-        UserError: there is none; or the user's own cannot be imported, or is none.
+        UserError: there is none; or the plugin cannot be imported, or is none.
     """
     if ":" in name:
-        return _own_transport(name)
+        return _plugin_transport(name)
     if name not in TRANSPORTS:
         raise UserError(f"there is no transport {name}", "transport.type", f"one of {', '.join(TRANSPORTS)}")
     return TRANSPORTS[name]
 
 
-def _own_transport(path: str) -> TransportKind:
-    kind = import_own(path, OWN_TRANSPORT)
+def _plugin_transport(path: str) -> TransportKind:
+    kind = load_plugin(path, TRANSPORT_PLUGIN)
     if not isinstance(kind, TransportKind):
         raise UserError(
             f"the transport {path} is of type {type(kind).__name__}, not a TransportKind",
-            OWN_TRANSPORT.setting,
+            TRANSPORT_PLUGIN.setting,
             f'define {path.partition(":")[2]} = TransportKind("its name", MySender, MyReceiver), '
             "from harness.transports.catalogue",
         )
     for made, protocol in ((kind.sender_type, WeightSender), (kind.receiver_type, WeightReceiver)):
         if isinstance(made, type):
-            check_is(made, protocol, f"{path} ({made.__name__})", OWN_TRANSPORT)
+            check_methods(made, protocol, f"{path} ({made.__name__})", TRANSPORT_PLUGIN)
     return replace(kind, name=path)

@@ -5,10 +5,10 @@ import time
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.core.trace import NullTracer, Stage
+from harness.core.trace import HookedTracer, NullTracer, Stage
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe
-from harness.probes.nvtx_ranges import NvtxTracer
+from harness.probes.nvtx_ranges import NvtxRanges
 from harness.probes.profile import ProbeProfile
 from harness.probes.sampler import Sampling
 from harness.probes.session import ProbeSession
@@ -22,7 +22,7 @@ LANES = {"learner": os.getpid(), "generator": os.getppid(), "scorer": 1}
 def test_1000_spans_marked_as_ranges(benchmark: BenchmarkFixture) -> None:
     """On the recording domain: the wrapper's own cost and more. With no tool listening there is no wrapper at all."""
     domain = FakeDomain()
-    tracer = NvtxTracer(NullTracer(), domain)
+    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
 
     def mark() -> int:
         domain.events.clear()

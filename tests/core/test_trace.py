@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from harness.core.trace import DelayedTracer, NullTracer, OpenSpan, RecordingTracer, Span, Stage, SynchronizedTracer
+from harness.core.trace import HookedTracer, NullTracer, OpenSpan, RecordingTracer, Span, Stage
+from harness.probes.tracers import Delay, Synchronized
 
 
 def ticking() -> RecordingTracer:
@@ -80,7 +81,7 @@ def test_a_synchronized_span_ends_after_the_device_has_finished() -> None:
     def wait_for_the_device() -> None:
         now[0] += 7
 
-    with SynchronizedTracer(inner, wait_for_the_device).span("learner", Stage.UPDATE, 1, 1):
+    with HookedTracer(inner, Synchronized(wait_for_the_device)).span("learner", Stage.UPDATE, 1, 1):
         now[0] += 2  # the launch
     assert inner.drain() == [Span("learner", Stage.UPDATE, 0, 9, 1, 1)]
 
@@ -92,7 +93,7 @@ def test_a_delayed_stage_is_longer_by_the_delay_and_others_are_not() -> None:
         now[0] += round(seconds * 1e9)
 
     recorder = RecordingTracer(lambda: now[0])
-    tracer = DelayedTracer(recorder, {Stage.UPDATE: 0.25, Stage.SCORE: 0.0}, sleep)
+    tracer = HookedTracer(recorder, Delay({Stage.UPDATE: 0.25, Stage.SCORE: 0.0}, sleep))
     for stage in (Stage.GENERATE, Stage.UPDATE, Stage.SCORE):
         with tracer.span("learner", stage, 3):
             now[0] += 1_000_000_000
@@ -103,7 +104,7 @@ def test_a_delayed_stage_is_longer_by_the_delay_and_others_are_not() -> None:
 
 def test_a_delayed_span_that_fails_is_recorded_all_the_same() -> None:
     recorder, slept = RecordingTracer(lambda: 0), []
-    tracer = DelayedTracer(recorder, {Stage.UPDATE: 0.25}, slept.append)
+    tracer = HookedTracer(recorder, Delay({Stage.UPDATE: 0.25}, slept.append))
     with pytest.raises(ValueError, match="broken"), tracer.span("learner", Stage.UPDATE):
         raise ValueError("broken")
     assert slept == [0.25]

@@ -23,7 +23,7 @@ import ray
 
 import harness
 from harness.core.errors import RunStopped
-from harness.core.trace import RecordingTracer, Stage
+from harness.core.trace import HookedTracer, RecordingTracer, Stage
 from harness.probes.nsight import (
     SESSION_CONFIG,
     CaptureControl,
@@ -34,7 +34,7 @@ from harness.probes.nsight import (
     wait_for_reports,
 )
 from harness.probes.profile import NsightWindow
-from harness.probes.windows import WindowTracer
+from harness.probes.windows import ProfilerWindow
 from harness.report.trace.export import write_trace
 from harness.report.trace.nsight import nsight_table
 from harness.results import find_runs
@@ -89,7 +89,7 @@ def start_learner(tag: str) -> Any:
                 events.append("stop")
                 control.stop()
 
-            tracer = WindowTracer(RecordingTracer(time.perf_counter_ns), WINDOW.numbers, start, stop)
+            tracer = HookedTracer(RecordingTracer(time.perf_counter_ns), ProfilerWindow(WINDOW.numbers, start, stop))
             for step in range(3):
                 with tracer.span("learner", Stage.UPDATE, step):
                     events.append(f"step {step}")

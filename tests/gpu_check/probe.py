@@ -11,11 +11,12 @@ from itertools import pairwise
 
 import torch
 
-from harness.core.trace import RecordingTracer, Stage, SynchronizedTracer
-from harness.probes.cuda_events import DeviceTimeTracer, cuda_events
+from harness.core.trace import HookedTracer, RecordingTracer, Stage
+from harness.probes.cuda_events import DeviceTimes, cuda_events
 from harness.probes.nvml import open_gpu_probe
 from harness.probes.nvtx_ranges import open_domain
 from harness.probes.reading import Unknown
+from harness.probes.tracers import Synchronized
 from tests.gpu_check.device import DEVICE, HAS_GPU, NAME, seconds, synchronize
 from tests.gpu_check.report import Report
 
@@ -116,12 +117,13 @@ def _device_time(report: Report) -> None:
     factor = torch.randn(WIDTH, WIDTH, device=DEVICE, dtype=torch.bfloat16)
     synchronize()
     recorder = RecordingTracer(time.perf_counter_ns)
-    tracer = DeviceTimeTracer(SynchronizedTracer(recorder, synchronize), new_event)
+    times = DeviceTimes(new_event)
+    tracer = HookedTracer(HookedTracer(recorder, Synchronized(synchronize)), times)
     with tracer.span("learner", Stage.UPDATE, 0):
         for _ in range(50):
             factor @ factor
     synchronize()
-    (span,), (device,) = recorder.drain(), tracer.drain(final=True)
+    (span,), (device,) = recorder.drain(), times.drain(final=True)
     wall_s = (span.end_ns - span.start_ns) / 1e9
     report.note("span of 50 products, s", {"wall": wall_s, "device": device.device_s})
     report.check("device time against wall-clock, relative", abs(device.device_s / wall_s - 1), 0.1)

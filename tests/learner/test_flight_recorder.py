@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.thread_time import thread_time
 from harness.core.trace import NullTracer, Stage
 from harness.learner.flight_recorder import KEPT, FlightRecorder, FlightTracer, read_flight
+from harness.run.thread_time import thread_time
 
 
 def test_the_last_calls_are_read_in_order_with_their_numbers(tmp_path: Path) -> None:

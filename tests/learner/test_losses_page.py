@@ -6,7 +6,7 @@ import yaml
 
 from harness.grpo.advantages import Delta as GrpoDelta
 from harness.grpo.loss import SurrogateType
-from harness.learner.own_functions import ADVANTAGE_ARGUMENTS, LOSS_ARGUMENTS
+from harness.learner.plugins import ADVANTAGE, LOSS
 from harness.scenario import expand, load_scenario
 from harness.settings.loss import AdvantageSettings, Delta, ImportanceSettings, KlSettings, LossSettings, LossType
 from harness.settings.optimizer import OptimizerSettings
@@ -33,7 +33,7 @@ def test_the_page_shows_the_functions_as_they_are() -> None:
 def test_the_page_names_every_setting_type_and_argument() -> None:
     sections = (LossSettings, AdvantageSettings, KlSettings, ImportanceSettings, OptimizerSettings)
     names = {name for section in sections for name in section.model_fields}
-    names |= choices(LossType) | choices(Delta) | set(LOSS_ARGUMENTS) | set(ADVANTAGE_ARGUMENTS)
+    names |= choices(LossType) | choices(Delta) | set(LOSS.arguments) | set(ADVANTAGE.arguments)
     words = set("".join(letter if letter.isalnum() or letter in "_-" else " " for letter in PAGE).split())
     assert sorted(names - words) == []
 

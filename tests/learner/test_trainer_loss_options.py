@@ -11,7 +11,7 @@ from harness.core.errors import UserError
 from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGroup
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.own_functions import UserAdvantage, UserLoss
+from harness.learner.plugins import PluginAdvantage, PluginLoss
 from harness.models.decoder import DecoderLM
 from tests.learner.tiny_training import CONFIG, OPTIONS
 
@@ -153,8 +153,10 @@ def test_the_ban_needs_an_end_of_sequence() -> None:
 def test_own_loss_and_advantage_train_as_the_built_in_ones_bit_for_bit() -> None:
     own = replace(
         OPTIONS,
-        loss=LossOptions("own", cliprange=1.0, cliprange_high=4.0, own=UserLoss("docs.examples.own_loss.losses:cispo")),
-        own_advantage=UserAdvantage("docs.examples.own_loss.losses:leave_one_out", 4),
+        loss=LossOptions(
+            "own", cliprange=1.0, cliprange_high=4.0, own=PluginLoss("docs.examples.own_loss.losses:cispo")
+        ),
+        own_advantage=PluginAdvantage("docs.examples.own_loss.losses:leave_one_out", 4),
         epochs_per_batch=3,
     )
     built_in = replace(own, loss=LossOptions("cispo"), own_advantage=None, delta="leave_one_out_rewards")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from harness.core.trace import NullTracer, RecordingTracer, Stage
+from harness.core.trace import HookedTracer, NullTracer, RecordingTracer, Stage
 from harness.core.types import Metric
-from harness.probes.memory import DeviceMemory, DeviceMemoryTracer, Peak, StageMemory
+from harness.probes.memory import DeviceMemory, Peak, StageMemory, StagePeaks
 
 PID = os.getpid()
 
@@ -30,13 +30,14 @@ class FakeAllocator:
         return seen
 
 
-def traced(allocator: FakeAllocator) -> DeviceMemoryTracer:
-    return DeviceMemoryTracer(NullTracer(), DeviceMemory(allocator.take))
+def traced(allocator: FakeAllocator) -> tuple[HookedTracer, StagePeaks]:
+    peaks = StagePeaks(DeviceMemory(allocator.take))
+    return HookedTracer(NullTracer(), peaks), peaks
 
 
 def test_a_stage_has_its_own_peak_above_what_was_held_before_it() -> None:
     allocator = FakeAllocator()
-    tracer = traced(allocator)
+    tracer, peaks = traced(allocator)
     allocator.allocate(100)  # the model, as it is loaded
     allocator.allocate(-40)
     with tracer.span("learner", Stage.UPDATE, 0):
@@ -44,43 +45,44 @@ def test_a_stage_has_its_own_peak_above_what_was_held_before_it() -> None:
         allocator.allocate(-500)
     with tracer.span("learner", Stage.WEIGHT_PUBLISH, 1):
         allocator.allocate(20)
-    assert tracer.drain() == [
+    assert peaks.drain() == [
         StageMemory(Stage.STARTUP, PID, Peak(100, 100)),
         StageMemory(Stage.UPDATE, PID, Peak(560, 560)),
         StageMemory(Stage.WEIGHT_PUBLISH, PID, Peak(80, 560)),  # reserved is kept, allocated fell
     ]
-    assert tracer.drain() == []
+    assert peaks.drain() == []
 
 
 def test_a_nested_span_does_not_lose_the_peaks_of_the_outer_one() -> None:
     allocator = FakeAllocator()
-    tracer = traced(allocator)
+    tracer, peaks = traced(allocator)
     with tracer.span("generator", Stage.WEIGHT_LOAD, 1):
         allocator.allocate(300)  # before the inner one begins, and gone by then
         allocator.allocate(-290)
         with tracer.span("generator", Stage.WEIGHT_VERIFY, 1):
             allocator.allocate(40)
         allocator.allocate(-40)
-    _, inner, outer = tracer.drain()
+    _, inner, outer = peaks.drain()
     assert inner == StageMemory(Stage.WEIGHT_VERIFY, PID, Peak(50, 300))
     assert outer == StageMemory(Stage.WEIGHT_LOAD, PID, Peak(300, 300))
 
 
 def test_an_inner_peak_is_the_outer_ones_too() -> None:
     allocator = FakeAllocator()
-    tracer = traced(allocator)
+    tracer, peaks = traced(allocator)
     with tracer.span("learner", Stage.EVALUATE), tracer.span("learner", Stage.GENERATE):
         allocator.allocate(70)
         allocator.allocate(-70)
-    assert [memory.peak.allocated for memory in tracer.drain()] == [0, 70, 70]
+    assert [memory.peak.allocated for memory in peaks.drain()] == [0, 70, 70]
 
 
 def test_lanes_and_arms_of_one_process_see_the_same_allocator() -> None:
     """Spans of two lanes that overlap without nesting, each with what the process held while it was open."""
     allocator = FakeAllocator()
     memory = DeviceMemory(allocator.take)
-    one, other = DeviceMemoryTracer(NullTracer(), memory), DeviceMemoryTracer(NullTracer(), memory)
-    sampling, training = one.span("generator", Stage.GENERATE, 1), other.span("learner", Stage.UPDATE, 0)
+    one, other = StagePeaks(memory), StagePeaks(memory)
+    sampling = HookedTracer(NullTracer(), one).span("generator", Stage.GENERATE, 1)
+    training = HookedTracer(NullTracer(), other).span("learner", Stage.UPDATE, 0)
     sampling.__enter__()
     allocator.allocate(10)
     training.__enter__()
@@ -95,14 +97,15 @@ def test_lanes_and_arms_of_one_process_see_the_same_allocator() -> None:
 
 def test_spans_are_passed_on_with_their_errors() -> None:
     recorder = RecordingTracer(lambda: 0)
-    tracer = DeviceMemoryTracer(recorder, DeviceMemory(FakeAllocator().take))
+    peaks = StagePeaks(DeviceMemory(FakeAllocator().take))
+    tracer = HookedTracer(recorder, peaks)
     try:
         with tracer.span("learner", Stage.UPDATE, 3, 4):
             raise MemoryError
     except MemoryError:
         pass
     assert [(span.stage, span.step, span.version) for span in recorder.drain()] == [(Stage.UPDATE, 3, 4)]
-    assert [memory.stage for memory in tracer.drain()] == [Stage.STARTUP, Stage.UPDATE]
+    assert [memory.stage for memory in peaks.drain()] == [Stage.STARTUP, Stage.UPDATE]
 
 
 def test_a_stage_gives_two_figures_of_a_row() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.trace import NullTracer, RecordingTracer, Span, SpanContext, Stage
-from harness.probes.nvtx_ranges import NvtxTracer, category, open_domain
+from harness.core.trace import HookedTracer, NullTracer, RecordingTracer, Span, SpanContext, Stage
+from harness.probes.nvtx_ranges import NvtxRanges, category, open_domain
 from tests.stand_ins.fake_nvtx import FakeDomain
 
 # A tool that listens, by the interface of nvToolsExt.h (NVTX 3, https://github.com/NVIDIA/NVTX). It takes the table of
@@ -42,11 +42,11 @@ int InitializeInjectionNvtx2(const void* (*export_table)(uint32_t)) {
 # its is enabled.
 OLDER = LISTENER + "int InitializeInjectionNvtxExtension(void* module) { return 0; }\n"
 USE = """
-from harness.probes.nvtx_ranges import NvtxTracer, open_domain
-from harness.core.trace import NullTracer, Stage
+from harness.probes.nvtx_ranges import NvtxRanges, open_domain
+from harness.core.trace import HookedTracer, NullTracer, Stage
 domain, reason = open_domain()
 print(reason)
-tracer = NvtxTracer(NullTracer(), domain)
+tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
 with tracer.span("learner", Stage.UPDATE, 3):
     with tracer.span("learner", Stage.WAIT_FOR_BATCH, 4):
         pass
@@ -59,7 +59,7 @@ def events(domain: FakeDomain) -> list[tuple[str, int]]:
 
 def test_a_range_has_the_stages_name_its_category_and_the_step() -> None:
     domain = FakeDomain()
-    with NvtxTracer(NullTracer(), domain).span("learner", Stage.UPDATE, 7, 3):
+    with HookedTracer(NullTracer(), NvtxRanges(domain)).span("learner", Stage.UPDATE, 7, 3):
         pass
     assert domain.events[0] == ("start", 1, "update", "stage/update", 7)
     assert events(domain) == [("start", 1), ("end", 1)]
@@ -73,7 +73,7 @@ def test_stages_and_waits_have_their_own_categories() -> None:
 
 def test_names_are_registered_once_however_many_ranges_there_are() -> None:
     domain = FakeDomain()
-    tracer = NvtxTracer(NullTracer(), domain)
+    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
     for step in range(100):
         with tracer.span("learner", Stage.UPDATE, step):
             pass
@@ -90,7 +90,7 @@ def test_the_range_encloses_the_span_that_is_recorded() -> None:
         return next(times)
 
     recorder = RecordingTracer(clock_ns)
-    with NvtxTracer(recorder, domain).span("learner", Stage.UPDATE, 0, 1):
+    with HookedTracer(recorder, NvtxRanges(domain)).span("learner", Stage.UPDATE, 0, 1):
         pass
     assert recorder.drain() == [Span("learner", Stage.UPDATE, 10, 20, 0, 1)]
     assert log == ["clock after 1 events", "clock after 1 events"]
@@ -98,7 +98,7 @@ def test_the_range_encloses_the_span_that_is_recorded() -> None:
 
 def test_an_exception_in_the_block_ends_range_and_span() -> None:
     domain, recorder = FakeDomain(), RecordingTracer(lambda: 0)
-    with pytest.raises(ZeroDivisionError), NvtxTracer(recorder, domain).span("learner", Stage.UPDATE):
+    with pytest.raises(ZeroDivisionError), HookedTracer(recorder, NvtxRanges(domain)).span("learner", Stage.UPDATE):
         _ = 1 / 0
     assert events(domain) == [("start", 1), ("end", 1)]
     assert len(recorder.drain()) == 1
@@ -124,14 +124,17 @@ class Broken:
 @pytest.mark.parametrize("end", ["start", "end"])
 def test_a_tracer_that_fails_leaves_no_range_open(end: str) -> None:
     domain = FakeDomain()
-    with pytest.raises(OSError, match=f"no {end}"), NvtxTracer(Broken(end), domain).span("learner", Stage.UPDATE):
+    with (
+        pytest.raises(OSError, match=f"no {end}"),
+        HookedTracer(Broken(end), NvtxRanges(domain)).span("learner", Stage.UPDATE),
+    ):
         pass
     assert events(domain) == [("start", 1), ("end", 1)]
 
 
 def test_spans_of_two_tasks_that_cross_each_others_awaits() -> None:
     domain = FakeDomain()
-    tracer = NvtxTracer(NullTracer(), domain)
+    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
 
     async def two_lanes() -> None:
         opened, closed = asyncio.Event(), asyncio.Event()
@@ -162,7 +165,7 @@ def test_spans_of_two_tasks_that_cross_each_others_awaits() -> None:
 
 def test_a_span_may_end_in_another_thread_and_threads_do_not_mix_their_steps() -> None:
     domain = FakeDomain()
-    tracer = NvtxTracer(NullTracer(), domain)
+    tracer = HookedTracer(NullTracer(), NvtxRanges(domain))
     span = tracer.span("generator", Stage.GENERATE, 1)
     span.__enter__()
     both = threading.Barrier(2)
@@ -216,7 +219,7 @@ def test_a_package_that_has_changed_inside_gives_a_reason() -> None:
 
 def test_the_librarys_stand_in_without_a_tool_takes_our_calls() -> None:
     nvtx = pytest.importorskip("nvtx")
-    with NvtxTracer(NullTracer(), nvtx.get_domain("grpo")).span("learner", Stage.UPDATE, 3):
+    with HookedTracer(NullTracer(), NvtxRanges(nvtx.get_domain("grpo"))).span("learner", Stage.UPDATE, 3):
         pass
     assert open_domain()[1] is not None or isinstance(nvtx.get_domain("grpo"), nvtx.Domain)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.trace import NullTracer, RecordingTracer, Stage
-from harness.probes.cuda_events import DeviceTime, DeviceTimeTracer, cuda_events
+from harness.core.trace import HookedTracer, NullTracer, RecordingTracer, Stage
+from harness.probes.cuda_events import DeviceTime, DeviceTimes, cuda_events
 
 
 class FakeDevice:
@@ -64,43 +64,44 @@ class FakeEvent:
         return (end_event._at_ns - self._at_ns) / 1e6
 
 
-def traced(device: FakeDevice) -> DeviceTimeTracer:
-    return DeviceTimeTracer(NullTracer(), device.new_event, device.clock_ns)
+def traced(device: FakeDevice) -> tuple[HookedTracer, DeviceTimes]:
+    times = DeviceTimes(device.new_event, device.clock_ns)
+    return HookedTracer(NullTracer(), times), times
 
 
 def test_a_launch_that_takes_the_host_no_time_shows_its_device_time() -> None:
     device = FakeDevice()
-    tracer = traced(device)
+    tracer, times = traced(device)
     with tracer.span("learner", Stage.UPDATE, 0, 0):
         device.launch(0.5)
         device.host_works(0.001)
     with tracer.span("learner", Stage.UPDATE, 1, 1):
         device.host_works(0.25)  # the device is busy with step 0 all the while: 0.499 s of it are left at the start
-    assert tracer.drain() == []  # step 0 ends on the device at 0.5 s, and the host stands at 0.251 s
+    assert times.drain() == []  # step 0 ends on the device at 0.5 s, and the host stands at 0.251 s
     device.host_works(0.25)
-    assert tracer.drain() == [DeviceTime("learner", Stage.UPDATE, 0, 0.001, 0.5)]
-    assert tracer.drain() == []
-    assert tracer.drain(final=True) == [DeviceTime("learner", Stage.UPDATE, 1, 0.25, 0.0)]
+    assert times.drain() == [DeviceTime("learner", Stage.UPDATE, 0, 0.001, 0.5)]
+    assert times.drain() == []
+    assert times.drain(final=True) == [DeviceTime("learner", Stage.UPDATE, 1, 0.25, 0.0)]
 
 
 def test_a_stage_of_the_host_alone_takes_as_long_on_both() -> None:
     device = FakeDevice()
-    tracer = traced(device)
+    tracer, times = traced(device)
     with tracer.span("learner", Stage.PREPARE_BATCH, 0):
         device.host_works(0.125)
-    assert tracer.drain(final=True) == [DeviceTime("learner", Stage.PREPARE_BATCH, 0, 0.125, 0.125)]
+    assert times.drain(final=True) == [DeviceTime("learner", Stage.PREPARE_BATCH, 0, 0.125, 0.125)]
 
 
 def test_times_are_read_when_a_later_step_has_begun_and_not_before() -> None:
     device = FakeDevice()
-    tracer = traced(device)
+    tracer, times = traced(device)
     with tracer.span("learner", Stage.UPDATE, 4):
         device.host_works(1.0)
     with tracer.span("learner", Stage.WEIGHT_PUBLISH, 5):  # version 5 is made by step 4
         device.host_works(2.0)
-    assert tracer.drain() == []
-    tracer.span("learner", Stage.UPDATE, 5)
-    assert [(time.stage, time.host_s) for time in tracer.drain()] == [(Stage.UPDATE, 1.0), (Stage.WEIGHT_PUBLISH, 2.0)]
+    assert times.drain() == []
+    tracer.span("learner", Stage.UPDATE, 5).__enter__()
+    assert [(time.stage, time.host_s) for time in times.drain()] == [(Stage.UPDATE, 1.0), (Stage.WEIGHT_PUBLISH, 2.0)]
 
 
 def test_reading_early_would_be_an_error_on_this_device() -> None:
@@ -119,7 +120,8 @@ def test_reading_early_would_be_an_error_on_this_device() -> None:
 def test_a_span_that_fails_is_timed_and_recorded_all_the_same() -> None:
     device = FakeDevice()
     recorder = RecordingTracer(device.clock_ns)
-    tracer = DeviceTimeTracer(recorder, device.new_event, device.clock_ns)
+    times = DeviceTimes(device.new_event, device.clock_ns)
+    tracer = HookedTracer(recorder, times)
 
     def work() -> None:
         device.host_works(0.5)
@@ -128,7 +130,7 @@ def test_a_span_that_fails_is_timed_and_recorded_all_the_same() -> None:
     with pytest.raises(ValueError, match="inside"), tracer.span("learner", Stage.UPDATE, 0):
         work()
     assert [(span.start_ns, span.end_ns) for span in recorder.drain()] == [(0, 500_000_000)]
-    assert tracer.drain(final=True) == [DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5)]
+    assert times.drain(final=True) == [DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5)]
 
 
 def test_without_cuda_there_is_a_reason() -> None:

@@ -11,26 +11,27 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from harness.core.errors import RunStopped
-from harness.core.trace import NullTracer, Stage
+from harness.core.trace import HookedTracer, NullTracer, Stage, Tracer
 from harness.probes.profile import TorchWindow
 from harness.probes.windows import (
-    WindowTracer,
+    ProfilerWindow,
     activities,
     collect_traces,
     process_name,
     scrub_trace,
-    torch_window_tracer,
+    torch_window,
 )
 from harness.results.anonymous import Scrubber
 
 SCRUBBER = Scrubber("/home/jane", "/home/jane/project", "lab-7.example.org", "jane")
 
 
-def traced(lanes: tuple[str, ...], folder: Path, first_step: int = 1, steps: int = 2) -> WindowTracer:
-    return torch_window_tracer(NullTracer(), TorchWindow(first_step=first_step, steps=steps), lanes, folder)
+def traced(lanes: tuple[str, ...], folder: Path, first_step: int = 1, steps: int = 2) -> tuple[Tracer, ProfilerWindow]:
+    window = torch_window(TorchWindow(first_step=first_step, steps=steps), lanes, folder)
+    return HookedTracer(NullTracer(), window), window
 
 
-def work(tracer: WindowTracer, lane: str, stage: Stage, steps: range) -> None:
+def work(tracer: Tracer, lane: str, stage: Stage, steps: range) -> None:
     """A step of one matrix product for each number."""
     for step in steps:
         with tracer.span(lane, stage, step):
@@ -46,7 +47,7 @@ def events(folder: Path, name: str) -> Counter[str]:
 
 
 def test_the_file_holds_the_operations_of_the_window_alone(tmp_path: Path) -> None:
-    tracer = traced(("learner",), tmp_path)
+    tracer, _ = traced(("learner",), tmp_path)
     work(tracer, "learner", Stage.UPDATE, range(3))
     assert list(tmp_path.iterdir()) == []
     work(tracer, "learner", Stage.UPDATE, range(3, 6))
@@ -63,7 +64,7 @@ def test_a_process_on_the_cpu_does_not_trace_a_gpu_that_it_may_see() -> None:
 
 def test_other_threads_are_in_it_and_may_end_it(tmp_path: Path) -> None:
     """The Learner's thread starts it, the Generator's stops it: torch's default would crash the process."""
-    tracer = traced(("generator", "learner"), tmp_path)
+    tracer, _ = traced(("generator", "learner"), tmp_path)
 
     def in_a_thread(lane: str, stage: Stage, steps: range) -> None:
         thread = threading.Thread(target=work, args=(tracer, lane, stage, steps))
@@ -78,31 +79,31 @@ def test_other_threads_are_in_it_and_may_end_it(tmp_path: Path) -> None:
 
 
 def test_a_window_that_is_cut_short_is_kept(tmp_path: Path) -> None:
-    tracer = traced(("learner",), tmp_path, steps=5)
+    tracer, window = traced(("learner",), tmp_path, steps=5)
     work(tracer, "learner", Stage.UPDATE, range(3))
-    tracer.close()
+    window.close()
     assert events(tmp_path, "learner")["aten::mm"] == 2
 
 
 def test_what_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    tracer = traced(("learner",), tmp_path / "missing")
+    tracer, window = traced(("learner",), tmp_path / "missing")
     work(tracer, "learner", Stage.UPDATE, range(2))
     with pytest.raises(RunStopped, match=r"the trace of learner could not be written: .*No such file"):
-        tracer.close()
+        window.close()
 
 
 def test_a_second_profiler_in_a_process_is_refused_in_one_line(tmp_path: Path) -> None:
-    first, second = traced(("learner",), tmp_path), traced(("generator",), tmp_path)
+    (first, window), (second, _) = traced(("learner",), tmp_path), traced(("generator",), tmp_path)
     work(first, "learner", Stage.UPDATE, range(2))
     try:
         with pytest.raises(RunStopped, match=r"runs in the process of generator already"):
             work(second, "generator", Stage.GENERATE, range(1, 2))
     finally:
-        first.close()
+        window.close()
     assert events(tmp_path, "learner")["aten::mm"] == 1
-    third = traced(("scorer",), tmp_path)
+    third, window = traced(("scorer",), tmp_path)
     work(third, "scorer", Stage.SCORE, range(2))
-    third.close()
+    window.close()
     assert events(tmp_path, "scorer")["aten::mm"] == 1
 
 

@@ -7,11 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from harness.core.errors import UserError
-from harness.core.trace import NullTracer, RecordingTracer, SpanContext, Stage
+from harness.core.trace import HookedTracer, NullTracer, RecordingTracer, SpanContext, Stage
 from harness.probes.profile import ProbeProfile, PySpyWindow, TorchWindow, Window
-from harness.probes.windows import WindowTracer, check_windows, lanes_in, training_step
+from harness.probes.windows import ProfilerWindow, check_windows, lanes_in, training_step
 
 LANES = ("generator0", "generator1", "scorer", "learner")
+
+
+def begin(span: SpanContext) -> None:
+    span.__enter__()
 
 
 class Log:
@@ -30,18 +34,19 @@ class Log:
     def stop(self) -> None:
         self.events.append("STOP")
 
-    def window(self, numbers: range, lanes: Sequence[str] | None = None) -> WindowTracer:
-        return WindowTracer(self, numbers, self.start, self.stop, lanes)
+    def window(self, numbers: range, lanes: Sequence[str] | None = None) -> ProfilerWindow:
+        return ProfilerWindow(numbers, self.start, self.stop, lanes)
 
 
 def test_it_starts_before_the_first_span_of_its_first_step_and_stops_before_the_first_of_a_later_one() -> None:
     log = Log()
-    tracer = log.window(range(2, 4))
+    window = log.window(range(2, 4))
+    tracer = HookedTracer(log, window)
     for step in range(6):
         for stage in (Stage.PREPARE_BATCH, Stage.UPDATE):
             with tracer.span("learner", stage, step):
                 pass
-    tracer.close()
+    window.close()
     steps = [[f"learner prepare_batch {step}", f"learner update {step}"] for step in range(6)]
     assert log.events == [*steps[0], *steps[1], "START", *steps[2], *steps[3], "STOP", *steps[4], *steps[5]]
 
@@ -49,10 +54,11 @@ def test_it_starts_before_the_first_span_of_its_first_step_and_stops_before_the_
 def test_stages_of_a_version_belong_to_the_step_that_made_it() -> None:
     """Step 1 ends with the publishing of version 2, step 2 begins with its own batch: START stands between them."""
     log = Log()
-    tracer = log.window(range(2, 3))
+    window = log.window(range(2, 3))
+    tracer = HookedTracer(log, window)
     for step in (1, 2, 3):
-        tracer.span("learner", Stage.UPDATE, step)
-        tracer.span("learner", Stage.WEIGHT_PUBLISH, step + 1)
+        begin(tracer.span("learner", Stage.UPDATE, step))
+        begin(tracer.span("learner", Stage.WEIGHT_PUBLISH, step + 1))
     assert log.events == [
         "learner update 1",
         "learner weight_publish 2",
@@ -69,9 +75,10 @@ def test_stages_of_a_version_belong_to_the_step_that_made_it() -> None:
 
 def test_it_goes_on_until_the_last_of_its_lanes_has_left_the_window() -> None:
     log = Log()
-    tracer = log.window(range(3, 5), ("generator0", "learner"))
+    window = log.window(range(3, 5), ("generator0", "learner"))
+    tracer = HookedTracer(log, window)
     for lane, step in [("generator0", 3), ("scorer", 9), ("generator0", 4), ("generator0", 5), ("learner", 3)]:
-        tracer.span(lane, Stage.UPDATE, step)
+        begin(tracer.span(lane, Stage.UPDATE, step))
     assert log.events == [
         "START",
         "generator0 update 3",
@@ -80,47 +87,51 @@ def test_it_goes_on_until_the_last_of_its_lanes_has_left_the_window() -> None:
         "generator0 update 5",
         "learner update 3",
     ]
-    tracer.span("learner", Stage.UPDATE, 5)
+    begin(tracer.span("learner", Stage.UPDATE, 5))
     assert log.events[-2:] == ["STOP", "learner update 5"]
 
 
 @pytest.mark.parametrize("steps", [[], [0, 1], [-1, -1], [5, 6]], ids=["nothing", "before", "no_step", "after"])
 def test_steps_that_never_come_start_nothing(steps: list[int]) -> None:
     log = Log()
-    tracer = log.window(range(2, 4))
+    window = log.window(range(2, 4))
+    tracer = HookedTracer(log, window)
     for step in steps:
-        tracer.span("learner", Stage.UPDATE, step)
-    tracer.close()
+        begin(tracer.span("learner", Stage.UPDATE, step))
+    window.close()
     assert log.events == [f"learner update {step}" for step in steps]
 
 
 def test_a_window_that_was_passed_over_does_not_open_later() -> None:
     log = Log()
-    tracer = log.window(range(2, 4))
+    window = log.window(range(2, 4))
+    tracer = HookedTracer(log, window)
     for step in (1, 4, 2):  # a repeated batch may come late
-        tracer.span("learner", Stage.UPDATE, step)
+        begin(tracer.span("learner", Stage.UPDATE, step))
     assert "START" not in log.events
 
 
 def test_closing_while_it_runs_stops_it_once() -> None:
     log = Log()
-    tracer = log.window(range(2, 4))
-    tracer.span("learner", Stage.UPDATE, 2)
-    tracer.close()
-    tracer.close()
-    tracer.span("learner", Stage.UPDATE, 3)
-    tracer.span("learner", Stage.UPDATE, 4)
+    window = log.window(range(2, 4))
+    tracer = HookedTracer(log, window)
+    begin(tracer.span("learner", Stage.UPDATE, 2))
+    window.close()
+    window.close()
+    begin(tracer.span("learner", Stage.UPDATE, 3))
+    begin(tracer.span("learner", Stage.UPDATE, 4))
     assert log.events == ["START", "learner update 2", "STOP", "learner update 3", "learner update 4"]
 
 
 def test_a_span_that_fails_closes_as_it_should_and_the_window_goes_on() -> None:
     log, recorder = Log(), RecordingTracer(lambda: 7)
-    tracer = WindowTracer(recorder, range(1, 2), log.start, log.stop)
+    window = ProfilerWindow(range(1, 2), log.start, log.stop)
+    tracer = HookedTracer(recorder, window)
     with pytest.raises(ValueError, match="inside"), tracer.span("learner", Stage.UPDATE, 1):
         raise ValueError("inside")
     assert log.events == ["START"]
     assert [span.step for span in recorder.drain()] == [1]
-    tracer.span("learner", Stage.UPDATE, 2)
+    begin(tracer.span("learner", Stage.UPDATE, 2))
     assert log.events == ["START", "STOP"]
 
 
@@ -131,12 +142,13 @@ def test_a_profiler_that_does_not_start_is_tried_once_and_never_stopped() -> Non
         log.events.append("REFUSED")
         raise RuntimeError("no")
 
-    tracer = WindowTracer(log, range(1, 3), refuse, log.stop)
+    window = ProfilerWindow(range(1, 3), refuse, log.stop)
+    tracer = HookedTracer(log, window)
     with pytest.raises(RuntimeError, match="no"):
-        tracer.span("learner", Stage.UPDATE, 1)
-    tracer.span("learner", Stage.UPDATE, 2)
-    tracer.span("learner", Stage.UPDATE, 3)
-    tracer.close()
+        begin(tracer.span("learner", Stage.UPDATE, 1))
+    begin(tracer.span("learner", Stage.UPDATE, 2))
+    begin(tracer.span("learner", Stage.UPDATE, 3))
+    window.close()
     assert log.events == ["REFUSED", "learner update 2", "learner update 3"]
 
 
@@ -155,7 +167,8 @@ def test_marks_surround_the_spans_inside_and_no_others() -> None:
         return mark(stage)
 
     log = Log()
-    tracer = WindowTracer(log, range(1, 2), log.start, log.stop, mark=marked)
+    window = ProfilerWindow(range(1, 2), log.start, log.stop, mark=marked)
+    tracer = HookedTracer(log, window)
     for step in range(3):
         with tracer.span("learner", Stage.UPDATE, step):
             marks.append(str(step))
@@ -173,11 +186,12 @@ def test_threads_that_begin_at_once_start_it_once_and_wait_until_it_runs() -> No
         starts.append("START")
         started.set()
 
-    tracer = WindowTracer(NullTracer(), range(1, 2), start, lambda: None)
+    window = ProfilerWindow(range(1, 2), start, lambda: None)
+    tracer = HookedTracer(NullTracer(), window)
 
     def lane(name: str) -> None:
         both.wait()
-        tracer.span(name, Stage.UPDATE, 1)
+        begin(tracer.span(name, Stage.UPDATE, 1))
         seen.append((name, started.is_set()))
 
     threads = [threading.Thread(target=lane, args=(name,)) for name in ("a", "b")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.core.trace import RecordingTracer, Span, Stage
+from harness.core.trace import HookedTracer, RecordingTracer, Span, Stage
 from harness.probes.memory import process_memory
 from harness.probes.profile import ProbeProfile, TorchWindow
 from harness.probes.tracers import Tracers
@@ -24,7 +24,8 @@ def test_only_a_process_that_computes_on_a_gpu_measures_device_memory() -> None:
     on_cpu = tracers.for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
     on_gpu = tracers.for_process(RecordingTracer(lambda: 0), LANES, cuda=True)
     assert on_cpu.device_memory is None
-    assert on_gpu.tracer is on_gpu.device_memory
+    assert on_gpu.device_memory is not None
+    assert isinstance(on_gpu.tracer, HookedTracer)
     assert process_memory() is process_memory()  # lanes and arms of one process share its allocator
 
 

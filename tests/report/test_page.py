@@ -97,7 +97,7 @@ def test_simulated_runs_say_so_in_every_name() -> None:
     text = page([document(experiment, [])])
     assert Page(text).text("h1") == ["made (simulated) / 20261120-111500"]
     assert "a (simulated)" in Page(text).text("th")
-    assert "python -m harness simulate made --machine h100-sxm" in text
+    assert "python -m harness simulate made.yaml --machine h100-sxm" in text
 
 
 def test_a_figure_is_drawn_once_for_the_file_and_the_page(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from harness.cli import main
 from harness.core.atomic_files import check_writable
 from harness.core.errors import Interrupted, RunStopped, UserError
-from harness.core.installation import as_typed, how_to_install
+from harness.core.extras import as_typed, how_to_install
 from harness.run.commands.list import EXAMINATIONS, QUESTIONS
 from harness.run.needs import needs_of
 from harness.scenario import SCENARIOS, Scenario, expand, load_scenario

@@ -154,7 +154,7 @@ def test_report_pictures_and_trace_say_simulated(experiment: Path, tmp_path: Pat
     page = (tmp_path / "report.html").read_text()
     assert "<h1>one_lag (simulated) / " in page
     assert "SIMULATED by the machine profile abacus" in page
-    assert "python -m harness simulate one_lag --machine abacus" in page
+    assert "python -m harness simulate one_lag.yaml --machine abacus" in page
     (found,), _ = gather([experiment])
     pictures = [path.name for path in save_charts(document(found, []), tmp_path / "pictures")]
     assert pictures == ["stages.png", "lanes.png", "timeline.png", "step_time.png", "lag.png", "sync.png"]  # no rewards

@@ -19,7 +19,7 @@ from harness.compare.remarks.syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
-from harness.core.installation import as_typed
+from harness.core.extras import as_typed
 from harness.core.intervals import Interval
 from harness.core.named_files import SCENARIOS, VERSUS
 from harness.results.counters import CounterRow
@@ -147,8 +147,7 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
     """Say where there are no error bars, and what to type for some."""
     cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
     if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
-        known = {path.stem for path in SCENARIOS.files()}
-        names = [name if name in known else f"{name}.yaml" for name in experiment.scenario.split(VERSUS)]
+        names = map(SCENARIOS.typed, experiment.scenario.split(VERSUS))
         command = as_typed(f"python -m harness bench {shlex.join(names)} --blocks 10")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
 

@@ -17,7 +17,7 @@ from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING, UNATTRIBUTED
 from harness.compare.stats import STEP_THRESHOLD
 from harness.compare.steadiness import uneven_sentence
-from harness.core.installation import as_typed
+from harness.core.extras import as_typed
 from harness.core.trace import Stage
 from harness.core.types import RankStep
 from harness.results.occupancy import part_spans

@@ -27,11 +27,11 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 
 from harness.core.allocator import allocator_environment
 from harness.core.errors import UserError
-from harness.core.interrupts import ended_by_first_interrupt, holding_interrupts
 from harness.core.marked_processes import MARKS, end_marked, with_mark
-from harness.core.own_folder import OwnFolder
+from harness.core.private_dir import PrivateDir
 from harness.probes.nsight import SESSION_CONFIG
 from harness.probes.windows import process_name
+from harness.run.interrupts import ended_by_first_interrupt, holding_interrupts
 from harness.run.memory.fit import free_main_memory
 from harness.run.memory.plan import object_store_bytes
 
@@ -84,8 +84,8 @@ class RaySession:
         if address == "local" and _SHARED_MEMORY.is_dir():
             shared = shutil.disk_usage(_SHARED_MEMORY).free
             self._store_bytes = object_store_bytes(weights, free_main_memory(), shared)
-        self._own_folder = OwnFolder()
-        self.address, self.folder = address, self._own_folder.path
+        self._private_dir = PrivateDir()
+        self.address, self.folder = address, self._private_dir.path
         with ended_by_first_interrupt(ENDING_S), _marked() as mark:
             try:
                 with warnings.catch_warnings(), _own_signals():
@@ -131,7 +131,7 @@ class RaySession:
             self._own_token = False
             os.environ.pop(_TOKEN_PATH, None)
             AuthenticationTokenLoader.instance().reset_cache()
-        self._own_folder.close()
+        self._private_dir.close()
 
     def __enter__(self) -> RaySession:
         return self

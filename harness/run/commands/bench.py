@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the scenarios side by side; return the exit code."""
     from harness.compare.gates import read_limit
-    from harness.scenario import expand, load_side_by_side
+    from harness.scenario import SCENARIOS, expand, load_side_by_side
 
     settings: dict[str, float] = {} if options.blocks is None else {"blocks": options.blocks}
     if options.stop_at_half_width is not None:
@@ -45,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
     if len({variant.label for variant in expand(scenario)}) < 2:
         again = f"python -m harness bench {shlex.join(options.typed)} --again"
         fix = f"compare it with a second copy of itself, the noise floor: {again}; or `run` it"
-        raise UserError(f"{scenario.name} is a single arm, so nothing would be compared", f"bench {scenario.name}", fix)
+        what = f"{scenario.name} is a single arm, so nothing would be compared"
+        raise UserError(what, f"bench {SCENARIOS.typed(scenario.name)}", fix)
     check_writable(options.out)
     return run_scenario_of(options)(scenario, options.out, options.quiet)

@@ -73,18 +73,18 @@ def _sweep(scenario: Scenario) -> str:
 
 
 def _check_code(variants: Sequence[Variant]) -> None:
-    from harness.run.own_code import check_own_code
+    from harness.run.plugins import check_plugins
 
     for variant in variants:
         if not variant.block:
-            check_own_code(variant.scenario)
+            check_plugins(variant.scenario)
 
 
 def _name_code(variants: Sequence[Variant]) -> None:
     """Name the code that a run would import. None is imported here: the scenario may be someone else's."""
-    from harness.run.own_code import own_names
+    from harness.run.plugins import plugin_names
 
-    found = {name: None for variant in variants for name in own_names(variant.scenario).values()}
+    found = {name: None for variant in variants for name in plugin_names(variant.scenario).values()}
     if found:
         print(f"not imported, so not checked: {', '.join(found)} (--check-code imports and checks it)")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.core.child_process import START_S, ChildProcess
 from harness.core.errors import UserError
-from harness.core.installation import how_to_install
+from harness.core.extras import how_to_install
 from harness.tasks.maths.answers import agree_exactly, comparable, separate_parts, split_parts
 from harness.tasks.maths.spelling import compiled, rewritten
 from harness.tasks.maths.units import DEGREE, take_off_unit

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import UserError
-from harness.core.installation import how_to_install
+from harness.core.extras import how_to_install
 from harness.core.types import Prompt
 from harness.tasks.jsonl import read_parts
 from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer

@@ -16,15 +16,11 @@ OWNER = ".grpo-harness-owner"
 """The file in such a folder that its process holds a lock on. The kernel gives the lock back, however the process ends,
 and unlike a process number it means the same in every container that sees the folder. No child inherits it. It says
 which kernel that is: on a network's file system another machine's lock may not be seen."""
-_OF_THIS_PROCESS: set[Path] = set()  # which may take the lock once more, and would lose it again then
+_OF_THIS_PROCESS: set[Path] = set()  # which would lose a lock as soon as it closed the file once more
 
 
-class OwnFolder:
-    """A new temporary folder that no other user may enter, removed by ``close``.
-
-    Attributes:
-        path: where it is.
-    """
+class PrivateDir:
+    """A new temporary folder ``path`` that no other user may enter, removed by ``close``."""
 
     def __init__(self) -> None:
         while True:
@@ -60,37 +56,36 @@ def remove_abandoned() -> list[Path]:
     """Remove this user's folders whose owners are gone, and return them."""
     removed = []
     for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
-        if owner.parent in _OF_THIS_PROCESS:
+        folder = owner.parent
+        if folder in _OF_THIS_PROCESS:
             continue
         with suppress(OSError):  # of another user, gone in the meantime, or on a file system without locks
             lock = os.open(owner, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                home, file = os.lstat(owner.parent), os.fstat(lock)
-                if stat.S_ISDIR(home.st_mode) and stat.S_ISREG(file.st_mode) and home.st_uid == os.getuid():
-                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.read(lock, 64) != _this_kernel():
-                        continue
-                    if _remove(owner.parent):
-                        removed.append(owner.parent)
+                if _is_abandoned(folder, lock) and _remove(folder):
+                    removed.append(folder)
             finally:
                 os.close(lock)
     return removed
 
 
-def _remove(folder: Path) -> bool:
-    """Remove a folder; where something is still written into it, its owner's file stays for the next command to find.
+def _is_abandoned(folder: Path, lock: int) -> bool:
+    """Take the lock of a folder that is this user's and was made by this kernel."""
+    home = os.lstat(folder)
+    if not stat.S_ISDIR(home.st_mode) or home.st_uid != os.getuid() or not stat.S_ISREG(os.fstat(lock).st_mode):
+        return False
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return os.read(lock, 64) == _this_kernel()
 
-    Returns:
-        whether it is gone.
-    """
+
+def _remove(folder: Path) -> bool:
+    """Remove a folder, its owner's file last: where something is still written, the next command finds it."""
     with suppress(OSError):
-        for name in os.listdir(folder):
-            path = folder / name
+        for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif name != OWNER:
-                with suppress(OSError):  # gone in the meantime
-                    path.unlink()
+            elif path.name != OWNER:
+                path.unlink(missing_ok=True)
         if os.listdir(folder) in ([], [OWNER]):
             (folder / OWNER).unlink(missing_ok=True)
             try:

@@ -17,15 +17,15 @@ import harness
 import harness.testing
 from harness.cli import main
 from harness.core.errors import UserError
-from harness.core.own_code import OwnKind, check_is, make_part
+from harness.core.plugins import PluginKind, check_methods, make_plugin
 from harness.core.protocols import Engine, Task
 from harness.core.types import Prompt
 from harness.engines.paced import PacedTokenizer
 from harness.results.counters import read_counters
 from harness.results.manifest import MADE_OF
 from harness.results.reader import load_run
-from harness.results.trackers import OWN_TRACKER, MetricStream
-from harness.run.own_code import check_own_code, own_names
+from harness.results.trackers import TRACKER_PLUGIN, MetricStream
+from harness.run.plugins import check_plugins, plugin_names
 from harness.scenario import load_scenario
 from harness.testing import EngineContract, TaskContract, TrackerContract, TransportContract
 
@@ -102,7 +102,7 @@ class TestCsv(TrackerContract):
     """The example's tracker."""
 
     def make_tracker(self, folder: Path) -> MetricStream:
-        tracker: MetricStream = make_part(f"{PARTS}:Csv", OWN_TRACKER, {"folder": folder, "run_name": "run"}, {})
+        tracker: MetricStream = make_plugin(f"{PARTS}:Csv", TRACKER_PLUGIN, {"folder": folder, "run_name": "run"}, {})
         return tracker
 
     def logged(self, folder: Path) -> list[tuple[int, str, dict[str, float]]]:
@@ -151,8 +151,8 @@ def test_a_run_with_own_parts_alone(tmp_path: Path) -> None:
 
 def test_the_example_names_a_part_of_every_kind_and_each_can_be_used() -> None:
     scenario = load_scenario(EXAMPLE / "parts.yaml")
-    assert own_names(scenario) == NAMES
-    check_own_code(scenario)
+    assert plugin_names(scenario) == NAMES
+    check_plugins(scenario)
 
 
 MARK = """from pathlib import Path
@@ -215,12 +215,12 @@ def test_a_part_that_is_none_is_refused_with_what_it_should_be(
 ) -> None:
     Path("s.yaml").write_text(setting.format(module(body)))
     with pytest.raises(UserError) as refused:
-        check_own_code(load_scenario("s.yaml"))
+        check_plugins(load_scenario("s.yaml"))
     assert refused.value.where in ("trackers", "task.type", "engine.type", "transport.type")
     message_is(str(refused.value))
 
 
-KIND = OwnKind("task", "task.type", "() -> Task", "package.module:Name", protocol=Task)
+KIND = PluginKind("task", "task.type", "() -> Task", "package.module:Name", protocol=Task)
 
 
 @dataclasses.dataclass
@@ -243,10 +243,10 @@ class WithStatic:
 
 
 def test_what_can_be_called_as_the_protocol_says_is_taken_however_it_is_made() -> None:
-    check_is(WithAttributes, Task, "a:b", KIND)
-    check_is(WithAttributes((), (), lambda response, ground_truth: {}), Task, "a:b", KIND)
-    check_is(WithStatic, Engine, "a:b", KIND)
-    check_is(WithStatic(), Engine, "a:b", KIND)
+    check_methods(WithAttributes, Task, "a:b", KIND)
+    check_methods(WithAttributes((), (), lambda response, ground_truth: {}), Task, "a:b", KIND)
+    check_methods(WithStatic, Engine, "a:b", KIND)
+    check_methods(WithStatic(), Engine, "a:b", KIND)
 
 
 class Inheriting(Task):
@@ -255,7 +255,7 @@ class Inheriting(Task):
 
 def test_a_method_of_the_protocol_itself_is_none() -> None:
     with pytest.raises(UserError, match="it has no method reward"):
-        check_is(Inheriting, Task, "a:b", KIND)
+        check_methods(Inheriting, Task, "a:b", KIND)
 
 
 LOG = """class Mine:
@@ -271,7 +271,7 @@ LOG = """class Mine:
 def test_what_making_a_part_raises_is_told_with_its_line(module: Callable[[str], str]) -> None:
     name = module(f"{LOG}    def __init__(self):\n        raise RuntimeError('no server')\n")
     with pytest.raises(UserError, match="RuntimeError: no server") as refused:
-        make_part(f"{name}:Mine", OWN_TRACKER, {}, {})
+        make_plugin(f"{name}:Mine", TRACKER_PLUGIN, {}, {})
     assert refused.value.where == f"{name}.py:9"
 
 

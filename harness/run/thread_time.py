@@ -24,11 +24,10 @@ class ThreadTime(NamedTuple):
 
     def since(self, start: ThreadTime) -> tuple[float, float | None, float]:
         """Return the seconds computed, runnable and blocked since then; what is not known to be runnable is blocked."""
-        wall_ns, running_ns = self.wall_ns - start.wall_ns, self.running_ns - start.running_ns
-        runnable_ns = None
+        running_ns, runnable_ns = self.running_ns - start.running_ns, None
         if self.runnable_ns is not None and start.runnable_ns is not None:
             runnable_ns = self.runnable_ns - start.runnable_ns
-        blocked_ns = max(0, wall_ns - running_ns - (runnable_ns or 0))
+        blocked_ns = max(0, self.wall_ns - start.wall_ns - running_ns - (runnable_ns or 0))
         return running_ns / 1e9, None if runnable_ns is None else runnable_ns / 1e9, blocked_ns / 1e9
 
 

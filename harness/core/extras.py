@@ -1,4 +1,4 @@
-"""How this copy was installed and started: what messages tell a person to type."""
+"""The extras of pyproject.toml, and how this copy was installed and started: what messages tell a person to type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-PART_OF = {
+EXTRA_OF = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "tensorboardX"), "train"),
     **dict.fromkeys(("math_verify", "py_spy", "pynvml", "nvtx"), "train"),
     "ray": "ray",
@@ -18,30 +18,26 @@ PART_OF = {
     "mlflow": "mlflow",
     "trl": "peers",
 }
-"""The extra of pyproject.toml that brings a package."""
+"""The extra that brings a package."""
 INSTALLED_COMMAND = "grpo-harness"
 _ALWAYS_IN_A_CHECKOUT = ("train", "ray", "nixl")
-
-
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def is_checkout() -> bool:
-    """Whether the package stands in a checkout, whose Makefile installs its parts, and not among installed packages."""
-    return (_ROOT / "Makefile").is_file() and (_ROOT / "pyproject.toml").is_file()
-
-
-def how_to_install(part: str, checkout: bool | None = None) -> str:
-    """Return the command that installs an optional part, an extra of pyproject.toml.
+def how_to_install(extra: str, checkout: bool | None = None) -> str:
+    """Return the command that installs an extra.
 
     Args:
-        checkout: None looks.
+        extra: its name.
+        checkout: whether the package stands in a checkout, whose Makefile installs it; None looks.
     """
-    if not (is_checkout() if checkout is None else checkout):
-        return f"pip install 'grpo-harness[{part}]'"
-    if part in _ALWAYS_IN_A_CHECKOUT:
+    if checkout is None:
+        checkout = (_ROOT / "Makefile").is_file() and (_ROOT / "pyproject.toml").is_file()
+    if not checkout:
+        return f"pip install 'grpo-harness[{extra}]'"
+    if extra in _ALWAYS_IN_A_CHECKOUT:
         return "make install"
-    return "make install-vllm" if part == "vllm" else f"make install PARTS={part}"
+    return "make install-vllm" if extra == "vllm" else f"make install PARTS={extra}"
 
 
 def program() -> str:

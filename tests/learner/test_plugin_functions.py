@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.core.own_code import module_hash
+from harness.core.plugins import plugin_digest
 from harness.grpo import LossOptions, loss_denominator, surrogate_loss
-from harness.learner.own_functions import UserAdvantage, UserLoss
+from harness.learner.plugins import PluginAdvantage, PluginLoss
 
 EXAMPLE = "docs.examples.own_loss.losses"
 CISPO, RLOO = f"{EXAMPLE}:cispo", f"{EXAMPLE}:leave_one_out"
@@ -59,7 +59,7 @@ def loss_of(options: LossOptions):
 def test_the_cispo_of_the_docs_is_the_built_in_one_bit_for_bit():
     options = {"cliprange": 0.3, "cliprange_high": 0.5}
     built_in, gradient, figures = loss_of(LossOptions("cispo", **options))
-    loss, own_gradient, own_figures = loss_of(LossOptions("own", **options, own=UserLoss(CISPO)))
+    loss, own_gradient, own_figures = loss_of(LossOptions("own", **options, own=PluginLoss(CISPO)))
     assert torch.equal(loss, built_in)
     assert torch.equal(own_gradient, gradient)
     clipped, own_clipped = figures["clip_fraction"], own_figures["own/clip_fraction"]
@@ -68,14 +68,14 @@ def test_the_cispo_of_the_docs_is_the_built_in_one_bit_for_bit():
 
 
 def test_the_advantage_of_the_docs_is_rloo():
-    advantage = UserAdvantage(RLOO, 3)
+    advantage = PluginAdvantage(RLOO, 3)
     none = {"lengths": torch.ones(2, 3), "truncated": torch.zeros(2, 3)}
     found = advantage(rewards=torch.tensor([[0.0, 1.0, 1.0], [3.0, 0.0, 0.0]]), **none)
     assert found.tolist() == [[-1.0, 0.5, 0.5], [3.0, -1.5, -1.5]]
 
 
 def test_the_advantage_of_the_docs_that_takes_lengths():
-    advantage = UserAdvantage(f"{EXAMPLE}:shorter_is_better", 2)
+    advantage = PluginAdvantage(f"{EXAMPLE}:shorter_is_better", 2)
     found = advantage(
         rewards=torch.tensor([[1.0, 1.0]]),
         lengths=torch.tensor([[10, 5]]),
@@ -88,7 +88,7 @@ def test_masked_places_are_zero_and_only_the_log_probs_carry_a_gradient(module):
     name = module(
         "seen = []\ndef own(**given):\n    seen.append(given)\n    return -given['log_probs'] * given['advantages']\n"
     )
-    loss_of(LossOptions("own", own=UserLoss(f"{name}:own")))
+    loss_of(LossOptions("own", own=PluginLoss(f"{name}:own")))
     arguments = sys.modules[name].seen[-1]
     assert sorted(arguments) == [
         "advantages",
@@ -112,7 +112,7 @@ def test_masked_places_are_zero_and_only_the_log_probs_carry_a_gradient(module):
 
 def test_masks_keep_what_a_user_does_at_masked_places_out_of_the_loss(module):
     name = module("def own(log_probs, response_mask):\n    return torch.where(response_mask, -log_probs, torch.inf)\n")
-    loss, gradient, _ = loss_of(LossOptions("own", own=UserLoss(f"{name}:own")))
+    loss, gradient, _ = loss_of(LossOptions("own", own=PluginLoss(f"{name}:own")))
     _, mask, _ = given()
     assert math.isfinite(loss.item())
     assert gradient[~mask].tolist() == [0.0] * int((~mask).sum())
@@ -140,7 +140,7 @@ BAD_LOSSES = {
 def test_a_loss_that_cannot_be_used_is_refused_in_one_message(module, message_is, bad):
     name = module(BAD_LOSSES[bad])
     with pytest.raises(UserError) as refused:
-        UserLoss(f"{name}:own")
+        PluginLoss(f"{name}:own")
     message_is(str(refused.value))
 
 
@@ -156,22 +156,22 @@ BAD_ADVANTAGES = {
 def test_an_advantage_that_cannot_be_used_is_refused_in_one_message(module, message_is, bad):
     name = module(BAD_ADVANTAGES[bad])
     with pytest.raises(UserError) as refused:
-        UserAdvantage(f"{name}:own", 4)
+        PluginAdvantage(f"{name}:own", 4)
     message_is(str(refused.value))
 
 
 @pytest.mark.parametrize("path", ["losses.py", "losses", "no_such_module_of_test:own", f"{EXAMPLE}:cisp0"])
 def test_a_name_that_leads_nowhere_is_refused_with_the_nearest_one(message_is, path):
     with pytest.raises(UserError) as refused:
-        UserLoss(path)
+        PluginLoss(path)
     message_is(str(refused.value))
 
 
 def test_a_module_is_recorded_by_the_hash_of_its_file(module, tmp_path):
     name = module("def own(log_probs):\n    return -log_probs\n")
-    before = module_hash(f"{name}:own")
+    before = plugin_digest(f"{name}:own")
     assert before is not None
     assert len(before) == 64
     (tmp_path / f"{name}.py").write_text(HEAD + "def own(log_probs):\n    return -2 * log_probs\n")
-    assert module_hash(f"{name}:own") != before
-    assert module_hash("no_such_module_of_test:own") is None
+    assert plugin_digest(f"{name}:own") != before
+    assert plugin_digest("no_such_module_of_test:own") is None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.own_folder import OWNER, OwnFolder, remove_abandoned
+from harness.core.private_dir import OWNER, PrivateDir, remove_abandoned
 
 KILLED = """
 import os, signal
-from harness.core.own_folder import OwnFolder
-(OwnFolder().path / "weights").write_text("1")
+from harness.core.private_dir import PrivateDir
+(PrivateDir().path / "weights").write_text("1")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -32,7 +32,7 @@ def test_a_killed_owners_folder_is_removed_and_a_living_ones_kept(temporary: Pat
     kill_an_owner(temporary)
     (left,) = temporary.iterdir()
     assert sorted(os.listdir(left)) == [OWNER, "weights"]
-    with OwnFolder() as mine:
+    with PrivateDir() as mine:
         assert remove_abandoned() == [left]
         assert list(temporary.iterdir()) == [mine]
         assert mine.stat().st_mode & 0o777 == 0o700
@@ -63,7 +63,7 @@ def test_another_users_folder_is_kept(temporary: Path) -> None:
 
 
 def test_closing_twice_closes_nothing_of_others() -> None:
-    folder = OwnFolder()
+    folder = PrivateDir()
     folder.close()
     other = os.open(os.devnull, os.O_RDONLY)
     folder.close()
