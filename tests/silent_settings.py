@@ -169,14 +169,14 @@ NOT_TRIED = {
         "model.*",
         "engine.*",
     ),
-    "GPUs": ("placement.*.gpus", "placement.device", "learner.offload*", "transport.flatten"),
+    "GPUs": ("placement.*.gpus", "placement.device", "learner.offload*"),
     "what runs are made, and how they are told about": (
         "arms", "sweep", "blocks", "interleaving", "endpoint", "stop_at_half_width", "reward_target", "trackers",
         "profile", "evaluation.examples", "save_policy", "checkpoint.*", "arrivals*", "transport_sweep*",
     ),
     "faults, each with a rule or a moment of its own": ("faults*",),
     "nodes of a cluster": ("placement.strategy", "placement.address", "placement.learner.per_node"),
-    "other transports": ("transport.timeout_s", "transport.folder", "transport.type"),
+    "other transports": ("transport.folder", "transport.type"),
     "what a reward sees, and when a batch is read": ("sampling.skip_special_tokens", "learner.stream"),
     "more permission alone": ("allow_uncorrected", "max_failed_batches"),
 }  # fmt: skip

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from harness.core.errors import RunStopped
 from harness.learner.flight_recorder import FlightRecorder
-from harness.transports.rendezvous import Place
 
 
 class RankGroup:
@@ -34,7 +33,7 @@ class RankGroup:
         self,
         rank: int,
         ranks: int,
-        store: Any | Place,
+        store: Any | tuple[str, int],
         *,
         cuda: bool,
         timeout_s: float,

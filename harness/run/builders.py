@@ -583,7 +583,7 @@ def make_learner_rank(
     from harness.run.rank_worker import LearnerRank
     from harness.run.slow_rank import SlowComputing
     from harness.transports.catalogue import transport_kind  # loads Ray
-    from harness.transports.sharded import shard_sender
+    from harness.transports.sharded import rank_sender
 
     proven, name, slow = mismatch_bound(scenario) is not None, scenario.transport.type, scenario.faults.slow_rank
     lane = rank_lanes(scenario)[group.rank]
@@ -594,8 +594,7 @@ def make_learner_rank(
         SlowComputing(trainer.model, slow.share)
     return LearnerRank(
         trainer,
-        transport_kind(name).sender(options),
-        shard_sender(name, options, group.rank) if in_shards(scenario) else None,
+        rank_sender(name, options, group.rank) if in_shards(scenario) else transport_kind(name).sender(options),
         tracer=tracer,
         group=group,
         publish=scenario.learner.publish,

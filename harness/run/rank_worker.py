@@ -27,7 +27,7 @@ from harness.settings.learner import Publish
 from harness.transports import shards
 from harness.transports.gather import gather_per_tensor, gather_whole
 from harness.transports.protocol import WeightSender
-from harness.transports.sharded import ShardSender
+from harness.transports.sharded import shard_sender
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class LearnerRank(LearnerWorker):
 
     Args:
         trainer: has this rank's part of the policy.
-        sender: takes the weights: whole ones on rank 0.
-        shard_sender: takes this rank's pieces instead.
+        sender: takes the weights: this rank's pieces, or whole ones on rank 0.
         tracer: records the stages.
         group: the ranks.
         publish: how weights leave the ranks.
@@ -75,7 +74,6 @@ class LearnerRank(LearnerWorker):
         self,
         trainer: PolicyTrainer,
         sender: WeightSender,
-        shard_sender: ShardSender | None,
         *,
         tracer: Tracer,
         group: RankGroup,
@@ -100,8 +98,8 @@ class LearnerRank(LearnerWorker):
         self._waited_s, self._began = 0.0, thread_time()
         self._on_cpu = all(weight.device.type == "cpu" for weight in trainer.weights().values())
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
-        self._shard_sender = shard_sender
-        self.plans = shards.agree(trainer.weights()) if shard_sender is not None else ()
+        self._shard_sender = shard_sender(sender)
+        self.plans = shards.agree(trainer.weights()) if publish == "shards" else ()
 
     def accumulate_together(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan) -> RankResult:
         """Take in this rank's share of a part of a batch; see ``LearnerWorker.accumulate``.
@@ -132,9 +130,9 @@ class LearnerRank(LearnerWorker):
         self._began = thread_time()
 
     def begin_publish(self, version: int, still_needed: frozenset[int]) -> shards.Draft:
-        """On rank 0: make room for a version that all ranks will write; see ``ShardSender``."""
+        """On rank 0: make room for a version that all ranks will write; see ``PartSender``."""
         with self.tracer.span(self.publish_lane, Stage.WEIGHT_PUBLISH, version, version):
-            return self._own_sender.begin(version, still_needed, self._leaving(version).weights)
+            return self._shard_sender.begin(version, still_needed, self._leaving(version).weights)
 
     def write_shards(self, draft: shards.Draft, rows: Sequence[ProbeRow] | None) -> Written:
         """Write this rank's pieces of the weights.
@@ -147,12 +145,12 @@ class LearnerRank(LearnerWorker):
         leaving, replicas = self._leaving(version), None
         with self._copying(version) as copied:
             with self.tracer.span(self.publish_lane, Stage.WEIGHT_PUBLISH, version, version):
-                part = self._own_sender.write(draft, shards.shards_of(leaving.weights, plan))
+                part = self._shard_sender.write(draft, shards.shards_of(leaving.weights, plan), plan.rank)
             if self.verify:
                 with self.tracer.span(self.publish_lane, Stage.WEIGHT_VERIFY, version, version):
                     replicas = shards.replica_checksums(leaving.weights, plan)
                     copied()
-                    part = self._own_sender.add_checksum(draft, part)
+                    part = self._shard_sender.add_checksum(draft, part)
             else:
                 copied()
         proof = leaving.proof or self._proof_by(rows, version)
@@ -167,7 +165,7 @@ class LearnerRank(LearnerWorker):
         """
         with self.tracer.span(self.publish_lane, Stage.WEIGHT_PUBLISH, draft.version, draft.version):
             self._compare_replicas(draft.version, [each.replicas for each in written if each.replicas is not None])
-            handle = self._own_sender.finish(draft, [each.part for each in written])
+            handle = self._shard_sender.finish(draft, [each.part for each in written])
             return replace(handle, probe=written[0].proof)
 
     def _compare_replicas(self, version: int, checksums: Sequence[dict[str, str]]) -> None:
@@ -222,16 +220,9 @@ class LearnerRank(LearnerWorker):
         return LearnerState(trainer, self._group.rank, self._group.ranks, self._group.checkpoints)
 
     def close(self) -> None:
-        """Give back what the senders hold, and leave the group."""
+        """Give back what the sender holds, and leave the group."""
         super().close()
-        if self._shard_sender is not None:
-            self._shard_sender.close()
         self._group.close()
-
-    @property
-    def _own_sender(self) -> ShardSender:
-        assert self._shard_sender is not None
-        return self._shard_sender
 
     def _gather(self) -> dict[str, Tensor]:
         held = self.trainer.weights()  # on the device, wherever they were

@@ -160,7 +160,7 @@ def make_sweep_learner(
     transports: Sequence[str], weights: Weights, folder: str, device: str, tracer: Tracer
 ) -> SweepLearner:
     """Return weights of this size on the device and a sender of each transport; files go into the folder."""
-    options = TransportOptions(folder=folder, device=device)
+    options = TransportOptions(folder=folder, device=device)  # with the usual settings of each
     made_up = made_up_weights(weights.megabytes, weights.tensors)
     senders = {name: transport_kind(name).sender(options) for name in transports}
     return SweepLearner({name: tensor.to(device) for name, tensor in made_up.items()}, senders, tracer)
@@ -192,7 +192,7 @@ class SweepActors:
 
     def __init__(self, scenario: Scenario, session: RaySession, weights: Weights, logs: ProcessLogs) -> None:
         settings, placement = _sweep_of(scenario), scenario.placement
-        transports = settings.transports
+        transports, kinds = settings.transports, [transport_kind(name) for name in settings.transports]
         self._weights, self._version, self._limit_s = weights, -1, scenario.faults.stall_after_s
         self._folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
 
@@ -204,6 +204,7 @@ class SweepActors:
                 make=partial(make, device),
                 options={"num_cpus": 0, "num_gpus": part.gpus, "runtime_env": {"env_vars": environment}},
                 tensor_transport=True,
+                calls={kind.calls: 1 for kind in kinds if kind.calls is not None},
             ).launch()
 
         learner = partial(make_sweep_learner, transports, weights, self._folder)

@@ -19,7 +19,6 @@ from harness.settings.base import (
     OwnOptions,
     Parts,
     Positive,
-    Seconds,
     Section,
     usual_type,
 )
@@ -59,32 +58,23 @@ class ObjectStoreNumpyTransportSettings(ActorTransportSettings):
     """Ray's object store with numpy arrays: much faster than with torch tensors."""
 
 
-class FlatTransportSettings(ActorTransportSettings):
-    """What the transports of Ray Direct Transport have."""
-
-    flatten: bool = True
-    """Move all tensors as one flat buffer; many small tensors are slow one by one."""
-
-
-class NixlTransportSettings(FlatTransportSettings):
+class NixlTransportSettings(ActorTransportSettings):
     """Ray Direct Transport over NIXL (UCX)."""
 
     type: Literal["nixl"] = "nixl"
     """Ray Direct Transport over NIXL: one-sided reads, on CPU memory and on GPUs."""
-    preallocate: bool = True
-    """Receive into buffers that are reused, instead of new ones at each sync."""
     progress_thread_delay_us: AtLeast0 = 1000
     """Pause of NIXL's progress thread between two polls; 0 polls without a pause and takes a whole core."""
 
 
-class GlooTransportSettings(FlatTransportSettings):
+class GlooTransportSettings(ActorTransportSettings):
     """Ray Direct Transport over gloo."""
 
     type: Literal["gloo"] = "gloo"
     """Ray Direct Transport over gloo: send and receive between CPUs."""
 
 
-class NcclTransportSettings(FlatTransportSettings):
+class NcclTransportSettings(ActorTransportSettings):
     """Ray Direct Transport over NCCL."""
 
     type: Literal["nccl"] = "nccl"
@@ -96,11 +86,9 @@ class BroadcastTransportSettings(ActorTransportSettings):
 
     type: Literal["broadcast"] = "broadcast"
     """One broadcast to all Generators (gloo, or NCCL between GPUs), each of which keeps the versions it may need."""
-    timeout_s: Seconds = 30.0
-    """Seconds that a publish waits for a Generator before it continues without it."""
 
 
-class CudaIpcTransportSettings(FlatTransportSettings):
+class CudaIpcTransportSettings(ActorTransportSettings):
     """Ray Direct Transport over CUDA IPC."""
 
     type: Literal["cuda_ipc"] = "cuda_ipc"
@@ -129,7 +117,7 @@ class OwnTransportSettings(ActorTransportSettings):
     type: OwnName
     """Your `TransportKind` as `package.module:NAME`."""
     options: OwnOptions = Field(default_factory=dict)
-    """Passed to its sender and receivers as `options.own`."""
+    """Passed to its sender and receivers as `options.settings.options`."""
 
 
 TransportSettings = Annotated[

@@ -12,11 +12,14 @@ from typing import Any, ClassVar
 import pytest
 import ray
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from harness.core.errors import RunStopped
 from harness.core.types import WeightHandle
 from harness.run.actors.session import process_environment
+from harness.settings.transport import TransportSettings
+from harness.transports.broadcast import CALLS
 from harness.transports.catalogue import transport_kind
 from harness.transports.checksum import checksum, verify
 from harness.transports.collective import end_group, make_group, remake_group
@@ -51,6 +54,12 @@ def differing(loaded: Mapping[str, Tensor], version: int) -> list[str]:
     ]
 
 
+def options_of(name: str, fields: Mapping[str, Any]) -> TransportOptions:
+    """Return what a sender and its receivers are made from, given a section ``transport`` of this type."""
+    settings: Any = TypeAdapter(TransportSettings).validate_python({"type": name, **fields})
+    return TransportOptions(settings, fields.get("folder"))
+
+
 class LearnerEnd:
     """Publishes the weights of a version, and trains on at once: the live weights change after every publish."""
 
@@ -62,7 +71,7 @@ class LearnerEnd:
 
     def open(self, key: str, name: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
         """Make the sender; return its notes."""
-        self.senders[key] = transport_kind(name).sender(TransportOptions(**fields))
+        self.senders[key] = transport_kind(name).sender(options_of(name, fields))
         return self.senders[key].notes
 
     def publish(self, key: str, version: int, still_needed: Collection[int], damage: bool) -> WeightHandle:
@@ -118,7 +127,7 @@ class GeneratorEnd:
     ) -> list[str]:
         """Receive the weights; return the names of those that differ."""
         if key not in self.receivers:
-            self.receivers[key] = transport_kind(name).receiver(TransportOptions(**fields))
+            self.receivers[key] = transport_kind(name).receiver(options_of(name, fields))
         loaded = self.receivers[key].receive(weight_handle, arrived)
         verify(loaded, weight_handle.checksum or "", weight_handle.version, "generator_1")
         return differing(loaded, weight_handle.version)
@@ -158,7 +167,8 @@ class Crew:
         """Start an actor."""
         environment = {"env_vars": process_environment(threads=1, interface="lo")}
         remote: Any = ray.remote  # whose annotations lack the option
-        return remote(enable_tensor_transport=True)(end).options(num_cpus=0, runtime_env=environment).remote()
+        made = remote(enable_tensor_transport=True, concurrency_groups={CALLS: 1})(end)
+        return made.options(num_cpus=0, runtime_env=environment).remote()
 
     def replace(self, number: int) -> None:
         """Kill a Generator and start another in its place; the group is made anew."""
@@ -172,7 +182,7 @@ class Moved:
 
     Args:
         name: as in ``transport.type``.
-        fields: of ``TransportOptions``.
+        fields: see ``TransportContract``.
         key: tells several apart that are open at the same time.
     """
 
@@ -215,7 +225,7 @@ class TransportContract:
     Attributes:
         transport: as in ``transport.type``: ``package.module:NAME``. The actors import it, so it must be importable in
             the folder from which pytest runs.
-        fields: of ``TransportOptions``, such as ``{"own": {...}}`` for ``transport.options``.
+        fields: of the section ``transport``, such as ``{"options": {...}}``.
     """
 
     transport: ClassVar[str]

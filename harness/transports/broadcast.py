@@ -1,33 +1,29 @@
-"""One broadcast of the flattened weights to all Generators, in a process group that only the transport has.
+"""One broadcast of the flat weights to all Generators, in a process group that only the transport has.
 
-A collective is entered by all at once, and Generators load when they are ready. So each receiver has a thread that
-takes part in every broadcast and keeps what came, as long as a Generator may need it; ``receive`` finds it there.
-A receiver joins when it first receives, and is sent that version by itself; so does one that replaces a dead Generator,
-or was left out because it did not answer. Rank 0 of the group is the sender: it says over a connection to each member
-what comes, and makes the group anew when its members change. It waits ``timeout_s`` for their answers, as long for the
-broadcast, and then goes on without those that are not done.
+A collective is entered by all at once, and Generators load when they are ready. So a receiver takes part in every
+broadcast on threads that its actor has for the sender's calls, and keeps what came as long as a Generator may need it;
+``receive`` finds it there. A receiver joins when it first receives, by a call to the sender's actor, and is sent that
+version by itself; so does one that replaces a dead Generator, or was left out because it did not answer. Rank 0 of the
+group is the sender, which makes the group anew when its members change, of those that are ready. It waits ``TIMEOUT_S``
+for them, and then broadcasts once more without those that have not answered, if others have not got the version.
 """
 
 from __future__ import annotations
 
-import os
-import queue
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any
+from uuid import uuid4
 
+import ray
 import torch
 import torch.distributed as dist
+from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from harness.core.errors import RunStopped
@@ -35,36 +31,57 @@ from harness.core.types import WeightHandle
 from harness.models.flat_layout import BucketLayout
 from harness.transports.buffers import BufferSender, CopiedWeights
 from harness.transports.protocol import TransportOptions
-from harness.transports.rendezvous import Place, listen, reachable_at
+from harness.transports.rendezvous import listen, reachable_at
 
+TIMEOUT_S = 30.0
+"""Seconds that a publish waits for a Generator before it continues without it."""
+ANSWER_S = 2.0
+"""Seconds more in which those that have waited in vain can say so."""
 ATTEMPTS = 2
-"""Broadcasts of one version, when a member died during the first."""
-DONE = ""
-"""What a member answers when all went well; else it answers with the error."""
+"""Broadcasts of one version, when a member died or did not answer during the first."""
+CALLS = "broadcast"
+"""Concurrency group of the calls. A receiver's actor needs a thread in it for each rank that broadcasts."""
+_ends: dict[str, Any] = {}  # the senders and receivers of this process, by the name under which they are called
 
 
-# ---- what they say to each other
+@dataclass(frozen=True, slots=True)
+class End:
+    """A sender or receiver, as the other one calls it."""
+
+    name: str
+    lane: str
+    actor: Any = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, end: object, lane: str) -> End:
+        """Make it known in this process, which is an actor's."""
+        name = uuid4().hex
+        _ends[name] = end
+        return cls(name, lane, ray.get_runtime_context().current_actor)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call it, and return the reference of what it returns."""
+        remote = self.actor.__ray_call__.options(concurrency_group=CALLS).remote
+        return remote(_called, self.name, method, *arguments)
+
+
+def _called(actor: object, name: str, method: str, *arguments: Any) -> Any:
+    if name not in _ends:
+        raise RunStopped("it is closed")
+    return getattr(_ends[name], method)(*arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastPayload:
-    """Where the sender is: its door, the key to it, and the store over which a group is made."""
+    """The sender, and the address of the store over which a group is made."""
 
-    door: Place
-    store: Place
-    key: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Want:
-    """A member asks for a version that it does not hold."""
-
-    version: int
+    sender: End
+    store: tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepare:
-    """A version comes; those that are not ``needed`` may make room for it. It moves by gloo where it is on the CPU."""
+class _Order:
+    """A version comes. Those that are not ``needed`` make room for it. It moves by gloo where it is on the CPU."""
 
     version: int
     layout: BucketLayout
@@ -72,41 +89,22 @@ class _Prepare:
     needed: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Enter:
-    """Take part in the broadcast of what was prepared, as this rank of the group of this name."""
-
-    group: str
-    rank: int
-    size: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """The version that a member wants is not there any more."""
-
-    version: int
-    reason: str
-
-
 class _Group:
     """A process group beside torch's default one.
 
     Args:
-        store: where its members find each other.
-        name: of this group in the store.
+        store: where its members find each other, under ``name``.
         rank, size: of this member, and of the group.
         device: of the tensors: gloo on CPUs, NCCL on GPUs.
         interface: on which gloo listens.
-        seconds: in which all members must have come.
     """
 
-    def __init__(self, store: Any, name: str, rank: int, size: int, *, device: str, interface: str, seconds: float):
-        limit = timedelta(seconds=seconds)
+    def __init__(self, store: Any, name: str, rank: int, size: int, device: torch.device, interface: str) -> None:
+        limit = timedelta(seconds=TIMEOUT_S)
         there = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        self.name = name
         self._group: Any
-        if device.startswith("cuda"):
+        if device.type == "cuda":
             of_nccl: Any = dist.ProcessGroupNCCL.Options()
             of_nccl._timeout = limit
             self._group = dist.ProcessGroupNCCL(there, rank, size, of_nccl)
@@ -116,79 +114,41 @@ class _Group:
             options._timeout = limit
             self._group = dist.ProcessGroupGloo(there, rank, size, options)
 
-    def broadcast(self, tensor: Tensor, seconds: float) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Send the tensor from rank 0 to all others.
 
         Raises:
-            RuntimeError: a member died, or it took longer.
+            RuntimeError: a member died, or it took longer than ``TIMEOUT_S``.
         """
         options = dist.BroadcastOptions()
-        options.rootRank, options.timeout = 0, timedelta(seconds=seconds)
+        options.rootRank, options.timeout = 0, timedelta(seconds=TIMEOUT_S)
         self._group.broadcast([tensor], options).wait()
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
+
+    def meet(self, device: torch.device) -> None:
+        """Return when all members are here, and so have what was broadcast before; errors as there."""
+        self._group.allreduce([torch.zeros(1, device=device)]).wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     def end(self) -> None:
         """Close the connections, so that members that still wait for this one get an error."""
         self._group.abort()
 
 
-def _store_at(place: Place, limit: timedelta) -> Any:
-    host, port = place
-    return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
-
-
-def _hang_up(line: int) -> None:
-    """End a socket; closing its file would not wake the thread that reads from it."""
-    with suppress(OSError), socket.socket(fileno=os.dup(line)) as end:
-        end.shutdown(socket.SHUT_RDWR)
-
-
-# ---- the Learner's end
-
-
-@dataclass(eq=False)
-class _Member:
-    """A receiver, as the sender knows it; ``None`` among its answers: it is gone."""
-
-    link: Connection[Any, Any]
-    name: str
-    answers: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
-
-    def tell(self, order: object) -> None:
-        with suppress(OSError):  # that it is gone is among its answers
-            self.link.send(order)
-
-    def answer(self, until_s: float) -> str | None:
-        try:
-            return self.answers.get(timeout=max(0.0, until_s - time.monotonic()))
-        except queue.Empty:
-            return None
-
-
 class BroadcastSender(BufferSender[CopiedWeights]):
-    """Publishes with one broadcast to all receivers that have joined; what it published is kept for those that join.
-
-    All that is sent leaves by one thread, one thing after the other.
-    """
+    """Publishes with one broadcast to all receivers that have joined; what it published is kept for those that join."""
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(partial(CopiedWeights, flatten=True), options.buffers_at_start)
-        self._options = options
-        host = reachable_at(options.interface)
+        super().__init__(CopiedWeights, options.buffers_at_start)
+        self._interface, host = options.interface, reachable_at(options.interface)
         self._store = listen(host)
-        self._door = socket.create_server((host, 0))
-        self._where = BroadcastPayload(
-            (host, self._door.getsockname()[1]), (host, self._store.port), secrets.token_bytes(16)
-        )
-        self._members: list[_Member] = []
+        self._where = BroadcastPayload(End.of(self, "learner"), (host, self._store.port))
+        self._sending = threading.Lock()  # one version after the other, whoever asks for it
+        self.members: list[End] = []
         self._needed: frozenset[int] = frozenset()
         self._group: _Group | None = None
-        self._in_group: Sequence[_Member] = ()
-        self._groups_made = 0
-        self._desk = ThreadPoolExecutor(1, "broadcast")
-        self._accepting = threading.Thread(target=self._accept, name="broadcast-door", daemon=True)
-        self._accepting.start()
+        self._in_group: list[End] = []
+        self.groups_made = 0
 
     def publish_weights(
         self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
@@ -197,144 +157,131 @@ class BroadcastSender(BufferSender[CopiedWeights]):
 
         When it returns, every receiver that has joined and was not left out holds the version.
         """
-        return self._desk.submit(self._publish, weights, version, still_needed).result()
+        with self._sending:
+            if version in self._pool:
+                raise ValueError(f"version {version} is published already")
+            self._needed = still_needed | {version}
+            layout, on_cpu = BucketLayout.of(weights), not next(iter(weights.values())).is_cuda
+            order = _Order(version, layout, on_cpu, self._needed)
+            is_same = self._group is not None and self._in_group == self.members
+            calls = self._call(self.members, order) if is_same else []  # they get ready meanwhile
+            handle = super().publish_weights(weights, version, still_needed)
+            self._send(self.members, order, calls)
+            return handle
+
+    def send_to(self, member: End, version: int) -> bool:
+        """Let a receiver join that asks for this version, and send it; return whether it is held."""
+        with self._sending:
+            if member not in self.members:
+                self.members.append(member)
+            if version not in self._pool:
+                return False
+            buffer = self._pool[version]
+            self._send([member], _Order(version, buffer.layout, not buffer.tensor.is_cuda, self._needed))
+            return True
 
     def close(self) -> None:
-        """Give the buffers back; receivers lose their connection."""
-        _hang_up(self._door.fileno())
-        self._accepting.join()
-        self._door.close()
-        self._desk.shutdown()
-        for member in list(self._members):
-            self._leave_out(member)
-        self._end_group()
-        super().close()
+        """Give the buffers back; receivers cannot join any more."""
+        _ends.pop(self._where.sender.name, None)
+        with self._sending:
+            self._end_group()
+            super().close()
 
     def _payload(self, buffer: CopiedWeights, version: int) -> BroadcastPayload:
         return self._where
 
-    def _publish(self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]) -> WeightHandle:
-        handle = super().publish_weights(weights, version, still_needed)
-        self._needed = still_needed | {version}
-        self._send(version, list(self._members))
-        return handle
+    def _send(self, members: Sequence[End], order: _Order, calls: Sequence[Any] = ()) -> None:
+        """Send a version; members that have not got it at the end are left out.
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                line, _ = self._door.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._listen_to, args=(line,), name="broadcast-member", daemon=True).start()
-
-    def _listen_to(self, line: socket.socket) -> None:
-        """Take in what one receiver says, until it is gone."""
-        member = None
-        with Connection(line.detach()) as link:
-            try:
-                deliver_challenge(link, self._where.key)
-                answer_challenge(link, self._where.key)
-                member = _Member(link, link.recv())
-                self._members.append(member)
-                while True:
-                    said = link.recv()
-                    if isinstance(said, _Want):
-                        self._desk.submit(self._send_wanted, member, said.version)
-                    else:
-                        member.answers.put(said)
-            except (EOFError, OSError, AuthenticationError, RuntimeError):  # RuntimeError: the desk is closed
-                pass
-            finally:
-                if member is not None:
-                    member.answers.put(None)
-                    with suppress(ValueError):
-                        self._members.remove(member)
-
-    def _send_wanted(self, member: _Member, version: int) -> None:
-        if version in self._pool:
-            self._send(version, [member])
-        else:
-            member.tell(_Refused(version, f"version {version} is not held by the Learner any more"))
-
-    def _send(self, version: int, members: Sequence[_Member]) -> None:
-        """Send a version; members that have not got it at the end are left out."""
-        buffer, until_s = self._pool[version], time.monotonic() + self._options.timeout_s
-        on_cpu = not buffer.tensors[0].is_cuda
-        for member in members:
-            member.tell(_Prepare(version, buffer.layout, on_cpu, self._needed))
-        ready = [member for member in members if member.answer(until_s) == DONE]
-        left = [member for member in members if member not in ready]
-        until_s = time.monotonic() + self._options.timeout_s
+        Args:
+            members: those that get it.
+            order: says which.
+            calls: references of their answers, if they have been called already.
+        """
+        tensor, waiting, done = self._pool[order.version].tensor, list(members), set[End]()
         for _ in range(ATTEMPTS):
-            if ready and time.monotonic() < until_s:
-                ready, lost = self._broadcast(buffer.tensors[0], ready, until_s)
-                left += lost
-        for member in [*left, *ready]:
-            self._leave_out(member)
-            print(f"broadcast: {member.name} did not take version {version} and is left out until it joins", flush=True)
+            if not calls:
+                answers = _answers([member.call("prepare", order) for member in waiting], time.monotonic() + TIMEOUT_S)
+                waiting = [member for member, answer in zip(waiting, answers, strict=True) if answer]
+                calls = self._call(waiting, order)
+            answers = self._broadcast(tensor, calls) if calls else []
+            done |= {member for member, answer in zip(waiting, answers, strict=True) if answer}
+            waiting = [member for member, answer in zip(waiting, answers, strict=True) if answer is False]
+            calls = []
+        for member in [member for member in members if member not in done]:
+            self.members.remove(member)
+            print(
+                f"broadcast: {member.lane} did not take version {order.version} and is left out until it joins",
+                flush=True,
+            )
 
-    def _broadcast(
-        self, tensor: Tensor, members: Sequence[_Member], until_s: float
-    ) -> tuple[list[_Member], list[_Member]]:
-        """Send to members that are ready; return those to try again, and those that are gone or say nothing."""
-        makes = self._group is None or self._in_group != members
-        if makes:
+    def _call(self, members: Sequence[End], order: _Order) -> list[Any]:
+        """Call members to take part in a broadcast, and return the references of their answers."""
+        if members and self._in_group != members:
             self._end_group()
-            self._groups_made += 1
-        seconds = max(0.001, until_s - time.monotonic())
-        for rank, member in enumerate(members, start=1):
-            member.tell(_Enter(f"broadcast{self._groups_made}", rank, len(members) + 1, seconds))
+            self.groups_made, self._in_group = self.groups_made + 1, list(members)
+        name, size = str(self.groups_made), len(members) + 1
+        return [member.call("take_part", order, name, rank, size) for rank, member in enumerate(members, start=1)]
+
+    def _broadcast(self, tensor: Tensor, calls: Sequence[Any]) -> list[bool | None]:
+        """Send to the members that were called, and return their answers."""
+        until_s = time.monotonic() + TIMEOUT_S + ANSWER_S
         try:
-            if makes:
-                name, size = f"broadcast{self._groups_made}", len(members) + 1
-                self._group = self._make_group(name, size, str(tensor.device), seconds)
-                self._in_group = members
-            assert self._group is not None
-            self._group.broadcast(tensor, seconds)
-        except RuntimeError as error:
+            if self._group is None:
+                name, size = str(self.groups_made), len(calls) + 1
+                self._group = _Group(self._store, name, 0, size, tensor.device, self._interface)
+            for call in calls:
+                call.future().add_done_callback(partial(_end_if_failed, self._group))
+            self._group.broadcast(tensor)
+            self._group.meet(tensor.device)
+            return [True] * len(calls)
+        except RuntimeError as error:  # torch's
             print(f"broadcast: broken off: {str(error).splitlines()[0]}", flush=True)
             self._end_group()
-        answers = [member.answer(until_s) for member in members]
-        if any(answer != DONE for answer in answers):
-            self._end_group()
-        again = [member for member, answer in zip(members, answers, strict=True) if answer]
-        return again, [member for member, answer in zip(members, answers, strict=True) if answer is None]
-
-    def _make_group(self, name: str, size: int, device: str, seconds: float) -> _Group:
-        interface = self._options.interface
-        return _Group(self._store, name, 0, size, device=device, interface=interface, seconds=seconds)
+            return _answers(calls, until_s)
 
     def _end_group(self) -> None:
         if self._group is not None:
             self._group.end()
-        self._group, self._in_group = None, ()
-
-    def _leave_out(self, member: _Member) -> None:
-        with suppress(ValueError):
-            self._members.remove(member)
-        with suppress(OSError):
-            _hang_up(member.link.fileno())
+        self._group, self._in_group = None, []
 
 
-# ---- a Generator's end
+def _answers(calls: Sequence[Any], until_s: float) -> list[bool | None]:
+    """Return of each call True: it is done, False: it failed, or None: its actor is gone, or has not answered."""
+    if not calls:
+        return []
+    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=max(0.0, until_s - time.monotonic()))
+    answers: list[bool | None] = []
+    for call in calls:
+        try:
+            answers.append(None if call not in answered else ray.get(call) is None)
+        except RayError as error:
+            answers.append(False if isinstance(error, RayTaskError) else None)
+    return answers
+
+
+def _end_if_failed(group: _Group, call: Future[None]) -> None:
+    """End the group when a member fails or dies, so that nobody waits for it."""
+    if call.exception() is not None:
+        threading.Thread(target=group.end, daemon=True).start()  # not in Ray's own thread
 
 
 class BroadcastReceiver:
-    """Holds every version that this Generator may need, as they are broadcast; see ``protocol.WeightReceiver``.
+    """Holds every version that this Generator may need, as they are broadcast.
 
     Its memory is one buffer of the whole weights for each of them, which is kept and used again.
     """
 
     def __init__(self, options: TransportOptions) -> None:
         self.notes: tuple[str, ...] = ()
-        self._options = options
-        self._changed = threading.Condition()
+        self._options, self._end = options, End.of(self, options.who)
+        self._ordered = threading.Lock()  # the sender's calls are followed one after the other
         self._held: dict[int, tuple[BucketLayout, Tensor]] = {}
         self._free: list[Tensor] = []
-        self._refused: dict[int, str] = {}
-        self._joined: BroadcastPayload | None = None
-        self._link: Connection[Any, Any] | None = None
-        self._thread: threading.Thread | None = None
+        self._coming: Tensor | None = None
+        self._sender: BroadcastPayload | None = None
+        self._store: Any = None
+        self._group: _Group | None = None
 
     def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return views of the version, at once where its broadcast has come, else as soon as the sender has sent it.
@@ -342,130 +289,80 @@ class BroadcastReceiver:
         Raises:
             RunStopped: the sender is gone, does not hold the version any more, or could not send it in time.
         """
-        version = weight_handle.version
+        version, sender = weight_handle.version, weight_handle.payload
+        if self._sender != sender:
+            self._leave()
+            self._sender = sender
         for _ in range(ATTEMPTS):
-            self._join(weight_handle.payload)
-            with self._changed:
-                link = self._link
-                if version not in self._held and link is not None:
-                    self._refused.pop(version, None)
-                    with suppress(OSError):
-                        link.send(_Want(version))
-                    self._changed.wait_for(partial(self._known, version, link))
-                if version in self._refused:
-                    raise RunStopped(f"the weights are not there: {self._refused[version]}")
-                if version in self._held:
-                    layout, buffer = self._held[version]
-                    return layout.views(buffer)
-        raise RunStopped(f"version {version} was not broadcast to {self._options.who}: the Learner left it out")
+            if version in self._held:
+                break
+            try:
+                is_there = ray.get(sender.sender.call("send_to", self._end, version))
+            except RayError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise RunStopped(f"the Learner that broadcasts the weights cannot be reached: {reason}") from None
+            if not is_there:
+                raise RunStopped(f"the weights are not there: version {version} is not held by the Learner any more")
+        if version not in self._held:
+            raise RunStopped(f"version {version} was not broadcast to {self._options.who}: the Learner left it out")
+        layout, buffer = self._held[version]
+        return layout.views(buffer)
 
     def close(self) -> None:
         """Leave the group, and give the memory back."""
+        _ends.pop(self._end.name, None)
         self._leave()
-        self._held, self._free, self._joined = {}, [], None
 
-    def _known(self, version: int, link: object) -> bool:
-        return version in self._held or version in self._refused or self._link is not link
+    def prepare(self, order: _Order) -> None:
+        """Have a buffer ready for the version that comes; the first time, all that will be needed are made."""
+        with self._ordered:
+            self._prepare(order)
 
-    def _join(self, sender: BroadcastPayload) -> None:
-        if self._link is not None and self._joined == sender:
-            return
-        self._leave()
-        if self._joined != sender:
-            self._held = {}
-        try:
-            link = Client(sender.door, authkey=sender.key)
-            link.send(self._options.who)
-        except (OSError, EOFError, AuthenticationError) as error:
-            raise RunStopped(f"the Learner that broadcasts the weights cannot be reached: {error}") from error
-        self._joined, self._link = sender, link
-        self._thread = threading.Thread(target=self._attend, args=(link, sender), name="broadcast", daemon=True)
-        self._thread.start()
+    def take_part(self, order: _Order, group: str, rank: int, size: int) -> None:
+        """Take part in the broadcast of a version, as this rank of the group of this name.
+
+        Raises:
+            RuntimeError: a member died, or it took longer than ``TIMEOUT_S``.
+        """
+        with self._ordered:
+            buffer = self._prepare(order)
+            try:
+                if self._group is None or self._group.name != group:
+                    self._end_group()
+                    self._store = self._store or self._store_of_sender()
+                    self._group = _Group(self._store, group, rank, size, buffer.device, self._options.interface)
+                self._group.broadcast(buffer)
+                if buffer.is_cuda:
+                    torch.cuda.synchronize(buffer.device)
+                self._held[order.version], self._coming = (order.layout, buffer), None
+                self._group.meet(buffer.device)
+            except RuntimeError:
+                self._end_group()
+                raise
+
+    def _prepare(self, order: _Order) -> Tensor:
+        gone = self._held.keys() - order.needed | {order.version} & self._held.keys()
+        self._free += [self._held.pop(version)[1] for version in sorted(gone)]
+        if self._coming is not None:
+            self._free.append(self._coming)
+        size, device = order.layout.num_bytes, torch.device("cpu" if order.on_cpu else self._options.device)
+        self._free = [free for free in self._free if (free.numel(), free.device.type) == (size, device.type)]
+        if not self._free:
+            more = 1 if self._held else self._options.buffers_at_start
+            self._free = [torch.empty(size, dtype=torch.uint8, device=device).fill_(0) for _ in range(more)]
+        self._coming = self._free.pop()
+        return self._coming
+
+    def _store_of_sender(self) -> Any:
+        assert self._sender is not None
+        limit = timedelta(seconds=TIMEOUT_S)
+        return dist.TCPStore(*self._sender.store, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _leave(self) -> None:
-        if self._link is not None:
-            with suppress(OSError):
-                _hang_up(self._link.fileno())
-        if self._thread is not None:
-            self._thread.join()
-        self._link, self._thread = None, None
+        self._end_group()
+        self._held, self._free, self._coming, self._sender, self._store = {}, [], None, None, None
 
-    def _attend(self, link: Connection[Any, Any], sender: BroadcastPayload) -> None:
-        """Do what the sender says, until it is gone."""
-        limit = timedelta(seconds=self._options.timeout_s)
-        store = group = coming = None
-        name = ""
-        try:
-            while True:
-                order = link.recv()
-                if isinstance(order, _Refused):
-                    with self._changed:
-                        self._refused[order.version] = order.reason
-                        self._changed.notify_all()
-                    continue
-                try:
-                    if isinstance(order, _Prepare):
-                        if coming is not None:
-                            self._free.append(coming[1])
-                        coming = order, self._room_for(order)
-                    else:
-                        if order.group != name and group is not None:
-                            group.end()
-                            group = None
-                        if group is None:
-                            store = store or _store_at(sender.store, limit)
-                            assert coming is not None
-                            group = self._enter(store, order, str(coming[1].device))
-                            name = order.group
-                        assert coming is not None
-                        group.broadcast(coming[1], order.seconds)
-                        self._keep(*coming)
-                        coming = None
-                    link.send(DONE)
-                except RuntimeError as error:  # torch's, of a member that died, of time or memory that ran out
-                    if group is not None:
-                        group.end()
-                    group = None
-                    link.send(str(error) or type(error).__name__)
-        except (EOFError, OSError):
-            pass
-        finally:
-            if group is not None:
-                group.end()
-            with self._changed:
-                if coming is not None:
-                    self._free.append(coming[1])
-                if self._link is link:
-                    self._link = None
-                self._changed.notify_all()
-            link.close()
-
-    def _enter(self, store: Any, order: _Enter, device: str) -> _Group:
-        return _Group(
-            store,
-            order.group,
-            order.rank,
-            order.size,
-            device=device,
-            interface=self._options.interface,
-            seconds=order.seconds,
-        )
-
-    def _room_for(self, order: _Prepare) -> Tensor:
-        """Return a buffer that holds nothing needed, or a new one; the first time, all that will be needed are made."""
-        with self._changed:
-            gone = self._held.keys() - order.needed | {order.version} & self._held.keys()
-            self._free += [self._held.pop(version)[1] for version in sorted(gone)]
-            size, device = order.layout.num_bytes, torch.device("cpu" if order.on_cpu else self._options.device)
-            self._free = [
-                buffer for buffer in self._free if (buffer.numel(), buffer.device.type) == (size, device.type)
-            ]
-            if not self._free:
-                more = 1 if self._held else self._options.buffers_at_start
-                self._free = [torch.empty(size, dtype=torch.uint8, device=device).fill_(0) for _ in range(more)]
-            return self._free.pop()
-
-    def _keep(self, order: _Prepare, buffer: Tensor) -> None:
-        with self._changed:
-            self._held[order.version] = order.layout, buffer
-            self._changed.notify_all()
+    def _end_group(self) -> None:
+        if self._group is not None:
+            self._group.end()
+        self._group = None

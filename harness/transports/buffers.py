@@ -48,77 +48,58 @@ class Buffer(Protocol):
 
 
 P = TypeVar("P", bound=Buffer)
+T = TypeVar("T")
 Make = Callable[[Mapping[str, Tensor], BucketLayout], P]
 
 
 class CopiedWeights:
-    """A copy of the weights on their own device.
+    """A copy of the weights in one flat uint8 buffer on their own device."""
 
-    ``tensors`` are what a transport moves: one flat uint8 buffer, or the tensors one by one (empty ones left out).
-    """
-
-    def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout, flatten: bool) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> None:
         device = next(iter(weights.values())).device
-        self.layout, self.flatten = layout, flatten
-        self.tensors = empty_tensors(layout, flatten, device)
-        self.views: Mapping[str, Tensor] = view_tensors(layout, flatten, self.tensors)
+        self.layout = layout
+        self.tensor = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
+        self.views: Mapping[str, Tensor] = layout.views(self.tensor)
 
     def fill(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy the weights in, and wait for the device."""
         copy_weights(weights, self.views)
-        if self.tensors and self.tensors[0].is_cuda:
-            torch.cuda.synchronize(self.tensors[0].device)
+        if self.tensor.is_cuda:
+            torch.cuda.synchronize(self.tensor.device)
 
     def close(self) -> None:
-        """Forget the memory."""
-        self.tensors, self.views = [], {}
+        self.tensor, self.views = self.tensor.new_empty(0), {}
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensors:
-    """A copy as a Ray object, inside a list because Ray would fetch it on the way otherwise, and what lies in it."""
+class StoredTensor:
+    """A flat copy as a Ray object, inside a list because Ray would fetch it on the way otherwise, and its layout."""
 
     refs: list[Any] = field(repr=False)
     layout: BucketLayout = field(repr=False)
-    flatten: bool
-
-
-def empty_tensors(layout: BucketLayout, flatten: bool, device: torch.device | str) -> list[Tensor]:
-    """Return memory for the weights of this layout, in the form in which they move."""
-    if flatten:
-        return [torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)]
-    return [torch.empty(entry.shape, dtype=entry.dtype, device=device) for entry in layout.entries if entry.num_bytes]
-
-
-def view_tensors(layout: BucketLayout, flatten: bool, tensors: list[Tensor]) -> dict[str, Tensor]:
-    """Return the weights by name out of the tensors that moved, without a copy."""
-    if flatten:
-        return layout.views(tensors[0])
-    moved = iter(tensors)
-    return {
-        entry.name: next(moved) if entry.num_bytes else torch.empty(entry.shape, dtype=entry.dtype)
-        for entry in layout.entries
-    }
 
 
 class BufferPool(Generic[P]):
     """The buffers of one sender.
 
-    Places of the current layout are kept for reuse: there are never more of them than versions were needed at once,
-    plus the one being published.
+    Those of the current layout are kept for reuse: there are never more of them than versions were needed at once, plus
+    the one being published.
 
     Args:
         make: makes a buffer for weights of a layout.
         at_first: buffers that the first ``put`` makes and fills, so that no later one waits for fresh memory.
+
+    Attributes:
+        free: buffers without a needed version.
     """
 
     def __init__(self, make: Make[P], at_first: int = 1) -> None:
         self._make, self._at_first = make, at_first
         self._held: dict[int, P] = {}
-        self._free: list[P] = []
+        self.free: list[P] = []
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._free)
+        return len(self._held) + len(self.free)
 
     def __contains__(self, version: int) -> bool:
         return version in self._held
@@ -132,13 +113,17 @@ class BufferPool(Generic[P]):
         layout = BucketLayout.of(weights)
         if version in self._held:
             raise ValueError(f"version {version} is published already")
-        self._release(still_needed, layout)
-        is_first = len(self) == 0
-        buffer = self._free.pop() if self._free else self._make(weights, layout)
+        self.free += [self._held.pop(version) for version in sorted(self._held.keys() - still_needed)]
+        for buffer in [buffer for buffer in self.free if buffer.layout != layout]:
+            self.free.remove(buffer)
+            buffer.close()
+        spares = 0 if len(self) else self._at_first - 1
+        buffer = self.free.pop() if self.free else self._make(weights, layout)
         buffer.fill(weights, version)
         self._held[version] = buffer
-        if is_first:
-            self._make_spares(weights, layout, version)
+        for _ in range(spares):
+            self.free.append(self._make(weights, layout))
+            self.free[-1].fill(weights, version)
         return buffer
 
     def __getitem__(self, version: int) -> P:
@@ -157,21 +142,9 @@ class BufferPool(Generic[P]):
 
     def close(self) -> None:
         """Close every buffer."""
-        for buffer in [*self._held.values(), *self._free]:
+        for buffer in [*self._held.values(), *self.free]:
             buffer.close()
-        self._held, self._free = {}, []
-
-    def _release(self, still_needed: frozenset[int], layout: BucketLayout) -> None:
-        self._free += [self._held.pop(version) for version in sorted(self._held.keys() - still_needed)]
-        for buffer in [buffer for buffer in self._free if buffer.layout != layout]:
-            self._free.remove(buffer)
-            buffer.close()
-
-    def _make_spares(self, weights: Mapping[str, Tensor], layout: BucketLayout, version: int) -> None:
-        for _ in range(self._at_first - 1):
-            buffer = self._make(weights, layout)
-            buffer.fill(weights, version)
-            self._free.append(buffer)
+        self._held, self.free = {}, []
 
 
 class BufferSender(ABC, Generic[P]):
@@ -189,22 +162,60 @@ class BufferSender(ABC, Generic[P]):
     def publish_weights(
         self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
     ) -> WeightHandle:
-        """Copy the weights into a buffer that is not needed."""
         buffer = self._pool.put(weights, version, still_needed)
         return WeightHandle(version, buffer.layout.payload_bytes, len(weights), None, self._payload(buffer, version))
 
     def published(self, version: int) -> Mapping[str, Tensor]:
-        """Return the published copy."""
         return self._pool[version].views
 
     def outgoing(self, version: int) -> list[Tensor]:
-        """Nothing: receivers read by themselves."""
         return []
 
     def close(self) -> None:
-        """Give the buffers back."""
         self._pool.close()
 
     @abstractmethod
     def _payload(self, buffer: P, version: int) -> object:
         """Return what a receiver finds this buffer by."""
+
+
+class StoringSender(ABC, Generic[T]):
+    """A ``protocol.WeightSender`` that makes something new of each version, which is also the payload."""
+
+    def __init__(self) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._stored: dict[int, T] = {}
+
+    def publish_weights(
+        self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
+    ) -> WeightHandle:
+        layout = BucketLayout.of(weights)
+        if version in self._stored:
+            raise ValueError(f"version {version} is published already")
+        self._keep(still_needed)
+        self._stored[version] = stored = self._store(weights, version)
+        return WeightHandle(version, layout.payload_bytes, len(weights), None, stored)
+
+    def published(self, version: int) -> Mapping[str, Tensor]:
+        if version not in self._stored:
+            raise ValueError(f"version {version} is not held; versions {sorted(self._stored)} are")
+        return self._read(self._stored[version])
+
+    def outgoing(self, version: int) -> list[Tensor]:
+        return []
+
+    def close(self) -> None:
+        self._keep(frozenset())
+
+    def _keep(self, still_needed: frozenset[int]) -> None:
+        for version in self._stored.keys() - still_needed:
+            self._remove(self._stored.pop(version))
+
+    @abstractmethod
+    def _store(self, weights: Mapping[str, Tensor], version: int) -> T: ...
+
+    @abstractmethod
+    def _read(self, stored: T) -> Mapping[str, Tensor]: ...
+
+    def _remove(self, stored: T) -> None:
+        """Nothing, where it goes with the last reference to it."""

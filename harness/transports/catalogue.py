@@ -12,7 +12,7 @@ import torch
 from harness.core.errors import UserError
 from harness.core.extras import EXTRA_OF, how_to_install
 from harness.core.plugins import PluginKind, check_methods, load_plugin
-from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
+from harness.transports.broadcast import CALLS, BroadcastReceiver, BroadcastSender
 from harness.transports.collective import CollectiveReceiver, CollectiveSender
 from harness.transports.cuda_ipc import CudaIpcReceiver, CudaIpcSender
 from harness.transports.disk import DiskReceiver, DiskSender
@@ -37,6 +37,7 @@ class TransportKind:
         package: one that the default installation may lack.
         needs_gpu: moves GPU memory only.
         own_memory: what arrives lies in memory of the receiver's own, so that an engine could use it where it is.
+        calls: a concurrency group, which both actors need: in it their ends are called by each other.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TransportKind:
     package: str | None = None
     needs_gpu: bool = False
     own_memory: bool = False
+    calls: str | None = None
 
     def check_usable(self) -> None:
         """Check what can be known before there are actors.
@@ -113,7 +115,7 @@ _KINDS = (
         needs_gpu=True,
         own_memory=True,
     ),
-    TransportKind("broadcast", BroadcastSender, BroadcastReceiver, own_memory=True),
+    TransportKind("broadcast", BroadcastSender, BroadcastReceiver, own_memory=True, calls=CALLS),
     TransportKind("cuda_ipc", CudaIpcSender, CudaIpcReceiver, tensor_transport="cuda_ipc", needs_gpu=True),
     TransportKind("disk", DiskSender, DiskReceiver),
     TransportKind("shared_memory", SharedMemorySender, SharedMemoryReceiver),

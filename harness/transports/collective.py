@@ -9,8 +9,6 @@ since Ray then kills both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import ray
@@ -21,19 +19,11 @@ from torch import Tensor
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
 from harness.models.flat_layout import BucketLayout
-from harness.transports.buffers import BufferSender, CopiedWeights, view_tensors
-from harness.transports.protocol import TransportOptions
+from harness.transports.buffers import BufferSender, CopiedWeights
+from harness.transports.protocol import StatelessReceiver, TransportOptions
 
 GROUP_NAME = "default"  # with gloo, processes cannot leave a group of any other name, nor belong to two
 _groups: list[str] = []  # the tensor transport of this process' group; Ray's own registry is one for each process too
-
-
-@dataclass(frozen=True, slots=True)
-class CollectivePayload:
-    """What the tensors that arrive hold."""
-
-    layout: BucketLayout = field(repr=False)
-    flatten: bool
 
 
 def make_group(actors: Sequence[Any], tensor_transport: str) -> None:
@@ -81,28 +71,21 @@ class CollectiveSender(BufferSender[CopiedWeights]):
     """Keeps published copies for Ray to send; nothing moves before ``outgoing`` is returned from an actor method."""
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(partial(CopiedWeights, flatten=options.flatten), options.buffers_at_start)
+        super().__init__(CopiedWeights, options.buffers_at_start)
 
     def outgoing(self, version: int) -> list[Tensor]:
         """Return the published copy as it moves, by reference."""
-        return list(self._pool[version].tensors)
+        return [self._pool[version].tensor]
 
-    def _payload(self, buffer: CopiedWeights, version: int) -> CollectivePayload:
-        return CollectivePayload(buffer.layout, buffer.flatten)
+    def _payload(self, buffer: CopiedWeights, version: int) -> BucketLayout:
+        return buffer.layout
 
 
-class CollectiveReceiver:
-    """Names the tensors that arrived; see ``protocol.WeightReceiver``."""
-
-    def __init__(self, options: TransportOptions) -> None:
-        self.notes: tuple[str, ...] = ()
+class CollectiveReceiver(StatelessReceiver):
+    """Names the tensors that arrived."""
 
     def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
-        """Return views of the tensors that Ray received."""
         if arrived is None:
             raise RunStopped(f"no tensors arrived with the weight_handle of version {weight_handle.version}")
-        payload: CollectivePayload = weight_handle.payload
-        return view_tensors(payload.layout, payload.flatten, arrived)
-
-    def close(self) -> None:
-        """Nothing is kept."""
+        layout: BucketLayout = weight_handle.payload
+        return layout.views(arrived[0])

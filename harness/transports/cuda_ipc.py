@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import ray
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.transports.buffers import BufferSender, CopiedWeights, StoredTensors, view_tensors
-from harness.transports.protocol import TransportOptions
+from harness.transports.buffers import BufferSender, CopiedWeights, StoredTensor
+from harness.transports.protocol import StatelessReceiver, TransportOptions
 
 
 class CudaIpcSender(BufferSender[CopiedWeights]):
@@ -21,30 +20,24 @@ class CudaIpcSender(BufferSender[CopiedWeights]):
     """
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(partial(CopiedWeights, flatten=options.flatten), options.buffers_at_start)
+        super().__init__(CopiedWeights, options.buffers_at_start)
         self._refs: dict[int, Any] = {}
 
     def close(self) -> None:
-        """Drop the handles, then the copies."""
         self._refs = {}
         super().close()
 
-    def _payload(self, buffer: CopiedWeights, version: int) -> StoredTensors:
+    def _payload(self, buffer: CopiedWeights, version: int) -> StoredTensor:
         self._refs = {held: ref for held, ref in self._refs.items() if held in self._pool}
-        self._refs[version] = ray.put(buffer.tensors, _tensor_transport="cuda_ipc")
-        return StoredTensors([self._refs[version]], buffer.layout, buffer.flatten)
+        self._refs[version] = ray.put([buffer.tensor], _tensor_transport="cuda_ipc")
+        return StoredTensor([self._refs[version]], buffer.layout)
 
 
-class CudaIpcReceiver:
-    """Opens the handles; see ``protocol.WeightReceiver``."""
-
-    def __init__(self, options: TransportOptions) -> None:
-        self.notes: tuple[str, ...] = ()
+class CudaIpcReceiver(StatelessReceiver):
+    """Opens the handles."""
 
     def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return views of the Learner's own memory."""
-        payload: StoredTensors = weight_handle.payload
-        return view_tensors(payload.layout, payload.flatten, ray.get(payload.refs[0]))
-
-    def close(self) -> None:
-        """Nothing is kept."""
+        payload: StoredTensor = weight_handle.payload
+        (tensor,) = ray.get(payload.refs[0])
+        return payload.layout.views(tensor)

@@ -15,33 +15,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import ray
+import torch
 from ray.experimental import deregister_nixl_memory, register_nixl_memory, set_target_for_ref
 from ray.experimental.rdt.util import get_tensor_transport_manager
 from torch import Tensor
 
 from harness.core.types import WeightHandle
 from harness.models.flat_layout import BucketLayout
-from harness.transports.buffers import BufferSender, CopiedWeights, StoredTensors, empty_tensors, view_tensors
+from harness.settings.transport import NixlTransportSettings
+from harness.transports.buffers import (
+    BufferSender,
+    CopiedWeights,
+    StoredTensor,
+)
 from harness.transports.protocol import TransportOptions
 
 
 class _Offered(CopiedWeights):
     """A copy whose memory NIXL knows and others may read."""
 
-    def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout, flatten: bool) -> None:
-        super().__init__(weights, layout, flatten)
-        for tensor in self.tensors:
-            register_nixl_memory(tensor)
-        self.refs = [ray.put(self.tensors, _tensor_transport="nixl")]
+    def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> None:
+        super().__init__(weights, layout)
+        register_nixl_memory(self.tensor)
+        self.refs = [ray.put([self.tensor], _tensor_transport="nixl")]
 
     def close(self) -> None:
         self.refs.clear()
-        for tensor in self.tensors:
-            deregister_nixl_memory(tensor)
+        deregister_nixl_memory(self.tensor)
         super().close()
 
 
@@ -49,55 +52,48 @@ class NixlSender(BufferSender[_Offered]):
     """Publishes through NIXL, in registered memory. Its actor needs ``enable_tensor_transport=True``."""
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(partial(_Offered, flatten=options.flatten), options.buffers_at_start)
-        self.notes = start_nixl_agent(options.progress_thread_delay_us)
+        super().__init__(_Offered, options.buffers_at_start)
+        self.notes = start_nixl_agent(options)
 
-    def _payload(self, buffer: _Offered, version: int) -> StoredTensors:
-        return StoredTensors(list(buffer.refs), buffer.layout, buffer.flatten)
+    def _payload(self, buffer: _Offered, version: int) -> StoredTensor:
+        return StoredTensor(list(buffer.refs), buffer.layout)
 
 
 class NixlReceiver:
-    """Reads through NIXL; see ``protocol.WeightReceiver``. Its actor needs ``enable_tensor_transport=True``."""
+    """Reads through NIXL into a buffer that it keeps. Its actor needs ``enable_tensor_transport=True``."""
 
     def __init__(self, options: TransportOptions) -> None:
-        self.notes = start_nixl_agent(options.progress_thread_delay_us)
-        self._preallocate, self._device = options.preallocate, options.device
+        self.notes = start_nixl_agent(options)
+        self._device = options.device
         self._layout: BucketLayout | None = None
-        self._buffers: list[Tensor] = []
+        self._buffer: Tensor | None = None
 
     def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
-        """Read the weights into this receiver's buffers, or fresh ones without ``preallocate``."""
-        payload: StoredTensors = weight_handle.payload
-        if self._preallocate:
-            self._fit_buffers(payload)
-            set_target_for_ref(payload.refs[0], self._buffers)
-        tensors = ray.get(payload.refs[0])
-        return view_tensors(payload.layout, payload.flatten, tensors)
+        payload: StoredTensor = weight_handle.payload
+        if payload.layout != self._layout:
+            self.close()
+            self._buffer = torch.empty(payload.layout.num_bytes, dtype=torch.uint8, device=self._device)
+            self._layout = payload.layout
+            register_nixl_memory(self._buffer)
+        set_target_for_ref(payload.refs[0], [self._buffer])
+        (tensor,) = ray.get(payload.refs[0])
+        return payload.layout.views(tensor)
 
     def close(self) -> None:
-        """Give the buffers back."""
-        for tensor in self._buffers:
-            deregister_nixl_memory(tensor)
-        self._buffers, self._layout = [], None
-
-    def _fit_buffers(self, payload: StoredTensors) -> None:
-        if payload.layout == self._layout:
-            return
-        self.close()
-        self._buffers = empty_tensors(payload.layout, payload.flatten, self._device)
-        self._layout = payload.layout
-        for tensor in self._buffers:
-            register_nixl_memory(tensor)
+        if self._buffer is not None:
+            deregister_nixl_memory(self._buffer)
+        self._buffer, self._layout = None, None
 
 
-def start_nixl_agent(progress_thread_delay_us: int) -> tuple[str, ...]:
+def start_nixl_agent(options: TransportOptions) -> tuple[str, ...]:
     """Make this process's agent, which takes about half a second, and return NIXL's own log lines about it.
 
     Where the process has an agent already, that one stays and there are no lines.
     """
     from nixl import _bindings as bindings
 
-    with _progress_delay(bindings, progress_thread_delay_us), _log_lines("nixl") as lines:
+    settings = options.settings if isinstance(options.settings, NixlTransportSettings) else NixlTransportSettings()
+    with _progress_delay(bindings, settings.progress_thread_delay_us), _log_lines("nixl") as lines:
         manager: Any = get_tensor_transport_manager("NIXL")
         manager.get_nixl_agent()
     return tuple(f"NIXL: {line}" for line in lines)

@@ -7,7 +7,7 @@ maps them at the other end, which makes the second way many times faster for the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,50 +16,24 @@ import torch
 from torch import Tensor
 
 from harness.core.types import WeightHandle
-from harness.models.flat_layout import BucketLayout
-from harness.transports.buffers import from_read_only
-from harness.transports.protocol import TransportOptions
+from harness.transports.buffers import StoringSender, from_read_only
+from harness.transports.protocol import StatelessReceiver, TransportOptions
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectStorePayload:
-    """The stored object, inside a list because Ray would fetch it on the way otherwise."""
+class ObjectStoreSender(StoringSender[list[Any]]):
+    """Puts ``name -> torch tensor``; the reference stands in a list because Ray would fetch it on the way otherwise.
 
-    refs: list[Any] = field(repr=False)
-
-
-class ObjectStoreSender:
-    """Puts ``name -> torch tensor``; see ``protocol.WeightSender``."""
+    Ray frees an object when neither this sender nor a weight_handle refers to it.
+    """
 
     def __init__(self, options: TransportOptions) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._refs: dict[int, Any] = {}
+        super().__init__()
 
-    def publish_weights(
-        self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
-    ) -> WeightHandle:
-        """Copy the weights into the object store."""
-        layout = BucketLayout.of(weights)
-        if version in self._refs:
-            raise ValueError(f"version {version} is published already")
-        self._refs = {held: ref for held, ref in self._refs.items() if held in still_needed}
-        self._refs[version] = ray.put(self._encode(weights))
-        payload = ObjectStorePayload([self._refs[version]])
-        return WeightHandle(version, layout.payload_bytes, len(weights), None, payload)
+    def _store(self, weights: Mapping[str, Tensor], version: int) -> list[Any]:
+        return [ray.put(self._encode(weights))]
 
-    def published(self, version: int) -> Mapping[str, Tensor]:
-        """Fetch the published copy out of the store."""
-        if version not in self._refs:
-            raise ValueError(f"version {version} is not held; versions {sorted(self._refs)} are")
-        return decode(ray.get(self._refs[version]))
-
-    def outgoing(self, version: int) -> list[Tensor]:
-        """Nothing: receivers fetch by themselves."""
-        return []
-
-    def close(self) -> None:
-        """Let go of the objects; Ray frees each when no weight_handle is left either."""
-        self._refs = {}
+    def _read(self, stored: list[Any]) -> dict[str, Tensor]:
+        return decode(ray.get(stored[0]))
 
     def _encode(self, weights: Mapping[str, Tensor]) -> Any:
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
@@ -72,19 +46,11 @@ class ObjectStoreNumpySender(ObjectStoreSender):
         return {name: _Array.of(tensor.detach().cpu()) for name, tensor in weights.items()}
 
 
-class ObjectStoreReceiver:
-    """Gets the stored object; see ``protocol.WeightReceiver``."""
-
-    def __init__(self, options: TransportOptions) -> None:
-        self.notes: tuple[str, ...] = ()
+class ObjectStoreReceiver(StatelessReceiver):
+    """Gets the stored object: torch tensors as they are unpacked, numpy arrays as they lie in the store."""
 
     def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
-        """Return torch tensors as they are unpacked, numpy arrays as they lie in the store."""
-        payload: ObjectStorePayload = weight_handle.payload
-        return decode(ray.get(payload.refs[0]))
-
-    def close(self) -> None:
-        """Nothing is kept."""
+        return decode(ray.get(weight_handle.payload[0]))
 
 
 _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

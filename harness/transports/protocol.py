@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from harness.core.errors import UserError
 from harness.core.types import WeightHandle
+from harness.settings.transport import ActorTransportSettings
 
 Weights = Mapping[str, Tensor]
 
@@ -82,42 +82,32 @@ class WeightReceiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """How a sender and its receivers work; a transport ignores what does not concern it.
+    """The settings of a transport, and where one end of it stands.
 
     Args:
-        flatten: move all tensors as one buffer.
-        preallocate: receive into buffers that are kept.
-        progress_thread_delay_us: pause of NIXL's progress thread between two looks, in microseconds; 0 takes a core.
+        settings: the section ``transport``; ``settings.options`` are those of a user's own transport.
         folder: where files go; None: a temporary folder.
         device: of a receiver's own buffers.
         buffers_at_start: buffers that the first publish makes and fills. One more than the versions that can be needed
             at once keeps the cost of fresh memory out of every later publish.
         interface: network interface on which members of a broadcast find each other.
-        timeout_s: seconds that a broadcast waits for a Generator before it goes on without it.
         who: this receiver's lane, for messages.
-        own: ``transport.options``, for a user's own transport.
-
-    Raises:
-        UserError: a number is below its bound.
     """
 
-    flatten: bool = True
-    preallocate: bool = True
-    progress_thread_delay_us: int = 1000
+    settings: ActorTransportSettings = field(default_factory=ActorTransportSettings)
     folder: str | None = None
     device: str = "cpu"
     buffers_at_start: int = 1
     interface: str = "lo"
-    timeout_s: float = 30.0
     who: str = "a Generator"
-    own: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("progress_thread_delay_us", self.progress_thread_delay_us, 0),
-            ("buffers_at_start", self.buffers_at_start, 1),
-        ):
-            if value < least:
-                raise UserError(
-                    f"{name} is {value}, must be at least {least}", f"transport.{name}", f"set it to {least}"
-                )
+
+class StatelessReceiver:
+    """What receivers that keep nothing have in common."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, options: TransportOptions) -> None: ...
+
+    def close(self) -> None:
+        """Nothing is kept."""

@@ -7,9 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-Place = tuple[str, int]
-"""Address and port of a store or of another listener."""
-
 
 def reachable_at(interface: str) -> str:
     """Return this machine's address on the interface: with any but ``lo``, where Ray reaches this node."""

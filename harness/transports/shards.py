@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,7 @@ class TensorSlice:
     """A block of a tensor.
 
     Attributes:
-        name: of the tensor.
-        dtype: its.
-        shape: of the whole tensor.
+        name, dtype, shape: of the whole tensor.
         offsets: index of the block's first element in each dimension of the whole tensor.
         sizes: shape of the block; with a 0 in it, it is empty.
     """
@@ -50,12 +48,11 @@ class TensorSlice:
 
     @property
     def numel(self) -> int:
-        """Its elements."""
         return math.prod(self.sizes)
 
     def of(self, whole: Tensor) -> Tensor:
         """Return the view of this block in the whole tensor (``shape``)."""
-        return _block(whole, self.offsets, self.sizes)
+        return whole if self.sizes == self.shape else _block(whole, self.offsets, self.sizes)
 
     def overlaps(self, other: TensorSlice) -> bool:
         """Whether the two blocks of one tensor have an element in common."""
@@ -80,8 +77,7 @@ class WritePlan:
     replicated: frozenset[str] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shard:
+class Shard(NamedTuple):
     """A piece that this rank writes, and its live values: a view of the parameter, ``slice.sizes``."""
 
     slice: TensorSlice
@@ -93,8 +89,7 @@ class Draft:
     """A version that the ranks of a Learner are about to write.
 
     Attributes:
-        version: of the weights.
-        still_needed: earlier versions, as in ``protocol.WeightSender.publish_weights``.
+        version, still_needed: as in ``protocol.WeightSender.publish_weights``.
         layout: of the whole tensors.
         payload: where to write, if all ranks write to one place.
         spare: other such places, to be filled only so that they are not fresh later.
@@ -144,13 +139,8 @@ def weight_handle_of(draft: Draft, parts: Sequence[Part], payload: object) -> We
             f"version {draft.version} is not complete: ranks {ranks} of the Learner wrote {written} of {elements} "
             f"elements, and {len(checksums)} of them took a checksum"
         )
-    return WeightHandle(
-        draft.version,
-        draft.layout.payload_bytes,
-        len(draft.layout.entries),
-        checksums or None,
-        payload,
-    )
+    layout = draft.layout
+    return WeightHandle(draft.version, layout.payload_bytes, len(layout.entries), checksums or None, payload)
 
 
 def held_slices(weights: Mapping[str, Tensor]) -> tuple[TensorSlice, ...]:

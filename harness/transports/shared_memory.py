@@ -23,13 +23,15 @@ from torch import Tensor
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
 from harness.models.flat_layout import BucketLayout, copy_weights
-from harness.transports.buffers import BufferPool, BufferSender, from_read_only
+from harness.transports.buffers import BufferPool, from_read_only
 from harness.transports.protocol import TransportOptions
 from harness.transports.shards import Draft, Part, Shard, weight_handle_of
 
 _HEADER = struct.Struct("<16sq")  # nonce, version
 _WEIGHTS_AT = 64  # bytes: the header's line, so that the weights stay aligned
-_BEING_WRITTEN, _GIVEN_UP = -1, -2
+_BEING_WRITTEN, _GIVEN_UP = -1, -2  # in place of a version
+_Mapping = tuple[Tensor, Mapping[str, Tensor]]
+"""A segment's memory, and the weights in it."""
 T = TypeVar("T")
 
 
@@ -60,7 +62,7 @@ def this_host() -> str:
 
 
 class Segment:
-    """A writable segment of this process; a ``buffers.Buffer``."""
+    """A writable segment of this process; a ``buffers.Buffer`` that names its version once it is sealed."""
 
     def __init__(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> None:
         self.layout = layout
@@ -68,37 +70,132 @@ class Segment:
         self._descriptor = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._descriptor, num_bytes)
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        self._memory = torch.frombuffer(mmap.mmap(self._descriptor, num_bytes), dtype=torch.uint8)
-        self.views: Mapping[str, Tensor] = layout.views(self._memory[_WEIGHTS_AT:])
-        self.address = SegmentAddress(this_host(), os.getpid(), self._descriptor, num_bytes, secrets.token_bytes(16))
+        self.memory = torch.frombuffer(mmap.mmap(self._descriptor, num_bytes), dtype=torch.uint8)
+        self.views: Mapping[str, Tensor] = layout.views(self.memory[_WEIGHTS_AT:])
+        address = SegmentAddress(this_host(), os.getpid(), self._descriptor, num_bytes, secrets.token_bytes(16))
+        self.payload = SharedMemoryPayload(address, layout)
 
     def fill(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Copy the weights in; while that lasts, the header names no version."""
-        self._write_header(_BEING_WRITTEN)
-        copy_weights(weights, self.views)
-        self._write_header(version)
+        """Let it be written to: until it is sealed, the header names no version."""
+        self.name(_BEING_WRITTEN)
+
+    def name(self, version: int) -> None:
+        """Write the header."""
+        _HEADER.pack_into(self.memory.numpy().data, 0, self.payload.address.nonce, version)
 
     def close(self) -> None:
-        """Close the descriptor; the memory goes when the last mapping of it does."""
+        """Close it, also to processes that have mapped it; the memory goes when the last mapping of it does."""
+        self.name(_GIVEN_UP)
         os.close(self._descriptor)
-        self.views, self._memory = {}, torch.empty(0, dtype=torch.uint8)
-
-    def _write_header(self, version: int) -> None:
-        _HEADER.pack_into(self._memory.numpy().data, 0, self.address.nonce, version)
+        self.views, self.memory = {}, torch.empty(0, dtype=torch.uint8)
 
 
-class SharedMemorySender(BufferSender[Segment]):
-    """Publishes segments of shared memory."""
+class SharedMemorySender:
+    """Publishes segments of shared memory: one for each version, into which all ranks of a Learner copy their pieces.
+
+    Rank 0 makes the segments. The others map each of them once, to write.
+    For ``begin``, ``write``, ``add_checksum`` and ``finish`` see ``sharded.PartSender``.
+    """
 
     def __init__(self, options: TransportOptions) -> None:
-        super().__init__(Segment, options.buffers_at_start)
+        self.notes: tuple[str, ...] = ()
+        self._pool = BufferPool(self._make, options.buffers_at_start)
+        self._begun: Draft | None = None  # the version that is not complete
+        self._mapped: dict[SegmentAddress, _Mapping] = {}
 
-    def _payload(self, buffer: Segment, version: int) -> SharedMemoryPayload:
-        return SharedMemoryPayload(buffer.address, buffer.layout)
+    def publish_weights(
+        self, weights: Mapping[str, Tensor], version: int, still_needed: frozenset[int]
+    ) -> WeightHandle:
+        draft = self.begin(version, still_needed, weights)
+        for payload in (*draft.spare, draft.payload):
+            copy_weights(weights, self._map(payload, rank=0)[1])
+        self._seal()
+        layout = draft.layout
+        return WeightHandle(version, layout.payload_bytes, len(layout.entries), None, draft.payload)
+
+    def published(self, version: int) -> Mapping[str, Tensor]:
+        return self._pool[version].views
+
+    def outgoing(self, version: int) -> list[Tensor]:
+        return []
+
+    def begin(self, version: int, still_needed: frozenset[int], weights: Mapping[str, Tensor]) -> Draft:
+        """Take a segment that is not needed, or a new one.
+
+        One that was begun and never finished is given up, not used again: a slow rank may still write into it.
+        """
+        if self._begun is not None:
+            if self._begun.spare:  # nor are these: they were to be filled with the same version
+                self._pool.close()
+            else:
+                self._pool.drop(self._begun.version)
+            self._mapped, self._begun = {}, None
+        is_first = len(self._pool) == 0
+        segment = self._pool.put(weights, version, still_needed)
+        spare = tuple(free.payload for free in self._pool.free) if is_first else ()
+        self._begun = Draft(version, still_needed, segment.layout, segment.payload, spare)
+        return self._begun
+
+    def write(self, draft: Draft, shards: Sequence[Shard], rank: int) -> Part:
+        """Copy the pieces in; into spare segments too, so that no later version waits for fresh memory.
+
+        Raises:
+            UserError: rank 0 runs on another host or in another container.
+            RunStopped: rank 0 is gone, or the draft was given up or finished.
+        """
+        with torch.no_grad():
+            for payload in (*draft.spare, draft.payload):
+                memory, views = self._map(payload, rank)
+                if _HEADER.unpack_from(memory.numpy().data) != (payload.address.nonce, _BEING_WRITTEN):
+                    raise RunStopped(f"rank {rank} of the Learner cannot write version {draft.version} any more")
+                for shard in shards:
+                    shard.slice.of(views[shard.slice.name]).copy_(shard.tensor)
+        return Part(rank, tuple(shard.slice for shard in shards))
+
+    def add_checksum(self, draft: Draft, part: Part) -> Part:
+        _, views = self._map(draft.payload, part.rank)
+        return part.with_checksum(block.of(views[block.name]) for block in part.slices)
+
+    def finish(self, draft: Draft, parts: Sequence[Part]) -> WeightHandle:
+        """Seal the segment.
+
+        Raises:
+            RunStopped: the parts leave something out, or the version is not the one begun last.
+        """
+        begun = None if self._begun is None else self._begun.version
+        if draft.version != begun:
+            raise RunStopped(f"version {draft.version} cannot be finished: the one begun is {begun}")
+        handle = weight_handle_of(draft, parts, draft.payload)
+        self._seal()
+        return handle
+
+    def _seal(self) -> None:
+        assert self._begun is not None
+        self._pool[self._begun.version].name(self._begun.version)
+        self._begun = None
+
+    def close(self) -> None:
+        """Unmap the segments, and give back those of rank 0."""
+        self._mapped = {}
+        self._pool.close()
+
+    def _make(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> Segment:
+        segment = Segment(weights, layout)
+        address = segment.payload.address
+        self._mapped = _beside(self._mapped, address) | {address: (segment.memory, segment.views)}
+        return segment
+
+    def _map(self, payload: SharedMemoryPayload, rank: int) -> _Mapping:
+        address = payload.address
+        if address not in self._mapped:
+            memory = _map(address, f"rank {rank} of the Learner", "its rank 0", writable=True)
+            views = payload.layout.views(memory[_WEIGHTS_AT:])
+            self._mapped = _beside(self._mapped, address) | {address: (memory, views)}
+        return self._mapped[address]
 
 
 class SharedMemoryReceiver:
-    """Maps each segment once, to read; see ``protocol.WeightReceiver``."""
+    """Maps each segment once, to read."""
 
     def __init__(self, options: TransportOptions) -> None:
         self.notes: tuple[str, ...] = ()
@@ -112,141 +209,19 @@ class SharedMemoryReceiver:
             RunStopped: the sender is gone, or the segment holds another version.
         """
         payload: SharedMemoryPayload = weight_handle.payload
-        memory = self._memory(payload.address)
+        address = payload.address
+        if address not in self._mapped:
+            memory = _map(address, "this Generator", "the Learner")
+            self._mapped = _beside(self._mapped, address) | {address: memory}
+        memory = self._mapped[address]
         nonce, version = _HEADER.unpack_from(memory.numpy().data)
-        if (nonce, version) != (payload.address.nonce, weight_handle.version):
-            held = "memory of something else" if nonce != payload.address.nonce else f"version {version}"
+        if (nonce, version) != (address.nonce, weight_handle.version):
+            held = "memory of something else" if nonce != address.nonce else f"version {version}"
             raise RunStopped(f"the shared memory of version {weight_handle.version} holds {held}")
         return payload.layout.views(memory[_WEIGHTS_AT:])
 
     def close(self) -> None:
-        """Unmap the segments."""
         self._mapped = {}
-
-    def _memory(self, address: SegmentAddress) -> Tensor:
-        if address not in self._mapped:
-            mapped = _map(address, "this Generator", "the Learner")
-            self._mapped = _beside(self._mapped, address) | {address: mapped}
-        return self._mapped[address]
-
-
-class DraftSegment(Segment):
-    """A segment that several processes fill, and that names its version once they all have."""
-
-    def fill(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Let it be filled: the header names no version."""
-        self._write_header(_BEING_WRITTEN)
-
-    def seal(self, version: int) -> None:
-        """Name the version: the weights are complete."""
-        self._write_header(version)
-
-    def close(self) -> None:
-        """Close it also to processes that have mapped it and have not begun to write."""
-        self._write_header(_GIVEN_UP)
-        super().close()
-
-    @property
-    def mapping(self) -> _Mapping:
-        """Its memory and the weights in it."""
-        return self._memory, self.views
-
-
-_Mapping = tuple[Tensor, Mapping[str, Tensor]]
-
-
-class SharedMemoryShardSender:
-    """One segment for all ranks, each of which copies its pieces into it; see ``sharded.ShardSender``.
-
-    Rank 0 makes the segments. The others map each of them once, to write.
-
-    Args:
-        rank: of this process in the Learner.
-    """
-
-    def __init__(self, options: TransportOptions, rank: int) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._rank = rank
-        self._pool = BufferPool(self._make, options.buffers_at_start)
-        self._made: list[DraftSegment] = []  # for the version begun last
-        self._begun: int | None = None  # the version that is not complete
-        self._mapped: dict[SegmentAddress, _Mapping] = {}
-
-    def begin(self, version: int, still_needed: frozenset[int], weights: Mapping[str, Tensor]) -> Draft:
-        """Take a segment that is not needed, or a new one.
-
-        One that was begun and never finished is given up, not used again: a slow rank may still write into it.
-        """
-        self._give_up()
-        self._made.clear()
-        segment = self._pool.put(weights, version, still_needed)
-        self._begun = version
-        spare = tuple(SharedMemoryPayload(made.address, made.layout) for made in self._made if made is not segment)
-        payload = SharedMemoryPayload(segment.address, segment.layout)
-        return Draft(version, still_needed, segment.layout, payload, spare)
-
-    def write(self, draft: Draft, shards: Sequence[Shard]) -> Part:
-        """Copy the pieces in; into spare segments too, so that no later version waits for fresh memory.
-
-        Raises:
-            UserError: rank 0 runs on another host or in another container.
-            RunStopped: rank 0 is gone, or the draft was given up or finished.
-        """
-        with torch.no_grad():
-            for payload in (*draft.spare, draft.payload):
-                memory, views = self._map(payload)
-                if _HEADER.unpack_from(memory.numpy().data) != (payload.address.nonce, _BEING_WRITTEN):
-                    raise RunStopped(f"rank {self._rank} of the Learner cannot write version {draft.version} any more")
-                for shard in shards:
-                    shard.slice.of(views[shard.slice.name]).copy_(shard.tensor)
-        return Part(self._rank, tuple(shard.slice for shard in shards))
-
-    def add_checksum(self, draft: Draft, part: Part) -> Part:
-        """Read this rank's pieces back from the segment."""
-        _, views = self._map(draft.payload)
-        return part.with_checksum(block.of(views[block.name]) for block in part.slices)
-
-    def finish(self, draft: Draft, parts: Sequence[Part]) -> WeightHandle:
-        """Seal the segment.
-
-        Raises:
-            RunStopped: the parts leave something out, or the version is not the one begun last.
-        """
-        if draft.version != self._begun:
-            raise RunStopped(f"version {draft.version} cannot be finished: the one begun is {self._begun}")
-        handle = weight_handle_of(draft, parts, draft.payload)
-        self._pool[draft.version].seal(draft.version)
-        self._begun = None
-        return handle
-
-    def close(self) -> None:
-        """Unmap the segments, and give back those of rank 0."""
-        self._mapped = {}
-        self._made.clear()
-        self._pool.close()
-
-    def _give_up(self) -> None:
-        if self._begun is None:
-            return
-        if len(self._made) > 1:  # spares, made where there was no other segment
-            self._pool.close()
-        else:
-            self._pool.drop(self._begun)
-        self._mapped, self._begun = {}, None
-
-    def _make(self, weights: Mapping[str, Tensor], layout: BucketLayout) -> DraftSegment:
-        segment = DraftSegment(weights, layout)
-        self._made.append(segment)
-        self._mapped = _beside(self._mapped, segment.address) | {segment.address: segment.mapping}
-        return segment
-
-    def _map(self, payload: SharedMemoryPayload) -> _Mapping:
-        address = payload.address
-        if address not in self._mapped:
-            memory = _map(address, f"rank {self._rank} of the Learner", "its rank 0", writable=True)
-            views = payload.layout.views(memory[_WEIGHTS_AT:])
-            self._mapped = _beside(self._mapped, address) | {address: (memory, views)}
-        return self._mapped[address]
 
 
 def _beside(mapped: Mapping[SegmentAddress, T], new: SegmentAddress) -> dict[SegmentAddress, T]:

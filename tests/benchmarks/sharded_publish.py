@@ -40,8 +40,8 @@ from harness.transports.catalogue import transport_kind
 from harness.transports.checksum import checksum, verify
 from harness.transports.gather import gather_per_tensor, gather_whole
 from harness.transports.protocol import TransportOptions
-from harness.transports.sharded import shard_sender
 from harness.transports.shards import agree, shards_of
+from harness.transports.shared_memory import SharedMemorySender
 from tests.rank_pool import RankPool
 
 WARM_UP = 3
@@ -86,7 +86,7 @@ class Learner:
         options, kind = TransportOptions(), transport_kind("shared_memory")
         self.plan = agree(self.weights)[rank]
         self.pieces = [shard.tensor.clone() for shard in shards_of(self.weights, self.plan)]
-        self.shards, self.whole = shard_sender("shared_memory", options, rank), kind.sender(options)
+        self.shards, self.whole = SharedMemorySender(options), SharedMemorySender(options)
         self.receivers = {way: kind.receiver(options) for way in WAYS}
 
     def publish(self, way: str, version: int) -> Seconds:
@@ -117,7 +117,7 @@ class Learner:
         draft = from_rank_0(draft)
         assert draft is not None
         with timed(pieces, "write"):
-            part = self.shards.write(draft, shards_of(self.weights, self.plan))
+            part = self.shards.write(draft, shards_of(self.weights, self.plan), self.rank)
         with timed(seconds, "plain"):
             for own, shard in zip(self.pieces, shards_of(self.weights, self.plan), strict=True):
                 own.copy_(shard.tensor)

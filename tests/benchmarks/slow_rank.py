@@ -62,7 +62,7 @@ def train(
     trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, TRAINER, ranks=FsdpRanks(sharding, shape))
     if slow == rank:
         SlowComputing(trainer.model, share)
-    worker = LearnerRank(trainer, None, None, tracer=NullTracer(), group=group, publish="rank0")  # type: ignore[arg-type]
+    worker = LearnerRank(trainer, None, tracer=NullTracer(), group=group, publish="rank0")  # type: ignore[arg-type]
     found = []
     for step in range(steps):
         made = batch(1000 * seed + step, num_groups)

@@ -23,7 +23,7 @@ from harness.models.flat_layout import BucketLayout
 from harness.models.layers import attention_kernels, avoid_cudnn_attention
 from harness.models.published import QWEN2_5_MATH_1_5B
 from harness.models.shared_prompt import response_log_probs
-from harness.transports.buffers import CopiedWeights, view_tensors
+from harness.transports.buffers import CopiedWeights
 from harness.transports.checksum import checksum
 from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, timed_ms
 from tests.gpu_check.report import Report, Skipped
@@ -109,7 +109,7 @@ def shapes(report: Report) -> None:
 
 def _reader(pipe: Any, layout: BucketLayout) -> None:
     """The other process: the checksum of the weights that it is handed, and a copy in the engine's type."""
-    views = view_tensors(layout, True, [pipe.recv()])
+    views = layout.views(pipe.recv())
     first_ms, again_ms = (timed_ms(lambda: pipe.send(checksum(views))) for _ in range(2))
     load_ms = timed_ms(lambda: {name: view.to(DTYPE) for name, view in views.items()})
     pipe.send({"checksum, first, ms": first_ms, "checksum, ms": again_ms, "load, ms": load_ms})
@@ -121,7 +121,7 @@ def pair(report: Report) -> None:
     model = random_model(shape_of(28))
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     layout = BucketLayout.of(weights)
-    copied = CopiedWeights(weights, layout, True)
+    copied = CopiedWeights(weights, layout)
     first_ms = timed_ms(lambda: copied.fill(weights, 0))
     publish_ms = timed_ms(lambda: copied.fill(weights, 1), calls=3)
     context = mp.get_context("spawn")
@@ -130,7 +130,7 @@ def pair(report: Report) -> None:
     process.start()
     there.close()  # the reader's end alone: its death ends a wait
     try:
-        here.send(copied.tensors[0])
+        here.send(copied.tensor)
         wrong = sum(here.recv() != checksum(copied.views) for _ in range(2))
         figures = here.recv()
         here.send("done")

@@ -108,7 +108,7 @@ def test_a_process_can_leave_its_group_and_join_another(rank_pool: RankPool) -> 
 def learner_rank(rank: int, sharding: Sharding, shape: MeshShape, options: TrainerOptions) -> LearnerRank:
     group = rank_group(rank)
     trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, options, ranks=FsdpRanks(sharding, shape))
-    return LearnerRank(trainer, None, None, tracer=NullTracer(), group=group, publish="rank0")  # type: ignore[arg-type]
+    return LearnerRank(trainer, None, tracer=NullTracer(), group=group, publish="rank0")  # type: ignore[arg-type]
 
 
 def train_on_different_plans(

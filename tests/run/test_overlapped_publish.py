@@ -22,7 +22,8 @@ from harness.run.workers import LearnerWorker
 from harness.settings.learner import MeshShape
 from harness.transports.in_process import InProcessTransport
 from harness.transports.protocol import TransportOptions
-from harness.transports.sharded import shard_receiver, shard_sender
+from harness.transports.sharded import shard_receiver
+from harness.transports.shared_memory import SharedMemorySender
 from tests.learner.tiny_training import CONFIG, OPTIONS, groups
 from tests.rank_pool import RankPool
 
@@ -147,10 +148,9 @@ def published_by_ranks(rank: int) -> list[dict[str, Tensor]]:
     ranks = FsdpRanks("fsdp2", MeshShape(shard=2), device="cpu")
     model = DecoderLM(CONFIG, seed=1) if rank == 0 else decoder_without_weights(CONFIG)
     trainer, options = PolicyTrainer(model, 0, OPTIONS, ranks=ranks), TransportOptions()
-    sender = shard_sender("shared_memory", options, rank)
+    sender = SharedMemorySender(options)
     worker = LearnerRank(
         trainer,
-        InProcessTransport(snapshot=True),
         sender,
         tracer=RecordingTracer(lambda: 0),
         group=Group(),  # type: ignore[arg-type]

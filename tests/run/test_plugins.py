@@ -123,7 +123,7 @@ class TestFiles(TransportContract):
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         folder = tmp_path_factory.mktemp("weights")
-        cls.fields = {"own": {"folder": str(folder)}}
+        cls.fields = {"options": {"folder": str(folder)}}
         yield
         assert list(folder.iterdir()) == []
 
@@ -279,7 +279,7 @@ def test_own_parts_are_settings_as_others(message_is: Callable[..., None], tmp_p
     """A type by a colon has options and the keys that all have; arms may take another; the rest is refused."""
     path = tmp_path / "s.yaml"
     path.write_text(
-        "transport: {type: nixl, preallocate: false}\n"
+        "transport: {type: nixl, progress_thread_delay_us: 0}\n"
         "arms: {theirs: {}, mine: {transport.type: 'my.parts:FAST', transport.options: {size: 3}}}\n"
     )
     from harness.scenario import expand

@@ -230,7 +230,12 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
             "transport.type: object_store, object_store_numpy, nixl, gloo, nccl, broadcast, cuda_ipc, disk, "
             "shared_memory, package.module:Name in_process",
         ),
-        ("transport: {type: gloo, preallocate: true}\n", 1, "transport.preallocate", "transport.type: nixl gloo"),
+        (
+            "transport: {type: gloo, progress_thread_delay_us: 5}\n",
+            1,
+            "transport.progress_thread_delay_us",
+            "transport.type: nixl gloo",
+        ),
         (
             "transport: {progress_thread_delay: 5, type: nixl}\n",
             1,

@@ -1,25 +1,29 @@
-"""The transport ``broadcast`` in one process: a sender and receivers, each of which is a member of its own."""
+"""The transport ``broadcast`` between actors: receivers that die, hang, refuse, come late and come back."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import tempfile
 import threading
 import time
-from contextlib import ExitStack, closing
-from dataclasses import replace
 
 import pytest
+import ray
 import torch
 from torch.distributed import is_initialized
 
 from harness.core.errors import RunStopped
+from harness.run.actors.session import process_environment
 from harness.transports import broadcast
-from harness.transports.broadcast import BroadcastReceiver, BroadcastSender
+from harness.transports.broadcast import CALLS, BroadcastReceiver, BroadcastSender
 from harness.transports.checksum import verify
 from harness.transports.protocol import TransportOptions
 from harness.transports.sharded import shard_receiver, shard_sender
 from harness.transports.shards import Shard, TensorSlice
 
-OPTIONS = TransportOptions(timeout_s=20.0)
+WHOLE = torch.arange(24.0).reshape(6, 4)
 
 
 def weights_of(version):
@@ -30,167 +34,298 @@ def weights_of(version):
     }
 
 
-def same(loaded, version):
-    wanted = weights_of(version)
-    return list(loaded) == list(wanted) and all(
-        loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor) for name, tensor in wanted.items()
-    )
+class Learner:
+    def open(self, timeout_s, buffers):
+        broadcast.TIMEOUT_S = timeout_s
+        self.sender = BroadcastSender(TransportOptions(buffers_at_start=buffers))
+        self.before = is_initialized()
+
+    def publish(self, version, needed=()):
+        began = time.monotonic()
+        handle = self.sender.publish_weights(weights_of(version), version, frozenset(needed))
+        return handle, time.monotonic() - began
+
+    def members(self):
+        return [member.lane for member in self.sender.members]
+
+    def groups_made(self):
+        assert is_initialized() is self.before  # torch's default group is left alone
+        return self.sender.groups_made
+
+    def close(self):
+        self.sender.close()
+
+    def write(self, version, rank):
+        """Publish this rank's rows of 6."""
+        live = WHOLE + 100 * version
+        at, size = ((0, 2), (2, 4))[rank]
+        block = TensorSlice("w", torch.float32, (6, 4), (at, 0), (size, 4))
+        sender = shard_sender(self.sender)
+        draft = sender.begin(version, frozenset(), {"w": live})
+        return draft, sender.add_checksum(draft, sender.write(draft, [Shard(block, block.of(live))], rank))
+
+    def finish(self, draft, parts):
+        return shard_sender(self.sender).finish(draft, parts)
+
+
+class Generator:
+    def open(self, lane, timeout_s, buffers):
+        broadcast.TIMEOUT_S = timeout_s
+        self.receiver = BroadcastReceiver(TransportOptions(who=lane, buffers_at_start=buffers))
+        self.go_on, self.whole = threading.Event(), None
+
+    def receive(self, handle):
+        """Return where the weights lie, once they are found to be right."""
+        loaded, wanted = self.receiver.receive(handle), weights_of(handle.version)
+        assert list(loaded) == list(wanted)
+        for name, tensor in wanted.items():
+            assert loaded[name].dtype == tensor.dtype
+            assert torch.equal(loaded[name], tensor)
+        return loaded["w"].data_ptr()
+
+    def held(self):
+        return sorted(self.receiver._held)
+
+    def close(self):
+        self.go_on.set()
+        self.receiver.close()
+
+    def wait(self):
+        """Have the next broadcasts wait until ``release``."""
+        prepare = self.receiver._prepare
+        self.receiver._prepare = lambda *given: (self.go_on.wait(60), prepare(*given))[1]
+
+    def release(self):
+        self.go_on.set()
+
+    def die_in_broadcast(self):
+        """End the process when the group is made and the tensors are about to move."""
+
+        class Dying(broadcast._Group):
+            def broadcast(self, tensor):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        broadcast._Group = Dying
+
+    def refuse(self):
+        """Have no memory for a version."""
+
+        def no_memory(*given):
+            raise MemoryError("none left")
+
+        self.receiver._prepare = no_memory
+
+    def assemble(self, handle):
+        if self.whole is None:
+            self.whole = shard_receiver("broadcast", TransportOptions(who="generator"))
+        loaded = self.whole.receive(handle)
+        verify(loaded, handle.checksum, handle.version, "generator")
+        assert torch.equal(loaded["w"], WHOLE + 100 * handle.version)
+
+
+class Actor:
+    """An actor, whose methods are called and waited for; tests use it one after the other."""
+
+    def __init__(self, end):
+        options = {"env_vars": process_environment(threads=1, interface="lo")}
+        remote = ray.remote(concurrency_groups={CALLS: 2, "test": 1})(end)
+        self.handle, self.is_dead = remote.options(num_cpus=0, runtime_env=options).remote(), False
+
+    def __getattr__(self, name):
+        return lambda *given: ray.get(self.start(name, *given))
+
+    def start(self, name, *given):
+        group = "test" if name in ("release", "held") else None
+        return getattr(self.handle, name).options(concurrency_group=group).remote(*given)
+
+    def kill(self):
+        ray.kill(self.handle)
+        self.is_dead = True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session():
+    folder = tempfile.mkdtemp(prefix="gh-", dir="/tmp")  # short: Ray makes sockets in it, whose paths are bounded
+    settings = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
+    ray.init(address="local", num_cpus=2, _temp_dir=folder, **settings)
+    yield
+    ray.shutdown()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def idle():
+    return {Learner: [], Generator: []}
 
 
 @pytest.fixture
-def crew():
-    """Opens a sender and receivers, and closes them."""
-    with ExitStack() as stack:
+def crew(idle):
+    """Opens a sender and receivers, in actors that other tests have used or in new ones."""
+    opened = []
 
-        def open_all(receivers, options=OPTIONS):
-            sender = stack.enter_context(closing(BroadcastSender(options)))
-            return sender, [
-                stack.enter_context(closing(BroadcastReceiver(replace(options, who=f"generator{i}"))))
-                for i in range(receivers)
-            ]
+    def take(end, *given):
+        actor = idle[end].pop() if idle[end] else Actor(end)
+        opened.append((end, actor, actor.start("open", *given)))
+        return actor
 
-        yield open_all
+    def open_all(receivers, timeout_s=20.0, buffers=1):
+        learner = take(Learner, timeout_s, buffers)
+        generators = [take(Generator, f"generator{i}", timeout_s, buffers) for i in range(receivers)]
+        ray.get([opening for _, _, opening in opened])
+        return learner, generators
 
-
-def held(receiver):
-    return sorted(receiver._held)
+    yield open_all
+    for end, actor, _ in opened:
+        if not actor.is_dead:
+            actor.close()
+            idle[end].append(actor)
 
 
 def test_one_broadcast_brings_a_version_to_all_and_receivers_load_it_when_they_are_ready(crew):
-    before = is_initialized()
-    sender, receivers = crew(2)
-    first = sender.publish_weights(weights_of(0), 0, frozenset())
-    assert all(same(receiver.receive(first), 0) for receiver in receivers)
-    assert sender._groups_made == 2  # each joined by itself
-    handles = [sender.publish_weights(weights_of(v), v, frozenset({v - 1, v - 2} & set(range(v)))) for v in (1, 2, 3)]
-    assert sender._groups_made == 3  # one for both, used for all three
-    assert [held(receiver) for receiver in receivers] == [[1, 2, 3], [1, 2, 3]]  # before anyone asked
+    learner, generators = crew(2)
+    first, _ = learner.publish(0)
+    for generator in generators:
+        generator.receive(first)
+    assert learner.groups_made() == 2  # each joined by itself
+    handles = [learner.publish(v, {v - 1, v - 2} & set(range(v)))[0] for v in (1, 2, 3)]
+    assert learner.groups_made() == 3  # one for both, used for all three
+    assert [generator.held() for generator in generators] == [[1, 2, 3], [1, 2, 3]]  # before anyone asked
     for handle in reversed(handles):
-        assert same(receivers[0].receive(handle), handle.version)
-    assert same(receivers[1].receive(handles[0]), 1)
-    assert is_initialized() is before
+        generators[0].receive(handle)
+    generators[1].receive(handles[0])
 
 
 def test_buffers_are_used_again(crew):
-    sender, (receiver,) = crew(1, replace(OPTIONS, buffers_at_start=2))
-    receiver.receive(sender.publish_weights(weights_of(0), 0, frozenset()))
+    learner, (generator,) = crew(1, buffers=2)
+    generator.receive(learner.publish(0)[0])
     places = set()
     for version in range(1, 6):
-        handle = sender.publish_weights(weights_of(version), version, frozenset({version - 1}))
-        places.add(receiver.receive(handle)["w"].data_ptr())
-    assert (len(places), held(receiver)) == (2, [4, 5])
+        places.add(generator.receive(learner.publish(version, {version - 1})[0]))
+    assert (len(places), generator.held()) == (2, [4, 5])
 
 
 def test_one_that_joins_late_is_sent_what_it_asks_for_and_is_in_the_next_broadcast(crew):
-    sender, (first, late) = crew(2)
-    old = sender.publish_weights(weights_of(0), 0, frozenset())
-    assert same(first.receive(old), 0)
-    new = sender.publish_weights(weights_of(1), 1, frozenset({0}))
-    assert same(late.receive(old), 0)
-    assert same(late.receive(new), 1)
-    sender.publish_weights(weights_of(2), 2, frozenset())
-    assert (held(first), held(late)) == ([2], [2])
+    learner, (first, late) = crew(2)
+    old, _ = learner.publish(0)
+    first.receive(old)
+    new, _ = learner.publish(1, {0})
+    late.receive(old)
+    late.receive(new)
+    learner.publish(2)
+    assert (first.held(), late.held()) == ([2], [2])
 
 
 def test_a_version_that_is_gone_is_refused(crew):
-    sender, (first, late) = crew(2)
-    old = sender.publish_weights(weights_of(0), 0, frozenset())
+    learner, (first, late) = crew(2)
+    old, _ = learner.publish(0)
     first.receive(old)
-    sender.publish_weights(weights_of(1), 1, frozenset())
+    learner.publish(1)
     with pytest.raises(RunStopped, match="version 0 is not held by the Learner any more"):
         late.receive(old)
 
 
-def test_the_group_goes_on_without_one_that_left_and_takes_another_in(crew):
-    sender, (stays, leaves, comes) = crew(3)
-    handle = sender.publish_weights(weights_of(0), 0, frozenset())
-    stays.receive(handle)
-    leaves.receive(handle)
-    sender.publish_weights(weights_of(1), 1, frozenset())
+def test_the_group_goes_on_without_one_that_left_or_died_and_takes_another_in(crew):
+    learner, (stays, leaves, dies, comes) = crew(4)
+    handle, _ = learner.publish(0)
+    for generator in (stays, leaves, dies):
+        generator.receive(handle)
+    learner.publish(1)
     leaves.close()
-    handle = sender.publish_weights(weights_of(2), 2, frozenset())
-    assert same(comes.receive(handle), 2)
-    sender.publish_weights(weights_of(3), 3, frozenset())
-    assert (held(stays), held(comes)) == ([3], [3])
+    dies.kill()
+    handle, took_s = learner.publish(2)
+    assert took_s < 10
+    comes.receive(handle)
+    learner.publish(3)
+    assert (stays.held(), comes.held()) == ([3], [3])
+    assert learner.members() == ["generator0", "generator3"]
 
 
-def test_one_that_does_not_answer_holds_the_learner_up_for_no_longer_than_the_timeout_and_may_come_back(
-    crew, monkeypatch
-):
-    sender, (well, stuck) = crew(2, TransportOptions(timeout_s=3.0))
-    handle = sender.publish_weights(weights_of(0), 0, frozenset())
+def test_one_that_refuses_is_left_out(crew):
+    learner, (well, refuses) = crew(2)
+    handle, _ = learner.publish(0)
+    well.receive(handle)
+    refuses.receive(handle)
+    refuses.refuse()
+    handle, took_s = learner.publish(1)
+    assert took_s < 10
+    assert (well.held(), learner.members()) == ([1], ["generator0"])
+    with pytest.raises(RunStopped, match="version 1 was not broadcast to generator1: the Learner left it out"):
+        refuses.receive(handle)
+
+
+def test_one_that_does_not_answer_holds_the_learner_up_for_no_longer_than_the_timeout_and_may_come_back(crew):
+    learner, (well, stuck) = crew(2, timeout_s=3.0)
+    handle, _ = learner.publish(0)
     well.receive(handle)
     stuck.receive(handle)
-    go_on = threading.Event()
-    room_for = stuck._room_for
-    monkeypatch.setattr(stuck, "_room_for", lambda order: (go_on.wait(60), room_for(order))[1])
-    began = time.monotonic()
-    handles = [sender.publish_weights(weights_of(version), version, frozenset({0, 1})) for version in (1, 2)]
-    assert 3.0 <= time.monotonic() - began < 20
-    assert [member.name for member in sender._members] == ["generator0"]
-    assert same(well.receive(handles[1]), 2)
-    go_on.set()
-    assert same(stuck.receive(handles[1]), 2)
-    assert held(stuck) in ([0, 2], [2])
-    assert len(sender._members) == 2
+    stuck.wait()
+    published = [learner.publish(version, {0, 1}) for version in (1, 2)]
+    assert 3.0 <= sum(took_s for _, took_s in published) < 20
+    assert learner.members() == ["generator0"]
+    well.receive(published[1][0])
+    stuck.release()
+    stuck.receive(published[1][0])
+    assert stuck.held() in ([0, 2], [2])
+    assert learner.members() == ["generator0", "generator1"]
 
 
-def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_one_more(crew, monkeypatch):
+def test_one_that_does_not_come_to_a_new_group_does_not_stop_the_others(crew):
+    """The others wait for it and get the version in the next one."""
+    learner, (well, stuck, late) = crew(3, timeout_s=3.0)
+    handle, _ = learner.publish(0)
+    for generator in (well, stuck, late):
+        generator.receive(handle)
+    stuck.wait()
+    handle, took_s = learner.publish(1)
+    assert 3.0 <= took_s < 20
+    assert (well.held(), late.held()) == ([1], [1])
+    assert learner.members() == ["generator0", "generator2"]
+    stuck.release()
+    stuck.receive(handle)
+
+
+def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_one_more(crew):
     """The broadcast breaks off once: the member that is still there gets the version in a new group."""
-    sender, (stays, dies) = crew(2)
-    handle = sender.publish_weights(weights_of(0), 0, frozenset())
+    learner, (stays, dies) = crew(2)
+    handle, _ = learner.publish(0)
     stays.receive(handle)
     dies.receive(handle)
-    enter = dies._enter
-
-    def die(*order):
-        group = enter(*order)
-        broadcast._hang_up(dies._link.fileno())
-        group.end()
-        raise EOFError
-
-    monkeypatch.setattr(dies, "_enter", die)
-    began = time.monotonic()
-    handle = sender.publish_weights(weights_of(1), 1, frozenset())
-    assert time.monotonic() - began < OPTIONS.timeout_s / 2
-    assert held(stays) == [1]
-    assert same(stays.receive(handle), 1)
-    assert [member.name for member in sender._members] == ["generator0"]
+    dies.die_in_broadcast()
+    dies.is_dead = True
+    handle, took_s = learner.publish(1)
+    assert took_s < 10
+    assert stays.held() == [1]
+    stays.receive(handle)
+    assert learner.members() == ["generator0"]
 
 
-def test_without_the_learner_there_is_one_line(crew):
-    sender, (receiver,) = crew(1)
-    handle = sender.publish_weights(weights_of(0), 0, frozenset())
-    sender.close()
-    with pytest.raises(RunStopped, match="the Learner that broadcasts the weights cannot be reached"):
-        receiver.receive(handle)
+@pytest.mark.parametrize("end", ["closed", "dead"])
+def test_without_the_learner_there_is_one_line(crew, end):
+    learner, (generator,) = crew(1)
+    handle, _ = learner.publish(0)
+    if end == "closed":
+        learner.close()
+    else:
+        learner.kill()
+    with pytest.raises(RunStopped, match=r"the Learner that broadcasts the weights cannot be reached: .+"):
+        generator.receive(handle)
 
 
-def test_a_stranger_is_not_let_in(crew):
-    sender, (receiver,) = crew(1)
-    handle = sender.publish_weights(weights_of(0), 0, frozenset())
-    stranger = replace(handle, payload=replace(handle.payload, key=b"another"))
-    with pytest.raises(RunStopped, match="cannot be reached"):
-        receiver.receive(stranger)
-    assert same(receiver.receive(handle), 0)
+def test_a_new_learner_in_place_of_a_dead_one_is_joined(crew):
+    learner, (generator,) = crew(1)
+    generator.receive(learner.publish(0)[0])
+    learner.kill()
+    learner, _ = crew(0)
+    for version in (0, 1):
+        generator.receive(learner.publish(version)[0])
+    assert generator.held() == [1]
 
 
-def test_two_ranks_broadcast_their_pieces_to_two_generators():
-    """Each rank has a group with all Generators, which put the pieces together."""
-    whole = torch.arange(24.0).reshape(6, 4)
-    blocks = [TensorSlice("w", torch.float32, (6, 4), (at, 0), (size, 4)) for at, size in ((0, 2), (2, 4))]
-    with ExitStack() as stack:
-        senders = [stack.enter_context(closing(shard_sender("broadcast", OPTIONS, rank))) for rank in range(2)]
-        receivers = [stack.enter_context(closing(shard_receiver("broadcast", OPTIONS))) for _ in range(2)]
-        for version in range(3):
-            live = whole + 100 * version
-            draft = senders[0].begin(version, frozenset(), {"w": live})
-            parts = [
-                sender.add_checksum(draft, sender.write(draft, [Shard(block, block.of(live))]))
-                for sender, block in zip(senders, blocks, strict=True)
-            ]
-            handle = senders[0].finish(draft, parts)
-            for receiver in receivers:
-                loaded = receiver.receive(handle)
-                verify(loaded, handle.checksum, version, "generator")
-                assert torch.equal(loaded["w"], live)
+def test_two_ranks_broadcast_their_pieces_to_two_generators(crew):
+    """Each rank has a group with all Generators, which put the pieces together; the ranks do not wait in turn."""
+    ranks, generators = [crew(0)[0], crew(0)[0]], crew(2)[1]
+    for version in range(4):
+        written = ray.get([actor.start("write", version, rank) for rank, actor in enumerate(ranks)])
+        handle = ranks[0].finish(written[0][0], [part for _, part in written])
+        ray.get([generator.start("assemble", handle) for generator in generators])
+    assert [rank.groups_made() for rank in ranks] == [3, 3]

@@ -24,7 +24,7 @@ from harness.core.types import WeightHandle
 from harness.transports import gather
 from harness.transports.checksum import verify
 from harness.transports.protocol import TransportOptions, WeightReceiver
-from harness.transports.sharded import ShardSender, check_takes_shards, shard_receiver, shard_sender
+from harness.transports.sharded import ShardSender, check_takes_shards, rank_sender, shard_receiver, shard_sender
 from harness.transports.shards import (
     DifferingReplica,
     TensorSlice,
@@ -37,7 +37,7 @@ from harness.transports.shards import (
     shards_of,
     write_plans,
 )
-from harness.transports.shared_memory import SharedMemoryPayload
+from harness.transports.shared_memory import SharedMemoryPayload, SharedMemorySender
 from tests.rank_pool import RankPool
 
 Weights = dict[str, Tensor]
@@ -147,7 +147,7 @@ def published(
 ) -> WeightHandle:
     """What a driver and its actors do, with collectives in place of remote calls."""
     draft = from_rank_0(sender.begin(version, frozenset(needed), weights) if plan.rank == 0 else None)
-    part = sender.add_checksum(draft, sender.write(draft, shards_of(weights, plan)))
+    part = sender.add_checksum(draft, sender.write(draft, shards_of(weights, plan), plan.rank))
     parts = from_all(part)
     return from_rank_0(sender.finish(draft, parts) if plan.rank == 0 else None)
 
@@ -164,7 +164,8 @@ def publish_and_receive(rank: int, case: str, transport: str, folder: str | None
     plans = agree(weights)
     check_cover([plan.written for plan in plans], held_slices(weights))
     options = TransportOptions(folder=folder)
-    sender, receiver = shard_sender(transport, options, rank), shard_receiver(transport, options)
+    whole = rank_sender(transport, options, rank)
+    sender, receiver = shard_sender(whole), shard_receiver(transport, options)
     handles, wanted = [], []
     for version in range(4):
         handles.append(published(sender, weights, plans[rank], version, (version - 1,)))
@@ -184,7 +185,7 @@ def publish_and_receive(rank: int, case: str, transport: str, folder: str | None
         receiver.receive(handles[0])
     receiver.close()
     dist.barrier()
-    sender.close()
+    whole.close()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -202,11 +203,11 @@ def corrupt_one_slice(rank: int) -> None:
     """Rank 1's copy loses a bit on its way; every other byte is as published."""
     weights = dict(CASES["FSDP2 on 2"][1]().named_parameters())
     plan = agree(weights)[rank]
-    sender = shard_sender("shared_memory", TransportOptions(), rank)
+    sender = SharedMemorySender(TransportOptions())
     handle = published(sender, weights, plan, 3)
     if rank == 1:
         piece = plan.written[0]
-        memory = sender._map(handle.payload)[1][piece.name]  # type: ignore[attr-defined]
+        memory = sender._map(handle.payload, rank)[1][piece.name]
         piece.of(memory).view(torch.uint8).flatten()[0] ^= 1
     dist.barrier()
     received = shard_receiver("shared_memory", TransportOptions()).receive(handle)
@@ -226,9 +227,9 @@ def test_a_corrupted_slice_names_its_rank(rank_pool: RankPool) -> None:
 def leave_out_and_begin_again(rank: int) -> None:
     weights = dict(CASES["FSDP2 on 2"][1]().named_parameters())
     plan = agree(weights)[rank]
-    sender = shard_sender("shared_memory", TransportOptions(), rank)
+    sender = SharedMemorySender(TransportOptions())
     draft = from_rank_0(sender.begin(7, frozenset(), weights) if rank == 0 else None)
-    parts = from_all(sender.write(draft, shards_of(weights, plan)))
+    parts = from_all(sender.write(draft, shards_of(weights, plan), plan.rank))
     half_written = WeightHandle(7, 0, 0, None, draft.payload)
     receiver = shard_receiver("shared_memory", TransportOptions())
     with pytest.raises(RunStopped, match="the shared memory of version 7 holds version -1"):
@@ -245,7 +246,7 @@ def leave_out_and_begin_again(rank: int) -> None:
     with pytest.raises(
         RunStopped, match=f"rank {rank} of the Learner cannot write version 7 any more|cannot be opened"
     ):
-        sender.write(draft, shards_of(weights, plan))
+        sender.write(draft, shards_of(weights, plan), plan.rank)
     assert differing(receiver.receive(again), wanted) == []
     dist.barrier()
     if rank == 0:
@@ -262,15 +263,15 @@ def test_a_version_is_readable_only_when_every_rank_has_written(rank_pool: RankP
 def fill_spares(rank: int) -> None:
     weights = dict(CASES["FSDP2 on 2"][1]().named_parameters())
     plan = agree(weights)[rank]
-    sender = shard_sender("shared_memory", TransportOptions(buffers_at_start=3), rank)
+    sender = SharedMemorySender(TransportOptions(buffers_at_start=3))
     draft = from_rank_0(sender.begin(0, frozenset(), weights) if rank == 0 else None)
-    sender.write(draft, shards_of(weights, plan))
+    sender.write(draft, shards_of(weights, plan), plan.rank)
     dist.barrier()
     wanted = full_tensors(weights)
     assert len(draft.spare) == 2
     for payload in (*draft.spare, draft.payload):
         assert isinstance(payload, SharedMemoryPayload)
-        assert differing(sender._map(payload)[1], wanted) == []  # type: ignore[attr-defined]
+        assert differing(sender._map(payload, rank)[1], wanted) == []
     dist.barrier()
     again = from_rank_0(sender.begin(0, frozenset(), weights) if rank == 0 else None)  # gives all of them up
     places = {payload.address for payload in (*draft.spare, draft.payload, *again.spare, again.payload)}
@@ -278,7 +279,7 @@ def fill_spares(rank: int) -> None:
     with pytest.raises(
         RunStopped, match=f"rank {rank} of the Learner cannot write version 0 any more|cannot be opened"
     ):
-        sender.write(draft, shards_of(weights, plan))
+        sender.write(draft, shards_of(weights, plan), plan.rank)
     dist.barrier()
 
 
@@ -412,7 +413,7 @@ def test_a_single_element_is_written_by_one_rank() -> None:
     ("name", "reason"), [("gloo", "has no Generators in it"), ("nccl", "has not been run"), ("pigeon", "no transport")]
 )
 def test_transports_that_cannot_send_parts_are_refused(name: str, reason: str) -> None:
-    for ask in (lambda: check_takes_shards(name), lambda: shard_sender(name, TransportOptions(), 0)):
+    for ask in (lambda: check_takes_shards(name), lambda: rank_sender(name, TransportOptions(), 0)):
         with pytest.raises(UserError, match=reason):
             ask()
 

@@ -17,7 +17,7 @@ from harness.core.errors import RunStopped
 from harness.run.actors.session import process_environment
 from harness.transports.checksum import verify
 from harness.transports.protocol import TransportOptions
-from harness.transports.sharded import shard_receiver, shard_sender
+from harness.transports.sharded import rank_sender, shard_receiver, shard_sender
 from harness.transports.shards import agree, shards_of
 
 RANKS, TRANSPORTS = 2, ("object_store", "object_store_numpy", "nixl", "disk", "shared_memory")
@@ -50,7 +50,7 @@ class Rank:
             for tensor in self.weights.values():
                 tensor.fill_(draft.version)
         shards = shards_of(self.weights, self.plan)
-        part = sender.add_checksum(draft, sender.write(draft, shards))
+        part = sender.add_checksum(draft, sender.write(draft, shards, self.rank))
         return part.with_checksum([shard.tensor + damage for shard in shards]) if damage else part
 
     def finish(self, transport, draft, parts):
@@ -58,8 +58,8 @@ class Rank:
 
     def sender(self, transport):
         if transport not in self.senders:
-            self.senders[transport] = shard_sender(transport, TransportOptions(), self.rank)
-        return self.senders[transport]
+            self.senders[transport] = rank_sender(transport, TransportOptions(), self.rank)
+        return shard_sender(self.senders[transport])
 
     def close(self, transport):
         self.senders.pop(transport).close()

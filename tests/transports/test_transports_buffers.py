@@ -176,14 +176,13 @@ def test_closing_closes_every_place():
     assert len(pool) == 0
 
 
-@pytest.mark.parametrize(("flatten", "moved"), [(True, [(72,)]), (False, [(2, 1), (2,)])])
-def test_a_copy_moves_as_one_buffer_or_as_its_tensors(flatten, moved):
+def test_a_copy_moves_as_one_buffer():
     weights = {"a": torch.tensor([[1.0], [2.0]]), "none": torch.empty(0), "b": torch.tensor([3.0, 4.0])}
-    copied = CopiedWeights(weights, BucketLayout.of(weights), flatten)
+    copied = CopiedWeights(weights, BucketLayout.of(weights))
     copied.fill(weights, 0)
     weights["a"].zero_()
     # flat: a takes bytes 0 to 8, b starts at 64 and takes 8
-    assert [tuple(tensor.shape) for tensor in copied.tensors] == moved
+    assert tuple(copied.tensor.shape) == (72,)
     assert {name: tensor.tolist() for name, tensor in copied.views.items()} == {
         "a": [[1.0], [2.0]],
         "none": [],

@@ -66,31 +66,13 @@ def test_transports_of_gpu_memory_are_refused_without_a_gpu(name):
             make(TransportOptions())
 
 
-@pytest.mark.parametrize(
-    ("fields", "what", "where"),
-    [
-        (
-            {"progress_thread_delay_us": -1},
-            "progress_thread_delay_us is -1, must be at least 0",
-            "transport.progress_thread_delay_us",
-        ),
-        ({"buffers_at_start": 0}, "buffers_at_start is 0, must be at least 1", "transport.buffers_at_start"),
-    ],
-)
-def test_bad_options_are_refused(fields, what, where):
-    with pytest.raises(UserError) as refused:
-        TransportOptions(**fields)
-    assert (refused.value.what, refused.value.where) == (what, where)
-
-
-@pytest.mark.parametrize("flatten", [True, False])
-def test_a_two_sided_receiver_names_what_arrived(flatten):
-    options = TransportOptions(flatten=flatten)
+def test_a_two_sided_receiver_names_what_arrived():
+    options = TransportOptions()
     sender, receiver = CollectiveSender(options), CollectiveReceiver(options)
     weights = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3], dtype=torch.bfloat16)}
     weight_handle = sender.publish_weights(weights, 5, frozenset())
     arrived = [tensor.clone() for tensor in sender.outgoing(5)]
-    assert len(arrived) == (1 if flatten else 2)
+    assert len(arrived) == 1
     received = receiver.receive(weight_handle, arrived)
     assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in received.items()} == {
         "a": (torch.float32, [1, 2]),

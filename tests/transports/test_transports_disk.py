@@ -34,7 +34,7 @@ def test_closing_leaves_other_files_of_a_given_folder(tmp_path):
 
 def test_closing_removes_a_temporary_folder():
     sender = DiskSender(TransportOptions())
-    folder = Path(sender.publish_weights({"w": torch.ones(2)}, 0, frozenset()).payload.path).parent
+    folder = Path(sender.publish_weights({"w": torch.ones(2)}, 0, frozenset()).payload).parent
     assert sender.notes == (f"weights go through files in {folder}",)
     sender.close()
     assert not folder.exists()

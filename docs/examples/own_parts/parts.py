@@ -40,7 +40,7 @@ class FileSender:
     """The Learner's end of a transport by files of torch."""
 
     def __init__(self, options):
-        self.folder, self.notes, self.kept = Path(options.own["folder"]).absolute(), (), {}
+        self.folder, self.notes, self.kept = Path(options.settings.options["folder"]).absolute(), (), {}
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def publish_weights(self, weights, version, still_needed):

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -255,6 +255,7 @@ class ActorSpec:
         options: Ray's options: resources, placement, environment.
         moving_lane: lane of the thread on which weights move, where they have one of their own.
         tensor_transport: whether it sends or receives tensors by Ray Direct Transport.
+        calls: concurrency groups in which the ends of a transport call each other, and how many threads each has.
         listens_on: of rank 0, the network interface on which the others find it.
         store: of any other rank, the reference of where they find each other.
     """
@@ -264,6 +265,7 @@ class ActorSpec:
     options: dict[str, Any]
     moving_lane: str | None = None
     tensor_transport: bool = False
+    calls: Mapping[str, int] = field(default_factory=dict)
     listens_on: str | None = None
     store: Any = None
 
@@ -275,7 +277,7 @@ class ActorSpec:
         """
         actor_class: Any = ray.remote
         remote_class = actor_class(
-            concurrency_groups={} if self.moving_lane is None else {MOVING: 1},
+            concurrency_groups={**self.calls, **({} if self.moving_lane is None else {MOVING: 1})},
             enable_tensor_transport=self.tensor_transport,
         )(PartActor)
         handle = remote_class.options(**self.options).remote(self.setup)

@@ -63,6 +63,7 @@ from harness.scenario import Scenario
 from harness.scenario.derived import in_shards, mesh_shape
 from harness.scenario.loop_plan import lanes_of, loop_plan, publisher_lane, rank_lanes
 from harness.settings.placement import PartSettings
+from harness.settings.transport import ActorTransportSettings, DiskTransportSettings
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.protocol import TransportOptions
@@ -208,6 +209,7 @@ class ActorParts(RunningParts):
             options=options,
             moving_lane=moving,
             tensor_transport=self._kind.tensor_transport is not None,
+            calls={} if self._kind.calls is None else {self._kind.calls: scenario.placement.learner.ranks},
         )
 
     def _runtime_env(self, lane: str, threads: int, device: str) -> dict[str, Any]:
@@ -354,17 +356,21 @@ def environment_of(scenario: Scenario, lane: str, threads: int, device: str) -> 
 
 
 def transport_options(scenario: Scenario, session: RaySession) -> TransportOptions:
-    """Return the settings of the scenario's transport, as its sender and receivers take them.
+    """Return what the sender and receivers of the scenario's transport take.
 
     Files go below the session's folder where the scenario names none, so that they end with it, whoever is killed.
     """
-    settings = scenario.transport.model_dump(exclude={"type", "verify", "dtype"})  # whatever else a transport has
-    settings["own"] = settings.pop("options", {})
-    if settings.get("folder", "") is None and session.is_local:
-        settings["folder"] = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
-    device = resolve_device(scenario, scenario.placement.generator)
-    interface = scenario.placement.interface
-    return TransportOptions(**settings, device=device, buffers_at_start=scenario.max_lag + 2, interface=interface)
+    assert isinstance(scenario.transport, ActorTransportSettings)
+    folder = getattr(scenario.transport, "folder", None)
+    if isinstance(scenario.transport, DiskTransportSettings) and folder is None and session.is_local:
+        folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
+    return TransportOptions(
+        scenario.transport,
+        folder,
+        device=resolve_device(scenario, scenario.placement.generator),
+        buffers_at_start=scenario.max_lag + 2,
+        interface=scenario.placement.interface,
+    )
 
 
 def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer: Tracer) -> GeneratorWorker:
