@@ -173,7 +173,7 @@ NOT_TRIED = {
     "GPUs": ("placement.*.gpus", "placement.device", "learner.offload*", "transport.flatten"),
     "what runs are made, and how they are told about": (
         "arms", "sweep", "blocks", "interleaving", "endpoint", "stop_at_half_width", "reward_target", "trackers",
-        "profile", "evaluation.examples", "save_policy", "checkpoint.*", "arrivals*", "transport_sweep*",
+        "profile", "evaluation.examples", "save_policy", "checkpoint.*", "transport_sweep*",
     ),
     "faults, each with a rule or a moment of its own": ("faults*",),
     "nodes of a cluster": ("placement.strategy", "placement.address", "placement.learner.per_node"),

@@ -4,7 +4,6 @@ Plain asyncio over the protocols: no threads, no wall clock, no Ray, no torch, s
 objects, Ray actors or simulated stages on a virtual clock. Batches and weights pass through as handles.
 """
 
-from harness.loop.arrivals import Arrival, AsItComes, Repeated
 from harness.loop.condition import Condition
 from harness.loop.loop import first_error, run_loop
 from harness.loop.observer import Count, NoThrottle, Observer, RolloutCounts, SilentObserver, StepReport, Throttle
@@ -12,8 +11,6 @@ from harness.loop.plan import DynamicSamplingOptions, LagControl, LoopPlan
 from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
 
 __all__ = [
-    "Arrival",
-    "AsItComes",
     "Checkpoints",
     "Condition",
     "Count",
@@ -24,7 +21,6 @@ __all__ = [
     "NoCheckpoints",
     "NoThrottle",
     "Observer",
-    "Repeated",
     "RolloutCounts",
     "SilentObserver",
     "StepReport",

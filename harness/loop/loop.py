@@ -53,7 +53,6 @@ from harness.core.errors import PartReplaced, RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import Stage, Tracer
 from harness.core.types import Metrics, Purpose, RolloutGroup, WeightHandle, WorkItem
-from harness.loop.arrivals import DONE, Arrival, Arrivals, AsItComes, Swaps, order_of, scored_by
 from harness.loop.batching import Batch, BatchAssembler, FirstComeDropStale, InOrder
 from harness.loop.condition import Condition
 from harness.loop.dynamic_sampling import DynamicSampler
@@ -87,7 +86,6 @@ async def run_loop(
     resume: LoopState | None = None,
     checkpoints: Checkpoints | None = None,
     assembler: BatchAssembler | None = None,
-    arrivals: Arrivals | None = None,
     new_condition: Callable[[], Condition] = Condition,
 ) -> None:
     """Run ``plan.steps`` training steps, or those that are left of them.
@@ -101,7 +99,6 @@ async def run_loop(
         resume: where to go on: the Learner has the policy of its version, the Generators hold no weights yet.
         checkpoints: gets the state every ``plan.checkpoint_every`` steps.
         assembler: makes batches of scored shards; None takes the one of ``plan.lag_control``.
-        arrivals: hears in which order things come, or has them come as in another run.
         new_condition: makes what wakes those who wait: one for each kind of wait.
 
     Raises:
@@ -114,7 +111,6 @@ async def run_loop(
     lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), throttle or NoThrottle())
     lanes.assembler = assembler or lanes.assembler
     lanes.checkpoints = checkpoints or lanes.checkpoints
-    lanes.arrivals = arrivals or lanes.arrivals
     if resume is not None:
         lanes.go_on_from(resume)
     lanes.conditions = {wait: new_condition() for wait in lanes.conditions}
@@ -177,7 +173,6 @@ class _Lanes:
         self.counts = RolloutCounts()
         self.sampler = None if plan.dynamic_sampling is None else DynamicSampler(plan, self.counts)
         self.checkpoints: Checkpoints = NoCheckpoints()
-        self.arrivals: Arrivals = AsItComes()
         self.evaluates_first = False  # a checkpoint waits for evaluations
         self.replaced_before = 0  # deaths of parts before this call
         self.learner_done = False
@@ -242,11 +237,10 @@ class _Lanes:
                 self._admit_one()
                 break
             self.under_way += len(item.prompt_ids)
-            self._happened(generator.lane, "order", item)
             self._admit_one()
             there = partial(self._is_published, self._needed(item))
             await self._wait_and_sample_again(generator, Stage.WAIT_FOR_WEIGHTS, there, item.step)
-            await self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates))
+            self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates))
         last = self.plan.steps
         if evaluates and self.plan.is_evaluated(last):
             there = partial(self._is_published, last)
@@ -262,19 +256,16 @@ class _Lanes:
         And so does an evaluation for which a checkpoint waits.
         """
         while True:
-            await self._turn(generator.lane, stage, step)
             if self._evaluates_first(generator):
                 await self._evaluate_next(generator)
             elif self.sampler is not None and self._samples_again():
                 item = self.sampler.next_order()
                 self.orders.take(item)
-                self._happened(generator.lane, "again", item)
                 self._admit_one()  # who was woken for room may be here instead
-                await self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates=False))
+                self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates=False))
             elif condition():
                 return
             else:
-                self.arrivals.nothing_to_do(generator.lane)
                 await self._wait(
                     generator.lane,
                     stage,
@@ -310,7 +301,6 @@ class _Lanes:
         while True:
             self._check_start(generator, item)
             held = self.held[generator.lane]
-            self._happened(generator.lane, "start", item, version=held)
             try:
                 groups = await self._generate(generator, item)
             except PartReplaced as error:
@@ -324,9 +314,6 @@ class _Lanes:
         """Generate one order; under ``in_flight``, take each newer version while it is being generated."""
         if self.plan.lag_control != "in_flight":
             return await generator.generate(item)
-        repeated = self.arrivals.swaps_of(generator.lane)
-        if repeated is not None:
-            return await self._generate_again(generator, item, *repeated)
         work, published = asyncio.ensure_future(generator.generate(item)), self.conditions[Stage.WAIT_FOR_WEIGHTS]
         try:
             while not work.done():
@@ -334,56 +321,23 @@ class _Lanes:
                     lambda: work.done() or self._newest().version > self.held[generator.lane], or_done=work
                 )
                 if not work.done():
-                    await self._swap(generator)
+                    await self._load(generator, self._newest())
             return await work
         finally:
             work.cancel()
-
-    async def _generate_again(
-        self, generator: Generator, item: WorkItem, loads: int, swaps: Swaps
-    ) -> tuple[RolloutGroup, ...]:
-        """Generate an order as another run did: so many loads meanwhile, whose weights take over where they did."""
-
-        async def load() -> None:
-            for _ in range(loads):
-                await self.arrivals.turn(generator.lane)
-                await self._swap(generator)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                work = tasks.create_task(generator.generate(replace(item, swaps=swaps)))
-                tasks.create_task(load())
-        except BaseExceptionGroup as group:
-            raise first_error(group) from None
-        return work.result()
-
-    async def _swap(self, generator: Generator) -> None:
-        weight_handle = self._newest()
-        self._happened(generator.lane, "swap", version=weight_handle.version)
-        await self._load(generator, weight_handle)
 
     async def _freshen(self, generator: Generator, step: int, needed: int, evaluates: bool) -> None:
         """Load the newest weights, waiting until version ``needed`` is there; evaluate what is due on the way.
 
         Under ``drop`` the Learner goes on while they are loaded, maybe beyond the bound: then load again.
         """
-        await self._wait_for_version(generator, needed, step)
+        await self._wait_until_published(generator.lane, needed, step)
         while evaluates and await self._evaluate_next(generator):
-            await self._turn(generator.lane, Stage.WAIT_FOR_WEIGHTS, step)
-        await self._load_newest(generator, step)
+            pass
+        await self._load(generator, self._newest())
         while self._lag(generator) > self.plan.max_lag:
-            await self._wait_for_version(generator, self.version - self.plan.max_lag, step)
-            await self._load_newest(generator, step)
-
-    async def _load_newest(self, generator: Generator, step: int) -> None:
-        weight_handle = self._newest()
-        self._happened(generator.lane, "load", version=weight_handle.version)
-        await self._load(generator, weight_handle)
-        await self._turn(generator.lane, Stage.WAIT_FOR_WEIGHTS, step)
-
-    async def _wait_for_version(self, generator: Generator, needed: int, step: int) -> None:
-        there = partial(self._is_published, needed)
-        await self._wait_to_decide(generator.lane, Stage.WAIT_FOR_WEIGHTS, there, step)
+            await self._wait_until_published(generator.lane, self.version - self.plan.max_lag, step)
+            await self._load(generator, self._newest())
 
     def _is_published(self, version: int) -> bool:
         return self.newest is not None and self.newest.version >= version
@@ -413,7 +367,6 @@ class _Lanes:
         """Sample the oldest evaluation that nobody has begun; return False if there is none."""
         weight_handle = self.evaluations.begin()
         if weight_handle is not None:
-            self._happened(generator.lane, "evaluate", version=weight_handle.version)
             with Pin(self.pins, weight_handle.version):
                 await self._evaluate(generator, weight_handle)
         return weight_handle is not None
@@ -432,15 +385,13 @@ class _Lanes:
             except PartReplaced as error:
                 self._replaced(generator.lane, error)
         check_generated(generator.lane, item, groups, version)
-        await self._hand_to_scorer(generator, item, groups)
+        self._hand_to_scorer(generator, item, groups)
         if self.plan.is_synchronous:
             await self._wait(
                 generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_reported(version), version
             )
 
-    async def _hand_to_scorer(self, generator: Generator, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
-        await self._turn(generator.lane, Stage.WAIT_FOR_WEIGHTS, item.step)
-        self._happened(generator.lane, "sampled", item, swaps=groups[0].swaps if groups else ())
+    def _hand_to_scorer(self, generator: Generator, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         if item.purpose is Purpose.TRAIN:
             self.counts.generated += count(groups)
             self.orders.sampled(item, groups)
@@ -490,8 +441,6 @@ class _Lanes:
             except PartReplaced as error:
                 self._replaced(scorer.lane, error)
         check_scored(scorer.lane, item, groups, scored)
-        await self._turn(scorer.lane, Stage.WAIT_FOR_ROLLOUTS, item.step, scored_by(item))
-        self._happened(scored_by(item), "scored", item, version=self.version)
         if item.purpose is Purpose.EVALUATE:
             for version, evaluation in self.evaluations.scored(scored):
                 self.observer.on_evaluation(version, evaluation)
@@ -516,21 +465,19 @@ class _Lanes:
         for step in range(self.version, self.plan.steps):
             taken_in = await self._take_in_shards(step)
             ready = partial(self.assembler.ready, step)
-            await self._wait_to_decide(self.learner.lane, Stage.WAIT_FOR_BATCH, ready, step)
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, ready, step)
             await self._train_step(step, taken_in)
             if self.plan.is_policy_saved(self.version):
-                await self._wait_until_published(self.version)
+                await self._wait_until_published(self.learner.lane, self.version, self.version)
                 await self.learner.save_policy(self.version, last=False)
             if self.plan.is_checkpointed(self.version):
                 await self._save(step)
-        await self._wait_until_published(self.plan.steps)
+        await self._wait_until_published(self.learner.lane, self.plan.steps, self.plan.steps)
         await self._wait(
             self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_reported, self.plan.steps
         )
         await self.learner.save_policy(self.version, last=True)
-        await self._turn(self.learner.lane, Stage.WAIT_FOR_BATCH, self.plan.steps)
         self.learner_done = True
-        self._happened(self.learner.lane, DONE)
         self._notify(*_WAITS)
 
     async def _take_in_shards(self, step: int) -> set[int]:
@@ -545,10 +492,9 @@ class _Lanes:
 
         while self.plan.stream is not None and len(taken_in) < len(self.generators) - 1:
             is_there = lambda: next_shard() is not None  # noqa: E731
-            await self._wait_to_decide(self.learner.lane, Stage.WAIT_FOR_BATCH, is_there, step)
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, is_there, step)
             shard = next_shard()
             assert shard is not None
-            self._happened(self.learner.lane, "part", self.assembler.parts(step)[shard].item)
             if groups := self.assembler.parts(step)[shard].groups:
                 self._check_consumption(step, groups)
                 await self.learner.accumulate(step, groups)
@@ -567,11 +513,9 @@ class _Lanes:
         else:
             rest = tuple(item.group for item in taken)
         result = await self.learner.update(step, rest)
-        await self._wait_until_published(step)
-        await self._turn(self.learner.lane, Stage.WAIT_FOR_BATCH, step)
+        await self._wait_until_published(self.learner.lane, step, step)
         self._count_uses(taken)
         self.version = step + 1
-        self._happened(self.learner.lane, "version", version=self.version)
         self._drop(self.assembler.expire(self.version))
         self._admit_one()
         replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
@@ -589,27 +533,23 @@ class _Lanes:
         else:
             await publish_and_report()
 
-    async def _wait_until_published(self, version: int) -> None:
-        await self._wait(self.learner.lane, Stage.WAIT_FOR_WEIGHTS, partial(self._is_published, version), version)
+    async def _wait_until_published(self, lane: str, version: int, step: int) -> None:
+        await self._wait(lane, Stage.WAIT_FOR_WEIGHTS, partial(self._is_published, version), step)
 
     async def _save(self, step: int) -> None:
         """Hand over what a call that goes on needs, and with it the right to save the policy."""
-        await self._wait_until_published(self.version)
-        await self._turn(self.learner.lane, Stage.WAIT_FOR_BATCH, step)
+        await self._wait_until_published(self.learner.lane, self.version, self.version)
         self.evaluates_first = True
-        self._happened(self.learner.lane, "hold", version=self.version)
         self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
         told = partial(self.evaluations.is_reported_before, self.version)
-        await self._wait_to_decide(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
         self.evaluates_first = False
-        self._happened(self.learner.lane, "save", version=self.version)
         await self.checkpoints.save(self.state())
 
     def _take_batch(self, step: int) -> Batch:
         """Take the batch and check its lag. One without any group is taken too, so many times in a row; its training
         step has nothing to train on, but for what a replay buffer holds, and publishes the same policy again."""
         batch = self.assembler.take(step)
-        self._happened(self.learner.lane, "take", *(part.item for part in batch), version=self.version)
         groups = [group for part in batch for group in part.groups]
         self.failed_batches = 0 if groups else self.failed_batches + 1
         if self.failed_batches > self.plan.max_failed_batches:
@@ -652,10 +592,7 @@ class _Lanes:
             needed.add(self.newest.version)
         weight_handle = await self.learner.publish_weights(self.version, frozenset(needed))
         check_published(self.learner.lane, self.version, weight_handle)
-        publishing = f"{self.learner.lane} publishing"
-        await self.arrivals.turn(publishing)
         self.newest = weight_handle
-        self._happened(publishing, "published", version=weight_handle.version)
         if self.plan.is_evaluated(weight_handle.version):
             self.evaluations.add(weight_handle)
         self.observer.on_version(self.learner.lane, weight_handle.version)
@@ -689,22 +626,6 @@ class _Lanes:
         """Have one Generator order a batch if there is room for it; it lets in the next."""
         if self._has_room():
             self.conditions[Stage.WAIT_FOR_ROOM].notify_one()
-
-    async def _wait_to_decide(self, lane: str, stage: Stage, condition: Callable[[], bool], step: int) -> None:
-        """Wait for a condition on which the lane's next event depends; in a run that repeats, it holds at its turn."""
-        await self._turn(lane, stage, step)
-        if not condition():
-            self.arrivals.nothing_to_do(lane)
-            await self._wait(lane, stage, condition, step)
-
-    async def _turn(self, lane: str, stage: Stage, step: int, who: str | None = None) -> None:
-        """Wait until the lane may decide what it does next; see ``harness.loop.arrivals``."""
-        if not self.arrivals.is_turn(who or lane):
-            with self.tracer.span(lane, stage, step, self.version):
-                await self.arrivals.turn(who or lane)
-
-    def _happened(self, who: str, what: str, *items: WorkItem, version: int = -1, swaps: Swaps = ()) -> None:
-        self.arrivals.happened(Arrival(who, what, tuple(map(order_of, items)), version, swaps))
 
     def _notify(self, *waits: Stage) -> None:
         for wait in waits:
