@@ -7,14 +7,13 @@ objects, Ray actors or simulated stages on a virtual clock. Batches and weights 
 from harness.loop.condition import Condition
 from harness.loop.loop import first_error, run_loop
 from harness.loop.observer import Count, NoThrottle, Observer, RolloutCounts, SilentObserver, StepReport, Throttle
-from harness.loop.plan import DynamicSamplingOptions, LagControl, LoopPlan
+from harness.loop.plan import LagControl, LoopPlan
 from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
 
 __all__ = [
     "Checkpoints",
     "Condition",
     "Count",
-    "DynamicSamplingOptions",
     "LagControl",
     "LoopPlan",
     "LoopState",

@@ -2,7 +2,7 @@
 
 Such a group has no advantage and so no gradient; DAPO (arXiv:2503.14476, section 3.2) leaves it out and samples other
 prompts until the batch is full of groups that have one. Here the place of the group in the batch is sampled again, with
-another prompt (or the same one), up to a number of attempts; what the last one gives is kept, so that a batch keeps its
+another prompt, up to a number of attempts; what the last one gives is kept, so that a batch keeps its
 size.
 
 A place sampled again is an order like any other: it starts with the newest weights, and its group has the versions of
@@ -55,7 +55,7 @@ class DynamicSampler:
     """Holds shards back until each of their groups has spread, or was sampled often enough.
 
     Args:
-        plan: makes the orders; it has ``dynamic_sampling``.
+        plan: makes the orders.
         counts: what is thrown away is counted here.
         shards: that a killed run held back.
         orders: that it was to sample again.
@@ -71,7 +71,6 @@ class DynamicSampler:
         shards: Sequence[OpenShard] = (),
         orders: Sequence[WorkItem] = (),
     ) -> None:
-        assert plan.dynamic_sampling is not None
         self._plan, self._counts, self._attempts = plan, counts, plan.dynamic_sampling.attempts
         self._open = {(shard.item.step, shard.item.shard): shard.copy() for shard in shards}
         self.orders = list(orders)

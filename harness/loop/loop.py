@@ -68,7 +68,7 @@ from harness.loop.observer import (
 )
 from harness.loop.orders import Orders
 from harness.loop.plan import LoopPlan
-from harness.loop.replay import ReplayBuffer, Taken
+from harness.loop.replay import ReplayBuffer, ReplayDraw
 from harness.loop.response_checks import check_generated, check_published, check_scored
 from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
 from harness.loop.versions import Evaluations, HeldVersions, Pin
@@ -164,14 +164,14 @@ class _Lanes:
             if plan.lag_control == "drop"
             else InOrder(len(generators))
         )
-        self.buffer = None if plan.replay is None else ReplayBuffer(plan.replay, plan.seed)
+        self.buffer = ReplayBuffer(plan.replay, plan.seed) if plan.replay.capacity else None
         self.room = plan.room * len(plan.batch_prompts(0))  # groups
         self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
         self.in_flight = 0  # rollouts whose generation has begun, and not scored
         self.dropped = Count()  # since the previous step
         self.failed_batches = 0  # taken last, one after another, without any group that had a reward
         self.counts = RolloutCounts()
-        self.sampler = None if plan.dynamic_sampling is None else DynamicSampler(plan, self.counts)
+        self.sampler = DynamicSampler(plan, self.counts) if plan.dynamic_sampling.attempts else None
         self.checkpoints: Checkpoints = NoCheckpoints()
         self.evaluates_first = False  # a checkpoint waits for evaluations
         self.replaced_before = 0  # deaths of parts before this call
@@ -214,10 +214,10 @@ class _Lanes:
         self.under_way, self.in_flight, self.failed_batches = state.under_way, state.in_flight, state.failed_batches
         for part in state.waiting:
             self._drop(self.assembler.add(part, self.version))
-        if plan.dynamic_sampling is not None:
+        if plan.dynamic_sampling.attempts:
             again = [item for item in state.pending if item.attempt]
             self.sampler = DynamicSampler(plan, self.counts, state.open_shards, again)
-        if plan.replay is not None:
+        if plan.replay.capacity:
             self.buffer = ReplayBuffer(plan.replay, plan.seed, state.replay)
 
     def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
@@ -565,14 +565,14 @@ class _Lanes:
         self._admit_one()
         return batch
 
-    def _choose(self, step: int, batch: Batch) -> tuple[Taken, ...]:
+    def _choose(self, step: int, batch: Batch) -> tuple[ReplayDraw, ...]:
         """Return what this step trains on: the batch itself, or a sample of the buffer that the batch has entered."""
         fresh = [group for part in batch for group in part.groups]
         if self.buffer is None:
-            return tuple(Taken(group, 1, self.version - group.min_version) for group in fresh)
+            return tuple(ReplayDraw(group, 1, self.version - group.min_version) for group in fresh)
         self.buffer.add(fresh, self.version)
         taken = self.buffer.sample(self.version)
-        bound = self.buffer.options.max_age
+        bound = self.buffer.max_age
         for item in taken:
             if item.age > bound:
                 raise RunStopped(
@@ -582,7 +582,7 @@ class _Lanes:
                 )
         return taken
 
-    def _count_uses(self, taken: Sequence[Taken]) -> None:
+    def _count_uses(self, taken: Sequence[ReplayDraw]) -> None:
         self.counts.trained += count(item.group for item in taken if item.uses == 1)
         self.counts.trained_again += count(item.group for item in taken if item.uses > 1)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle
-from harness.loop.replay import ReplayStats, Taken
+from harness.loop.replay import ReplayDraw, ReplayStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class StepReport:
 
     step: int
     scored: tuple[ScoredBatch, ...]
-    taken: tuple[Taken, ...]
+    taken: tuple[ReplayDraw, ...]
     result: UpdateResult
     weight_handle: WeightHandle
     dropped: Count = field(default_factory=Count)

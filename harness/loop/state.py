@@ -16,8 +16,8 @@ through all lanes: an order is either sampled or to be sampled again, a group st
     evaluation of this version not told      made again, once the Learner has published
     evaluation of an older version not told  there is none: the cut waits for it, since its weights are in no checkpoint
 
-So in the history of the policy that survives, every prompt of the stream is first consumed exactly once (and replayed
-at most ``replay.max_uses`` times), or stands in a count under the name of a rule. What was done after the cut is in no
+So in the history of the policy that survives, every prompt of the stream is first consumed exactly once (and maybe
+replayed), or stands in a count under the name of a rule. What was done after the cut is in no
 policy that survives: it is done again.
 
 What is a function of the seed, the step and the place is not stored: seeds of samples, the random stream of a draw from
@@ -39,7 +39,7 @@ from harness.loop.dynamic_sampling import OpenShard
 from harness.loop.observer import Count, RolloutCounts
 from harness.loop.orders import Unscored
 from harness.loop.plan import LagControl, LoopPlan
-from harness.loop.replay import ReplayState
+from harness.loop.replay import ReplayState, StoredGroup
 
 FORMAT = 1
 
@@ -107,13 +107,15 @@ class LoopState:
         def shard(one: OpenShard) -> OpenShard:
             return replace(one, kept=dict(zip(one.kept, groups(tuple(one.kept.values())), strict=True)))
 
-        held = None if self.replay is None else groups(tuple(entry.group for entry in self.replay.entries))
+        def entry(one: StoredGroup) -> StoredGroup:
+            return replace(one, group=groups((one.group,))[0])
+
         return replace(
             self,
             unscored=tuple((item, groups(sampled)) for item, sampled in self.unscored),
             waiting=tuple(replace(part, groups=groups(part.groups)) for part in self.waiting),
             open_shards=tuple(map(shard, self.open_shards)),
-            replay=None if self.replay is None or held is None else self.replay.with_groups(held),
+            replay=self.replay and replace(self.replay, entries=tuple(map(entry, self.replay.entries))),
         )
 
     def check(self, plan: LoopPlan, shards: int) -> None:
@@ -130,14 +132,14 @@ class LoopState:
         _require_equal("seed", self.seed, plan.seed)
         _require_equal("group_size", self.group_size, plan.group_size)
         _require_equal("lag_control", self.lag_control, plan.lag_control)
-        _require_equal("whether there is a replay buffer", self.replay is not None, plan.replay is not None)
+        _require_equal("whether there is a replay buffer", self.replay is not None, plan.replay.capacity > 0)
         if self.version > plan.steps:
             raise UserError(
                 f"the checkpoint is of training step {self.version}, the run has {plan.steps}",
                 "steps",
                 f"set steps to {self.version} or more",
             )
-        if plan.dynamic_sampling is None:
+        if not plan.dynamic_sampling.attempts:
             _require_equal("whether groups are sampled again", bool(self.open_shards), False)
         items = [*self.pending, *(item for item, _ in self.unscored), *(part.item for part in self.waiting)]
         for item in [*items, *(shard.item for shard in self.open_shards)]:

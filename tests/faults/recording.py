@@ -186,7 +186,7 @@ class Listener:
         """What was trained on is the batch, or was drawn from a buffer that keeps to its bounds."""
         books = self.books
         books.require(facts.groups == update.groups, "one answer", f"step {facts.step} was made of other groups")
-        if books.schedule.replay is None or facts.replay is None:
+        if not books.schedule.replay.capacity or facts.replay is None:
             books.require(facts.groups == facts.fresh, "one answer", f"step {facts.step} was not made of its batch")
             return
         if books.draws is not None:
@@ -199,7 +199,7 @@ class Listener:
     def _check_capacity(self, stats: ReplayStats, size: int, taken: int) -> None:
         books = self.books
         replay = books.schedule.replay
-        assert replay is not None
+        assert replay.sample_groups is not None
         books.require(
             size <= replay.capacity and taken <= replay.sample_groups,
             "capacity",

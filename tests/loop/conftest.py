@@ -15,17 +15,9 @@ import pytest
 from harness.core.protocols import Generator, Scorer
 from harness.core.trace import RecordingTracer, Span
 from harness.core.types import ScoredBatch
-from harness.loop import (
-    DynamicSamplingOptions,
-    LagControl,
-    LoopPlan,
-    RolloutCounts,
-    SilentObserver,
-    StepReport,
-    run_loop,
-)
+from harness.loop import LagControl, LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.loop.plan import Stream
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from harness.simulate.clock import run_virtual
 from tests.stand_ins.simulated_parts import (
     Cost,
@@ -76,7 +68,7 @@ class Setup:
     steps: int = 3
     max_lag: int = 1
     lag_control: LagControl = "wait"
-    replay: ReplayOptions | None = None
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
     evaluate_every: int = 1
     validation_prompts: tuple[int, ...] = ()
     batch_prompts: Callable[[int], tuple[int, ...]] = lambda step: (0, 1, 2, 3)
@@ -87,7 +79,8 @@ class Setup:
     publish: float = 1.0
     lengths: Lengths = lambda item, prompt_id: (8,) * item.group_size
     fails: Fails = lambda item, prompt_id: False
-    dynamic_sampling: DynamicSamplingOptions | None = None
+    dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
+    num_prompts: int = 0
     overlapped_publish: bool = False
     stream: Stream | None = None
     max_failed_batches: int = 0
@@ -107,6 +100,7 @@ class Setup:
             lag_control=self.lag_control,
             replay=self.replay,
             dynamic_sampling=self.dynamic_sampling,
+            num_prompts=self.num_prompts,
             overlapped_publish=self.overlapped_publish,
             stream=self.stream,
             max_failed_batches=self.max_failed_batches,

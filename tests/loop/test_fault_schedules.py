@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, event, find, given, settings
 
 from harness.loop import Condition
 from harness.loop.batching import InOrder
-from harness.loop.plan import DynamicSamplingOptions
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from tests.faults.expected_outcome import FINISHED, STALLED, UNNOTICED
 from tests.faults.faulty import FaultyGenerator
 from tests.faults.running import Wiring, run_schedule
@@ -142,10 +141,10 @@ def test_a_run_repeats_event_by_event(schedule):
 
 
 EVENTS_OF = """
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import ReplaySettings
 from tests.faults.running import run_schedule
 from tests.faults.schedule import Fault, FaultKind, Schedule, Timing
-replay = ReplayOptions(16, 6, "uniform", 5, 2)
+replay = ReplaySettings(capacity=16, max_age=6, sampling="uniform", sample_groups=5)
 faults = (
     Fault(FaultKind.KILLED, "generator1", "generate", 3, 1.5),
     Fault(FaultKind.SLOW, "scorer0", "score", 2, 10.0),
@@ -182,8 +181,8 @@ def one_version_too_many(plan):
 
 def one_attempt_too_few(plan):
     """The off-by-one: the loop takes the attempts of dynamic sampling for one more than they are."""
-    options = plan.dynamic_sampling
-    return plan if options is None else replace(plan, dynamic_sampling=replace(options, attempts=options.attempts - 1))
+    attempts = max(0, plan.dynamic_sampling.attempts - 1)
+    return replace(plan, dynamic_sampling=DynamicSamplingSettings(attempts=attempts))
 
 
 class DeliversTwice(InOrder):
@@ -364,7 +363,8 @@ def test_an_order_in_hand_before_the_first_weights_after_a_restart_takes_up_room
         evaluate_every=4,
         timings=tuple(Timing(*name.split(), table) for name, table in seconds.items()),
         faults=(Fault(FaultKind.KILLED, LEARNER, "update", 5),),
-        dynamic_sampling=DynamicSamplingOptions(2, 100),
+        dynamic_sampling=DynamicSamplingSettings(attempts=2),
+        num_prompts=100,
         flat_share=0.7,
         checkpoint_every=1,
         learner_restarts=1,
@@ -378,7 +378,7 @@ def test_an_order_in_hand_before_the_first_weights_after_a_restart_takes_up_room
 
 
 def test_an_order_of_the_buffer_lost_is_found():
-    replay = ReplayOptions(6, 4, "uniform", 3)
+    replay = ReplaySettings(capacity=6, max_age=4, sampling="uniform", sample_groups=3)
     schedule = learner_dies_in_its_third_update(replay=replay)
     assert run_schedule(schedule).broken is None
     broken = run_schedule(schedule, Wiring(saved=order_of_the_buffer_lost)).broken

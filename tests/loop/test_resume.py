@@ -21,10 +21,10 @@ from harness.core.types import (
     UpdateResult,
     WeightHandle,
 )
-from harness.loop import DynamicSamplingOptions, LoopPlan, SilentObserver, run_loop
+from harness.loop import LoopPlan, SilentObserver, run_loop
 from harness.loop.plan import prompt_schedule
-from harness.loop.replay import ReplayOptions
 from harness.loop.state_files import STATE, TOKENS, decode, encode, read_state, write_state
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from harness.simulate.clock import run_virtual
 
 PLAN = LoopPlan(
@@ -172,11 +172,12 @@ def run_toy(plan, folder, kills=(), generators=2):
 
 PLANS = {
     "plain": PLAN,
-    "replay": replace(PLAN, replay=ReplayOptions(12, 5, "uniform", 4, 3)),
+    "replay": replace(PLAN, replay=ReplaySettings(capacity=12, max_age=5, sampling="uniform", sample_groups=4)),
     "weighted replay, dynamic sampling": replace(
         PLAN,
-        replay=ReplayOptions(9, 5, "reward_weighted", 3),
-        dynamic_sampling=DynamicSamplingOptions(2, 30),
+        replay=ReplaySettings(capacity=9, max_age=5, sampling="reward_weighted", sample_groups=3),
+        dynamic_sampling=DynamicSamplingSettings(attempts=2),
+        num_prompts=30,
         checkpoint_every=3,
     ),
 }
@@ -235,7 +236,7 @@ def test_what_is_read_is_what_was_written(state):
         ({"seed": 6}, "seed"),
         ({"group_size": 3}, "group_size"),
         ({"lag_control": "wait"}, "lag_control"),
-        ({"replay": None}, "replay"),
+        ({"replay": ReplaySettings()}, "replay"),
         ({"steps": 2}, "steps"),
         ({"batch_prompts": lambda step: (26, 27, 28, 29)}, "shard"),
     ],
