@@ -6,9 +6,9 @@ objects, Ray actors or simulated stages on a virtual clock. Batches and weights 
 
 from harness.loop.condition import Condition
 from harness.loop.loop import first_error, run_loop
-from harness.loop.observer import Count, NoThrottle, Observer, RolloutCounts, SilentObserver, StepReport, Throttle
+from harness.loop.observer import Count, Observer, RolloutCounts, StepReport, Throttle
 from harness.loop.plan import LagControl, LoopPlan
-from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
+from harness.loop.state import Checkpoints, LoopState
 
 __all__ = [
     "Checkpoints",
@@ -17,11 +17,8 @@ __all__ = [
     "LagControl",
     "LoopPlan",
     "LoopState",
-    "NoCheckpoints",
-    "NoThrottle",
     "Observer",
     "RolloutCounts",
-    "SilentObserver",
     "StepReport",
     "Throttle",
     "first_error",

@@ -45,33 +45,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from harness.core.errors import PartReplaced, RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import Stage, Tracer
-from harness.core.types import Metrics, Purpose, RolloutGroup, WeightHandle, WorkItem
+from harness.core.types import Purpose, RolloutGroup, WeightHandle, WorkItem
 from harness.loop.batching import Batch, BatchAssembler, FirstComeDropStale, InOrder
 from harness.loop.condition import Condition
 from harness.loop.dynamic_sampling import DynamicSampler
-from harness.loop.observer import (
-    Count,
-    NoThrottle,
-    Observer,
-    RolloutCounts,
-    SilentObserver,
-    StepReport,
-    Throttle,
-    count,
-)
-from harness.loop.orders import Orders
+from harness.loop.observer import Count, Observer, StepReport, Throttle, count
+from harness.loop.orders import Orders, check_generated, check_published, check_scored
 from harness.loop.plan import LoopPlan
 from harness.loop.replay import ReplayBuffer, ReplayDraw
-from harness.loop.response_checks import check_generated, check_published, check_scored
-from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
-from harness.loop.versions import Evaluations, HeldVersions, Pin
+from harness.loop.state import Checkpoints, LoopState
+from harness.loop.versions import NONE, Evaluations, LoadedVersions
 
 
 async def run_loop(
@@ -85,8 +76,6 @@ async def run_loop(
     *,
     resume: LoopState | None = None,
     checkpoints: Checkpoints | None = None,
-    assembler: BatchAssembler | None = None,
-    new_condition: Callable[[], Condition] = Condition,
 ) -> None:
     """Run ``plan.steps`` training steps, or those that are left of them.
 
@@ -98,8 +87,6 @@ async def run_loop(
         throttle: may hold batches back.
         resume: where to go on: the Learner has the policy of its version, the Generators hold no weights yet.
         checkpoints: gets the state every ``plan.checkpoint_every`` steps.
-        assembler: makes batches of scored shards; None takes the one of ``plan.lag_control``.
-        new_condition: makes what wakes those who wait: one for each kind of wait.
 
     Raises:
         RunStopped: a lag bound was broken, no group of a batch could be scored more often in a row than
@@ -108,12 +95,9 @@ async def run_loop(
         UserError: ``resume`` is of another run.
         Exception: whatever a part raised; the other lanes are cancelled first.
     """
-    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), throttle or NoThrottle())
-    lanes.assembler = assembler or lanes.assembler
-    lanes.checkpoints = checkpoints or lanes.checkpoints
     if resume is not None:
-        lanes.go_on_from(resume)
-    lanes.conditions = {wait: new_condition() for wait in lanes.conditions}
+        resume.check(plan, len(generators))
+    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or Observer(), throttle, checkpoints, resume)
     try:
         async with lanes.tasks:
             for coroutine in lanes.coroutines():
@@ -131,6 +115,12 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
+def new_assembler(plan: LoopPlan, shards: int) -> BatchAssembler:
+    """Return what makes batches of scored shards."""
+    return FirstComeDropStale(shards, plan.max_lag) if plan.lag_control == "drop" else InOrder(shards)
+
+
+T = TypeVar("T")
 _WAITS = Stage.WAIT_FOR_BATCH, Stage.WAIT_FOR_ROLLOUTS, Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM
 
 
@@ -145,80 +135,60 @@ class _Lanes:
         plan: LoopPlan,
         tracer: Tracer,
         observer: Observer,
-        throttle: Throttle,
+        throttle: Throttle | None,
+        checkpoints: Checkpoints | None,
+        resume: LoopState | None,
     ) -> None:
         self.generators, self.scorers, self.learner = generators, scorers, learner
-        self.plan, self.tracer, self.observer, self.throttle = plan, tracer, observer, throttle
+        self.plan, self.tracer, self.observer = plan, tracer, observer
+        self.throttle, self.checkpoints = throttle, checkpoints
+        shards = len(generators)
+        self.fresh = LoopState(seed=plan.seed, shards=shards, group_size=plan.group_size, lag_control=plan.lag_control)
+        state = resume or self.fresh
         self.tasks = asyncio.TaskGroup()
         self.conditions = {wait: Condition() for wait in _WAITS}
-        self.orders = Orders(plan, len(generators))
-        self.version = 0  # of the Learner
+        self.version = state.version  # of the Learner
         self.newest: WeightHandle | None = None  # published last
-        self.evaluations = Evaluations()
-        self.pins: dict[int, int] = {}  # version -> how many load or evaluate it right now
-        self.held = HeldVersions(generator.lane for generator in generators)
-        self.incarnations: dict[str, set[int]] = {}  # lane -> parts known to have stood there after the first
-        self.unscored: deque[tuple[WorkItem, tuple[RolloutGroup, ...]]] = deque()
-        self.assembler: BatchAssembler = (
-            FirstComeDropStale(len(generators), plan.max_lag)
-            if plan.lag_control == "drop"
-            else InOrder(len(generators))
-        )
-        self.buffer = ReplayBuffer(plan.replay, plan.seed) if plan.replay.capacity else None
-        self.room = plan.room * len(plan.batch_prompts(0))  # groups
-        self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
-        self.in_flight = 0  # rollouts whose generation has begun, and not scored
-        self.dropped = Count()  # since the previous step
-        self.failed_batches = 0  # taken last, one after another, without any group that had a reward
-        self.counts = RolloutCounts()
-        self.sampler = DynamicSampler(plan, self.counts) if plan.dynamic_sampling.attempts else None
-        self.checkpoints: Checkpoints = NoCheckpoints()
+        self.loaded = LoadedVersions(generator.lane for generator in generators)
+        self.evaluations = Evaluations(state.evaluated)
         self.evaluates_first = False  # a checkpoint waits for evaluations
-        self.replaced_before = 0  # deaths of parts before this call
+        again = [item for item in state.pending if item.attempt]
+        stream = [item for item in state.pending if not item.attempt]
+        self.orders = Orders(plan, shards, state.issued, stream, state.unscored)
+        self.unscored = deque(state.unscored)
+        self.counts, self.dropped = replace(state.counts), state.dropped  # dropped since the previous step
+        self.under_way = state.under_way  # groups ordered, and neither taken, dropped nor failed
+        self.in_flight = state.in_flight  # rollouts whose generation has begun, and not scored
+        self.room = plan.room * len(plan.batch_prompts(0))  # groups
+        self.failed_batches = state.failed_batches  # taken last, one after another, without any group that had a reward
+        self.sampler = (
+            DynamicSampler(plan, self.counts, state.open_shards, again) if plan.dynamic_sampling.attempts else None
+        )
+        self.assembler = new_assembler(plan, shards)
+        for part in state.waiting:
+            self._drop(self.assembler.add(part, self.version))
+        self.buffer = ReplayBuffer(plan.replay, plan.seed, state.replay) if plan.replay.capacity else None
+        self.replaced_before = state.replaced  # deaths of parts before this call
+        self.incarnations: dict[str, set[int]] = {}  # lane -> parts known to have stood there after the first
         self.learner_done = False
 
     def state(self) -> LoopState:
         """Return what another call goes on from; the Learner is between two steps, and its version is published."""
-        return LoopState(
+        return replace(
+            self.fresh,
             version=self.version,
             evaluated=self.evaluations.told,
             issued=self.orders.issued,
             pending=(*self.orders.pending, *(self.sampler.orders if self.sampler else ())),
             unscored=self.orders.unscored,
-            waiting=self.assembler.held,
+            waiting=self.assembler.waiting,
             open_shards=self.sampler.open_shards if self.sampler else (),
             replay=None if self.buffer is None else self.buffer.state,
             counts=replace(self.counts),
             dropped=self.dropped,
             replaced=self.replaced_before + sum(map(len, self.incarnations.values())),
             failed_batches=self.failed_batches,
-            seed=self.plan.seed,
-            shards=len(self.generators),
-            group_size=self.plan.group_size,
-            lag_control=self.plan.lag_control,
         )
-
-    def go_on_from(self, state: LoopState) -> None:
-        """Take over what another call has left; nothing has happened here yet.
-
-        Raises:
-            UserError: it is of another run.
-        """
-        plan, shards = self.plan, len(self.generators)
-        state.check(plan, shards)
-        self.version, self.evaluations = state.version, Evaluations(state.evaluated)
-        stream = [item for item in state.pending if not item.attempt]
-        self.orders = Orders(plan, shards, state.issued, stream, state.unscored)
-        self.unscored.extend(state.unscored)
-        self.counts, self.dropped, self.replaced_before = replace(state.counts), state.dropped, state.replaced
-        self.under_way, self.in_flight, self.failed_batches = state.under_way, state.in_flight, state.failed_batches
-        for part in state.waiting:
-            self._drop(self.assembler.add(part, self.version))
-        if plan.dynamic_sampling.attempts:
-            again = [item for item in state.pending if item.attempt]
-            self.sampler = DynamicSampler(plan, self.counts, state.open_shards, again)
-        if plan.replay.capacity:
-            self.buffer = ReplayBuffer(plan.replay, plan.seed, state.replay)
 
     def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
         """One coroutine for each lane; the first Generator also evaluates."""
@@ -275,7 +245,7 @@ class _Lanes:
 
     def _samples_again(self) -> bool:
         """Whether groups are to be sampled again. What is still to be when the last step is made, nobody needs."""
-        return self.sampler is not None and self.sampler.has_orders and self.version < self.plan.steps
+        return self.sampler is not None and bool(self.sampler.orders) and self.version < self.plan.steps
 
     def _evaluates_first(self, generator: Generator) -> bool:
         """Whether a checkpoint waits for an evaluation that this Generator has not begun."""
@@ -296,17 +266,18 @@ class _Lanes:
         """Generate one order, again on a new part where the first one dies."""
         needed = self._needed(item)
         await self._freshen(generator, item.step, needed, evaluates)
-        await self.throttle.acquire(item.step)
+        if self.throttle is not None:
+            await self.throttle.acquire(item.step)
         self.in_flight += len(item.prompt_ids) * item.group_size
         while True:
             self._check_start(generator, item)
-            held = self.held[generator.lane]
+            loaded = self.loaded[generator.lane]
             try:
                 groups = await self._generate(generator, item)
             except PartReplaced as error:
                 self._replaced(generator.lane, error)
             else:
-                check_generated(generator.lane, item, groups, held)
+                check_generated(generator.lane, item, groups, loaded)
                 return groups
             await self._freshen(generator, item.step, needed, evaluates)
 
@@ -318,7 +289,7 @@ class _Lanes:
         try:
             while not work.done():
                 await published.until(
-                    lambda: work.done() or self._newest().version > self.held[generator.lane], or_done=work
+                    lambda: work.done() or self._newest().version > self.loaded[generator.lane], or_done=work
                 )
                 if not work.done():
                     await self._load(generator, self._newest())
@@ -347,49 +318,38 @@ class _Lanes:
         return self.newest
 
     async def _load(self, generator: Generator, weight_handle: WeightHandle) -> None:
-        if self.held[generator.lane] == weight_handle.version:
+        if self.loaded[generator.lane] == weight_handle.version:
             return
-        measured: Metrics = {}
-        with Pin(self.pins, weight_handle.version):
-            while self.held[generator.lane] != weight_handle.version:
-                try:
-                    measured = await generator.load_weights(weight_handle)
-                except PartReplaced as error:
-                    self._replaced(generator.lane, error)
-                else:
-                    self.held.set(generator.lane, weight_handle.version)
+        with self.loaded.in_use(weight_handle.version):
+            measured = await self._answer(generator.lane, lambda: generator.load_weights(weight_handle))
+        self.loaded.set(generator.lane, weight_handle.version)
         self.observer.on_version(generator.lane, weight_handle.version)
         if measured:
             self.observer.on_sync(generator.lane, weight_handle.version, measured)
         self._notify(Stage.WAIT_FOR_BATCH)
 
     async def _evaluate_next(self, generator: Generator) -> bool:
-        """Sample the oldest evaluation that nobody has begun; return False if there is none."""
-        weight_handle = self.evaluations.begin()
-        if weight_handle is not None:
-            with Pin(self.pins, weight_handle.version):
-                await self._evaluate(generator, weight_handle)
-        return weight_handle is not None
-
-    async def _evaluate(self, generator: Generator, weight_handle: WeightHandle) -> None:
-        """Sample the validation prompts with exactly these weights.
+        """Sample the oldest evaluation that nobody has begun, with exactly its weights; return False if there is none.
 
         At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
         """
+        weight_handle = self.evaluations.begin()
+        if weight_handle is None:
+            return False
         version, item = weight_handle.version, self.plan.evaluation_order(weight_handle.version)
-        groups: tuple[RolloutGroup, ...] | None = None
-        while groups is None:
+
+        async def load_and_generate() -> tuple[RolloutGroup, ...]:
             await self._load(generator, weight_handle)
-            try:
-                groups = await generator.generate(item)
-            except PartReplaced as error:
-                self._replaced(generator.lane, error)
-        check_generated(generator.lane, item, groups, version)
-        self._hand_to_scorer(generator, item, groups)
-        if self.plan.is_synchronous:
-            await self._wait(
-                generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_reported(version), version
-            )
+            return await generator.generate(item)
+
+        with self.loaded.in_use(version):
+            groups = await self._answer(generator.lane, load_and_generate)
+            check_generated(generator.lane, item, groups, version)
+            self._hand_to_scorer(generator, item, groups)
+            if self.plan.is_synchronous:
+                reported = partial(self.evaluations.is_reported, version)
+                await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, reported, version)
+        return True
 
     def _hand_to_scorer(self, generator: Generator, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         if item.purpose is Purpose.TRAIN:
@@ -399,7 +359,7 @@ class _Lanes:
         self.conditions[Stage.WAIT_FOR_ROLLOUTS].notify_one()
 
     def _lag(self, generator: Generator) -> int:
-        return self.version - self.held[generator.lane]
+        return self.version - self.loaded[generator.lane]
 
     def _check_start(self, generator: Generator, item: WorkItem) -> None:
         lag, bound = self._lag(generator), self.plan.max_lag
@@ -408,18 +368,6 @@ class _Lanes:
                 f"lag bound broken: {generator.lane} starts the batch of step {item.step} at policy version "
                 f"{self.version - lag} while the Learner is at {self.version}: lag {lag} is above max_lag {bound}"
             )
-
-    def _replaced(self, lane: str, error: PartReplaced) -> None:
-        """A new part, without weights, stands on this lane. Where a load and a batch are under way at once, the same
-        death may be heard of twice, and an older one after a newer one.
-        """
-        known = self.incarnations.setdefault(lane, set())
-        if error.incarnation in known:
-            return
-        if lane in self.held and error.incarnation > max(known, default=0):
-            self.held.set(lane, -1)
-        known.add(error.incarnation)
-        self.observer.on_replaced(lane, error.reason)
 
     # ---- Scorer
 
@@ -434,12 +382,7 @@ class _Lanes:
             self._notify(Stage.WAIT_FOR_BATCH)
 
     async def _score(self, scorer: Scorer, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
-        while True:
-            try:
-                scored = await scorer.score(item, groups)
-                break
-            except PartReplaced as error:
-                self._replaced(scorer.lane, error)
+        scored = await self._answer(scorer.lane, lambda: scorer.score(item, groups))
         check_scored(scorer.lane, item, groups, scored)
         if item.purpose is Purpose.EVALUATE:
             for version, evaluation in self.evaluations.scored(scored):
@@ -507,7 +450,9 @@ class _Lanes:
         """
         batch = self._take_batch(step)
         taken = self._choose(step, batch)
-        queued, in_flight = self.assembler.waiting + (self.sampler.waiting if self.sampler else 0), self.in_flight
+        queued = count(group for part in self.assembler.waiting for group in part.groups)
+        queued += self.sampler.waiting if self.sampler else Count()
+        in_flight = self.in_flight
         if taken_in:
             rest = tuple(group for shard, part in enumerate(batch) if shard not in taken_in for group in part.groups)
         else:
@@ -524,7 +469,9 @@ class _Lanes:
             weight_handle = await self._publish()
             if self.plan.is_synchronous:
                 await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
-            report = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
+            report = StepReport(
+                step, batch, taken, result, weight_handle, self.dropped, queued.rollouts, in_flight, replay
+            )
             self.dropped = Count()
             self.observer.on_step(report)
 
@@ -544,7 +491,8 @@ class _Lanes:
         told = partial(self.evaluations.is_reported_before, self.version)
         await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
         self.evaluates_first = False
-        await self.checkpoints.save(self.state())
+        if self.checkpoints is not None:
+            await self.checkpoints.save(self.state())
 
     def _take_batch(self, step: int) -> Batch:
         """Take the batch and check its lag. One without any group is taken too, so many times in a row; its training
@@ -587,7 +535,7 @@ class _Lanes:
         self.counts.trained_again += count(item.group for item in taken if item.uses > 1)
 
     async def _publish(self) -> WeightHandle:
-        needed = self.evaluations.due_versions() | set(self.pins)
+        needed = self.evaluations.due_versions() | self.loaded.needed.keys()
         if self.newest is not None:
             needed.add(self.newest.version)
         weight_handle = await self.learner.publish_weights(self.version, frozenset(needed))
@@ -602,7 +550,7 @@ class _Lanes:
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
         last = self.version == self.plan.steps
-        return (last or self.held.oldest >= self.version) and self.evaluations.all_reported
+        return (last or self.loaded.oldest >= self.version) and self.evaluations.all_reported
 
     def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         oldest = min(group.min_version for group in groups)
@@ -614,6 +562,26 @@ class _Lanes:
             )
 
     # ---- all
+
+    async def _answer(self, lane: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the part on a lane; where it died, the one in its place."""
+        while True:
+            try:
+                return await ask()
+            except PartReplaced as error:
+                self._replaced(lane, error)
+
+    def _replaced(self, lane: str, error: PartReplaced) -> None:
+        """A new part, without weights, stands on this lane. Where a load and a batch are under way at once, the same
+        death may be heard of twice, and an older one after a newer one.
+        """
+        known = self.incarnations.setdefault(lane, set())
+        if error.incarnation in known:
+            return
+        if lane in self.loaded and error.incarnation > max(known, default=0):
+            self.loaded.set(lane, NONE)
+        known.add(error.incarnation)
+        self.observer.on_replaced(lane, error.reason)
 
     def _drop(self, groups: Sequence[RolloutGroup]) -> None:
         if groups:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from harness.core.checkpoints import Checkpoint, Refused, newest_whole
 from harness.core.errors import UserError
-from harness.loop.state import LoopState
+from harness.loop.state import LoopState, with_data
 from harness.loop.state_files import read_state
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
@@ -113,7 +113,7 @@ class Resume:
         session.arm.clock.go_on_from(self.recorded.clock_ns)
         session.recorder.goes_on(parts.lanes, self.recorded)
         session.log_lines([*self.warnings, f"continues from {self.checkpoint.folder.name}"])
-        return self.state.with_data(parts.handle_of)
+        return with_data(self.state, parts.handle_of)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
-from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
+from harness.loop import LoopPlan, Observer, StepReport, run_loop
 from harness.settings.replay import ReplaySettings
 from harness.simulate.clock import VirtualClockLoop, run_virtual
 from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
@@ -64,7 +64,7 @@ class Speed:
         return self.callbacks / self.seconds
 
 
-class Counting(SilentObserver):
+class Counting(Observer):
     """Takes the spans away after each step, and counts them and the orders that were trained on."""
 
     def __init__(self, tracer: RecordingTracer) -> None:

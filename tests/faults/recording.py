@@ -9,7 +9,7 @@ from types import TracebackType
 from harness.core.errors import PartReplaced
 from harness.core.trace import RecordingTracer, SpanContext, Stage
 from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
-from harness.loop import Count, RolloutCounts, StepReport
+from harness.loop import Count, Observer, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats
 from tests.faults.checker import AtUpdate, Books, named
 from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer
@@ -126,7 +126,7 @@ class _WatchedSpan:
         self._books.span_ended(self._lane, self._stage, self._start_ns, self._tracer.clock_ns(), cut=error is not None)
 
 
-class Listener:
+class Listener(Observer):
     """Compares what it hears with the books; see ``Observer``."""
 
     def __init__(self, books: Books) -> None:

@@ -15,7 +15,7 @@ import pytest
 from harness.core.protocols import Generator, Scorer
 from harness.core.trace import RecordingTracer, Span
 from harness.core.types import ScoredBatch
-from harness.loop import LagControl, LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
+from harness.loop import LagControl, LoopPlan, Observer, RolloutCounts, StepReport, Throttle, run_loop
 from harness.loop.plan import Stream
 from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from harness.simulate.clock import run_virtual
@@ -37,7 +37,7 @@ Row = tuple[str, str, float, float, int]
 
 
 @dataclass
-class Story(SilentObserver):
+class Story(Observer):
     """An observer that remembers everything, in order."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)
@@ -87,6 +87,7 @@ class Setup:
     is_flat: Fails = lambda item, prompt_id: True
     generator_dies: Sequence[Dies] = ()
     scorer_dies: Sequence[Dies] = ()
+    throttle: Throttle | None = None
 
     @property
     def plan(self) -> LoopPlan:
@@ -188,6 +189,7 @@ def simulate_run(story: Story | None = None, **settings: object) -> Seen:
             setup.plan,
             tracer,
             story,
+            setup.throttle,
         )
         return asyncio.get_running_loop().time()
 

@@ -123,7 +123,7 @@ def test_the_data_of_a_discarded_group_is_given_up_at_once():
     seen = [weakref.ref(each) for each in data]
     del data, groups, each
     assert [each() is None for each in seen] == [True, False]
-    assert (sampler.waiting, sampler.next_order().places) == (2, (0,))
+    assert (sampler.waiting.rollouts, sampler.next_order().places) == (2, (0,))
 
 
 def test_the_oldest_batch_is_sampled_again_first():

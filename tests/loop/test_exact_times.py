@@ -16,7 +16,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
+from harness.loop import LoopPlan, Observer, StepReport, run_loop
 from harness.settings.replay import ReplaySettings
 from harness.simulate.clock import run_virtual
 from tests.stand_ins.simulated_parts import Cost, constant, simulated_generator, simulated_learner, simulated_scorer
@@ -50,7 +50,7 @@ class Tie(Exception):
 
 
 @dataclass
-class Steps(SilentObserver):
+class Steps(Observer):
     """Notes when each step is complete."""
 
     tracer: RecordingTracer
