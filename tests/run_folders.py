@@ -24,7 +24,7 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.loop import Count, RolloutCounts, StepReport
-from harness.loop.replay import ReplayStats, Taken
+from harness.loop.replay import ReplayDraw, ReplayStats
 from harness.report.canvas import picture_style
 from harness.results import (
     EvaluationRow,
@@ -317,7 +317,7 @@ def _lagged_facts(plan: LaggedPlan, step: int) -> StepReport:
     scored = ScoredBatch(
         item, tuple(groups), {"reward/total": Metric(0.5, count=2 * len(groups))}, discarded=plan.discarded
     )
-    taken = tuple(Taken(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
+    taken = tuple(ReplayDraw(group, 1 + number, step - group.min_version) for number, group in enumerate(groups))
     result, weight_handle = UpdateResult(step + 1, 1, plan.metrics(step)), WeightHandle(step + 1, plan.num_bytes, 3)
     return StepReport(step, (scored,), taken, result, weight_handle, replay=plan.replay(step) if plan.replay else None)
 
@@ -349,11 +349,11 @@ def lag_arms(make_lagged_run: Callable[..., RunFolder], tmp_path: Path) -> Path:
     make_lagged_run(arm="b_drop", settings="lag_control: drop\n", lag=(0, 1), ledger=ledger)
     make_lagged_run(
         arm="c_replay",
-        settings="replay: {capacity: 8, sampling: uniform, max_uses: 2}\n",
+        settings="replay: {capacity: 8, sampling: uniform}\n",
         lag=(1, 3),
         ledger=RolloutCounts(Count(32, 320), trained=Count(24, 240), trained_again=Count(8, 80)),
         replay=lambda step: (
-            ReplayStats(2 * step, evicted_full=2 * step, evicted_uses=step, evicted_unused=min(step, 3)),
+            ReplayStats(2 * step, evicted_full=2 * step, evicted_unused=min(step, 3)),
             min(8, 2 * step),
         ),
     )

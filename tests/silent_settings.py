@@ -66,7 +66,7 @@ BASES: dict[str, dict[str, Any]] = {
             "kl": {"coefficient": 0.1, "reference": "polyak", "alpha": 0.3},
         }
     },
-    "lag": {**_ACTORS, "max_lag": 1, "replay": {"capacity": 12, "sample_groups": 4, "max_uses": 3}},
+    "lag": {**_ACTORS, "max_lag": 1, "replay": {"capacity": 12, "sample_groups": 4}},
     "pinned lengths": {"sampling": {"pinned_lengths": [2, 4], "min_tokens": 1}},
     "replay and lag on actors": {
         **_ACTORS,
@@ -119,7 +119,6 @@ NUMBERS: dict[str, Sequence[Any]] = {
     "replay.capacity": (0, 12),
     "replay.max_age": (1,),
     "replay.sample_groups": (6,),
-    "replay.max_uses": (1, 2),
     "dynamic_sampling.attempts": (0, 1),
     "evaluation.every": (3,),
     "evaluation.prompts": (2,),
@@ -172,7 +171,7 @@ NOT_TRIED = {
     "GPUs": ("placement.*.gpus", "placement.device", "learner.offload*"),
     "what runs are made, and how they are told about": (
         "arms", "sweep", "blocks", "interleaving", "endpoint", "stop_at_half_width", "reward_target", "trackers",
-        "profile", "evaluation.examples", "save_policy", "checkpoint.*", "arrivals*", "transport_sweep*",
+        "profile", "evaluation.examples", "save_policy", "checkpoint.*", "transport_sweep*",
     ),
     "faults, each with a rule or a moment of its own": ("faults*",),
     "nodes of a cluster": ("placement.strategy", "placement.address", "placement.learner.per_node"),
@@ -215,7 +214,6 @@ KNOWN: tuple[Known, ...] = (
     Known(("advantage.delta",), ("normalize_by_std': False",), "two words for one advantage"),
     Known(("advantage.normalize_by_std",), ("no_baseline", "centered_rewards"), "two words for one advantage"),
     Known(("optimizer.max_grad_norm",), ("",), "with None: norms that are below 1 anyway"),
-    Known(("replay.max_uses",), ("group_size",), "no group of the buffer is drawn so often"),
     Known(("max_lag",), ("in_flight", "count': "), "the Learner of the trial never falls so far behind"),
     Known(("learner.mesh.replicate",), ("'ddp'",), "copies are what DDP has, by definition"),
 )

@@ -35,8 +35,8 @@ def offered(line: str, folder: Path) -> list[str]:
         ("grpo-harness run mi", ["mine"]),
         ("grpo-harness run quickstart --dr", ["--dry-run"]),
         pytest.param(
-            "grpo-harness bench sync_k1 sync_k2 --set replay.m",
-            ["replay.max_age=", "replay.max_uses="],
+            "grpo-harness bench sync_k1 sync_k2 --set replay.sa",
+            ["replay.sampling=", "replay.sample_groups="],
             marks=pytest.mark.slow,
         ),
         ("grpo-harness run quickstart --set loss.kl.reference=", ["frozen", "reclone", "polyak"]),

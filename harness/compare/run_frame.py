@@ -400,7 +400,6 @@ REPLAY = (
     Figure("replay_age_max", "age of a group when drawn, highest, versions", count, metric="replay/age_max"),
     Figure("replay_evicted_full", "groups that made room for newer ones", count, metric="replay/evicted_full"),
     Figure("replay_evicted_age", "groups that became too old", count, metric="replay/evicted_age"),
-    Figure("replay_evicted_uses", "groups that were used up", count, metric="replay/evicted_uses"),
     Figure("replay_unused", "groups that left and were never drawn", count, metric="replay/evicted_unused"),
 )
 FIGURES = (*OUTCOME, *OFF_POLICY, *REPLAY)

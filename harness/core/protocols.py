@@ -7,7 +7,7 @@ part has a ``lane``, the name under which its spans are recorded, and opens its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.core.types import (
     Completion,
@@ -127,19 +127,6 @@ class ScoringEngine(Engine, Protocol):
         Raises:
             UserError: a prompt or response is empty, unknown to the model, or too long together.
         """
-
-
-class Swapping(Protocol):
-    """What an engine reports of weights that arrived during its last call; see ``harness.engines.swaps``."""
-
-    made: tuple[tuple[int, int], ...]
-
-
-@runtime_checkable
-class SwapsWeights(Protocol):
-    """An engine that takes new weights between two tokens, and can be told between which."""
-
-    swaps: Swapping
 
 
 class Tokenizer(Protocol):

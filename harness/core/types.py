@@ -102,8 +102,7 @@ class WorkItem:
     several Generators, and ``first`` is the place of its first prompt in the batch: the random stream of a sample
     depends on the seed of the batch, the place of its prompt and its own number, and not on how many Generators there
     are. ``attempt`` is 0 for what a batch is first sampled with; in later ones, which have other seeds, the groups at
-    the places ``again`` are sampled anew (dynamic sampling). ``swaps``, in a run that repeats another one, are those
-    that the groups of this order had there.
+    the places ``again`` are sampled anew (dynamic sampling).
     """
 
     purpose: Purpose
@@ -115,7 +114,6 @@ class WorkItem:
     first: int = 0
     attempt: int = 0
     again: tuple[int, ...] = ()
-    swaps: tuple[tuple[int, int], ...] | None = None
 
     @property
     def places(self) -> Sequence[int]:
@@ -130,8 +128,7 @@ class RolloutGroup:
     ``min_version`` and ``max_version`` are the policy versions of the oldest and the newest token, ``mean_version`` is
     the mean over tokens (None: all are of one version); ``rewards`` is None until the Scorer has filled it.
     ``prompt_length`` is None where no tokens are behind the group. ``attempt`` is that of its order. ``truncated`` says
-    which responses were cut at ``max_tokens``; empty where nobody tells. ``swaps`` are those of the call that sampled
-    the order: forward passes before, and the policy version from there on; empty where the engine does not tell.
+    which responses were cut at ``max_tokens``; empty where nobody tells.
     ``dropped_special`` counts responses whose text leaves out special tokens that do not end it.
     """
 
@@ -146,7 +143,6 @@ class RolloutGroup:
     prompt_length: int | None = None
     attempt: int = 0
     truncated: tuple[bool, ...] = ()
-    swaps: tuple[tuple[int, int], ...] = ()
     dropped_special: int = 0
 
     @property

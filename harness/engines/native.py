@@ -19,8 +19,7 @@ from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
 from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.sorting import SortingEngine
-from harness.engines.swaps import Swaps
-from harness.engines.weights import InferenceWeights, build_weights
+from harness.engines.weights import build_weights
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.ends import end_tokens
@@ -59,11 +58,7 @@ class NativeEngine:
         device: where weights and cache live.
         max_batch: most rows decoded at a time; larger requests are served in turns.
         should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
-        keeps_loaded: see ``Swaps``.
         ends: tokens that end a response; None: the tokenizer's end of sequence.
-
-    Attributes:
-        swaps: of weights within a call.
     """
 
     def __init__(
@@ -76,18 +71,13 @@ class NativeEngine:
         device: str | torch.device = "cpu",
         max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
-        keeps_loaded: bool = False,
         ends: Sequence[int] | None = None,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
         self._new_decoder = partial(CachedDecoder, config, _DTYPES[precision], self._device, _DTYPES[kv_cache])
         self._decoder = self._new_decoder()
         self._scoring: CachedDecoder | None = None
-        self._should_stop = should_stop
-        self.swaps: Swaps[InferenceWeights] = Swaps(
-            partial(setattr, self._decoder, "weights"), keeps_loaded, should_stop
-        )
-        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, self._before_pass, ends)
+        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop, ends)
 
     @property
     def context_length(self) -> int:
@@ -112,8 +102,9 @@ class NativeEngine:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
         """
         with torch.inference_mode():
-            dtype = _DTYPES[self.precision]
-            self.swaps.load(version, build_weights(weights, self.config, dtype, self._device, version=version))
+            self._decoder.weights = build_weights(
+                weights, self.config, _DTYPES[self.precision], self._device, version=version
+            )
 
     def generate(
         self,
@@ -122,33 +113,16 @@ class NativeEngine:
         sampling: SamplingParams,
         seed: int,
         places: Sequence[int] | None = None,
-        swaps: Sequence[tuple[int, int]] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
-
-        Args:
-            prompts, num_samples, sampling, seed, places: see there.
-            swaps: at which forward passes of this call which versions take over, as ``swaps.made`` says afterwards;
-                these are waited for. None: each at the next token.
 
         Raises:
             UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
             Interrupted: ``should_stop`` said so.
             RunStopped: the model's logits are not numbers, or no weights were loaded.
         """
-        self.swaps.begin(swaps)
-        try:
-            with torch.inference_mode():
-                return self._sampler.generate(prompts, num_samples, sampling, seed, places)
-        finally:
-            self.swaps.end()
-
-    def _before_pass(self) -> bool:
-        """Polled before each forward pass of ``generate``: whether to stop."""
-        if self._should_stop is not None and self._should_stop():
-            return True
-        self.swaps.before_pass()
-        return False
+        with torch.inference_mode():
+            return self._sampler.generate(prompts, num_samples, sampling, seed, places)
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
@@ -156,7 +130,7 @@ class NativeEngine:
         """See ``protocols.ScoringEngine``; decoded beside what ``generate`` decodes, with the weights loaded last."""
         if self._scoring is None:
             self._scoring = self._new_decoder()
-        self._scoring.weights = self.swaps.newest
+        self._scoring.weights = self._decoder.weights
         return forced_log_probs(self._scoring, prompts, responses)
 
 
@@ -169,7 +143,6 @@ def native_engine(
     device: str | torch.device = "cpu",
     max_batch: int = 256,
     should_stop: Callable[[], bool] | None = None,
-    keeps_loaded: bool = False,
     ends: Sequence[int] | None = None,
 ) -> NativeEngine | HuggingFaceEngine | SortingEngine:
     """Return the harness' own engine for a policy, with a copy of its weights.
@@ -206,7 +179,6 @@ def native_engine(
         device=device,
         max_batch=max_batch,
         should_stop=should_stop,
-        keeps_loaded=keeps_loaded,
         ends=ends,
     )
     engine.load_weights(model.state_dict())

@@ -4,29 +4,21 @@ Plain asyncio over the protocols: no threads, no wall clock, no Ray, no torch, s
 objects, Ray actors or simulated stages on a virtual clock. Batches and weights pass through as handles.
 """
 
-from harness.loop.arrivals import Arrival, AsItComes, Repeated
 from harness.loop.condition import Condition
 from harness.loop.loop import first_error, run_loop
-from harness.loop.observer import Count, NoThrottle, Observer, RolloutCounts, SilentObserver, StepReport, Throttle
-from harness.loop.plan import DynamicSamplingOptions, LagControl, LoopPlan
-from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
+from harness.loop.observer import Count, Observer, RolloutCounts, StepReport, Throttle
+from harness.loop.plan import LagControl, LoopPlan
+from harness.loop.state import Checkpoints, LoopState
 
 __all__ = [
-    "Arrival",
-    "AsItComes",
     "Checkpoints",
     "Condition",
     "Count",
-    "DynamicSamplingOptions",
     "LagControl",
     "LoopPlan",
     "LoopState",
-    "NoCheckpoints",
-    "NoThrottle",
     "Observer",
-    "Repeated",
     "RolloutCounts",
-    "SilentObserver",
     "StepReport",
     "Throttle",
     "first_error",

@@ -2,8 +2,7 @@
 
 Such a group has no advantage and so no gradient; DAPO (arXiv:2503.14476, section 3.2) leaves it out and samples other
 prompts until the batch is full of groups that have one. Here the place of the group in the batch is sampled again, with
-another prompt (or the same one), up to a number of attempts; what the last one gives is kept, so that a batch keeps its
-size.
+another prompt, up to a number of attempts; what the last one gives is kept, so that a batch keeps its size.
 
 A place sampled again is an order like any other: it starts with the newest weights, and its group has the versions of
 its own tokens. Under ``wait`` and ``in_flight`` batch ``step`` is consumed at policy version ``step`` however long that
@@ -17,16 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.core.types import RolloutGroup, ScoredBatch, WorkItem, combine_metrics
-from harness.loop.observer import RolloutCounts, count
+from harness.loop.observer import Count, RolloutCounts, count
 from harness.loop.plan import LoopPlan
 
 
 @dataclass(slots=True)
 class OpenShard:
-    """A shard of a batch that is not complete: its first order, what is kept of it by place, what was thrown away, and
-    what else was said.
+    """A shard of a batch that is not complete.
 
-    Of what was thrown away the data is given up at once.
+    Attributes:
+        item: its first order.
+        kept: its groups that stay, by place in the batch.
+        discarded: the others; their data is given up at once.
+        answers: what else the Scorers said of each of its orders.
     """
 
     item: WorkItem
@@ -38,15 +40,14 @@ class OpenShard:
         """Return a shard that goes its own way from here."""
         return OpenShard(self.item, dict(self.kept), list(self.discarded), list(self.answers))
 
-    def whole(self) -> ScoredBatch:
+    def complete(self) -> ScoredBatch:
         """Return the shard as if it had been scored at once; its metrics are of everything that was sampled for it."""
-        failures = [answer.failure for answer in self.answers if answer.failure is not None]
         return ScoredBatch(
             self.item,
             tuple(self.kept[place] for place in sorted(self.kept)),
             combine_metrics([answer.metrics for answer in self.answers]),
             failed_groups=sum(answer.failed_groups for answer in self.answers),
-            failure=failures[0] if failures else None,
+            failure=next((answer.failure for answer in self.answers if answer.failure is not None), None),
             discarded=tuple(self.discarded),
         )
 
@@ -55,7 +56,7 @@ class DynamicSampler:
     """Holds shards back until each of their groups has spread, or was sampled often enough.
 
     Args:
-        plan: makes the orders; it has ``dynamic_sampling``.
+        plan: makes the orders.
         counts: what is thrown away is counted here.
         shards: that a killed run held back.
         orders: that it was to sample again.
@@ -71,8 +72,7 @@ class DynamicSampler:
         shards: Sequence[OpenShard] = (),
         orders: Sequence[WorkItem] = (),
     ) -> None:
-        assert plan.dynamic_sampling is not None
-        self._plan, self._counts, self._attempts = plan, counts, plan.dynamic_sampling.attempts
+        self._plan, self._counts = plan, counts
         self._open = {(shard.item.step, shard.item.shard): shard.copy() for shard in shards}
         self.orders = list(orders)
 
@@ -82,24 +82,15 @@ class DynamicSampler:
         shard = self._open.setdefault((item.step, item.shard), OpenShard(item))
         shard.answers.append(replace(scored, groups=()))
         shard.kept |= _by_place(scored)
-        flat = {place: group for place, group in shard.kept.items() if not group.has_spread}
-        if flat and item.attempt < self._attempts:
-            self._discard(shard, flat)
-            self.orders.append(self._plan.order_again(item, {place: flat[place].prompt_id for place in sorted(flat)}))
-            return None
-        del self._open[item.step, item.shard]
-        return shard.whole()
-
-    def _discard(self, shard: OpenShard, groups: dict[int, RolloutGroup]) -> None:
-        for place in groups:
+        flat = {place: shard.kept[place] for place in sorted(shard.kept) if not shard.kept[place].has_spread}
+        if not flat or item.attempt >= self._plan.dynamic_sampling.attempts:
+            return self._open.pop((item.step, item.shard)).complete()
+        for place, group in flat.items():
             del shard.kept[place]
-        shard.discarded += [replace(group, data=None) for group in groups.values()]
-        self._counts.discarded += count(groups.values())
-
-    @property
-    def has_orders(self) -> bool:
-        """Whether something is to be sampled again that no Generator has taken."""
-        return bool(self.orders)
+            shard.discarded.append(replace(group, data=None))
+        self._counts.discarded += count(flat.values())
+        self.orders.append(self._plan.order_again(item, {place: group.prompt_id for place, group in flat.items()}))
+        return None
 
     def next_order(self) -> WorkItem:
         """Hand out an order of the oldest batch, which the Learner waits for."""
@@ -113,9 +104,9 @@ class DynamicSampler:
         return tuple(shard.copy() for shard in self._open.values())
 
     @property
-    def waiting(self) -> int:
-        """Rollouts that wait here for others of their shard."""
-        return sum(len(group.lengths) for shard in self._open.values() for group in shard.kept.values())
+    def waiting(self) -> Count:
+        """What waits here for others of its shard."""
+        return count(group for shard in self._open.values() for group in shard.kept.values())
 
 
 def _by_place(scored: ScoredBatch) -> dict[int, RolloutGroup]:

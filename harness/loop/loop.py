@@ -45,34 +45,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from harness.core.errors import PartReplaced, RunStopped
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import Stage, Tracer
-from harness.core.types import Metrics, Purpose, RolloutGroup, WeightHandle, WorkItem
-from harness.loop.arrivals import DONE, Arrival, Arrivals, AsItComes, Swaps, order_of, scored_by
+from harness.core.types import Purpose, RolloutGroup, WeightHandle, WorkItem
 from harness.loop.batching import Batch, BatchAssembler, FirstComeDropStale, InOrder
 from harness.loop.condition import Condition
 from harness.loop.dynamic_sampling import DynamicSampler
-from harness.loop.observer import (
-    Count,
-    NoThrottle,
-    Observer,
-    RolloutCounts,
-    SilentObserver,
-    StepReport,
-    Throttle,
-    count,
-)
-from harness.loop.orders import Orders
+from harness.loop.observer import Count, Observer, StepReport, Throttle, count
+from harness.loop.orders import Orders, check_generated, check_published, check_scored
 from harness.loop.plan import LoopPlan
-from harness.loop.replay import ReplayBuffer, Taken
-from harness.loop.response_checks import check_generated, check_published, check_scored
-from harness.loop.state import Checkpoints, LoopState, NoCheckpoints
-from harness.loop.versions import Evaluations, HeldVersions, Pin
+from harness.loop.replay import ReplayBuffer, ReplayDraw
+from harness.loop.state import Checkpoints, LoopState
+from harness.loop.versions import NONE, Evaluations, LoadedVersions
 
 
 async def run_loop(
@@ -86,9 +76,6 @@ async def run_loop(
     *,
     resume: LoopState | None = None,
     checkpoints: Checkpoints | None = None,
-    assembler: BatchAssembler | None = None,
-    arrivals: Arrivals | None = None,
-    new_condition: Callable[[], Condition] = Condition,
 ) -> None:
     """Run ``plan.steps`` training steps, or those that are left of them.
 
@@ -100,9 +87,6 @@ async def run_loop(
         throttle: may hold batches back.
         resume: where to go on: the Learner has the policy of its version, the Generators hold no weights yet.
         checkpoints: gets the state every ``plan.checkpoint_every`` steps.
-        assembler: makes batches of scored shards; None takes the one of ``plan.lag_control``.
-        arrivals: hears in which order things come, or has them come as in another run.
-        new_condition: makes what wakes those who wait: one for each kind of wait.
 
     Raises:
         RunStopped: a lag bound was broken, no group of a batch could be scored more often in a row than
@@ -111,13 +95,9 @@ async def run_loop(
         UserError: ``resume`` is of another run.
         Exception: whatever a part raised; the other lanes are cancelled first.
     """
-    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or SilentObserver(), throttle or NoThrottle())
-    lanes.assembler = assembler or lanes.assembler
-    lanes.checkpoints = checkpoints or lanes.checkpoints
-    lanes.arrivals = arrivals or lanes.arrivals
     if resume is not None:
-        lanes.go_on_from(resume)
-    lanes.conditions = {wait: new_condition() for wait in lanes.conditions}
+        resume.check(plan, len(generators))
+    lanes = _Lanes(generators, scorers, learner, plan, tracer, observer or Observer(), throttle, checkpoints, resume)
     try:
         async with lanes.tasks:
             for coroutine in lanes.coroutines():
@@ -135,6 +115,12 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
+def new_assembler(plan: LoopPlan, shards: int) -> BatchAssembler:
+    """Return what makes batches of scored shards."""
+    return FirstComeDropStale(shards, plan.max_lag) if plan.lag_control == "drop" else InOrder(shards)
+
+
+T = TypeVar("T")
 _WAITS = Stage.WAIT_FOR_BATCH, Stage.WAIT_FOR_ROLLOUTS, Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM
 
 
@@ -149,81 +135,60 @@ class _Lanes:
         plan: LoopPlan,
         tracer: Tracer,
         observer: Observer,
-        throttle: Throttle,
+        throttle: Throttle | None,
+        checkpoints: Checkpoints | None,
+        resume: LoopState | None,
     ) -> None:
         self.generators, self.scorers, self.learner = generators, scorers, learner
-        self.plan, self.tracer, self.observer, self.throttle = plan, tracer, observer, throttle
+        self.plan, self.tracer, self.observer = plan, tracer, observer
+        self.throttle, self.checkpoints = throttle, checkpoints
+        shards = len(generators)
+        self.fresh = LoopState(seed=plan.seed, shards=shards, group_size=plan.group_size, lag_control=plan.lag_control)
+        state = resume or self.fresh
         self.tasks = asyncio.TaskGroup()
         self.conditions = {wait: Condition() for wait in _WAITS}
-        self.orders = Orders(plan, len(generators))
-        self.version = 0  # of the Learner
+        self.version = state.version  # of the Learner
         self.newest: WeightHandle | None = None  # published last
-        self.evaluations = Evaluations()
-        self.pins: dict[int, int] = {}  # version -> how many load or evaluate it right now
-        self.held = HeldVersions(generator.lane for generator in generators)
-        self.incarnations: dict[str, set[int]] = {}  # lane -> parts known to have stood there after the first
-        self.unscored: deque[tuple[WorkItem, tuple[RolloutGroup, ...]]] = deque()
-        self.assembler: BatchAssembler = (
-            FirstComeDropStale(len(generators), plan.max_lag)
-            if plan.lag_control == "drop"
-            else InOrder(len(generators))
-        )
-        self.buffer = None if plan.replay is None else ReplayBuffer(plan.replay, plan.seed)
-        self.room = plan.room * len(plan.batch_prompts(0))  # groups
-        self.under_way = 0  # groups ordered, and neither taken, dropped nor failed
-        self.in_flight = 0  # rollouts whose generation has begun, and not scored
-        self.dropped = Count()  # since the previous step
-        self.failed_batches = 0  # taken last, one after another, without any group that had a reward
-        self.counts = RolloutCounts()
-        self.sampler = None if plan.dynamic_sampling is None else DynamicSampler(plan, self.counts)
-        self.checkpoints: Checkpoints = NoCheckpoints()
-        self.arrivals: Arrivals = AsItComes()
+        self.loaded = LoadedVersions(generator.lane for generator in generators)
+        self.evaluations = Evaluations(state.evaluated)
         self.evaluates_first = False  # a checkpoint waits for evaluations
-        self.replaced_before = 0  # deaths of parts before this call
+        again = [item for item in state.pending if item.attempt]
+        stream = [item for item in state.pending if not item.attempt]
+        self.orders = Orders(plan, shards, state.issued, stream, state.unscored)
+        self.unscored = deque(state.unscored)
+        self.counts, self.dropped = replace(state.counts), state.dropped  # dropped since the previous step
+        self.under_way = state.under_way  # groups ordered, and neither taken, dropped nor failed
+        self.in_flight = state.in_flight  # rollouts whose generation has begun, and not scored
+        self.room = plan.room * len(plan.batch_prompts(0))  # groups
+        self.failed_batches = state.failed_batches  # taken last, one after another, without any group that had a reward
+        self.sampler = (
+            DynamicSampler(plan, self.counts, state.open_shards, again) if plan.dynamic_sampling.attempts else None
+        )
+        self.assembler = new_assembler(plan, shards)
+        for part in state.waiting:
+            self._drop(self.assembler.add(part, self.version))
+        self.buffer = ReplayBuffer(plan.replay, plan.seed, state.replay) if plan.replay.capacity else None
+        self.replaced_before = state.replaced  # deaths of parts before this call
+        self.incarnations: dict[str, set[int]] = {}  # lane -> parts known to have stood there after the first
         self.learner_done = False
 
     def state(self) -> LoopState:
         """Return what another call goes on from; the Learner is between two steps, and its version is published."""
-        return LoopState(
+        return replace(
+            self.fresh,
             version=self.version,
             evaluated=self.evaluations.told,
             issued=self.orders.issued,
             pending=(*self.orders.pending, *(self.sampler.orders if self.sampler else ())),
             unscored=self.orders.unscored,
-            waiting=self.assembler.held,
+            waiting=self.assembler.waiting,
             open_shards=self.sampler.open_shards if self.sampler else (),
             replay=None if self.buffer is None else self.buffer.state,
             counts=replace(self.counts),
             dropped=self.dropped,
             replaced=self.replaced_before + sum(map(len, self.incarnations.values())),
             failed_batches=self.failed_batches,
-            seed=self.plan.seed,
-            shards=len(self.generators),
-            group_size=self.plan.group_size,
-            lag_control=self.plan.lag_control,
         )
-
-    def go_on_from(self, state: LoopState) -> None:
-        """Take over what another call has left; nothing has happened here yet.
-
-        Raises:
-            UserError: it is of another run.
-        """
-        plan, shards = self.plan, len(self.generators)
-        state.check(plan, shards)
-        self.version, self.evaluations = state.version, Evaluations(state.evaluated)
-        stream = [item for item in state.pending if not item.attempt]
-        self.orders = Orders(plan, shards, state.issued, stream, state.unscored)
-        self.unscored.extend(state.unscored)
-        self.counts, self.dropped, self.replaced_before = replace(state.counts), state.dropped, state.replaced
-        self.under_way, self.in_flight, self.failed_batches = state.under_way, state.in_flight, state.failed_batches
-        for part in state.waiting:
-            self._drop(self.assembler.add(part, self.version))
-        if plan.dynamic_sampling is not None:
-            again = [item for item in state.pending if item.attempt]
-            self.sampler = DynamicSampler(plan, self.counts, state.open_shards, again)
-        if plan.replay is not None:
-            self.buffer = ReplayBuffer(plan.replay, plan.seed, state.replay)
 
     def coroutines(self) -> Iterator[asyncio._CoroutineLike[None]]:
         """One coroutine for each lane; the first Generator also evaluates."""
@@ -242,11 +207,10 @@ class _Lanes:
                 self._admit_one()
                 break
             self.under_way += len(item.prompt_ids)
-            self._happened(generator.lane, "order", item)
             self._admit_one()
             there = partial(self._is_published, self._needed(item))
             await self._wait_and_sample_again(generator, Stage.WAIT_FOR_WEIGHTS, there, item.step)
-            await self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates))
+            self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates))
         last = self.plan.steps
         if evaluates and self.plan.is_evaluated(last):
             there = partial(self._is_published, last)
@@ -262,19 +226,16 @@ class _Lanes:
         And so does an evaluation for which a checkpoint waits.
         """
         while True:
-            await self._turn(generator.lane, stage, step)
             if self._evaluates_first(generator):
                 await self._evaluate_next(generator)
             elif self.sampler is not None and self._samples_again():
                 item = self.sampler.next_order()
                 self.orders.take(item)
-                self._happened(generator.lane, "again", item)
                 self._admit_one()  # who was woken for room may be here instead
-                await self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates=False))
+                self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates=False))
             elif condition():
                 return
             else:
-                self.arrivals.nothing_to_do(generator.lane)
                 await self._wait(
                     generator.lane,
                     stage,
@@ -284,7 +245,7 @@ class _Lanes:
 
     def _samples_again(self) -> bool:
         """Whether groups are to be sampled again. What is still to be when the last step is made, nobody needs."""
-        return self.sampler is not None and self.sampler.has_orders and self.version < self.plan.steps
+        return self.sampler is not None and bool(self.sampler.orders) and self.version < self.plan.steps
 
     def _evaluates_first(self, generator: Generator) -> bool:
         """Whether a checkpoint waits for an evaluation that this Generator has not begun."""
@@ -305,18 +266,18 @@ class _Lanes:
         """Generate one order, again on a new part where the first one dies."""
         needed = self._needed(item)
         await self._freshen(generator, item.step, needed, evaluates)
-        await self.throttle.acquire(item.step)
+        if self.throttle is not None:
+            await self.throttle.acquire(item.step)
         self.in_flight += len(item.prompt_ids) * item.group_size
         while True:
             self._check_start(generator, item)
-            held = self.held[generator.lane]
-            self._happened(generator.lane, "start", item, version=held)
+            loaded = self.loaded[generator.lane]
             try:
                 groups = await self._generate(generator, item)
             except PartReplaced as error:
                 self._replaced(generator.lane, error)
             else:
-                check_generated(generator.lane, item, groups, held)
+                check_generated(generator.lane, item, groups, loaded)
                 return groups
             await self._freshen(generator, item.step, needed, evaluates)
 
@@ -324,66 +285,30 @@ class _Lanes:
         """Generate one order; under ``in_flight``, take each newer version while it is being generated."""
         if self.plan.lag_control != "in_flight":
             return await generator.generate(item)
-        repeated = self.arrivals.swaps_of(generator.lane)
-        if repeated is not None:
-            return await self._generate_again(generator, item, *repeated)
         work, published = asyncio.ensure_future(generator.generate(item)), self.conditions[Stage.WAIT_FOR_WEIGHTS]
         try:
             while not work.done():
                 await published.until(
-                    lambda: work.done() or self._newest().version > self.held[generator.lane], or_done=work
+                    lambda: work.done() or self._newest().version > self.loaded[generator.lane], or_done=work
                 )
                 if not work.done():
-                    await self._swap(generator)
+                    await self._load(generator, self._newest())
             return await work
         finally:
             work.cancel()
-
-    async def _generate_again(
-        self, generator: Generator, item: WorkItem, loads: int, swaps: Swaps
-    ) -> tuple[RolloutGroup, ...]:
-        """Generate an order as another run did: so many loads meanwhile, whose weights take over where they did."""
-
-        async def load() -> None:
-            for _ in range(loads):
-                await self.arrivals.turn(generator.lane)
-                await self._swap(generator)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                work = tasks.create_task(generator.generate(replace(item, swaps=swaps)))
-                tasks.create_task(load())
-        except BaseExceptionGroup as group:
-            raise first_error(group) from None
-        return work.result()
-
-    async def _swap(self, generator: Generator) -> None:
-        weight_handle = self._newest()
-        self._happened(generator.lane, "swap", version=weight_handle.version)
-        await self._load(generator, weight_handle)
 
     async def _freshen(self, generator: Generator, step: int, needed: int, evaluates: bool) -> None:
         """Load the newest weights, waiting until version ``needed`` is there; evaluate what is due on the way.
 
         Under ``drop`` the Learner goes on while they are loaded, maybe beyond the bound: then load again.
         """
-        await self._wait_for_version(generator, needed, step)
+        await self._wait_until_published(generator.lane, needed, step)
         while evaluates and await self._evaluate_next(generator):
-            await self._turn(generator.lane, Stage.WAIT_FOR_WEIGHTS, step)
-        await self._load_newest(generator, step)
+            pass
+        await self._load(generator, self._newest())
         while self._lag(generator) > self.plan.max_lag:
-            await self._wait_for_version(generator, self.version - self.plan.max_lag, step)
-            await self._load_newest(generator, step)
-
-    async def _load_newest(self, generator: Generator, step: int) -> None:
-        weight_handle = self._newest()
-        self._happened(generator.lane, "load", version=weight_handle.version)
-        await self._load(generator, weight_handle)
-        await self._turn(generator.lane, Stage.WAIT_FOR_WEIGHTS, step)
-
-    async def _wait_for_version(self, generator: Generator, needed: int, step: int) -> None:
-        there = partial(self._is_published, needed)
-        await self._wait_to_decide(generator.lane, Stage.WAIT_FOR_WEIGHTS, there, step)
+            await self._wait_until_published(generator.lane, self.version - self.plan.max_lag, step)
+            await self._load(generator, self._newest())
 
     def _is_published(self, version: int) -> bool:
         return self.newest is not None and self.newest.version >= version
@@ -393,54 +318,40 @@ class _Lanes:
         return self.newest
 
     async def _load(self, generator: Generator, weight_handle: WeightHandle) -> None:
-        if self.held[generator.lane] == weight_handle.version:
+        if self.loaded[generator.lane] == weight_handle.version:
             return
-        measured: Metrics = {}
-        with Pin(self.pins, weight_handle.version):
-            while self.held[generator.lane] != weight_handle.version:
-                try:
-                    measured = await generator.load_weights(weight_handle)
-                except PartReplaced as error:
-                    self._replaced(generator.lane, error)
-                else:
-                    self.held.set(generator.lane, weight_handle.version)
+        with self.loaded.in_use(weight_handle.version):
+            measured = await self._answer(generator.lane, lambda: generator.load_weights(weight_handle))
+        self.loaded.set(generator.lane, weight_handle.version)
         self.observer.on_version(generator.lane, weight_handle.version)
         if measured:
             self.observer.on_sync(generator.lane, weight_handle.version, measured)
         self._notify(Stage.WAIT_FOR_BATCH)
 
     async def _evaluate_next(self, generator: Generator) -> bool:
-        """Sample the oldest evaluation that nobody has begun; return False if there is none."""
-        weight_handle = self.evaluations.begin()
-        if weight_handle is not None:
-            self._happened(generator.lane, "evaluate", version=weight_handle.version)
-            with Pin(self.pins, weight_handle.version):
-                await self._evaluate(generator, weight_handle)
-        return weight_handle is not None
-
-    async def _evaluate(self, generator: Generator, weight_handle: WeightHandle) -> None:
-        """Sample the validation prompts with exactly these weights.
+        """Sample the oldest evaluation that nobody has begun, with exactly its weights; return False if there is none.
 
         At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
         """
+        weight_handle = self.evaluations.begin()
+        if weight_handle is None:
+            return False
         version, item = weight_handle.version, self.plan.evaluation_order(weight_handle.version)
-        groups: tuple[RolloutGroup, ...] | None = None
-        while groups is None:
-            await self._load(generator, weight_handle)
-            try:
-                groups = await generator.generate(item)
-            except PartReplaced as error:
-                self._replaced(generator.lane, error)
-        check_generated(generator.lane, item, groups, version)
-        await self._hand_to_scorer(generator, item, groups)
-        if self.plan.is_synchronous:
-            await self._wait(
-                generator.lane, Stage.WAIT_FOR_WEIGHTS, lambda: self.evaluations.is_reported(version), version
-            )
 
-    async def _hand_to_scorer(self, generator: Generator, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
-        await self._turn(generator.lane, Stage.WAIT_FOR_WEIGHTS, item.step)
-        self._happened(generator.lane, "sampled", item, swaps=groups[0].swaps if groups else ())
+        async def load_and_generate() -> tuple[RolloutGroup, ...]:
+            await self._load(generator, weight_handle)
+            return await generator.generate(item)
+
+        with self.loaded.in_use(version):
+            groups = await self._answer(generator.lane, load_and_generate)
+            check_generated(generator.lane, item, groups, version)
+            self._hand_to_scorer(generator, item, groups)
+            if self.plan.is_synchronous:
+                reported = partial(self.evaluations.is_reported, version)
+                await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, reported, version)
+        return True
+
+    def _hand_to_scorer(self, generator: Generator, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         if item.purpose is Purpose.TRAIN:
             self.counts.generated += count(groups)
             self.orders.sampled(item, groups)
@@ -448,7 +359,7 @@ class _Lanes:
         self.conditions[Stage.WAIT_FOR_ROLLOUTS].notify_one()
 
     def _lag(self, generator: Generator) -> int:
-        return self.version - self.held[generator.lane]
+        return self.version - self.loaded[generator.lane]
 
     def _check_start(self, generator: Generator, item: WorkItem) -> None:
         lag, bound = self._lag(generator), self.plan.max_lag
@@ -457,18 +368,6 @@ class _Lanes:
                 f"lag bound broken: {generator.lane} starts the batch of step {item.step} at policy version "
                 f"{self.version - lag} while the Learner is at {self.version}: lag {lag} is above max_lag {bound}"
             )
-
-    def _replaced(self, lane: str, error: PartReplaced) -> None:
-        """A new part, without weights, stands on this lane. Where a load and a batch are under way at once, the same
-        death may be heard of twice, and an older one after a newer one.
-        """
-        known = self.incarnations.setdefault(lane, set())
-        if error.incarnation in known:
-            return
-        if lane in self.held and error.incarnation > max(known, default=0):
-            self.held.set(lane, -1)
-        known.add(error.incarnation)
-        self.observer.on_replaced(lane, error.reason)
 
     # ---- Scorer
 
@@ -483,15 +382,8 @@ class _Lanes:
             self._notify(Stage.WAIT_FOR_BATCH)
 
     async def _score(self, scorer: Scorer, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
-        while True:
-            try:
-                scored = await scorer.score(item, groups)
-                break
-            except PartReplaced as error:
-                self._replaced(scorer.lane, error)
+        scored = await self._answer(scorer.lane, lambda: scorer.score(item, groups))
         check_scored(scorer.lane, item, groups, scored)
-        await self._turn(scorer.lane, Stage.WAIT_FOR_ROLLOUTS, item.step, scored_by(item))
-        self._happened(scored_by(item), "scored", item, version=self.version)
         if item.purpose is Purpose.EVALUATE:
             for version, evaluation in self.evaluations.scored(scored):
                 self.observer.on_evaluation(version, evaluation)
@@ -516,21 +408,19 @@ class _Lanes:
         for step in range(self.version, self.plan.steps):
             taken_in = await self._take_in_shards(step)
             ready = partial(self.assembler.ready, step)
-            await self._wait_to_decide(self.learner.lane, Stage.WAIT_FOR_BATCH, ready, step)
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, ready, step)
             await self._train_step(step, taken_in)
             if self.plan.is_policy_saved(self.version):
-                await self._wait_until_published(self.version)
+                await self._wait_until_published(self.learner.lane, self.version, self.version)
                 await self.learner.save_policy(self.version, last=False)
             if self.plan.is_checkpointed(self.version):
                 await self._save(step)
-        await self._wait_until_published(self.plan.steps)
+        await self._wait_until_published(self.learner.lane, self.plan.steps, self.plan.steps)
         await self._wait(
             self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_reported, self.plan.steps
         )
         await self.learner.save_policy(self.version, last=True)
-        await self._turn(self.learner.lane, Stage.WAIT_FOR_BATCH, self.plan.steps)
         self.learner_done = True
-        self._happened(self.learner.lane, DONE)
         self._notify(*_WAITS)
 
     async def _take_in_shards(self, step: int) -> set[int]:
@@ -545,10 +435,9 @@ class _Lanes:
 
         while self.plan.stream is not None and len(taken_in) < len(self.generators) - 1:
             is_there = lambda: next_shard() is not None  # noqa: E731
-            await self._wait_to_decide(self.learner.lane, Stage.WAIT_FOR_BATCH, is_there, step)
+            await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, is_there, step)
             shard = next_shard()
             assert shard is not None
-            self._happened(self.learner.lane, "part", self.assembler.parts(step)[shard].item)
             if groups := self.assembler.parts(step)[shard].groups:
                 self._check_consumption(step, groups)
                 await self.learner.accumulate(step, groups)
@@ -561,17 +450,17 @@ class _Lanes:
         """
         batch = self._take_batch(step)
         taken = self._choose(step, batch)
-        queued, in_flight = self.assembler.waiting + (self.sampler.waiting if self.sampler else 0), self.in_flight
+        queued = count(group for part in self.assembler.waiting for group in part.groups)
+        queued += self.sampler.waiting if self.sampler else Count()
+        in_flight = self.in_flight
         if taken_in:
             rest = tuple(group for shard, part in enumerate(batch) if shard not in taken_in for group in part.groups)
         else:
             rest = tuple(item.group for item in taken)
         result = await self.learner.update(step, rest)
-        await self._wait_until_published(step)
-        await self._turn(self.learner.lane, Stage.WAIT_FOR_BATCH, step)
+        await self._wait_until_published(self.learner.lane, step, step)
         self._count_uses(taken)
         self.version = step + 1
-        self._happened(self.learner.lane, "version", version=self.version)
         self._drop(self.assembler.expire(self.version))
         self._admit_one()
         replay = None if self.buffer is None else (self.buffer.stats, len(self.buffer))
@@ -580,7 +469,9 @@ class _Lanes:
             weight_handle = await self._publish()
             if self.plan.is_synchronous:
                 await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
-            report = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
+            report = StepReport(
+                step, batch, taken, result, weight_handle, self.dropped, queued.rollouts, in_flight, replay
+            )
             self.dropped = Count()
             self.observer.on_step(report)
 
@@ -589,27 +480,24 @@ class _Lanes:
         else:
             await publish_and_report()
 
-    async def _wait_until_published(self, version: int) -> None:
-        await self._wait(self.learner.lane, Stage.WAIT_FOR_WEIGHTS, partial(self._is_published, version), version)
+    async def _wait_until_published(self, lane: str, version: int, step: int) -> None:
+        await self._wait(lane, Stage.WAIT_FOR_WEIGHTS, partial(self._is_published, version), step)
 
     async def _save(self, step: int) -> None:
         """Hand over what a call that goes on needs, and with it the right to save the policy."""
-        await self._wait_until_published(self.version)
-        await self._turn(self.learner.lane, Stage.WAIT_FOR_BATCH, step)
+        await self._wait_until_published(self.learner.lane, self.version, self.version)
         self.evaluates_first = True
-        self._happened(self.learner.lane, "hold", version=self.version)
         self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
         told = partial(self.evaluations.is_reported_before, self.version)
-        await self._wait_to_decide(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
         self.evaluates_first = False
-        self._happened(self.learner.lane, "save", version=self.version)
-        await self.checkpoints.save(self.state())
+        if self.checkpoints is not None:
+            await self.checkpoints.save(self.state())
 
     def _take_batch(self, step: int) -> Batch:
         """Take the batch and check its lag. One without any group is taken too, so many times in a row; its training
         step has nothing to train on, but for what a replay buffer holds, and publishes the same policy again."""
         batch = self.assembler.take(step)
-        self._happened(self.learner.lane, "take", *(part.item for part in batch), version=self.version)
         groups = [group for part in batch for group in part.groups]
         self.failed_batches = 0 if groups else self.failed_batches + 1
         if self.failed_batches > self.plan.max_failed_batches:
@@ -625,14 +513,14 @@ class _Lanes:
         self._admit_one()
         return batch
 
-    def _choose(self, step: int, batch: Batch) -> tuple[Taken, ...]:
+    def _choose(self, step: int, batch: Batch) -> tuple[ReplayDraw, ...]:
         """Return what this step trains on: the batch itself, or a sample of the buffer that the batch has entered."""
         fresh = [group for part in batch for group in part.groups]
         if self.buffer is None:
-            return tuple(Taken(group, 1, self.version - group.min_version) for group in fresh)
+            return tuple(ReplayDraw(group, 1, self.version - group.min_version) for group in fresh)
         self.buffer.add(fresh, self.version)
         taken = self.buffer.sample(self.version)
-        bound = self.buffer.options.max_age
+        bound = self.buffer.max_age
         for item in taken:
             if item.age > bound:
                 raise RunStopped(
@@ -642,20 +530,17 @@ class _Lanes:
                 )
         return taken
 
-    def _count_uses(self, taken: Sequence[Taken]) -> None:
+    def _count_uses(self, taken: Sequence[ReplayDraw]) -> None:
         self.counts.trained += count(item.group for item in taken if item.uses == 1)
         self.counts.trained_again += count(item.group for item in taken if item.uses > 1)
 
     async def _publish(self) -> WeightHandle:
-        needed = self.evaluations.due_versions() | set(self.pins)
+        needed = self.evaluations.due_versions() | self.loaded.needed.keys()
         if self.newest is not None:
             needed.add(self.newest.version)
         weight_handle = await self.learner.publish_weights(self.version, frozenset(needed))
         check_published(self.learner.lane, self.version, weight_handle)
-        publishing = f"{self.learner.lane} publishing"
-        await self.arrivals.turn(publishing)
         self.newest = weight_handle
-        self._happened(publishing, "published", version=weight_handle.version)
         if self.plan.is_evaluated(weight_handle.version):
             self.evaluations.add(weight_handle)
         self.observer.on_version(self.learner.lane, weight_handle.version)
@@ -665,7 +550,7 @@ class _Lanes:
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
         last = self.version == self.plan.steps
-        return (last or self.held.oldest >= self.version) and self.evaluations.all_reported
+        return (last or self.loaded.oldest >= self.version) and self.evaluations.all_reported
 
     def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         oldest = min(group.min_version for group in groups)
@@ -678,6 +563,26 @@ class _Lanes:
 
     # ---- all
 
+    async def _answer(self, lane: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the part on a lane; where it died, the one in its place."""
+        while True:
+            try:
+                return await ask()
+            except PartReplaced as error:
+                self._replaced(lane, error)
+
+    def _replaced(self, lane: str, error: PartReplaced) -> None:
+        """A new part, without weights, stands on this lane. Where a load and a batch are under way at once, the same
+        death may be heard of twice, and an older one after a newer one.
+        """
+        known = self.incarnations.setdefault(lane, set())
+        if error.incarnation in known:
+            return
+        if lane in self.loaded and error.incarnation > max(known, default=0):
+            self.loaded.set(lane, NONE)
+        known.add(error.incarnation)
+        self.observer.on_replaced(lane, error.reason)
+
     def _drop(self, groups: Sequence[RolloutGroup]) -> None:
         if groups:
             dropped = count(groups)
@@ -689,22 +594,6 @@ class _Lanes:
         """Have one Generator order a batch if there is room for it; it lets in the next."""
         if self._has_room():
             self.conditions[Stage.WAIT_FOR_ROOM].notify_one()
-
-    async def _wait_to_decide(self, lane: str, stage: Stage, condition: Callable[[], bool], step: int) -> None:
-        """Wait for a condition on which the lane's next event depends; in a run that repeats, it holds at its turn."""
-        await self._turn(lane, stage, step)
-        if not condition():
-            self.arrivals.nothing_to_do(lane)
-            await self._wait(lane, stage, condition, step)
-
-    async def _turn(self, lane: str, stage: Stage, step: int, who: str | None = None) -> None:
-        """Wait until the lane may decide what it does next; see ``harness.loop.arrivals``."""
-        if not self.arrivals.is_turn(who or lane):
-            with self.tracer.span(lane, stage, step, self.version):
-                await self.arrivals.turn(who or lane)
-
-    def _happened(self, who: str, what: str, *items: WorkItem, version: int = -1, swaps: Swaps = ()) -> None:
-        self.arrivals.happened(Arrival(who, what, tuple(map(order_of, items)), version, swaps))
 
     def _notify(self, *waits: Stage) -> None:
         for wait in waits:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle
-from harness.loop.replay import ReplayStats, Taken
+from harness.loop.replay import ReplayDraw, ReplayStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,10 @@ class Count:
 
     @property
     def mean_length(self) -> float | None:
-        """Tokens of a rollout on average; None without rollouts."""
         return self.tokens / self.rollouts if self.rollouts else None
 
 
 def count(groups: Iterable[RolloutGroup]) -> Count:
-    """Return how many rollouts and tokens these groups hold."""
     rollouts = tokens = 0
     for group in groups:
         rollouts += len(group.lengths)
@@ -64,7 +62,6 @@ class RolloutCounts:
 
     @property
     def unused(self) -> Count:
-        """What was generated and is in no other column."""
         return self.generated - self.failed - self.discarded - self.dropped - self.trained
 
 
@@ -85,7 +82,7 @@ class StepReport:
 
     step: int
     scored: tuple[ScoredBatch, ...]
-    taken: tuple[Taken, ...]
+    taken: tuple[ReplayDraw, ...]
     result: UpdateResult
     weight_handle: WeightHandle
     dropped: Count = field(default_factory=Count)
@@ -95,17 +92,15 @@ class StepReport:
 
     @property
     def fresh(self) -> tuple[RolloutGroup, ...]:
-        """The groups of the fresh batch, in shard order."""
         return tuple(group for part in self.scored for group in part.groups)
 
     @property
     def groups(self) -> tuple[RolloutGroup, ...]:
-        """The groups trained on."""
         return tuple(item.group for item in self.taken)
 
 
-class Observer(Protocol):
-    """Hears of events as they happen; plain calls that must be quick."""
+class Observer:
+    """Hears of events as they happen, in plain calls that must be quick; a subclass listens to those it wants."""
 
     def on_version(self, lane: str, version: int) -> None:
         """A lane now holds this policy version."""
@@ -129,33 +124,8 @@ class Observer(Protocol):
         """A part failed before the last step, and all lanes have stopped."""
 
 
-class SilentObserver:
-    """The observer of a run nobody watches; also a base for one that listens to some events."""
-
-    def on_version(self, lane: str, version: int) -> None: ...
-
-    def on_sync(self, lane: str, version: int, measured: Metrics) -> None: ...
-
-    def on_step(self, report: StepReport) -> None: ...
-
-    def on_evaluation(self, version: int, scored: ScoredBatch) -> None: ...
-
-    def on_replaced(self, lane: str, reason: str) -> None: ...
-
-    def on_finished(self, counts: RolloutCounts) -> None: ...
-
-    def on_broken_off(self, counts: RolloutCounts) -> None: ...
-
-
 class Throttle(Protocol):
     """Holds a batch back until its turn has come: how several arms alternate."""
 
     async def acquire(self, step: int) -> None:
         """Return when the batch of this training step may start."""
-
-
-class NoThrottle:
-    """Holds nothing back: for a run that has the machine to itself."""
-
-    async def acquire(self, step: int) -> None:
-        return None

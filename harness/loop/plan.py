@@ -5,37 +5,22 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.core.seeds import derive_seed
 from harness.core.types import Purpose, WorkItem
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 
 LagControl = Literal["wait", "drop", "in_flight"]
 Stream = Literal["in_order", "as_scored"]
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicSamplingOptions:
-    """Whether a group of equal rewards is sampled again; see ``harness.loop.dynamic_sampling``.
-
-    Attributes:
-        attempts: how often at most.
-        num_prompts: training prompts, of which another one is drawn each time; 0 asks the same prompt again.
-    """
-
-    attempts: int
-    num_prompts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """What to run.
+    """What a scenario asks of the loop, with the prompts of each batch.
 
     Attributes:
-        steps: training steps.
-        group_size: rollouts per prompt.
         max_lag: how many policy versions a rollout may be behind the Learner; 0 is synchronous.
         evaluate_every: evaluate each version divisible by this, and always the first and the last.
         batch_prompts: prompt ids of a rollout batch.
@@ -45,8 +30,8 @@ class LoopPlan:
             starts a batch that would come too late. ``drop``: Generators go on, and what has become too old when it
             could be trained on is dropped. ``in_flight``: as ``wait``, and a Generator also takes new weights between
             two tokens of a batch that it has started.
-        replay: the replay buffer; None consumes each batch directly.
-        dynamic_sampling: None takes every group as it is.
+        replay: capacity 0 consumes each batch directly; else ``max_age`` and ``sample_groups`` are numbers, not null.
+        num_prompts: training prompts, of which dynamic sampling draws others.
         overlapped_publish: the Learner starts the next training step while it publishes its weights.
         checkpoint_every: training steps from one checkpoint to the next; 0 makes none.
         save_policy_every: training steps from one saved policy to the next; 0 saves the last one alone.
@@ -64,8 +49,9 @@ class LoopPlan:
     validation_prompts: tuple[int, ...]
     seed: int = 0
     lag_control: LagControl = "wait"
-    replay: ReplayOptions | None = None
-    dynamic_sampling: DynamicSamplingOptions | None = None
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
+    num_prompts: int = 0
     overlapped_publish: bool = False
     checkpoint_every: int = 0
     save_policy_every: int = 0
@@ -74,7 +60,6 @@ class LoopPlan:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether no rollout may be behind the Learner."""
         return self.max_lag == 0
 
     @property
@@ -83,15 +68,12 @@ class LoopPlan:
         return 2 * (self.max_lag + 1)
 
     def is_evaluated(self, version: int) -> bool:
-        """Whether this policy version is evaluated."""
         return bool(self.validation_prompts) and (version % self.evaluate_every == 0 or version == self.steps)
 
     def is_checkpointed(self, version: int) -> bool:
-        """Whether a checkpoint is made when the Learner has reached this policy version."""
         return self.checkpoint_every > 0 and version % self.checkpoint_every == 0
 
     def is_policy_saved(self, version: int) -> bool:
-        """Whether the policy is saved on the way when the Learner has reached this version."""
         return self.save_policy_every > 0 and version % self.save_policy_every == 0
 
     def train_orders(self, shards: int, issued: int = 0) -> Iterator[WorkItem]:
@@ -126,7 +108,6 @@ class LoopPlan:
             item: the order of the attempt before.
             prompts: place in the batch -> prompt id that stands there.
         """
-        assert self.dynamic_sampling is not None
         others, each = self._other_prompts(item.step), len(self.batch_prompts(item.step))
         drawn = {place: item.attempt * each + place for place in prompts}
         prompt_ids = tuple(
@@ -140,11 +121,10 @@ class LoopPlan:
 
     def _other_prompts(self, batch: int) -> Sequence[int]:
         """Return prompts that are not in the batch, in random order: enough for each place in each attempt."""
-        assert self.dynamic_sampling is not None
-        here, options = self.batch_prompts(batch), self.dynamic_sampling
-        enough = min(options.num_prompts, (1 + options.attempts) * len(here))
+        here = self.batch_prompts(batch)
+        enough = min(self.num_prompts, (1 + self.dynamic_sampling.attempts) * len(here))
         rng = random.Random(derive_seed(self.seed, "dynamic sampling", batch))
-        return [prompt for prompt in rng.sample(range(options.num_prompts), enough) if prompt not in here]
+        return [prompt for prompt in rng.sample(range(self.num_prompts), enough) if prompt not in here]
 
     def _batch_seed(self, batch: int, attempt: int) -> int:
         return derive_seed(self.seed, "train", batch, attempt)

@@ -3,8 +3,7 @@
 One rollout batch enters per training step, then the step's groups are drawn from what is held:
 
     add      the batch enters, groups above ``max_age`` leave, then the oldest entries until ``capacity`` is kept
-    sample   groups above ``max_age`` leave, up to ``sample_groups`` are drawn without replacement, and those drawn for
-             the ``max_uses``-th time leave with the draw
+    sample   groups above ``max_age`` leave, up to ``sample_groups`` are drawn without replacement, and stay
 
 A group's age is the policy version at hand minus the group's ``min_version``, the version of its oldest token; order of
 entry and age are two things, since a group that took long may enter late. The buffer holds handles and metadata and
@@ -17,15 +16,11 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
-from harness.core.errors import UserError
 from harness.core.rewards import rewards_differ
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup
-
-Sampling = Literal["newest", "uniform", "reward_weighted", "signal_weighted"]
-"""Which of the held groups a training step takes; see ``ReplayBuffer.sample``."""
+from harness.settings.replay import ReplaySettings
 
 REWARD_FLOOR = 0.1
 """What ``reward_weights`` gives the group with the lowest mean reward, in units of reward."""
@@ -34,47 +29,7 @@ SIGNAL_FLOOR = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """How much is kept, for how long, and what is drawn.
-
-    Attributes:
-        capacity: groups held at most.
-        max_age: in policy versions; an older group is evicted, never drawn.
-        sampling: which groups are drawn.
-        sample_groups: groups that one training step takes, 1 to ``capacity``. There is no usable default.
-        max_uses: how often a group may be drawn before it leaves; None means without bound.
-
-    Raises:
-        UserError: a value is unknown or out of bounds.
-    """
-
-    capacity: int
-    max_age: int
-    sampling: Sampling = "uniform"
-    sample_groups: int = 0
-    max_uses: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.sampling not in get_args(Sampling):
-            known = ", ".join(get_args(Sampling))
-            raise UserError(
-                f"replay.sampling is {self.sampling!r}, must be one of {known}", "replay.sampling", "set it to uniform"
-            )
-        _require_at_least(1, "capacity", self.capacity)
-        _require_at_least(0, "max_age", self.max_age)
-        _require_at_least(1, "sample_groups", self.sample_groups)
-        if self.sample_groups > self.capacity:
-            raise UserError(
-                f"replay.sample_groups is {self.sample_groups}, must be at most replay.capacity {self.capacity}",
-                "replay.sample_groups",
-                f"set replay.sample_groups to at most {self.capacity}, or replay.capacity to {self.sample_groups}",
-            )
-        if self.max_uses is not None:
-            _require_at_least(1, "max_uses", self.max_uses)
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
+class ReplayDraw:
     """A group as drawn: how often it was drawn so far, this time included, and its age in policy versions."""
 
     group: RolloutGroup
@@ -94,7 +49,6 @@ class ReplayStats:
         distinct_taken: drawn at least once.
         evicted_full: left because newer entries needed the room.
         evicted_age: left because they were older than ``max_age``.
-        evicted_uses: left because they were drawn ``max_uses`` times.
         evicted_unused: of those evicted, the ones never drawn.
     """
 
@@ -103,31 +57,21 @@ class ReplayStats:
     distinct_taken: int = 0
     evicted_full: int = 0
     evicted_age: int = 0
-    evicted_uses: int = 0
     evicted_unused: int = 0
 
     @property
     def evicted(self) -> int:
         """Evictions of every cause."""
-        return self.evicted_full + self.evicted_age + self.evicted_uses
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A held group, the number of the batch that it entered with, and how often it was drawn."""
-
-    group: RolloutGroup
-    batch: int
-    uses: int = 0
+        return self.evicted_full + self.evicted_age
 
 
 @dataclass(frozen=True, slots=True)
-class HeldGroup:
+class StoredGroup:
     """A group in the buffer, the number of the batch that it entered with, and how often it was drawn."""
 
     group: RolloutGroup
     batch: int
-    uses: int
+    uses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,34 +85,33 @@ class ReplayState:
         stats: running totals.
     """
 
-    entries: tuple[HeldGroup, ...]
-    batches: int
-    version: int
-    stats: ReplayStats
-
-    def with_groups(self, groups: Sequence[RolloutGroup]) -> ReplayState:
-        """Return the state with other objects for its groups."""
-        entries = zip(self.entries, groups, strict=True)
-        return replace(self, entries=tuple(replace(entry, group=group) for entry, group in entries))
+    entries: tuple[StoredGroup, ...] = ()
+    batches: int = 0
+    version: int = 0
+    stats: ReplayStats = ReplayStats()
 
 
 class ReplayBuffer:
     """Holds scored groups between training steps.
 
     Args:
-        options: what is kept and drawn.
+        settings: what is kept and drawn; ``max_age`` and ``sample_groups`` are numbers, not null.
         seed: root of the draws' random streams.
         state: to go on from. What has no room any more, or is too old by now, leaves as ever.
 
     Attributes:
+        max_age: in policy versions; an older group is evicted, never drawn.
         stats: running totals since the buffer was made.
     """
 
-    def __init__(self, options: ReplayOptions, seed: int, state: ReplayState | None = None) -> None:
-        self.options, self.seed = options, seed
-        state = state or ReplayState((), 0, 0, ReplayStats())
+    def __init__(self, settings: ReplaySettings, seed: int, state: ReplayState | None = None) -> None:
+        assert settings.max_age is not None
+        assert settings.sample_groups is not None
+        self.settings, self.seed = settings, seed
+        self.max_age, self._sample_groups = settings.max_age, settings.sample_groups
+        state = state or ReplayState()
         self.stats, self._batches, self._version = state.stats, state.batches, state.version
-        self._entries = [_Entry(held.group, held.batch, held.uses) for held in state.entries]  # in order of entry
+        self._entries = list(state.entries)  # in order of entry
 
     def __len__(self) -> int:
         """Groups held."""
@@ -177,8 +120,7 @@ class ReplayBuffer:
     @property
     def state(self) -> ReplayState:
         """What another buffer goes on from as this one would."""
-        entries = tuple(HeldGroup(entry.group, entry.batch, entry.uses) for entry in self._entries)
-        return ReplayState(entries, self._batches, self._version, self.stats)
+        return ReplayState(tuple(self._entries), self._batches, self._version, self.stats)
 
     def add(self, groups: Sequence[RolloutGroup], version: int) -> None:
         """Let one fresh rollout batch enter; then what is too old leaves, then what there is no room for.
@@ -194,17 +136,21 @@ class ReplayBuffer:
             ValueError: a group is empty, not scored, newer than ``version`` or there already; or ``version`` is below
                 that of an earlier call.
         """
-        self._check_version(version)
+        self._check_forward(version)
+        seen = {id(_handle(entry.group)) for entry in self._entries}
         for group in groups:
             _check_whole(group, version)
-        self._check_new(groups)
+            if id(_handle(group)) in seen:  # data is opaque, so identity tells, not equality
+                raise ValueError(f"{_named(group)} is in the replay buffer already, or twice in its batch")
+            seen.add(id(_handle(group)))
         self._version, self._batches = version, self._batches + 1
-        self._entries += [_Entry(group, self._batches) for group in groups]
+        self._entries += [StoredGroup(group, self._batches) for group in groups]
         self.stats = replace(self.stats, added=self.stats.added + len(groups))
         self._evict_aged()
-        self._evict_overflow()
+        gone = self._keep(self._entries[-self.settings.capacity :])
+        self.stats = replace(self.stats, evicted_full=self.stats.evicted_full + gone)
 
-    def sample(self, version: int) -> tuple[Taken, ...]:
+    def sample(self, version: int) -> tuple[ReplayDraw, ...]:
         """Draw one training step's groups without replacement: ``sample_groups`` of them, or all if fewer are held.
 
         ``newest`` takes what entered last, and of one batch its first groups. ``uniform`` gives every held group the
@@ -223,75 +169,53 @@ class ReplayBuffer:
         Raises:
             ValueError: ``version`` is below that of an earlier call.
         """
-        self._check_version(version)
+        self._check_forward(version)
         self._version = version
         self._evict_aged()
-        taken = tuple(self._take(entry) for entry in self._drawn())
+        ranks = self._ranks()
+        drawn = sorted(sorted(range(len(ranks)), key=ranks.__getitem__)[: self._sample_groups])
+        for index in drawn:
+            entry = self._entries[index]
+            self._entries[index] = StoredGroup(entry.group, entry.batch, entry.uses + 1)
+        taken = tuple(
+            ReplayDraw(entry.group, entry.uses, version - entry.group.min_version)
+            for entry in map(self._entries.__getitem__, drawn)
+        )
         self.stats = replace(
             self.stats,
             taken=self.stats.taken + len(taken),
             distinct_taken=self.stats.distinct_taken + sum(item.uses == 1 for item in taken),
         )
-        self._evict_used_up()
         return taken
 
-    def _drawn(self) -> list[_Entry]:
-        """The entries of the lowest ranks, in order of entry."""
-        ranks = self._ranks()
-        first = sorted(range(len(ranks)), key=ranks.__getitem__)[: self.options.sample_groups]
-        return [self._entries[index] for index in sorted(first)]
-
     def _ranks(self) -> Sequence[float]:
+        """A number for each entry; the lowest are drawn."""
         rng = random.Random(derive_seed(self.seed, "replay", self._version))
-        match self.options.sampling:
+        match self.settings.sampling:
             case "newest":
                 return [-entry.batch for entry in self._entries]
             case "uniform":
-                return _arrival_times([1.0] * len(self._entries), rng)
+                return _waiting_times([1.0] * len(self._entries), rng)
             case "reward_weighted":
-                return _arrival_times(reward_weights([_mean_reward(entry.group) for entry in self._entries]), rng)
+                return _waiting_times(reward_weights([_mean_reward(entry.group) for entry in self._entries]), rng)
             case "signal_weighted":
-                return _arrival_times(signal_weights([entry.group.rewards or () for entry in self._entries]), rng)
-
-    def _take(self, entry: _Entry) -> Taken:
-        entry.uses += 1
-        return Taken(entry.group, entry.uses, self._version - entry.group.min_version)
-
-    # ---- eviction
+                return _waiting_times(signal_weights([entry.group.rewards or () for entry in self._entries]), rng)
 
     def _evict_aged(self) -> None:
-        oldest = self._version - self.options.max_age
+        oldest = self._version - self.max_age
         gone = self._keep([entry for entry in self._entries if entry.group.min_version >= oldest])
         self.stats = replace(self.stats, evicted_age=self.stats.evicted_age + gone)
 
-    def _evict_overflow(self) -> None:
-        gone = self._keep(self._entries[-self.options.capacity :])
-        self.stats = replace(self.stats, evicted_full=self.stats.evicted_full + gone)
-
-    def _evict_used_up(self) -> None:
-        gone = self._keep([entry for entry in self._entries if entry.uses != self.options.max_uses])
-        self.stats = replace(self.stats, evicted_uses=self.stats.evicted_uses + gone)
-
-    def _keep(self, staying: list[_Entry]) -> int:
+    def _keep(self, staying: list[StoredGroup]) -> int:
         """Hold only these entries from now on; count the unused among the others and return how many left."""
         gone, unused = len(self._entries) - len(staying), _count_unused(self._entries) - _count_unused(staying)
         self._entries = staying
         self.stats = replace(self.stats, evicted_unused=self.stats.evicted_unused + unused)
         return gone
 
-    # ---- checks
-
-    def _check_version(self, version: int) -> None:
+    def _check_forward(self, version: int) -> None:
         if version < self._version:
             raise ValueError(f"policy version {version} after {self._version}: the replay buffer only moves forward")
-
-    def _check_new(self, groups: Sequence[RolloutGroup]) -> None:
-        """Refuse a group that is there already. Data is opaque, so identity tells, not equality."""
-        seen = {id(_handle(entry.group)) for entry in self._entries}
-        for group in groups:
-            if id(_handle(group)) in seen:
-                raise ValueError(f"{_named(group)} is in the replay buffer already, or twice in its batch")
-            seen.add(id(_handle(group)))
 
 
 def reward_weights(mean_rewards: Sequence[float]) -> list[float]:
@@ -325,7 +249,7 @@ def _spread(rewards: Sequence[float]) -> float:
     return math.fsum(abs(reward - mean) for reward in rewards) / len(rewards)
 
 
-def _arrival_times(weights: Sequence[float], rng: random.Random) -> list[float]:
+def _waiting_times(weights: Sequence[float], rng: random.Random) -> list[float]:
     """Return -log(u_i) / w_i with u_i uniform in (0, 1]; the m smallest are a weighted sample without replacement.
 
     Algorithm A of Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006), which takes the m
@@ -339,7 +263,7 @@ def _mean_reward(group: RolloutGroup) -> float:
     return math.fsum(group.rewards) / len(group.rewards)
 
 
-def _count_unused(entries: Sequence[_Entry]) -> int:
+def _count_unused(entries: Sequence[StoredGroup]) -> int:
     return sum(entry.uses == 0 for entry in entries)
 
 
@@ -366,13 +290,4 @@ def _check_whole(group: RolloutGroup, version: int) -> None:
     if group.max_version > version:
         raise ValueError(
             f"{_named(group)} is of policy version {group.max_version}, newer than the Learner's {version}"
-        )
-
-
-def _require_at_least(bound: int, name: str, value: int) -> None:
-    if value < bound:
-        raise UserError(
-            f"replay.{name} is {value}, must be at least {bound}",
-            f"replay.{name}",
-            f"set replay.{name} to {bound} or more",
         )

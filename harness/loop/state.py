@@ -16,22 +16,22 @@ through all lanes: an order is either sampled or to be sampled again, a group st
     evaluation of this version not told      made again, once the Learner has published
     evaluation of an older version not told  there is none: the cut waits for it, since its weights are in no checkpoint
 
-So in the history of the policy that survives, every prompt of the stream is first consumed exactly once (and replayed
-at most ``replay.max_uses`` times), or stands in a count under the name of a rule. What was done after the cut is in no
+So in the history of the policy that survives, every prompt of the stream is first consumed exactly once (and maybe
+replayed), or stands in a count under the name of a rule. What was done after the cut is in no
 policy that survives: it is done again.
 
 What is a function of the seed, the step and the place is not stored: seeds of samples, the random stream of a draw from
 the replay buffer, the prompts of batches to come. Orders in hand are small and stored whole, so that a scenario which
 would have given others is noticed.
 
-Groups stand here with the handles that the loop saw. ``with_data`` turns these into data and back, outside of the loop.
+Groups stand here with the handles that the loop saw; ``with_data`` turns these into data and back, outside of the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from harness.core.errors import UserError
 from harness.core.types import RolloutGroup, ScoredBatch, WorkItem
@@ -40,13 +40,15 @@ from harness.loop.observer import Count, RolloutCounts
 from harness.loop.orders import Unscored
 from harness.loop.plan import LagControl, LoopPlan
 from harness.loop.replay import ReplayState
+from harness.loop.versions import NONE
 
-FORMAT = 1
+FORMAT = 2
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
-    """The loop between two training steps.
+    """The loop between two training steps; as it stands here, before the first one.
 
     Attributes:
         version: of the Learner; the training steps made.
@@ -64,21 +66,21 @@ class LoopState:
         seed, shards, group_size, lag_control: of the run that this belongs to; another one is refused.
     """
 
-    version: int
-    evaluated: int
-    issued: int
-    pending: tuple[WorkItem, ...]
-    unscored: tuple[Unscored, ...]
-    waiting: tuple[ScoredBatch, ...]
-    open_shards: tuple[OpenShard, ...]
-    replay: ReplayState | None
-    counts: RolloutCounts
-    dropped: Count
-    replaced: int
     seed: int
     shards: int
     group_size: int
     lag_control: LagControl
+    version: int = 0
+    evaluated: int = NONE
+    issued: int = 0
+    pending: tuple[WorkItem, ...] = ()
+    unscored: tuple[Unscored, ...] = ()
+    waiting: tuple[ScoredBatch, ...] = ()
+    open_shards: tuple[OpenShard, ...] = ()
+    replay: ReplayState | None = None
+    counts: RolloutCounts = field(default_factory=RolloutCounts)
+    dropped: Count = field(default_factory=Count)
+    replaced: int = 0
     failed_batches: int = 0
     format: int = FORMAT
 
@@ -95,49 +97,23 @@ class LoopState:
         """Rollouts sampled and not scored."""
         return sum(len(group.lengths) for _, groups in self.unscored for group in groups)
 
-    def with_data(self, change: Callable[[Any], Any]) -> LoopState:
-        """Return the state with ``change(data)`` for the data of each group, in an order that is always the same.
-
-        Groups without data (of a simulated run, or thrown away) stay as they are.
-        """
-
-        def groups(some: tuple[RolloutGroup, ...]) -> tuple[RolloutGroup, ...]:
-            return tuple(group if group.data is None else replace(group, data=change(group.data)) for group in some)
-
-        def shard(one: OpenShard) -> OpenShard:
-            return replace(one, kept=dict(zip(one.kept, groups(tuple(one.kept.values())), strict=True)))
-
-        held = None if self.replay is None else groups(tuple(entry.group for entry in self.replay.entries))
-        return replace(
-            self,
-            unscored=tuple((item, groups(sampled)) for item, sampled in self.unscored),
-            waiting=tuple(replace(part, groups=groups(part.groups)) for part in self.waiting),
-            open_shards=tuple(map(shard, self.open_shards)),
-            replay=None if self.replay is None or held is None else self.replay.with_groups(held),
-        )
-
     def check(self, plan: LoopPlan, shards: int) -> None:
-        """Check that a run of this plan may go on from here.
-
-        Args:
-            plan: of the run.
-            shards: parts of a batch: its Generators.
+        """Check that a run of this plan, with so many Generators, may go on from here.
 
         Raises:
             UserError: it is another run's, with both values.
         """
-        _require_equal("the number of Generators", self.shards, shards)
-        _require_equal("seed", self.seed, plan.seed)
-        _require_equal("group_size", self.group_size, plan.group_size)
-        _require_equal("lag_control", self.lag_control, plan.lag_control)
-        _require_equal("whether there is a replay buffer", self.replay is not None, plan.replay is not None)
         if self.version > plan.steps:
             raise UserError(
                 f"the checkpoint is of training step {self.version}, the run has {plan.steps}",
                 "steps",
                 f"set steps to {self.version} or more",
             )
-        if plan.dynamic_sampling is None:
+        _require_equal("the number of Generators", self.shards, shards)
+        for name in ("seed", "group_size", "lag_control"):
+            _require_equal(name, getattr(self, name), getattr(plan, name))
+        _require_equal("whether there is a replay buffer", self.replay is not None, plan.replay.capacity > 0)
+        if not plan.dynamic_sampling.attempts:
             _require_equal("whether groups are sampled again", bool(self.open_shards), False)
         items = [*self.pending, *(item for item, _ in self.unscored), *(part.item for part in self.waiting)]
         for item in [*items, *(shard.item for shard in self.open_shards)]:
@@ -155,6 +131,23 @@ def _require_equal(name: str, saved: object, now: object) -> None:
         )
 
 
+def with_data(value: T, change: Callable[[Any], Any]) -> T:
+    """Return a copy of dataclasses and tuples with ``change(data)`` for the data of each group within, in their order.
+
+    Groups without data (of a simulated run, or thrown away) stay as they are.
+    """
+    copied: Any = value
+    if isinstance(value, RolloutGroup):
+        copied = value if value.data is None else replace(value, data=change(value.data))
+    elif isinstance(value, tuple | list):
+        copied = type(value)(with_data(each, change) for each in value)
+    elif isinstance(value, dict):
+        copied = {key: with_data(each, change) for key, each in value.items()}
+    elif is_dataclass(value) and not isinstance(value, type):
+        copied = replace(value, **{each.name: with_data(getattr(value, each.name), change) for each in fields(value)})
+    return copied  # type: ignore[no-any-return]
+
+
 class Checkpoints(Protocol):
     """Makes checkpoints of a whole run: of the policy, which the Learner has, and of the loop."""
 
@@ -168,10 +161,3 @@ class Checkpoints(Protocol):
         Raises:
             HarnessError: it cannot be saved: the run stops.
         """
-
-
-class NoCheckpoints:
-    """Saves nothing: for a run that is made anew where it is killed."""
-
-    async def save(self, state: LoopState) -> None:
-        return None

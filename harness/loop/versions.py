@@ -1,9 +1,10 @@
-"""Which policy versions are held, needed and to be evaluated. Pure bookkeeping."""
+"""Which policy versions the Generators hold, which are needed, and which are to be evaluated. Pure bookkeeping."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from harness.core.types import ScoredBatch, WeightHandle
 
@@ -11,58 +12,52 @@ NONE = -1
 """The version of a Generator without weights."""
 
 
-class HeldVersions:
-    """The versions held, by lane, and the oldest of them without a look at every lane.
+class LoadedVersions:
+    """The version that each Generator holds, the oldest of them without a look at every lane, and those in use.
 
     Args:
         lanes: of the Generators; none holds weights.
+
+    Attributes:
+        needed: published versions that must stay readable, and how many loads and evaluations need each right now.
     """
 
     def __init__(self, lanes: Iterable[str]) -> None:
-        self._held = dict.fromkeys(lanes, NONE)
-        self._lanes = {NONE: len(self._held)}  # version -> lanes that hold it; few versions are about at a time
+        self._loaded = dict.fromkeys(lanes, NONE)
+        self._lanes = Counter(self._loaded.values())  # version -> lanes that hold it; few versions are about at a time
+        self.needed = Counter[int]()
 
     def __getitem__(self, lane: str) -> int:
-        return self._held[lane]
+        return self._loaded[lane]
 
     def __contains__(self, lane: str) -> bool:
-        return lane in self._held
+        return lane in self._loaded
 
     def set(self, lane: str, version: int) -> None:
         """This lane holds this version now."""
-        before, lanes = self._held[lane], self._lanes
-        self._held[lane] = version
-        lanes[version] = lanes.get(version, 0) + 1
-        lanes[before] -= 1
-        if not lanes[before]:
-            del lanes[before]
+        _take_one(self._lanes, self._loaded[lane])
+        self._loaded[lane] = version
+        self._lanes[version] += 1
 
     @property
     def oldest(self) -> int:
         """The oldest version that a lane holds."""
         return min(self._lanes)
 
+    @contextmanager
+    def in_use(self, version: int) -> Iterator[None]:
+        """Keep a published version readable until the block ends."""
+        self.needed[version] += 1
+        try:
+            yield
+        finally:
+            _take_one(self.needed, version)
 
-class Pin:
-    """Keeps a published version readable.
 
-    Args:
-        pins: version -> how many need it; a version that nobody needs is not in it.
-        version: needed until the block ends.
-    """
-
-    __slots__ = ("_pins", "_version")
-
-    def __init__(self, pins: dict[int, int], version: int) -> None:
-        self._pins, self._version = pins, version
-
-    def __enter__(self) -> None:
-        self._pins[self._version] = self._pins.get(self._version, 0) + 1
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        left = self._pins.pop(self._version) - 1
-        if left:
-            self._pins[self._version] = left
+def _take_one(counter: Counter[int], version: int) -> None:
+    counter[version] -= 1
+    if not counter[version]:
+        del counter[version]
 
 
 class Evaluations:
@@ -83,10 +78,9 @@ class Evaluations:
 
     def add(self, weight_handle: WeightHandle) -> None:
         """These weights are to be evaluated, unless they were."""
-        if weight_handle.version <= self.told:
-            return
-        self._due.append(weight_handle)
-        self._unreported.append(weight_handle.version)
+        if weight_handle.version > self.told:
+            self._due.append(weight_handle)
+            self._unreported.append(weight_handle.version)
 
     def begin(self) -> WeightHandle | None:
         """Return the oldest weights whose evaluation nobody has begun; None if there are none."""

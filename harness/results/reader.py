@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -22,7 +22,6 @@ from harness.results.jsonl import RESTORE, read_checked, read_rows
 from harness.results.manifest import Manifest
 from harness.results.rows import (
     STEPS,
-    ArrivalRow,
     BatchRow,
     DiscardedRow,
     EvaluationRow,
@@ -37,9 +36,6 @@ from harness.results.rows import (
     WarmUp,
 )
 from harness.results.writer import CHECKPOINTS, KEPT_STEPS, MANIFEST, PICTURES, POLICIES, POLICY, SCENARIO
-
-if TYPE_CHECKING:
-    from harness.loop.arrivals import Arrival
 
 T = TypeVar("T")
 
@@ -85,12 +81,6 @@ class Run:
     def discarded(self) -> list[DiscardedRow]:
         """Read what dynamic sampling discarded; empty in a run without it."""
         return read_rows(self.folder, DiscardedRow)
-
-    def arrivals(self) -> tuple[Arrival, ...]:
-        """Read the order in which things arrived; empty in a run that did not write it."""
-        from harness.loop.arrivals import Arrival  # and with it the whole loop
-
-        return tuple(Arrival(*astuple(row)) for row in read_rows(self.folder, ArrivalRow))
 
     @cached_property
     def settings(self) -> dict[str, Any]:

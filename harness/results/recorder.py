@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
-from harness.loop import RolloutCounts, StepReport
+from harness.loop import Observer, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats
 from harness.models.flops import Utilisation
 from harness.results import RunFolder, VersionChange
@@ -53,7 +53,7 @@ class Probes(Protocol):
         """Return the probes' own figures since the last call."""
 
 
-class RunRecorder:
+class RunRecorder(Observer):
     """The observer of one run: writes its spans, steps, evaluations, examples and log.
 
     A step's row holds the spans that ended since the previous row, each with the instants that are its own

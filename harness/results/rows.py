@@ -24,7 +24,7 @@ T = TypeVar("T")
 SCHEMA_VERSION = 1
 """Of every file of a run."""
 SPANS, STEPS, ROLLOUTS, GROUPS = "spans.jsonl", "steps.jsonl", "rollouts.jsonl", "groups.jsonl"
-COUNTERS, ARRIVALS = "counters.jsonl", "arrivals.jsonl"
+COUNTERS = "counters.jsonl"
 MOST_SECONDS = 1e9
 """Thirty years: more than any time in a run, and as nanoseconds within 64 bits."""
 MOST_WHOLE = 2**63 - 1
@@ -288,17 +288,6 @@ class BatchRow(Row, frozen=True):
     file: ClassVar[str] = GROUPS
     step: Whole
     groups: tuple[tuple[Whole, Whole], ...]
-
-
-class ArrivalRow(Row, frozen=True):
-    """An event of the loop, an ``Arrival`` of ``harness.loop.arrivals``."""
-
-    file: ClassVar[str] = ARRIVALS
-    who: str
-    what: str
-    orders: tuple[tuple[str, Whole, Whole, Whole], ...] = ()
-    version: Whole = -1
-    swaps: tuple[tuple[Whole, Whole], ...] = ()
 
 
 class SyncRow(Row, frozen=True):

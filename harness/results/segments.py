@@ -25,13 +25,13 @@ from harness.loop.replay import ReplayStats
 from harness.results.jsonl import read_json
 from harness.results.manifest import Input
 from harness.results.reader import is_running
-from harness.results.rows import ARRIVALS, COUNTERS, GROUPS, ROLLOUTS, SPANS, STEPS, StepSeconds
+from harness.results.rows import COUNTERS, GROUPS, ROLLOUTS, SPANS, STEPS, StepSeconds
 from harness.results.trackers import METRICS
 from harness.results.writer import LOG, MANIFEST, SCENARIO
 
 RECORDED = "recorded.json"
 """The file in the folder of a checkpoint."""
-ROW_FILES = (SPANS, STEPS, ROLLOUTS, GROUPS, COUNTERS, METRICS, ARRIVALS)
+ROW_FILES = (SPANS, STEPS, ROLLOUTS, GROUPS, COUNTERS, METRICS)
 """Files of a run that only grow, and hold nothing that is not in the policy."""
 
 

@@ -120,7 +120,7 @@ def sync_metrics(weight_handle: WeightHandle, spans: Sequence[Span]) -> Metrics:
 def replay_metrics(facts: StepReport, replay: tuple[ReplayStats, int], earlier: ReplayStats) -> Metrics:
     """Return what became of the replay buffer's groups since its ``earlier`` totals, and the age of what was taken."""
     stats, size = replay
-    causes = ("evicted_full", "evicted_age", "evicted_uses", "evicted_unused")
+    causes = ("evicted_full", "evicted_age", "evicted_unused")
     metrics = {f"replay/{name}": Metric(getattr(stats, name) - getattr(earlier, name), "sum") for name in causes}
     metrics |= {"replay/size": Metric(size), "trained_tokens": Metric(count(facts.groups).tokens, "sum")}
     for name, values in (("age", [it.age for it in facts.taken]), ("uses", [it.uses for it in facts.taken])):

@@ -25,7 +25,6 @@ from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_p
 from harness.results import EvaluationRow, StepRow
 from harness.results.recorder import RowListener
 from harness.results.writer import PROFILES
-from harness.run.arrivals import arrivals_of
 from harness.run.checkpoints import CommittingLearner, RunCheckpoints
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
@@ -302,7 +301,6 @@ class ArmRunner:
             throttle,
             resume=state,
             checkpoints=checkpoints,
-            arrivals=arrivals_of(arm.variant.scenario, session.folder),
         )
 
     async def _watch(self, sessions: Sequence[RunSession], number: int) -> None:

@@ -206,7 +206,6 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
         device=device,
         max_batch=settings.max_batch,
         should_stop=should_stop,
-        keeps_loaded=scenario.arrivals.repeat is not None,
         ends=policy.ends,
     )
 

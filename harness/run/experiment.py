@@ -23,7 +23,6 @@ from harness.report.terminal import print_list
 from harness.results.experiment_plan import held
 from harness.results.writer import CHECKPOINTS, PICTURES, REPORT, SCENARIO
 from harness.run.arm_runner import ArmRunner
-from harness.run.arrivals import recorded_arrivals
 from harness.run.blocks import run_blocks
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.factory import PartsFactory
@@ -110,7 +109,6 @@ def run_scenario(
         Interrupted: Ctrl-C or SIGTERM; the folders say so.
     """
     points = points_of(expand(scenario))
-    recorded_arrivals(scenario)  # that cannot be repeated are refused before anything is made
     if scenario.transport_sweep is None:
         check_before_start(points, lambda line: None if quiet else print(line, file=sys.stderr))
     console, planned = Console(stderr=True), [variant for variants in points for variant in variants]

@@ -25,6 +25,7 @@ from harness.core.protocols import Learner
 from harness.core.trace import Stage, Tracer
 from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.learner.checkpoint import reference_file
+from harness.loop.state import with_data
 from harness.loop.state_files import KeptBatch, write_batch
 from harness.results.jsonl import read_json
 from harness.results.writer import KEPT_STEPS
@@ -153,7 +154,7 @@ class KeepingLearner(ForwardingLearner):
 
     async def _keep(self, step: int, draft: _Draft, result: KeptResult) -> None:
         def write() -> None:
-            batch = KeptBatch(step, tuple(draft.parts)).with_data(self._parts.data_of)
+            batch = with_data(KeptBatch(step, tuple(draft.parts)), self._parts.data_of)
             said = json.dumps(msgspec.to_builtins(result)).encode()
             files = [*draft.files, *write_batch(batch, draft.folder), write_file(draft.folder, RESULT, [said])]
             commit(draft.folder, files, keep=sys.maxsize)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from harness.core.checkpoints import Checkpoint, Refused, newest_whole
 from harness.core.errors import UserError
-from harness.loop.state import LoopState
+from harness.loop.state import LoopState, with_data
 from harness.loop.state_files import read_state
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
@@ -30,7 +30,7 @@ from harness.run.session import RunSession
 from harness.scenario import Scenario, expand, resolved_yaml
 from harness.settings.loss import CLIP_RANGE, CLIPPED
 
-FREE = ("description", "arrivals", "checkpoint", "trackers", "save_policy", "save_policy_every",
+FREE = ("description", "checkpoint", "trackers", "save_policy", "save_policy_every",
         "reward_target", "endpoint", "faults.stall_after_s", "faults.max_replacements",
         "max_failed_batches")  # fmt: skip
 """Settings that may be others after a resume: what is sampled and learnt until then does not depend on them."""
@@ -92,7 +92,7 @@ class Resume:
         session.arm.clock.go_on_from(self.recorded.clock_ns)
         session.recorder.goes_on(parts.lanes, self.recorded)
         session.log_lines([*self.warnings, f"continues from {self.checkpoint.folder.name}"])
-        return self.state.with_data(parts.handle_of)
+        return with_data(self.state, parts.handle_of)
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,6 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
     _check_over(run)
     paths, now = PATHS if is_whole(run.manifest.inputs) else (), InputsNow()
     was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD, *paths))
-    if scenario.arrivals.repeat is not None:
-        what = "a run that repeats another one's arrivals cannot go on in the middle of them"
-        raise UserError(what, "arrivals.repeat", "repeat it from its beginning")
     check_inputs(run.manifest.inputs, now, scenario, folder)
     found = replace(newest_of(folder, run.manifest), was=was)
     check_inputs(found.recorded.inputs, now, scenario, folder)
@@ -213,8 +210,6 @@ def resume_of(point: Point, now: InputsNow) -> Resume | None:
     Raises:
         UserError: it is still running, or is of other inputs.
     """
-    if point.variant.scenario.arrivals.repeat is not None:  # it is repeated from its beginning
-        return None
     try:
         run = load_run(point.folder)
         found = None if run.status == "running" else newest_of(run.folder, run.manifest)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from harness.core.errors import Diverged, RunStopped, UserError
-from harness.core.protocols import Engine, ScoringEngine, SwapsWeights, Task
+from harness.core.protocols import Engine, ScoringEngine, Task
 from harness.core.trace import Stage, Tracer
 from harness.core.types import (
     Completion,
@@ -283,19 +283,13 @@ class GeneratorWorker:
             prompts = [prompts_of(self.task, item.purpose)[prompt_id] for prompt_id in item.prompt_ids]
             token_ids = [list(self.encode(prompt.asked)) for prompt in prompts]
             version = self.version  # at the start: new weights may come in the middle
-            told = {"swaps": item.swaps} if item.swaps else {}  # of an engine that can be told
-            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places, **told)
-            swaps = self.engine.swaps.made if isinstance(self.engine, SwapsWeights) else ()
-            if swaps:
-                version = swaps[0][1]
+            sampled = self.engine.generate(token_ids, item.group_size, self.sampling, item.seed, item.places)
             data = [
                 GroupData(prompt, np.asarray(ids, dtype=np.int64), self._with_texts(completions))
                 for prompt, ids, completions in zip(prompts, token_ids, sampled, strict=True)
             ]
             return tuple(
-                replace(
-                    _group(item, prompt_id, group_data, version), swaps=swaps, dropped_special=self._dropped(group_data)
-                )
+                replace(_group(item, prompt_id, group_data, version), dropped_special=self._dropped(group_data))
                 for prompt_id, group_data in zip(item.prompt_ids, data, strict=True)
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.core.errors import UserError
 from harness.scenario.schema import Scenario
 from harness.settings.learner import Held, MeshShape, OffloadSettings, ZeroStage
+from harness.settings.replay import ReplaySettings
 
 
 def no_gpu_error(where: str = "placement.device: cuda") -> UserError:
@@ -15,6 +16,12 @@ def no_gpu_error(where: str = "placement.device: cuda") -> UserError:
         "set placement.device to cpu, or to auto, which takes a GPU only where there is one; "
         "on a GPU machine check that nvidia-smi works and that PyTorch is not the CPU build",
     )
+
+
+def resolved_replay(scenario: Scenario) -> ReplaySettings:
+    """Return the replay buffer's settings with the numbers that null stands for."""
+    numbers = {"max_age": scenario.replay_max_age, "sample_groups": scenario.replay_sample_groups}
+    return scenario.replay.model_copy(update=numbers)
 
 
 def mesh_shape(scenario: Scenario) -> MeshShape:

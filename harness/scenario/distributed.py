@@ -221,15 +221,6 @@ def newest_replays(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "replay.sampling", "replay.sample_groups")
 
 
-def groups_stay_to_be_replayed(scenario: Scenario) -> Problem | None:
-    """Groups that are all used up in the step that they come in with are not replayed."""
-    key, sample, prompts = "replay.max_uses", scenario.replay_sample_groups, scenario.prompts_per_batch
-    if scenario.replay.capacity == 0 or scenario.replay.max_uses != 1 or sample < prompts:
-        return None
-    what = f"{key} is 1 and a step takes {sample} groups, as all {prompts} fresh ones are: no group is replayed"
-    return broken(what, f"set {key} to 2 or more, or replay.capacity to 0", key, "replay.sample_groups")
-
-
 def _settings_without_buffer(scenario: Scenario) -> Problem | None:
     """Settings that would be ignored silently are refused."""
     given = [name for name, value in scenario.replay if value != getattr(ReplaySettings(), name)]
@@ -266,6 +257,5 @@ DISTRIBUTED_RULES = (
     sweep_on_one_machine,
     replay_holds_a_batch,
     newest_replays,
-    groups_stay_to_be_replayed,
     replay_age_covers_lag,
 )

@@ -7,16 +7,6 @@ from harness.scenario.problems import Problem, broken
 from harness.scenario.schema import Scenario
 
 
-def dynamic_sampling_is_on(scenario: Scenario) -> Problem | None:
-    """Settings that would be ignored silently are refused."""
-    settings = scenario.dynamic_sampling
-    if settings.attempts or settings.prompt == "new":
-        return None
-    what = f"dynamic_sampling.attempts is 0, so nothing is sampled again and prompt {settings.prompt} means nothing"
-    fix = "set dynamic_sampling.attempts to 1 or more, or leave dynamic_sampling.prompt out"
-    return broken(what, fix, "dynamic_sampling.prompt", "dynamic_sampling.attempts")
-
-
 def discarded_groups_teach_nothing(scenario: Scenario) -> Problem | None:
     """Groups are discarded only if equal rewards give an advantage of 0."""
     delta = scenario.advantage.delta_for(scenario.loss.type)
@@ -45,4 +35,4 @@ def rollouts_are_equal(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "endpoint", "dynamic_sampling.attempts")
 
 
-DYNAMIC_SAMPLING_RULES = (dynamic_sampling_is_on, discarded_groups_teach_nothing, rollouts_are_equal)
+DYNAMIC_SAMPLING_RULES = (discarded_groups_teach_nothing, rollouts_are_equal)

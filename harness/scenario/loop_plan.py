@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.loop import DynamicSamplingOptions, LoopPlan
+from harness.loop import LoopPlan
 from harness.loop.plan import prompt_schedule
-from harness.loop.replay import ReplayOptions
+from harness.scenario.derived import resolved_replay
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 
@@ -26,32 +26,15 @@ def loop_plan(scenario: Scenario, num_train: int, num_validation: int) -> LoopPl
         validation_prompts=tuple(range(min(num_validation, scenario.evaluation.prompts))),
         seed=scenario.seed,
         lag_control=scenario.lag_control,
-        replay=replay_options(scenario),
-        dynamic_sampling=dynamic_sampling_options(scenario, num_train),
+        replay=resolved_replay(scenario),
+        dynamic_sampling=scenario.dynamic_sampling,
+        num_prompts=num_train,
         overlapped_publish=scenario.learner.overlapped_publish,
         stream=scenario.learner.stream,
         checkpoint_every=scenario.checkpoint.every or 0,
         save_policy_every=scenario.save_policy_every or 0,
         max_failed_batches=scenario.max_failed_batches,
     )
-
-
-def replay_options(scenario: Scenario) -> ReplayOptions | None:
-    """Return the replay buffer's options; None for a run without one."""
-    replay = scenario.replay
-    if replay.capacity == 0:
-        return None
-    return ReplayOptions(
-        replay.capacity, scenario.replay_max_age, replay.sampling, scenario.replay_sample_groups, replay.max_uses
-    )
-
-
-def dynamic_sampling_options(scenario: Scenario, num_train: int) -> DynamicSamplingOptions | None:
-    """Return whether groups are sampled again, of so many training prompts; None for a run that takes all groups."""
-    settings = scenario.dynamic_sampling
-    if settings.attempts == 0:
-        return None
-    return DynamicSamplingOptions(settings.attempts, num_train if settings.prompt == "new" else 0)
 
 
 def lanes_of(kind: str, scenario: Scenario) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.scenario.arrivals import ARRIVAL_RULES
 from harness.scenario.checkpoint import CHECKPOINT_RULES
 from harness.scenario.distributed import DISTRIBUTED_RULES
 from harness.scenario.dynamic_sampling import DYNAMIC_SAMPLING_RULES
@@ -89,7 +88,6 @@ RULES: tuple[Rule, ...] = (
     *DISTRIBUTED_RULES,
     *LEARNER_RULES,
     *CHECKPOINT_RULES,
-    *ARRIVAL_RULES,
     *DYNAMIC_SAMPLING_RULES,
     *TASK_AND_MODEL_RULES,
 )

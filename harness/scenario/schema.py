@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from harness.core.experiment import MOST_BLOCKS
-from harness.settings.arrivals import ArrivalSettings
 from harness.settings.base import (
     BY_COLON,
     OF_HARNESS,
@@ -126,8 +125,6 @@ class Scenario(Section):
     """Training steps between two saved policies, each a folder `policies/step_N`; null saves none."""
     checkpoint: Annotated[CheckpointSettings, EmptyIfNull] = CheckpointSettings()
     """Checkpoints from which a stopped or killed run continues; training steps kept for `recompute`."""
-    arrivals: Annotated[ArrivalSettings, EmptyIfNull] = ArrivalSettings()
-    """The order in which rollouts arrive, on which an asynchronous run depends: recorded, or repeated."""
     endpoint: EndpointName = "seconds_per_step"
     """Primary endpoint: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INSTEAD = {
-    "arrivals": "leave it out: with `max_lag: 0`, and with `lag_control: wait`, a run repeats itself from its seed",
+    "arrivals": "leave it out: with `max_lag: 0` a run repeats itself from its seed",
     "checkpoint.hours_between_failures": "leave it out, and choose `checkpoint.every`",
     "dynamic_sampling.prompt": "leave it out: a group without spread is replaced by one of another prompt, as in DAPO",
     "engine.type=fake": "set engine.type and model.type to `paced`, which take time and sample nothing",

@@ -19,8 +19,6 @@ class ReplaySettings(Section):
     rewards, which prefers groups with a signal."""
     sample_groups: AtLeast1 | None = None
     """Groups that a step takes; null: as many as a fresh batch has."""
-    max_uses: AtLeast1 | None = None
-    """How often a group may be trained on; null: no bound."""
 
 
 class DynamicSamplingSettings(Section):
@@ -28,5 +26,3 @@ class DynamicSamplingSettings(Section):
 
     attempts: AtLeast0 = 0
     """How often a group is sampled again at most; the last attempt is kept. 0 takes all groups."""
-    prompt: Literal["new", "same"] = "new"
-    """Which prompt replaces it: one that is not in the batch, as in DAPO, or the same one again."""

@@ -28,7 +28,7 @@ from harness.compare.experiment import SIMULATED
 from harness.compare.stats.intervals import t_quantile
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage
-from harness.loop import SilentObserver, StepReport
+from harness.loop import Observer, StepReport
 from harness.report.document import Table
 from harness.results import StepRow
 from harness.results.occupancy import Occupancy
@@ -230,7 +230,7 @@ def _estimates(each: Sequence[Mapping[K, float]]) -> dict[K, Estimate]:
     return {key: estimate([figures.get(key, 0.0) for figures in each]) for key in keys}
 
 
-class StepWatch(SilentObserver):
+class StepWatch(Observer):
     """Hears of the training steps of a run on a virtual clock, and makes the rows that figures are taken of.
 
     Attributes:

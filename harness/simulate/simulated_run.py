@@ -14,7 +14,7 @@ from functools import partial
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, StepReport, run_loop
+from harness.loop import LoopPlan, Observer, RolloutCounts, StepReport, run_loop
 from harness.models.config import ModelConfig
 from harness.results import EvaluationRow, StepRow, lane_kind, part_of
 from harness.scenario import Scenario
@@ -41,7 +41,7 @@ from harness.simulate.timeline import CallTimeline, OwnDevice, Place, SharedCore
 DRIVER = "driver"
 
 
-class ForwardingObserver:
+class ForwardingObserver(Observer):
     """An observer that passes everything on; a base for one that changes or takes note of some events."""
 
     def __init__(self, observer: Observer) -> None:
@@ -169,7 +169,7 @@ class SimulatedRun:
     @property
     def extrapolating(self) -> tuple[str, ...]:
         """Sentences: where the run, as far as it has come, left what the profile knows. Complete when it is over."""
-        weighted = self.plan.replay is not None and self.plan.replay.sampling.endswith("_weighted")
+        weighted = self.plan.replay.capacity > 0 and self.plan.replay.sampling.endswith("_weighted")
         unknown = ("replay.sampling goes by rewards, which nobody knows: all groups count alike",) * weighted
         return (*getattr(self.costs, "extrapolating", ()), *self.lengths.said, *unknown, *self.crowded)
 
@@ -180,7 +180,7 @@ class SimulatedRun:
             observer: hears of events. The driver is held up for its bookkeeping after each training step: inside of
                 ``observer.on_step`` where that calls ``on_row``, as a ``RunRecorder`` made with it does; else after it.
         """
-        watched = self.watched(observer or SilentObserver())
+        watched = self.watched(observer or Observer())
         parts = self.generators, self.scorers, self.learner
         await run_loop(*parts, self.plan, self.tracer, watched, checkpoints=self.learner)
 
@@ -240,7 +240,7 @@ def build_run(
         return timelines.of(lane), ProfileCosts(lane, costs, work, delays, steady)
 
     generators = [SimulatedGenerator(*part(lane), lengths.groups) for lane in lanes_of("generator", scenario)]
-    score = partial(_scored, cap=scenario.sampling.max_tokens, rewarded=plan.replay is not None)
+    score = partial(_scored, cap=scenario.sampling.max_tokens, rewarded=plan.replay.capacity > 0)
     scorers = [SimulatedScorer(*part(lane), score) for lane in lanes_of("scorer", scenario)]
     optimizer_steps = scenario.optimizer_steps_per_batch
     timeline, own = timelines.of("learner"), RankCosts("learner", costs, work, machine) if several else None
@@ -445,7 +445,7 @@ def simulate_run(
         UserError: the profile lacks something that the scenario needs.
         RunStopped: as in a real run.
     """
-    watch = _Watch(observer or SilentObserver())
+    watch = _Watch(observer or Observer())
 
     async def main(tracer: RecordingTracer) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
         built = build_run(scenario, machine, tracer, draw=draw, shape=shape, allow=allow, costs=costs, lengths=lengths)

@@ -34,8 +34,8 @@ from rich.table import Table
 
 from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
-from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
-from harness.loop.replay import ReplayOptions
+from harness.loop import LoopPlan, Observer, StepReport, run_loop
+from harness.settings.replay import ReplaySettings
 from harness.simulate.clock import VirtualClockLoop, run_virtual
 from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
@@ -64,7 +64,7 @@ class Speed:
         return self.callbacks / self.seconds
 
 
-class Counting(SilentObserver):
+class Counting(Observer):
     """Takes the spans away after each step, and counts them and the orders that were trained on."""
 
     def __init__(self, tracer: RecordingTracer) -> None:
@@ -95,7 +95,8 @@ def plain_parts(generators: int, steps: int, control: str, tracer: RecordingTrac
     ]
     learner: Learner = simulated_learner(tracer, constant(5.0), constant(1.0))
     prompts = tuple(range(generators))
-    replay = ReplayOptions(4 * generators, 4, sample_groups=generators) if control == "replay" else None
+    capacity = 4 * generators if control == "replay" else 0
+    replay = ReplaySettings(capacity=capacity, max_age=4, sample_groups=generators)
     lag_control: Any = "wait" if control == "replay" else control
     return parts, scorers, learner, LoopPlan(steps, GROUP_SIZE, 1, 1, lambda step: prompts, (), 0, lag_control, replay)
 

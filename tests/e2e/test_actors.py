@@ -24,7 +24,7 @@ import ray
 from harness.core.errors import RunStopped, UserError
 from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer, Stage
-from harness.loop import SilentObserver, StepReport, run_loop
+from harness.loop import Observer, StepReport, run_loop
 from harness.results import Run, find_runs
 from harness.results.counters import read_counters, sources
 from harness.run.experiment import run_scenario
@@ -270,7 +270,7 @@ def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
     group_bytes = 2 * 100_000 * (8 + 4)  # token ids are int64, log-probs float32
     held: list[int] = []
 
-    class Watcher(SilentObserver):
+    class Watcher(Observer):
         def on_step(self, facts: StepReport) -> None:
             assert all(isinstance(group.data, ray.ObjectRef) for group in (*facts.fresh, *facts.groups))
             assert facts.replay is not None
@@ -289,9 +289,7 @@ def test_the_driver_holds_references_and_an_evicted_group_frees_its_memory(
         parts.close()
 
 
-async def run_and_look(
-    parts: RunningParts, tracer: RecordingTracer, observer: SilentObserver, group_bytes: int
-) -> None:
+async def run_and_look(parts: RunningParts, tracer: RecordingTracer, observer: Observer, group_bytes: int) -> None:
     """Run the loop, and look at the store meanwhile: 8 groups in the buffer, up to 2 batches of 4 on their way."""
     looks: list[int] = []
 

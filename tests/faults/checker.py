@@ -21,7 +21,7 @@ MOST_EVENTS = 20_000
 INVARIANTS = {
     "lag at start": "a Generator starts a batch at most max_lag versions behind the Learner",
     "lag at first use": "a rollout is at most max_lag versions old when it is first consumed; replayed, max_age",
-    "uses": "a rollout is trained on once, under replay at most max_uses times, and never twice in one step",
+    "uses": "a rollout is trained on once where nothing is replayed, and never twice in one step",
     "one answer": "each order is generated once and scored once, and what is trained on is what was scored",
     "sampled again": "groups without spread are, up to the bound, each place with the prompt and seed of its attempt",
     "none lost": "every generated rollout is in one column of the ledger, counted by us as by the loop",
@@ -151,7 +151,7 @@ class Books:
     def _new_draws(self) -> ReplayBuffer | None:
         """A buffer of our own, where the loop's may come from a checkpoint."""
         schedule = self.schedule
-        if not schedule.checkpoint_every or schedule.replay is None:
+        if not schedule.checkpoint_every or not schedule.replay.capacity:
             return None
         return ReplayBuffer(schedule.replay, schedule.seed)
 
@@ -427,16 +427,12 @@ class Books:
 
     def _check_use(self, step: int, name: Name, group: RolloutGroup) -> None:
         replay, age = self.schedule.replay, self.version - group.min_version
-        bound = self.schedule.max_lag if replay is None else replay.max_age
+        bound = self.schedule.max_lag if replay.max_age is None else replay.max_age
         self.require(self.scored.get(name) is group, "one answer", f"step {step} trains on {name}, which nobody scored")
         self.require(0 <= age <= bound, "lag at first use", f"step {step} trains on {name}: age {age}, at most {bound}")
         self.uses[name] += 1
-        allowed = 1 if replay is None else replay.max_uses
-        self.require(
-            allowed is None or self.uses[name] <= allowed,
-            "uses",
-            f"step {step} trains on {name} for time {self.uses[name]}, at most {allowed}",
-        )
+        again = self.uses[name] > 1 and not replay.capacity
+        self.require(not again, "uses", f"step {step} trains on {name} for time {self.uses[name]}, at most 1")
 
     def _waiting(self) -> int:
         """Rollouts that are scored, not consumed, and not too old."""

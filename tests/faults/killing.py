@@ -27,7 +27,7 @@ class Checkpoint:
 
     def read(self) -> tuple[LoopState, Books]:
         """Return the state for the loop that goes on, and the books of its history."""
-        state = decode(*self.written)
+        state = decode(*self.written, LoopState)
         return state, self.books.go_on(state)
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from harness.core.errors import PartReplaced
 from harness.core.trace import RecordingTracer, SpanContext, Stage
 from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
-from harness.loop import Count, RolloutCounts, StepReport
+from harness.loop import Count, Observer, RolloutCounts, StepReport
 from harness.loop.replay import ReplayStats
 from tests.faults.checker import AtUpdate, Books, named
 from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer
@@ -126,7 +126,7 @@ class _WatchedSpan:
         self._books.span_ended(self._lane, self._stage, self._start_ns, self._tracer.clock_ns(), cut=error is not None)
 
 
-class Listener:
+class Listener(Observer):
     """Compares what it hears with the books; see ``Observer``."""
 
     def __init__(self, books: Books) -> None:
@@ -186,7 +186,7 @@ class Listener:
         """What was trained on is the batch, or was drawn from a buffer that keeps to its bounds."""
         books = self.books
         books.require(facts.groups == update.groups, "one answer", f"step {facts.step} was made of other groups")
-        if books.schedule.replay is None or facts.replay is None:
+        if not books.schedule.replay.capacity or facts.replay is None:
             books.require(facts.groups == facts.fresh, "one answer", f"step {facts.step} was not made of its batch")
             return
         if books.draws is not None:
@@ -199,7 +199,7 @@ class Listener:
     def _check_capacity(self, stats: ReplayStats, size: int, taken: int) -> None:
         books = self.books
         replay = books.schedule.replay
-        assert replay is not None
+        assert replay.sample_groups is not None
         books.require(
             size <= replay.capacity and taken <= replay.sample_groups,
             "capacity",

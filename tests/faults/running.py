@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 from harness.core.trace import RecordingTracer
 from harness.loop import Condition, LoopPlan, LoopState, run_loop
 from harness.loop.batching import BatchAssembler
+from harness.loop.loop import new_assembler
 from harness.run.watchdog import watch
 from harness.simulate.clock import run_virtual
 from tests.faults.checker import Books, Broken, Event
@@ -31,14 +33,14 @@ class Wiring:
     Attributes:
         plan: what the loop gets for the schedule's plan.
         new_condition: makes what wakes those who wait.
-        assembler: makes what turns scored shards into batches; None takes the loop's own.
+        assembler: makes what turns scored shards into batches.
         saved: what becomes of the loop's state before it is written.
         generator: makes the Generators.
     """
 
     plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan
     new_condition: Callable[[], Condition] = Condition
-    assembler: Callable[[Schedule], BatchAssembler | None] = lambda schedule: None
+    assembler: Callable[[LoopPlan, int], BatchAssembler] = new_assembler
     saved: Callable[[LoopState], LoopState] = lambda state: state
     generator: type[FaultyGenerator] = FaultyGenerator
 
@@ -169,14 +171,16 @@ async def _run(life: Life, wiring: Wiring, state: LoopState | None, tracer: Reco
             Listener(books),
             resume=state,
             checkpoints=checkpoints,
-            assembler=wiring.assembler(schedule),
-            new_condition=wiring.new_condition,
         )
         try:
-            if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
-                await _watched(loop, tracer)
-            else:  # without a watchdog's timer, a deadlock is found at once
-                await loop
+            with (
+                patch("harness.loop.loop.new_assembler", wiring.assembler),
+                patch("harness.loop.loop.Condition", wiring.new_condition),
+            ):
+                if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
+                    await _watched(loop, tracer)
+                else:  # without a watchdog's timer, a deadlock is found at once
+                    await loop
             return
         except Injected as error:
             checkpoints.give_up()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
 from harness.core.seeds import derive_seed
 from harness.core.types import Purpose, WorkItem
-from harness.loop import DynamicSamplingOptions, LagControl, LoopPlan
-from harness.loop.replay import ReplayOptions
+from harness.loop import LagControl, LoopPlan
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 
 Call = Literal["load", "generate", "score", "update", "publish", "save_policy"]
 
@@ -110,7 +110,7 @@ class Schedule:
         timings: of every call; what is not there takes no time.
         faults: what goes wrong in calls.
         unrewarded: rewards that never come.
-        dynamic_sampling: as in ``LoopPlan``.
+        dynamic_sampling, num_prompts: as in ``LoopPlan``.
         flat_share: share of the groups whose rewards are all equal.
         checkpoint_every: as in ``LoopPlan``.
         save_s, write_s: seconds that a checkpoint holds the Learner up, and those after which it is whole.
@@ -130,14 +130,15 @@ class Schedule:
     epochs: int = 1
     validates: bool = False
     evaluate_every: int = 1
-    replay: ReplayOptions | None = None
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
     proof: bool = False
     max_replacements: int = 10
     restart_s: float = 0.0
     timings: tuple[Timing, ...] = ()
     faults: tuple[Fault, ...] = ()
     unrewarded: tuple[Unrewarded, ...] = ()
-    dynamic_sampling: DynamicSamplingOptions | None = None
+    dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
+    num_prompts: int = 0
     flat_share: float = 0.0
     checkpoint_every: int = 0
     save_s: float = 0.0
@@ -174,6 +175,7 @@ class Schedule:
             self.lag_control,
             self.replay,
             self.dynamic_sampling,
+            self.num_prompts,
             checkpoint_every=self.checkpoint_every,
         )
 

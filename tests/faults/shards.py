@@ -45,7 +45,7 @@ class Shards:
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule, self._options = schedule, schedule.dynamic_sampling
+        self._schedule, self._attempts = schedule, schedule.dynamic_sampling.attempts
         self._shards: dict[tuple[int, int], Shard] = {}
         self._stood: dict[int, set[int]] = defaultdict(set)  # batch -> prompts that stand or stood in it
         self._by_group: dict[tuple[int, int, int], Shard] = {}  # (batch, prompt, attempt) that stays -> its shard
@@ -102,9 +102,8 @@ class Shards:
 
     def _wrong_prompt(self, item: WorkItem, place: int, prompt: int) -> str:
         """A new prompt while there is one, which stood nowhere in the batch before; the same one afterwards."""
-        assert self._options is not None
         shard, each = self.of(item), self._schedule.prompts
-        others = len(set(range(self._options.num_prompts)) - set(self._schedule.plan.batch_prompts(item.step)))
+        others = len(set(range(self._schedule.num_prompts)) - set(self._schedule.plan.batch_prompts(item.step)))
         is_new = (item.attempt - 1) * each + place < others
         stood, before = prompt in self._stood[item.step], shard.prompts[place]
         self._stood[item.step].add(prompt)
@@ -130,7 +129,7 @@ class Shards:
 
     def _goes(self, item: WorkItem, group: RolloutGroup) -> bool:
         assert group.rewards is not None
-        return self._options is not None and item.attempt < self._options.attempts and len(set(group.rewards)) == 1
+        return item.attempt < self._attempts and len(set(group.rewards)) == 1
 
     def is_settled(self, step: int) -> bool:
         """Whether all groups of a batch stay or have failed."""

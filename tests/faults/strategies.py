@@ -8,8 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from harness.core.types import Purpose
-from harness.loop import DynamicSamplingOptions
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from tests.faults.schedule import LEARNER, Call, Fault, FaultKind, Schedule, Timing, Unrewarded
 
 CALLS: dict[str, tuple[Call, ...]] = {
@@ -85,11 +84,12 @@ def schedules(draw: st.DrawFn, fatal: Sequence[Drawn] = FATAL) -> Schedule:
         epochs=draw(st.sampled_from([1, 1, 2, 4])),
         validates=draw(st.booleans()),
         evaluate_every=draw(st.integers(1, 4)),
-        replay=draw(st.none() | _replay(prompts, max_lag)),
+        replay=draw(st.just(ReplaySettings()) | _replay(prompts, max_lag)),
         proof=draw(st.booleans()),
         max_replacements=draw(st.sampled_from(12 * [10] + [0, 1, 2])),
         restart_s=draw(st.sampled_from([0.0, 1.0]) | st.floats(0, 20)),
-        dynamic_sampling=draw(st.none() | _dynamic_sampling(prompts)),
+        dynamic_sampling=DynamicSamplingSettings(attempts=draw(st.just(0) | st.integers(1, 3))),
+        num_prompts=draw(st.sampled_from([0, prompts + 1, 20 * prompts])),  # no others, too few, enough
         flat_share=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])),
     )
     schedule = replace(schedule, timings=_timings(draw, schedule), faults=_faults(draw, schedule, fatal))
@@ -120,20 +120,14 @@ def restarted_schedules(draw: st.DrawFn) -> Schedule:
 
 
 @st.composite
-def _replay(draw: st.DrawFn, prompts: int, max_lag: int) -> ReplayOptions:
+def _replay(draw: st.DrawFn, prompts: int, max_lag: int) -> ReplaySettings:
     capacity = draw(st.integers(prompts, 4 * prompts))
-    return ReplayOptions(
-        capacity,
-        max_lag + draw(st.integers(0, 3)),
-        draw(st.sampled_from(["newest", "uniform", "reward_weighted", "signal_weighted"])),
-        draw(st.integers(1, capacity)),
-        draw(st.sampled_from([None, 1, 2, 3])),
+    return ReplaySettings(
+        capacity=capacity,
+        max_age=max_lag + draw(st.integers(0, 3)),
+        sampling=draw(st.sampled_from(["newest", "uniform", "reward_weighted", "signal_weighted"])),
+        sample_groups=draw(st.integers(1, capacity)),
     )
-
-
-def _dynamic_sampling(prompts: int) -> st.SearchStrategy[DynamicSamplingOptions]:
-    """With the same prompt, with too few others, and with enough of them."""
-    return st.builds(DynamicSamplingOptions, st.integers(1, 3), st.sampled_from([0, prompts + 1, 20 * prompts]))
 
 
 def _timings(draw: st.DrawFn, schedule: Schedule) -> tuple[Timing, ...]:
@@ -181,7 +175,7 @@ def _unrewarded(draw: st.DrawFn, schedule: Schedule) -> tuple[Unrewarded, ...]:
     if how == "a batch":
         step = draw(st.integers(0, schedule.steps - 1))
         return tuple(Unrewarded(Purpose.TRAIN, step, place) for place in range(schedule.prompts))
-    places, attempts = range(schedule.prompts), [0] if schedule.dynamic_sampling is None else [0, 1]
+    places, attempts = range(schedule.prompts), [0, 1] if schedule.dynamic_sampling.attempts else [0]
     train = [
         (Purpose.TRAIN, step, place, attempt)
         for step in range(schedule.steps)

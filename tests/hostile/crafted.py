@@ -659,7 +659,7 @@ AT_THEIR_BOUNDS = (
     "faults.stall_after_s=1e-9",
     "faults.max_replacements=1000000000",
     "checkpoint={every: 1000000000, keep: 1000000000}",
-    "replay={capacity: 1000000000, max_uses: 1000000000}",
+    "replay={capacity: 1000000000, max_age: 1000000000}",
     "placement.generator.cpus=1e30",
 )
 

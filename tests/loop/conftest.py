@@ -15,17 +15,9 @@ import pytest
 from harness.core.protocols import Generator, Scorer
 from harness.core.trace import RecordingTracer, Span
 from harness.core.types import ScoredBatch
-from harness.loop import (
-    DynamicSamplingOptions,
-    LagControl,
-    LoopPlan,
-    RolloutCounts,
-    SilentObserver,
-    StepReport,
-    run_loop,
-)
+from harness.loop import LagControl, LoopPlan, Observer, RolloutCounts, StepReport, Throttle, run_loop
 from harness.loop.plan import Stream
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from harness.simulate.clock import run_virtual
 from tests.stand_ins.simulated_parts import (
     Cost,
@@ -45,7 +37,7 @@ Row = tuple[str, str, float, float, int]
 
 
 @dataclass
-class Story(SilentObserver):
+class Story(Observer):
     """An observer that remembers everything, in order."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)
@@ -76,7 +68,7 @@ class Setup:
     steps: int = 3
     max_lag: int = 1
     lag_control: LagControl = "wait"
-    replay: ReplayOptions | None = None
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
     evaluate_every: int = 1
     validation_prompts: tuple[int, ...] = ()
     batch_prompts: Callable[[int], tuple[int, ...]] = lambda step: (0, 1, 2, 3)
@@ -87,13 +79,15 @@ class Setup:
     publish: float = 1.0
     lengths: Lengths = lambda item, prompt_id: (8,) * item.group_size
     fails: Fails = lambda item, prompt_id: False
-    dynamic_sampling: DynamicSamplingOptions | None = None
+    dynamic_sampling: DynamicSamplingSettings = field(default_factory=DynamicSamplingSettings)
+    num_prompts: int = 0
     overlapped_publish: bool = False
     stream: Stream | None = None
     max_failed_batches: int = 0
     is_flat: Fails = lambda item, prompt_id: True
     generator_dies: Sequence[Dies] = ()
     scorer_dies: Sequence[Dies] = ()
+    throttle: Throttle | None = None
 
     @property
     def plan(self) -> LoopPlan:
@@ -107,6 +101,7 @@ class Setup:
             lag_control=self.lag_control,
             replay=self.replay,
             dynamic_sampling=self.dynamic_sampling,
+            num_prompts=self.num_prompts,
             overlapped_publish=self.overlapped_publish,
             stream=self.stream,
             max_failed_batches=self.max_failed_batches,
@@ -194,6 +189,7 @@ def simulate_run(story: Story | None = None, **settings: object) -> Seen:
             setup.plan,
             tracer,
             story,
+            setup.throttle,
         )
         return asyncio.get_running_loop().time()
 

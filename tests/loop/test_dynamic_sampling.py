@@ -10,12 +10,12 @@ import pytest
 
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup, ScoredBatch, WorkItem
-from harness.loop import Count, DynamicSamplingOptions, LoopPlan, RolloutCounts
+from harness.loop import Count, LoopPlan, RolloutCounts
 from harness.loop.dynamic_sampling import DynamicSampler
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from tests.stand_ins.simulated_parts import varying_lengths
 
-TWICE = DynamicSamplingOptions(attempts=2, num_prompts=40)
+TWICE = DynamicSamplingSettings(attempts=2)
 
 
 def once_flat(*prompts: int):
@@ -32,7 +32,7 @@ def told(seen) -> list[list[tuple[int, int]]]:
 
 
 def test_in_turns_the_generator_samples_again_before_the_update(simulate):
-    seen = simulate(steps=1, max_lag=0, dynamic_sampling=TWICE, is_flat=once_flat(2))
+    seen = simulate(steps=1, max_lag=0, dynamic_sampling=TWICE, num_prompts=40, is_flat=once_flat(2))
     assert seen.work == [
         ("learner", "weight_publish", 0, 1, 0),
         ("generator", "generate", 1, 9, 0),
@@ -53,7 +53,9 @@ def test_in_turns_the_generator_samples_again_before_the_update(simulate):
 
 
 def test_what_is_sampled_again_goes_before_a_new_batch_with_the_newest_weights(simulate):
-    seen = simulate(steps=3, max_lag=1, dynamic_sampling=TWICE, is_flat=lambda item, prompt: item.step == 1 > prompt)
+    seen = simulate(
+        steps=3, max_lag=1, dynamic_sampling=TWICE, num_prompts=40, is_flat=lambda item, prompt: item.step == 1 > prompt
+    )
     assert [row for row in seen.work if row[0] != "scorer"] == [
         ("learner", "weight_publish", 0, 1, 0),
         ("generator", "generate", 1, 9, 0),  # batch 0
@@ -72,7 +74,7 @@ def test_what_is_sampled_again_goes_before_a_new_batch_with_the_newest_weights(s
 
 def test_an_idle_generator_samples_again_what_another_one_has_sampled(simulate):
     # Shards of 2: generator1 is done at 3, scored at 4, and waits for weights; generator0 is done at 101.
-    seen = simulate(steps=1, max_lag=0, generate=[100, 2], dynamic_sampling=TWICE, is_flat=once_flat(0))
+    seen = simulate(steps=1, max_lag=0, generate=[100, 2], dynamic_sampling=TWICE, num_prompts=40, is_flat=once_flat(0))
     # Scored at 102; generator1 has waited longer, and takes the place of generator0: 102 + 2 + 1 + 5 + 1.
     assert [row for row in seen.work if row[1] == "generate"] == [
         ("generator1", "generate", 1, 3, 0),
@@ -86,7 +88,7 @@ def test_an_idle_generator_samples_again_what_another_one_has_sampled(simulate):
 
 
 def test_a_place_is_sampled_up_to_the_bound_and_then_kept(simulate):
-    seen = simulate(steps=2, max_lag=0, dynamic_sampling=TWICE)  # every group is flat
+    seen = simulate(steps=2, max_lag=0, dynamic_sampling=TWICE, num_prompts=40)  # every group is flat
     assert [[group.attempt for group in facts.fresh] for facts in seen.story.facts] == [[2] * 4] * 2
     discarded = [Counter(g.attempt for part in facts.scored for g in part.discarded) for facts in seen.story.facts]
     assert discarded == [{0: 4, 1: 4}] * 2
@@ -96,7 +98,12 @@ def test_a_place_is_sampled_up_to_the_bound_and_then_kept(simulate):
 
 def test_a_group_sampled_again_without_a_reward_is_failed_and_leaves_its_batch(simulate):
     seen = simulate(
-        steps=1, max_lag=0, dynamic_sampling=TWICE, is_flat=once_flat(0, 3), fails=lambda item, prompt: item.attempt > 0
+        steps=1,
+        max_lag=0,
+        dynamic_sampling=TWICE,
+        num_prompts=40,
+        is_flat=once_flat(0, 3),
+        fails=lambda item, prompt: item.attempt > 0,
     )
     assert [group.prompt_id for group in seen.story.facts[0].fresh] == [1, 2]
     assert [part.failed_groups for part in seen.story.facts[0].scored] == [2]
@@ -107,8 +114,8 @@ def test_the_data_of_a_discarded_group_is_given_up_at_once():
     class Data:
         pass
 
-    sampler = DynamicSampler(plan_of((5, 6), TWICE), RolloutCounts())
-    (item,) = [item for item in plan_of((5, 6), TWICE).train_orders(1) if item.step == 0]
+    sampler = DynamicSampler(plan_of((5, 6), 2, 40), RolloutCounts())
+    (item,) = [item for item in plan_of((5, 6), 2, 40).train_orders(1) if item.step == 0]
     data, groups = [Data(), Data()], []
     for prompt, each, rewards in zip((5, 6), data, [(1.0, 1.0), (0.0, 1.0)], strict=True):
         groups.append(RolloutGroup(prompt, 0, 0, 0, (3, 4), each, rewards))
@@ -116,11 +123,11 @@ def test_the_data_of_a_discarded_group_is_given_up_at_once():
     seen = [weakref.ref(each) for each in data]
     del data, groups, each
     assert [each() is None for each in seen] == [True, False]
-    assert (sampler.waiting, sampler.next_order().places) == (2, (0,))
+    assert (sampler.waiting.rollouts, sampler.next_order().places) == (2, (0,))
 
 
 def test_the_oldest_batch_is_sampled_again_first():
-    plan = plan_of((5, 6), TWICE)
+    plan = plan_of((5, 6), 2, 40)
     first, second, third = list(plan.train_orders(1))[:3]
     sampler = DynamicSampler(plan, RolloutCounts(), orders=[second, first, third])
     assert [sampler.next_order().step for _ in range(3)] == [0, 1, 2]
@@ -157,22 +164,28 @@ def sampled(seen) -> list[tuple[list[object], list[object]]]:
 @pytest.mark.parametrize("max_lag", [0, 1, 2])
 def test_the_number_of_generators_changes_no_sample(simulate, max_lag):
     settings = {"steps": 6, "max_lag": max_lag, "batch_prompts": lambda step: tuple(range(4 * step, 4 * step + 4))}
-    settings |= {"dynamic_sampling": TWICE, "is_flat": mostly_flat, "lengths": varying_lengths(1, 50)}
+    settings |= {
+        "dynamic_sampling": TWICE,
+        "num_prompts": 40,
+        "is_flat": mostly_flat,
+        "lengths": varying_lengths(1, 50),
+    }
     one, two, four = (sampled(simulate(generate=seconds, **settings)) for seconds in ([8.0], [8, 3], [8, 3, 5, 1]))
     assert one == two == four
     assert sum(len(discarded) for _, discarded in one) > 10
     # Attempt 0 is what it is without dynamic sampling.
-    off = sampled(simulate(**(settings | {"dynamic_sampling": None})))
+    off = sampled(simulate(**(settings | {"dynamic_sampling": DynamicSamplingSettings()})))
     for (kept, discarded), (plain, _) in zip(one, off, strict=True):
         assert {group for group in (*kept, *discarded) if group[1] == 0} == set(plain)
 
 
-def plan_of(batch: tuple[int, ...], options: DynamicSamplingOptions, seed: int = 3) -> LoopPlan:
-    return LoopPlan(5, 2, 0, 1, lambda step: batch, (), seed, dynamic_sampling=options)
+def plan_of(batch: tuple[int, ...], attempts: int, num_prompts: int) -> LoopPlan:
+    options = DynamicSamplingSettings(attempts=attempts)
+    return LoopPlan(5, 2, 0, 1, lambda step: batch, (), 3, dynamic_sampling=options, num_prompts=num_prompts)
 
 
 def test_another_prompt_stood_nowhere_in_the_batch_and_depends_on_batch_place_and_attempt_alone():
-    plan = plan_of((7, 1, 5, 3), DynamicSamplingOptions(3, 20))
+    plan = plan_of((7, 1, 5, 3), 3, 20)
     item = next(iter(plan.train_orders(1)))
     assert item.seed == derive_seed(3, "train", 0, 0)
     everywhere: list[int] = []
@@ -189,14 +202,14 @@ def test_another_prompt_stood_nowhere_in_the_batch_and_depends_on_batch_place_an
 
 
 def test_where_no_other_prompt_is_left_the_same_one_is_asked_again():
-    plan = plan_of((0, 1, 2, 3), DynamicSamplingOptions(3, 6))  # 4 and 5 are left
+    plan = plan_of((0, 1, 2, 3), 3, 6)  # 4 and 5 are left
     item = next(iter(plan.train_orders(1)))
     first = plan.order_again(item, {0: 0, 1: 1, 2: 2, 3: 3})
     assert set(first.prompt_ids[:2]) == {4, 5}
     assert first.prompt_ids[2:] == (2, 3)
     second = plan.order_again(first, {1: first.prompt_ids[1]})
     assert second.prompt_ids == first.prompt_ids[1:2]
-    same = plan_of((0, 1, 2, 3), DynamicSamplingOptions(3)).order_again(item, {1: 1, 3: 3})
+    same = plan_of((0, 1, 2, 3), 3, 0).order_again(item, {1: 1, 3: 3})
     assert (same.prompt_ids, same.places, same.first) == ((1, 3), (1, 3), 1)
 
 
@@ -214,6 +227,7 @@ def test_neighbours_grow_no_older_while_a_place_is_sampled_again(simulate, lag_c
         generate=[3.0, 7.0][:generators],
         load=[0.5] * generators,
         dynamic_sampling=TWICE,
+        num_prompts=40,
         is_flat=mostly_flat,
     )
     lags = [facts.step - group.min_version for facts in seen.story.facts for group in facts.fresh]
@@ -233,6 +247,7 @@ def test_under_drop_a_shard_that_has_become_too_old_meanwhile_is_dropped_whole(s
         score=[0.5],
         update=1.0,
         dynamic_sampling=TWICE,
+        num_prompts=40,
         is_flat=once_flat(0),
     )
     for facts in seen.story.facts:
@@ -245,8 +260,10 @@ def test_under_drop_a_shard_that_has_become_too_old_meanwhile_is_dropped_whole(s
 
 
 def test_replay_takes_what_was_sampled_again_with_its_own_age(simulate):
-    replay_options = ReplayOptions(capacity=8, max_age=2, sampling="uniform", sample_groups=8)
-    seen = simulate(steps=3, max_lag=0, replay=replay_options, dynamic_sampling=TWICE, is_flat=once_flat(1, 2))
+    replay_options = ReplaySettings(capacity=8, max_age=2, sampling="uniform", sample_groups=8)
+    seen = simulate(
+        steps=3, max_lag=0, replay=replay_options, dynamic_sampling=TWICE, num_prompts=40, is_flat=once_flat(1, 2)
+    )
     assert [len(facts.taken) for facts in seen.story.facts] == [4, 8, 8]
     assert [Counter(item.age for item in facts.taken) for facts in seen.story.facts] == [
         {0: 4},
@@ -262,6 +279,7 @@ def test_a_generator_that_dies_while_it_samples_again_repeats_it(simulate):
         steps=1,
         max_lag=0,
         dynamic_sampling=TWICE,
+        num_prompts=40,
         is_flat=once_flat(2),
         generator_dies=[lambda call: 3.0 if call == 3 else None],  # load, generate, generate again
     )

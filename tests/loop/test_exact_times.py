@@ -16,8 +16,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
-from harness.loop.replay import ReplayOptions
+from harness.loop import LoopPlan, Observer, StepReport, run_loop
+from harness.settings.replay import ReplaySettings
 from harness.simulate.clock import run_virtual
 from tests.stand_ins.simulated_parts import Cost, constant, simulated_generator, simulated_learner, simulated_scorer
 
@@ -42,12 +42,15 @@ class Costs:
         return constant(float(getattr(self, stage)))
 
 
+DIRECT = ReplaySettings()
+
+
 class Tie(Exception):
     """A batch ends in the moment in which a version is published."""
 
 
 @dataclass
-class Steps(SilentObserver):
+class Steps(Observer):
     """Notes when each step is complete."""
 
     tracer: RecordingTracer
@@ -62,7 +65,7 @@ def simulate(
     steps: int,
     max_lag: int,
     epochs: int = 1,
-    replay: ReplayOptions | None = None,
+    replay: ReplaySettings = DIRECT,
     lag_control: str = "wait",
     generators: int = 1,
     overlapped: bool = False,
@@ -135,7 +138,7 @@ def nanoseconds(times: list[Fraction]) -> list[int]:
     return [int(time * S + Fraction(1, 2)) for time in times]
 
 
-def check(costs: Costs, steps: int, max_lag: int, epochs: int = 1, replay: ReplayOptions | None = None) -> list[int]:
+def check(costs: Costs, steps: int, max_lag: int, epochs: int = 1, replay: ReplaySettings = DIRECT) -> list[int]:
     """Compare the whole series with ``expected``; return when each step was complete."""
     done_ns, spans = simulate(costs, steps, max_lag, epochs, replay)
     times = expected(costs, steps, max_lag, epochs)
@@ -193,7 +196,7 @@ def test_lag_two_fills_the_queue_once() -> None:
 
 
 def test_replay_takes_no_time_of_its_own() -> None:
-    replay = ReplayOptions(capacity=3, max_age=4, sampling="newest", sample_groups=2)
+    replay = ReplaySettings(capacity=3, max_age=4, sampling="newest", sample_groups=2)
     for max_lag in (0, 1, 2):
         assert check(Costs(), 6, max_lag, 2, replay) == check(Costs(), 6, max_lag, 2)
 

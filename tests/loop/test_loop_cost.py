@@ -12,7 +12,7 @@ import pytest
 
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import LoopPlan, run_loop
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import ReplaySettings
 from harness.simulate.clock import VirtualClockLoop
 from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
@@ -29,7 +29,7 @@ def cost_of_an_order(
         simulated_generator(tracer, constant(2 + index / 1000), load_cost=constant(0.5), lane=f"generator{index}")
         for index in range(generators)
     ]
-    options = ReplayOptions(4 * generators, 4, sample_groups=generators) if replay else None
+    options = ReplaySettings(capacity=4 * generators * replay, max_age=4, sample_groups=generators)
     prompts = tuple(range(generators))
     plan = LoopPlan(
         ORDERS // generators, 2, max_lag, 1, lambda step: prompts, (), lag_control=lag_control, replay=options

@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.errors import RunStopped
 from harness.core.types import Purpose, WorkItem
-from harness.loop import Count, NoThrottle
+from harness.loop import Count
 from harness.loop.batching import InOrder
 
 
@@ -316,15 +316,16 @@ def test_a_rollout_older_than_the_bound_is_never_trained_on(simulate, monkeypatc
 
 
 @pytest.mark.parametrize(("held_back_s", "stops"), [(1.0, False), (2.0, True)])
-def test_a_batch_held_back_beyond_the_bound_is_never_begun(simulate, monkeypatch, held_back_s, stops):
-    async def acquire(pace: NoThrottle, step: int) -> None:
-        if step == 2:
-            await asyncio.sleep(held_back_s)
+def test_a_batch_held_back_beyond_the_bound_is_never_begun(simulate, held_back_s, stops):
+    class HoldsBatch2:
+        async def acquire(self, step: int) -> None:
+            if step == 2:
+                await asyncio.sleep(held_back_s)
 
-    monkeypatch.setattr(NoThrottle, "acquire", acquire)
     # Batches 0 and 1 are generated until 1 and 2; their updates end at 2.5 and 3.5. Batch 2 is to begin at 2 with
     # version 0: at 3 the Learner is at version 1, at 4 at version 2.
     settings = {"lag_control": "drop", "generate": [1], "score": [0.5], "update": 1, "publish": 0}
+    settings["throttle"] = HoldsBatch2()
     if not stops:
         assert len(simulate(**settings).story.facts) == 3
         return

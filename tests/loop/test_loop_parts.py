@@ -8,9 +8,9 @@ import pytest
 
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import Condition, Count, LoopPlan, RolloutCounts, first_error
-from harness.loop.batching import FirstComeDropStale, InOrder
+from harness.loop.batching import BatchAssembler, FirstComeDropStale, InOrder
 from harness.loop.observer import count
-from harness.loop.versions import HeldVersions
+from harness.loop.versions import LoadedVersions
 
 
 def shard(batch: int, index: int = 0, version: int = 0, groups: int = 1, failed: int = 0) -> ScoredBatch:
@@ -33,6 +33,10 @@ PLAN = LoopPlan(
 )
 
 
+def groups_in(intake: BatchAssembler) -> list[RolloutGroup]:
+    return [group for part in intake.waiting for group in part.groups]
+
+
 # ---- in order
 
 
@@ -41,11 +45,11 @@ def test_in_order_hands_out_what_was_ordered_whatever_comes_first(arrival):
     intake = InOrder(shards=2)
     for batch, index in arrival:
         assert intake.add(shard(batch, index), version=0) == []
-    assert intake.waiting == 8  # 4 shards of 2 rollouts
+    assert count(groups_in(intake)).rollouts == 8  # 4 shards of 2 rollouts
     for step in (0, 1):
         assert intake.ready(step)
         assert [(part.item.step, part.item.shard) for part in intake.take(step)] == [(step, 0), (step, 1)]
-    assert intake.waiting == 0
+    assert count(groups_in(intake)).rollouts == 0
 
 
 def test_in_order_waits_for_its_own_batch_and_drops_nothing():
@@ -57,16 +61,16 @@ def test_in_order_waits_for_its_own_batch_and_drops_nothing():
     assert intake.expire(version=100) == []
     intake.add(shard(0, 0, groups=0, failed=1), version=0)
     assert intake.ready(0)  # a shard without any group left completes its batch
-    assert intake.waiting == 6
+    assert count(groups_in(intake)).rollouts == 6
 
 
 def test_in_order_counts_a_shard_that_comes_twice_once():
     intake = InOrder(shards=1)
     intake.add(shard(0, groups=1), version=0)
     intake.add(shard(0, groups=2), version=0)
-    assert intake.waiting == 4  # 2 groups of 2 rollouts
+    assert count(groups_in(intake)).rollouts == 4  # 2 groups of 2 rollouts
     intake.take(0)
-    assert intake.waiting == 0
+    assert count(groups_in(intake)).rollouts == 0
 
 
 # ---- first come, drop stale
@@ -79,7 +83,7 @@ def test_first_come_makes_batches_of_whatever_is_there():
         assert intake.add(part, version=0) == []
     intake.add(shard(3, 1), version=0)
     assert [(part.item.step, part.item.shard) for part in intake.take(0)] == [(0, 1), (4, 0)]
-    assert intake.waiting == 2
+    assert count(groups_in(intake)).rollouts == 2
     assert not intake.ready(1)
 
 
@@ -105,7 +109,7 @@ def test_a_shard_whose_groups_all_failed_is_a_part_of_a_batch_and_never_too_old(
     empty, full = shard(0, groups=0, failed=1), shard(1, version=8)
     assert intake.add(empty, version=0) == []
     assert intake.add(full, version=9) == []
-    assert intake.waiting == 2
+    assert count(groups_in(intake)).rollouts == 2
     assert intake.take(0) == (empty, full)
 
 
@@ -189,7 +193,7 @@ def test_room_is_for_twice_the_batches_that_can_be_fresh_enough():
 
 
 def test_the_oldest_version_held_is_known_through_every_change():
-    holders = HeldVersions(["a", "b", "c"])
+    holders = LoadedVersions(["a", "b", "c"])
     assert (holders["a"], holders.oldest, "a" in holders, "d" in holders) == (-1, -1, True, False)
     oldest = []
     for lane, version in [("a", 0), ("b", 0), ("c", 2), ("a", 1), ("b", 3), ("b", -1), ("b", 2), ("a", 2)]:

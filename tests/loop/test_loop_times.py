@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
-from harness.loop import LoopPlan, SilentObserver, StepReport, run_loop
+from harness.loop import LoopPlan, Observer, StepReport, run_loop
 from harness.simulate.clock import run_virtual
 from harness.simulate.parts import SimulatedGenerator
 from tests.stand_ins.simulated_parts import Cost, constant, simulated_generator, simulated_learner, simulated_scorer
 
 
 @dataclass
-class Story(SilentObserver):
+class Story(Observer):
     """An observer that remembers everything, in order."""
 
     events: list[tuple[object, ...]] = field(default_factory=list)

@@ -12,20 +12,21 @@ from harness.core.errors import RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import WeightHandle
 from harness.loop import LagControl, LoopPlan, run_loop
-from harness.loop.replay import ReplayOptions
+from harness.settings.replay import ReplaySettings
 from harness.simulate.clock import run_virtual
 from harness.simulate.parts import SimulatedLearner
 from tests.loop.conftest import Seen
 from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
-REPLAY = ReplayOptions(capacity=8, max_age=4, sampling="newest", sample_groups=4)
+REPLAY = ReplaySettings(capacity=8, max_age=4, sampling="newest", sample_groups=4)
 
 
 @pytest.mark.parametrize(
-    ("lag_control", "max_lag", "replay"), list(product(("wait", "drop", "in_flight"), (1, 2), (None, REPLAY)))
+    ("lag_control", "max_lag", "replay"),
+    list(product(("wait", "drop", "in_flight"), (1, 2), (ReplaySettings(), REPLAY))),
 )
 def test_versions_and_steps_come_in_order(
-    lag_control: LagControl, max_lag: int, replay: ReplayOptions | None, simulate: Callable[..., Seen]
+    lag_control: LagControl, max_lag: int, replay: ReplaySettings, simulate: Callable[..., Seen]
 ) -> None:
     """The loop itself checks both lag bounds, and the simulated Learner that no version in use is given up."""
     seen = simulate(

@@ -20,7 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import RolloutGroup
-from harness.loop.replay import ReplayBuffer, ReplayOptions, ReplayStats, Taken, reward_weights, signal_weights
+from harness.loop.replay import ReplayBuffer, ReplayDraw, ReplayStats, reward_weights, signal_weights
+from harness.settings.replay import ReplaySettings
 
 
 def group(name: int, version: int = 0, reward: float = 0.0, data: object = None) -> RolloutGroup:
@@ -32,19 +33,18 @@ def groups(*names: int, version: int = 0) -> list[RolloutGroup]:
     return [group(name, version) for name in names]
 
 
-def names(taken: tuple[Taken, ...]) -> list[int]:
+def names(taken: tuple[ReplayDraw, ...]) -> list[int]:
     return [item.group.prompt_id for item in taken]
 
 
 def held(buffer: ReplayBuffer, version: int) -> list[int]:
     """Everything the buffer holds, oldest entry first, without changing it."""
-    assert buffer.options.sample_groups == buffer.options.capacity
-    assert buffer.options.max_uses is None
+    assert buffer.settings.sample_groups == buffer.settings.capacity
     return names(buffer.sample(version))
 
 
 def keeping(capacity: int, max_age: int = 9) -> ReplayBuffer:
-    return ReplayBuffer(ReplayOptions(capacity, max_age, sample_groups=capacity), seed=0)
+    return ReplayBuffer(ReplaySettings(capacity=capacity, max_age=max_age, sample_groups=capacity), seed=0)
 
 
 # ---- entry, ageing and eviction, by hand
@@ -94,17 +94,14 @@ def test_a_group_too_old_on_arrival_is_counted_and_never_held():
     assert buffer.stats == ReplayStats(added=2, evicted_age=1, evicted_unused=1)
 
 
-def test_a_group_leaves_with_its_last_use():
+def test_a_draw_says_how_often_a_group_was_drawn_and_how_old_it_is():
     first, second = groups(1), groups(2)
-    buffer = ReplayBuffer(ReplayOptions(capacity=4, max_age=9, sample_groups=4, max_uses=2), seed=0)
+    buffer = ReplayBuffer(ReplaySettings(capacity=4, max_age=9, sample_groups=4), seed=0)
     buffer.add(first, version=0)
-    assert buffer.sample(0) == (Taken(first[0], uses=1, age=0),)
+    assert buffer.sample(0) == (ReplayDraw(first[0], uses=1, age=0),)
     buffer.add(second, version=1)
-    assert buffer.sample(1) == (Taken(first[0], uses=2, age=1), Taken(second[0], uses=1, age=1))
-    assert len(buffer) == 1
-    assert buffer.sample(2) == (Taken(second[0], uses=2, age=2),)
-    assert len(buffer) == 0
-    assert buffer.stats == ReplayStats(added=2, taken=4, distinct_taken=2, evicted_uses=2)
+    assert buffer.sample(1) == (ReplayDraw(first[0], uses=2, age=1), ReplayDraw(second[0], uses=1, age=1))
+    assert buffer.stats == ReplayStats(added=2, taken=3, distinct_taken=2)
 
 
 def test_an_empty_batch_still_lets_the_others_age():
@@ -169,28 +166,6 @@ def test_versions_never_go_back():
             call(2)
 
 
-@pytest.mark.parametrize(
-    ("changed", "place", "message"),
-    [
-        ({"capacity": 0}, "replay.capacity", "replay.capacity is 0, must be at least 1"),
-        ({"max_age": -1}, "replay.max_age", "replay.max_age is -1, must be at least 0"),
-        ({"sample_groups": 0}, "replay.sample_groups", "replay.sample_groups is 0, must be at least 1"),
-        ({"sample_groups": 5}, "replay.sample_groups", "replay.sample_groups is 5, must be at most replay.capacity 4"),
-        ({"max_uses": 0}, "replay.max_uses", "replay.max_uses is 0, must be at least 1"),
-        (
-            {"sampling": "oldest"},
-            "replay.sampling",
-            "replay.sampling is 'oldest', must be one of newest, uniform, reward_weighted, signal_weighted",
-        ),
-    ],
-)
-def test_options_out_of_bounds_are_refused_with_value_bound_place_and_fix(changed, place, message):
-    with pytest.raises(UserError) as refusal:
-        ReplayOptions(**({"capacity": 4, "max_age": 0, "sample_groups": 4} | changed))
-    assert (refusal.value.what, refusal.value.where) == (message, place)
-    assert refusal.value.fix.startswith("set ")
-
-
 # ---- an evicted group's data is free
 
 
@@ -198,10 +173,9 @@ class Payload:
     """Stands for an object reference: something whose life can be watched."""
 
 
-@pytest.mark.parametrize("cause", ["full", "age", "uses", "arrival"])
+@pytest.mark.parametrize("cause", ["full", "age", "arrival"])
 def test_the_data_of_an_evicted_group_is_freed_at_once(cause):
-    max_uses = 1 if cause == "uses" else None
-    buffer = ReplayBuffer(ReplayOptions(capacity=1, max_age=1, sample_groups=1, max_uses=max_uses), seed=0)
+    buffer = ReplayBuffer(ReplaySettings(capacity=1, max_age=1, sample_groups=1), seed=0)
     gc.disable()  # so that only the last reference going away can free it
     try:
         payload = Payload()
@@ -213,17 +187,13 @@ def test_the_data_of_an_evicted_group_is_freed_at_once(cause):
             buffer.add(groups(2), version=1)
         elif cause == "age":
             buffer.add([], version=2)
-        elif cause == "uses":
-            taken = buffer.sample(1)
-            assert watched() is taken[0].group.data  # the draw is now all that keeps it
-            del taken
         assert watched() is None
     finally:
         gc.enable()
 
 
 def test_the_buffer_refers_to_a_group_once_and_to_an_evicted_one_not_at_all():
-    buffer, one = ReplayBuffer(ReplayOptions(capacity=1, max_age=9, sample_groups=1), seed=0), group(1)
+    buffer, one = ReplayBuffer(ReplaySettings(capacity=1, max_age=9, sample_groups=1), seed=0), group(1)
     alone = sys.getrefcount(one)
     buffer.add([one], version=0)
     buffer.sample(0)
@@ -243,7 +213,9 @@ def test_newest_takes_the_last_batch_first_and_a_batch_from_its_front():
         (5, [1, 3, 4, 5, 6]),
         (6, [1, 2, 3, 4, 5, 6]),
     ]:
-        buffer = ReplayBuffer(ReplayOptions(6, 9, "newest", sample_groups), seed=0)
+        buffer = ReplayBuffer(
+            ReplaySettings(capacity=6, max_age=9, sampling="newest", sample_groups=sample_groups), seed=0
+        )
         for batch in [(1, 2), (3, 4), (5, 6)]:
             buffer.add(groups(*batch), version=0)
         assert names(buffer.sample(0)) == expected  # chosen from the newest, returned from the oldest
@@ -258,7 +230,9 @@ def test_reward_weights_by_hand():
 
 def test_the_weighted_draw_takes_the_largest_keys_of_the_paper():
     rewards = (0.0, 0.25, 0.5, 1.0, 0.5)
-    buffer = ReplayBuffer(ReplayOptions(5, 1000, "reward_weighted", 2), seed=11)
+    buffer = ReplayBuffer(
+        ReplaySettings(capacity=5, max_age=1000, sampling="reward_weighted", sample_groups=2), seed=11
+    )
     buffer.add([group(name, reward=reward) for name, reward in enumerate(rewards)], version=0)
     for version in range(1000):
         uniforms = random.Random(derive_seed(11, "replay", version))
@@ -299,7 +273,7 @@ def test_the_enumeration_of_draws_agrees_with_hand_arithmetic():
 @pytest.mark.parametrize("sampling", ["uniform", "reward_weighted"])
 def test_every_set_of_groups_is_drawn_as_often_as_its_exact_probability_says(sampling, size, over):
     draws = 4000
-    options = ReplayOptions(4, draws, sampling, size)
+    options = ReplaySettings(capacity=4, max_age=draws, sampling=sampling, sample_groups=size)
     batch = [group(name, reward=reward) for name, reward in enumerate(REWARDS)]
     counts: Counter[tuple[int, ...]] = Counter()
     buffer = ReplayBuffer(options, seed=0)
@@ -330,7 +304,7 @@ def test_groups_of_equal_rewards_are_drawn_where_nothing_else_is_left():
     """By mean reward, nearly half of the draws from such a buffer had no gradient."""
     solved, hopeless = (1.0,) * 8, (0.0,) * 8
     open_groups = [(1.0,) * right + (0.0,) * (8 - right) for right in (1, 2, 4, 6)]
-    buffer = ReplayBuffer(ReplayOptions(8, 400, "signal_weighted", 4), seed=5)
+    buffer = ReplayBuffer(ReplaySettings(capacity=8, max_age=400, sampling="signal_weighted", sample_groups=4), seed=5)
     rewards = [solved, *open_groups, hopeless, solved, hopeless]
     buffer.add([replace(group(name), rewards=own, lengths=(1,) * 8) for name, own in enumerate(rewards)], version=0)
     assert {tuple(names(buffer.sample(version))) for version in range(200)} == {(1, 2, 3, 4)}
@@ -339,7 +313,9 @@ def test_groups_of_equal_rewards_are_drawn_where_nothing_else_is_left():
 
 def test_a_constant_added_to_every_reward_changes_no_draw():
     def draws(bonus: float) -> list[list[int]]:
-        buffer = ReplayBuffer(ReplayOptions(4, 200, "reward_weighted", 2), seed=3)
+        buffer = ReplayBuffer(
+            ReplaySettings(capacity=4, max_age=200, sampling="reward_weighted", sample_groups=2), seed=3
+        )
         buffer.add([group(name, reward=reward + bonus) for name, reward in enumerate(REWARDS)], version=0)
         return [names(buffer.sample(version)) for version in range(200)]
 
@@ -348,7 +324,7 @@ def test_a_constant_added_to_every_reward_changes_no_draw():
 
 @pytest.mark.parametrize("sampling", ["uniform", "reward_weighted", "signal_weighted"])
 def test_a_draw_depends_on_seed_version_and_contents_and_not_on_history(sampling):
-    options = ReplayOptions(6, 9, sampling, 3)
+    options = ReplaySettings(capacity=6, max_age=9, sampling=sampling, sample_groups=3)
 
     def fresh(seed: int) -> ReplayBuffer:
         buffer = ReplayBuffer(options, seed)
@@ -383,7 +359,7 @@ class Record:
 class Model:
     """Every group that ever entered, with its fate; nothing is ever removed, everything is counted anew."""
 
-    options: ReplayOptions
+    options: ReplaySettings
     records: list[Record] = field(default_factory=list)
     batches: int = 0
 
@@ -410,7 +386,7 @@ class Model:
         wanted = wanted[: self.options.sample_groups]
         return [record.group for record in self.records if any(record is other for other in wanted)]
 
-    def check_draw(self, taken: tuple[Taken, ...], version: int) -> None:
+    def check_draw(self, taken: tuple[ReplayDraw, ...], version: int) -> None:
         """Compare a draw with what may be drawn, and count it."""
         self.age(version)
         candidates = self.held()
@@ -424,8 +400,6 @@ class Model:
             record = candidates[position]
             record.uses += 1
             assert (item.uses, item.age) == (record.uses, version - record.group.min_version)
-            if record.uses == self.options.max_uses:
-                record.fate = "evicted_uses"
         assert positions == sorted(set(positions))
 
     def stats(self) -> dict[str, int]:
@@ -436,7 +410,6 @@ class Model:
             "distinct_taken": sum(record.uses > 0 for record in self.records),
             "evicted_full": fates["evicted_full"],
             "evicted_age": fates["evicted_age"],
-            "evicted_uses": fates["evicted_uses"],
             "evicted_unused": sum(record.fate != "held" and record.uses == 0 for record in self.records),
         }
 
@@ -446,15 +419,15 @@ class Model:
         assert len(buffer) == len(self.held()) == buffer.stats.added - buffer.stats.evicted
 
 
-def all_options(sampling: str) -> list[ReplayOptions]:
+def all_options(sampling: str) -> list[ReplaySettings]:
     return [
-        ReplayOptions(capacity, max_age, sampling, sample_groups, max_uses)
-        for capacity, max_age, max_uses in product((1, 2, 3), (0, 1, 2), (None, 1, 2))
+        ReplaySettings(capacity=capacity, max_age=max_age, sampling=sampling, sample_groups=sample_groups)
+        for capacity, max_age in product((1, 2, 3), (0, 1, 2))
         for sample_groups in range(1, capacity + 1)
     ]
 
 
-def play(history: tuple[str, ...], options: ReplayOptions) -> None:
+def play(history: tuple[str, ...], options: ReplaySettings) -> None:
     """Run a history on buffer and model side by side and compare them at its end."""
     buffer, model, version, name = ReplayBuffer(options, seed=0), Model(options), 2, 0
     for operation in history:
@@ -487,13 +460,12 @@ class ReplayHistories(RuleBasedStateMachine):
         capacity=st.integers(1, 12),
         max_age=st.integers(0, 5),
         sampling=st.sampled_from(["newest", "uniform", "reward_weighted", "signal_weighted"]),
-        max_uses=st.none() | st.integers(1, 4),
         seed=st.integers(0, 2**32 - 1),
         data=st.data(),
     )
-    def start(self, capacity, max_age, sampling, max_uses, seed, data):
+    def start(self, capacity, max_age, sampling, seed, data):
         sample_groups = data.draw(st.integers(1, capacity))
-        options = ReplayOptions(capacity, max_age, sampling, sample_groups, max_uses)
+        options = ReplaySettings(capacity=capacity, max_age=max_age, sampling=sampling, sample_groups=sample_groups)
         self.buffer, self.model, self.version, self.entered = ReplayBuffer(options, seed), Model(options), 6, 0
 
     @rule(members=st.lists(st.tuples(st.integers(0, 6), st.floats(-10, 10)), max_size=8))
@@ -524,11 +496,13 @@ TestReplayHistories.settings = settings(max_examples=100, stateful_step_count=40
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_group_is_drawn_too_often_or_too_old_in_a_long_run(seed):
+def test_no_group_is_drawn_twice_at_once_or_too_old_in_a_long_run(seed):
     rng = random.Random(seed)
-    capacity, max_age, max_uses = rng.randint(1, 40), rng.randint(0, 6), rng.randint(1, 5)
+    capacity, max_age = rng.randint(1, 40), rng.randint(0, 6)
     sampling = ("newest", "uniform", "reward_weighted")[seed % 3]
-    options = ReplayOptions(capacity, max_age, sampling, rng.randint(1, capacity), max_uses)
+    options = ReplaySettings(
+        capacity=capacity, max_age=max_age, sampling=sampling, sample_groups=rng.randint(1, capacity)
+    )
     buffer, uses, name = ReplayBuffer(options, seed), Counter(), 0
     for version in range(200):
         batch = [
@@ -541,5 +515,4 @@ def test_no_group_is_drawn_too_often_or_too_old_in_a_long_run(seed):
         assert len(set(names(taken))) == len(taken) <= options.sample_groups
         assert all(0 <= item.age <= max_age and item.uses == uses[item.group.prompt_id] for item in taken)
         assert len(buffer) == buffer.stats.added - buffer.stats.evicted <= capacity
-    assert max(uses.values()) <= max_uses
     assert (sum(uses.values()), len(uses)) == (buffer.stats.taken, buffer.stats.distinct_taken)

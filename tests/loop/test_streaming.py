@@ -9,8 +9,9 @@ import pytest
 
 from harness.core.errors import RunStopped
 from harness.core.trace import Stage
-from harness.loop import DynamicSamplingOptions, LagControl
+from harness.loop import LagControl
 from harness.loop.plan import Stream
+from harness.settings.replay import DynamicSamplingSettings
 from tests.loop.conftest import Seen, Story
 
 
@@ -73,7 +74,7 @@ def test_steps_events_and_counts_are_those_of_whole_batches(
             batch_prompts=lambda step: (0, 1, 2, 3, 4, 5),
             fails=lambda item, prompt_id: prompt_id == item.step,
             is_flat=lambda item, prompt_id: prompt_id == 5 and item.attempt == 0,
-            dynamic_sampling=DynamicSamplingOptions(1),
+            dynamic_sampling=DynamicSamplingSettings(attempts=1),
             overlapped_publish=overlapped,
             **settings,
         )

@@ -15,7 +15,7 @@ from harness.compare.run_frame import tokens_per_second
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop import Count, RolloutCounts, StepReport
-from harness.loop.replay import ReplayStats, Taken
+from harness.loop.replay import ReplayDraw, ReplayStats
 from harness.results import (
     BatchRow,
     DiscardedRow,
@@ -53,7 +53,7 @@ SAMPLED_AGAIN = replace(
     discarded=(replace(OLD, prompt_id=0, min_version=2), replace(OLD, prompt_id=8, attempt=1)),
 )
 """Place 0 had the prompts 0, 8 and then 9; a third place's group got no reward."""
-FACTS = StepReport(3, (SCORED,), (Taken(YOUNG, 1, 0), Taken(OLD, 1, 2)), RESULT, TICKET)
+FACTS = StepReport(3, (SCORED,), (ReplayDraw(YOUNG, 1, 0), ReplayDraw(OLD, 1, 2)), RESULT, TICKET)
 NEXT = replace(FACTS, step=4)
 
 
@@ -125,7 +125,7 @@ def _log(recorder: RunRecorder) -> list[str]:
 
 def test_lag_is_that_of_the_oldest_token_and_what_was_dropped_is_counted() -> None:
     three_old = replace(OLD, lengths=(10, 10, 10))
-    facts = replace(FACTS, taken=(Taken(YOUNG, 1, 0), Taken(three_old, 1, 2)), in_queue=7, in_flight=16)
+    facts = replace(FACTS, taken=(ReplayDraw(YOUNG, 1, 0), ReplayDraw(three_old, 1, 2)), in_queue=7, in_flight=16)
     assert trained_lags(facts) == {0: 2, 2: 3}
     expected = {
         "off_policy/mean": Metric(1.2, count=5),  # (2 * 0 + 3 * 2) / 5
@@ -141,13 +141,13 @@ def test_lag_is_that_of_the_oldest_token_and_what_was_dropped_is_counted() -> No
 
 def test_the_lag_of_tokens_is_weighted_by_tokens_where_it_is_known() -> None:
     mixed = replace(OLD, mean_version=2.5)
-    metrics = lag_metrics(replace(FACTS, taken=(Taken(YOUNG, 1, 0), Taken(mixed, 1, 2))))
+    metrics = lag_metrics(replace(FACTS, taken=(ReplayDraw(YOUNG, 1, 0), ReplayDraw(mixed, 1, 2))))
     # YOUNG: 10 tokens at lag 0; mixed: 20 tokens at 3 - 2.5
     assert metrics["off_policy/token_mean"] == Metric(pytest.approx(10 / 30), count=30)
 
 
 def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
-    metrics = step_metrics(replace(FACTS, taken=(Taken(OLD, 2, 2),)), wall_s=2.0)
+    metrics = step_metrics(replace(FACTS, taken=(ReplayDraw(OLD, 2, 2),)), wall_s=2.0)
     assert metrics["response_tokens"] == Metric(30, "sum")  # 4 + 6 + 10 + 10
     assert metrics["perf/throughput_total"] == Metric(15.0)
     assert (metrics["reward/total"], metrics["loss"]) == (Metric(0.75, count=4), Metric(0.5, count=4))
@@ -179,7 +179,7 @@ def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRe
 def test_groups_with_equal_rewards_are_counted_among_those_trained_on(
     groups: tuple[RolloutGroup, ...], expected: Metric | None
 ) -> None:
-    facts = replace(FACTS, taken=tuple(Taken(group, 1, 0) for group in groups))
+    facts = replace(FACTS, taken=tuple(ReplayDraw(group, 1, 0) for group in groups))
     assert step_metrics(facts, 1.0).get("zero_variance_fraction") == expected
 
 
@@ -267,7 +267,7 @@ def test_groups_of_shards_and_evaluations_are_kept_with_what_was_discarded_and_r
     prompted = replace(SCORED, item=replace(ITEM, shard=1), groups=(replace(YOUNG, prompt_length=7),), failed_groups=1)
     again = replace(SAMPLED_AGAIN, item=replace(ITEM, shard=2))
     item = WorkItem(Purpose.EVALUATE, 4, 0, (0,), 1, 0)
-    taken = (Taken(replace(OLD, step=1), 2, 2), Taken(YOUNG, 1, 0))
+    taken = (ReplayDraw(replace(OLD, step=1), 2, 2), ReplayDraw(YOUNG, 1, 0))
     clock.set(12.0)
     recorder.on_step(replace(FACTS, scored=(SCORED, prompted, again), taken=taken, replay=(ReplayStats(), 5)))
     recorder.on_evaluation(4, ScoredBatch(item, (RolloutGroup(0, 4, 4, 4, (9,), None, (1.0,)),), {}))
@@ -395,9 +395,9 @@ def test_a_wait_counts_in_every_row_that_it_reaches_into(
 
 
 def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: RunRecorder, clock: HandClock) -> None:
-    taken = (Taken(YOUNG, 1, 0), Taken(OLD, 3, 2))
+    taken = (ReplayDraw(YOUNG, 1, 0), ReplayDraw(OLD, 3, 2))
     stats = ReplayStats(added=6, evicted_full=2, evicted_age=1, evicted_unused=1)
-    later = ReplayStats(added=8, evicted_full=5, evicted_age=1, evicted_uses=4, evicted_unused=3)
+    later = ReplayStats(added=8, evicted_full=5, evicted_age=1, evicted_unused=3)
     first = replace(FACTS, taken=taken, replay=(stats, 4))
     second = replace(NEXT, taken=taken[1:], replay=(later, 3))
     clock.set(11.0)
@@ -406,16 +406,16 @@ def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: 
     rows = _read(recorder).steps
     assert not [name for name in rows[2].metrics if name.startswith("replay/") or name == "trained_tokens"]
     names = [f"replay/{name}" for name in ("size", "age_mean", "age_max", "uses_mean", "uses_max")]
-    names += [f"replay/evicted_{cause}" for cause in ("full", "age", "uses", "unused")] + ["trained_tokens"]
+    names += [f"replay/evicted_{cause}" for cause in ("full", "age", "unused")] + ["trained_tokens"]
     assert [rows[0].metric(name) for name in names] == [
         *(Metric(4), Metric(1.0, count=2), Metric(2, "max", 2)),  # ages 0 and 2
         *(Metric(2.0, count=2), Metric(3, "max", 2)),  # uses 1 and 3
-        *(Metric(groups, "sum") for groups in (2, 1, 0, 1)),
+        *(Metric(groups, "sum") for groups in (2, 1, 1)),
         Metric(30, "sum"),
     ]
     assert [rows[1].metric(name) for name in names] == [
         *(Metric(3), Metric(2.0), Metric(2, "max"), Metric(3.0), Metric(3, "max")),
-        *(Metric(groups, "sum") for groups in (3, 0, 4, 2)),  # since the previous row: 5 - 2, 1 - 1, 4 - 0, 3 - 1
+        *(Metric(groups, "sum") for groups in (3, 0, 2)),  # since the previous row: 5 - 2, 1 - 1, 3 - 1
         Metric(20, "sum"),
     ]
 
@@ -425,7 +425,7 @@ def test_no_metric_name_is_a_path_prefix_of_another(
 ) -> None:
     clock.set(11.0)
     tracer.finished.extend(_span("learner", stage, 10.0, 10.1) for stage in Stage if stage.value.startswith("weight_"))
-    taken, scored = (Taken(replace(OLD, mean_version=2.5), 1, 2),), (replace(SCORED, failed_groups=1),)
+    taken, scored = (ReplayDraw(replace(OLD, mean_version=2.5), 1, 2),), (replace(SCORED, failed_groups=1),)
     recorder.on_step(replace(FACTS, scored=scored, taken=taken, dropped=Count(4, 90), replay=(ReplayStats(), 0)))
     (row,) = _read(recorder).steps
     names = set(row.metrics)

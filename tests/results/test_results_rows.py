@@ -10,7 +10,6 @@ import pytest
 from harness.core.types import Metric
 from harness.results.jsonl import decode_json
 from harness.results.rows import (
-    ArrivalRow,
     EvaluationRow,
     Row,
     StepRow,
@@ -46,12 +45,11 @@ def test_numbers_json_does_not_know_come_back_and_those_of_older_files_do() -> N
         StepRow(3, 4, 1.0, 4.0, 1, {"learner": {"update": 0.5}}, lags={0: 24}, metrics={"loss": {"mean": 0.5}}),
         EvaluationRow(4, 4, 2.0, {"validation/reward": {"mean": 0.25, "count": 8}}),
         TailRow(0.5, 9.0, {}, version_changes=(VersionChange(0.5, "learner", 4),)),
-        ArrivalRow("generator", "load", version=3),
     ],
 )
 def test_a_row_comes_back_as_it_was_written_without_what_is_as_usual(row: Row) -> None:
     assert decode_json(row.line(), type(row)) == row
-    assert not json.loads(row.line()).keys() & {"warmup", "ranks", "swaps"}
+    assert not json.loads(row.line()).keys() & {"warmup", "ranks"}
 
 
 def test_json_for_other_programs_has_null() -> None:

@@ -15,7 +15,7 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.loop import StepReport
-from harness.loop.replay import Taken
+from harness.loop.replay import ReplayDraw
 from harness.results import Manifest, RolloutRow, RunFolder, Scrubber, load_run
 from harness.results.recorder import RunRecorder
 from harness.results.training_log import evaluation_line, rollout_lines, step_line
@@ -78,7 +78,7 @@ def test_the_recorder_logs_versions_steps_and_rollouts_and_tells_whoever_listens
         result = UpdateResult(6, 1, {"loss": Metric(0.5)}, (), (ROLLOUT, replace(ROLLOUT, reward=0.0, advantage=-0.5)))
         group = RolloutGroup(0, 5, 5, 5, (20, 20), rewards=(1.0, 0.0))
         scored = ScoredBatch(item, (group,), {"reward/total": Metric(0.5, count=2)})
-        recorder.on_step(StepReport(5, (scored,), (Taken(group, 1, 0),), result, WeightHandle(6, 0, 0)))
+        recorder.on_step(StepReport(5, (scored,), (ReplayDraw(group, 1, 0),), result, WeightHandle(6, 0, 0)))
         recorder.on_evaluation(6, replace(scored, metrics={"validation/reward": Metric(1.0)}))
         _, *rollouts = rollout_lines(5, result.examples)
         assert heard == [

@@ -72,7 +72,7 @@ def test_every_figure_of_a_kept_step_is_the_recorded_one(run_folder: Path, scena
 def test_a_tampered_reward_is_named(copied: Path, scenario: Scenario) -> None:
     path = copied / KEPT_STEPS / "step_3" / "batch.json"
     document = json.loads(path.read_text())
-    ((group, _),) = document["state"]["parts"]
+    ((group, _),) = document["parts"]
     group["rewards"][2] += 0.5
     path.write_text(json.dumps(document))
     checks = found(copied, scenario)
@@ -89,9 +89,9 @@ def test_a_tampered_reward_is_named(copied: Path, scenario: Scenario) -> None:
 def test_a_tampered_token_is_named(copied: Path, scenario: Scenario) -> None:
     home = copied / KEPT_STEPS / "step_3"
     arrays = {name: np.array(values) for name, values in load_file(home / "batch.safetensors").items()}
-    lengths = [each["tokens"] for each in json.loads((home / "batch.json").read_text())["texts"][0]["responses"]]
-    place = lengths[0] + 1  # the second token of the second rollout
-    tokens = arrays["token_ids"]
+    group = json.loads((home / "batch.json").read_text())["parts"][0][0]
+    _, first, _ = group["data"]["completions"][1]["token_ids"]
+    place, tokens = first + 1, arrays["int64"]  # the second token of the second rollout
     tokens[place] = next(token for token in tokens if token > 2 and token != tokens[place])
     save_file(arrays, home / "batch.safetensors")
     checks = found(copied, scenario)

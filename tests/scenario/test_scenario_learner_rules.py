@@ -235,27 +235,6 @@ CASES = [
         ["checkpoint.keep_steps", "steps"],
     ),
     (
-        {
-            "max_lag": 2,
-            "lag_control": "in_flight",
-            "engine": {"type": "vllm"},
-            "transport": {"type": "shared_memory"},
-            "placement": {"colocated": False},
-            "arrivals": {"record": True},
-        },
-        "arrivals_are_events_of_the_loop",
-        "",
-        "",
-        ["arrivals.record", "lag_control", "engine.type"],
-    ),
-    (
-        {"blocks": 6, "arrivals": {"repeat": "results/mine"}},
-        "one_run_is_repeated",
-        "",
-        "",
-        ["arrivals.repeat", "blocks"],
-    ),
-    (
         of_ranks(2)
         | {"placement": {"device": "cuda", "learner": {"ranks": 2, "gpus": 0.5}, "generator": {"gpus": 0.5}}},
         "ranks_have_a_gpu_each",

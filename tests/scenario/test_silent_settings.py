@@ -44,8 +44,8 @@ def test_no_pair_of_these_is_silent_without_a_reason(only: str, under: str, fewe
 
 
 def test_a_void_setting_is_found(monkeypatch: pytest.MonkeyPatch):
-    """With the rules away: a group that is used once is not replayed, however many a step takes."""
+    """With the rules away: where only the newest groups are drawn, nothing is replayed, however old it may become."""
     monkeypatch.setattr("tests.silent_settings.broken_rules", lambda scenario: [])
-    silent, _, asked = search(("replay and lag on actors",), "replay.sample_groups", "replay.max_uses")
-    assert asked == 2
-    assert [(pair.setting, pair.other) for pair in silent] == [("replay.sample_groups", "{'replay.max_uses': 1}")]
+    silent, _, asked = search(("replay and lag on actors",), "replay.max_age", "replay.sampling")
+    assert asked == 3
+    assert [(pair.setting, pair.other) for pair in silent] == [("replay.max_age", "{'replay.sampling': 'newest'}")]

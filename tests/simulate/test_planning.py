@@ -41,7 +41,7 @@ def test_the_plan_follows_the_scenario():
     assert (plan.steps, plan.max_lag, plan.lag_control, plan.evaluate_every) == (5, 2, "drop", 3)
     assert plan.validation_prompts == tuple(range(6))
     assert len(plan.batch_prompts(0)) == 8
-    assert plan.replay is None
+    assert plan.replay.capacity == 0
     replay = loop_plan(Scenario(replay={"capacity": 16}, max_lag=1), 40, 6).replay
     # 16 groups are refilled in 2 steps of 8: max_lag 1 + 2
     assert (replay.capacity, replay.max_age, replay.sample_groups) == (16, 3, 8)

@@ -7,7 +7,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Purpose
-from harness.loop import SilentObserver
+from harness.loop import Observer
 from harness.results import RunFolder
 from harness.results.recorder import RunRecorder
 from harness.run.memory.learner import state_bytes
@@ -185,7 +185,7 @@ def test_replay_prices_what_is_trained_on():
 def test_without_replay_nobody_claims_to_know_rewards():
     heard = []
 
-    class Listener(SilentObserver):
+    class Listener(Observer):
         def on_evaluation(self, version, scored):
             heard.append(scored)
 

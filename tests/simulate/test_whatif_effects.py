@@ -369,7 +369,7 @@ def test_more_steps_train_otherwise_where_the_learning_rate_ends_with_the_run(
 
 
 def test_replay_draws_again_from_recorded_groups(record: Record) -> None:
-    answer = what_if(record(), ["replay={capacity: 8, max_uses: 2}"])
+    answer = what_if(record(), ["replay={capacity: 8}"])
 
     # 14 steps of 4 groups: the buffer gives 4 groups to each step, and what is not fresh was trained on before
     trained = answer.after.replayed.ledger

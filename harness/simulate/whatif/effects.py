@@ -14,7 +14,8 @@ from harness.results import Run, lane_kind
 from harness.results.frames import table_of
 from harness.results.occupancy import part_spans
 from harness.scenario import Scenario
-from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
+from harness.scenario.derived import resolved_replay
+from harness.scenario.loop_plan import lanes_of, on_one_thread
 from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import stage_times, step_time, waiting_shares
 from harness.simulate.whatif import ERROR_BOUND
@@ -231,7 +232,7 @@ def _plan(scenario: Scenario, rollouts: Rollouts) -> LoopPlan:
         rollouts.validation_ids,
         scenario.seed,
         scenario.lag_control,
-        replay_options(scenario),
+        resolved_replay(scenario),
         checkpoint_every=scenario.checkpoint.every or 0,
         save_policy_every=scenario.save_policy_every or 0,
         max_failed_batches=scenario.max_failed_batches,

@@ -11,7 +11,7 @@ from functools import cached_property
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Purpose, RolloutGroup, WorkItem
-from harness.loop import LoopPlan, RolloutCounts, SilentObserver, StepReport, run_loop
+from harness.loop import LoopPlan, Observer, RolloutCounts, StepReport, run_loop
 from harness.results import StepRow, VersionChange, lane_kind
 from harness.results.frames import RunTable
 from harness.results.occupancy import Occupancy
@@ -316,7 +316,7 @@ def _work_of(item: WorkItem, training: Work) -> Work:
     return Work.EVALUATE if item.purpose is Purpose.EVALUATE else training
 
 
-class _StepWatch(SilentObserver):
+class _StepWatch(Observer):
     """Keeps the rows of a replay, and holds the Learner while the driver would record a step."""
 
     def __init__(

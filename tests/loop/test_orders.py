@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.errors import RunStopped
 from harness.core.types import Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
-from harness.loop.response_checks import check_generated, check_published, check_scored
+from harness.loop.orders import check_generated, check_published, check_scored
 
 ITEM = WorkItem(Purpose.TRAIN, 3, 1, (4, 5), 2, seed=0)
 GROUPS = tuple(RolloutGroup(prompt, 3, 2, 2, (7, 8)) for prompt in (4, 5))
@@ -15,9 +15,9 @@ EVALUATION = WorkItem(Purpose.EVALUATE, 3, 0, (0,), 1, seed=0)
 
 
 def test_what_was_asked_is_taken():
-    check_generated("generator", ITEM, GROUPS, held=2)
-    check_generated("generator", ITEM, tuple(replace(group, max_version=3) for group in GROUPS), held=1)
-    check_generated("generator", EVALUATION, (RolloutGroup(0, 3, 3, 3, (5,)),), held=3)
+    check_generated("generator", ITEM, GROUPS, loaded=2)
+    check_generated("generator", ITEM, tuple(replace(group, max_version=3) for group in GROUPS), loaded=1)
+    check_generated("generator", EVALUATION, (RolloutGroup(0, 3, 3, 3, (5,)),), loaded=3)
     check_scored("scorer", ITEM, GROUPS, SCORED)
     check_scored("scorer", ITEM, GROUPS, replace(SCORED, groups=SCORED.groups[:1], failed_groups=1))
     check_published("learner", 3, WeightHandle(3, 0, 1))
@@ -35,7 +35,7 @@ def test_what_was_asked_is_taken():
 )
 def test_groups_that_were_not_ordered_stop_the_run(groups, answered):
     with pytest.raises(RunStopped) as caught:
-        check_generated("generator1", ITEM, groups, held=2)
+        check_generated("generator1", ITEM, groups, loaded=2)
     assert str(caught.value) == (
         "wrong answer: generator1 was to generate shard 1 of batch 3 and answered groups of (step, prompt, rollouts) "
         f"{answered}"
