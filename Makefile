@@ -18,7 +18,7 @@ WITH_VLLM = @$(SETUP) install --venv $(VENV) --part vllm
 SCENARIO_FILE = $(if $(filter %.yaml %.yml,$(SCENARIO)),$(SCENARIO),scenarios/$(SCENARIO).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench sweep compare docs test test-all check faults fuzz holdout gpu-check install install-vllm clean
+.PHONY: help bench sweep compare docs test test-all test-sglang check faults fuzz holdout gpu-check install install-vllm clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,13 @@ test: $(STAMP)  ## run the tests, without the slow ones
 test-all: $(STAMP)  ## run every test
 	$(if $(filter yes,$(VLLM)),$(WITH_VLLM) --where-possible)
 	$(BIN)/python -m pytest --benchmark-skip $(ARGS)
+
+test-sglang:  ## test the SGLang engine, on a CPU too, in an environment of its own (.venv-sglang, 4 GB)
+	@$(SETUP) install --venv .venv-sglang
+	.venv-sglang/bin/pip install --quiet --no-deps sglang==0.5.23
+	.venv-sglang/bin/pip install --quiet --constraint harness/constraints.txt --requirement tests/sglang_cpu/requirements.txt
+	PYTHONPATH=tests/sglang_cpu/stand_ins .venv-sglang/bin/python -m pytest -W default --benchmark-skip \
+	  tests/contract/test_sglang_contract.py tests/engines/test_engine_sglang.py $(ARGS)
 
 docs: $(STAMP)  ## build the documentation site into build/site; every warning is an error
 	@$(SETUP) install --venv $(VENV) --part docs

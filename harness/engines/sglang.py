@@ -1,9 +1,8 @@
-"""SGLang beside the Generator: an engine of another maker, on a GPU. Written against SGLang 0.5 and not run yet.
+"""SGLang as the engine. Run with SGLang 0.5.23 on a CPU; on a GPU not yet.
 
 The calls are those of SGLang's offline ``Engine`` (``python/sglang/srt/entrypoints/engine.py`` in sgl-project/sglang):
 ``async_generate``, ``generate``, ``update_weights_from_tensor``, ``shutdown``. The model runs in a process that SGLang
-starts; weights go to it as handles of CUDA memory. What is left out since only a real engine could show that it works,
-and why the rest stays: docs/sglang.md.
+starts; weights go to it as handles of shared memory, or of CUDA memory. Its limits: docs/sglang.md.
 
 What its log-probabilities are (``python/sglang/srt/layers/sampler.py``): log softmax(logits / temperature), of the
 whole distribution also where ``top_p`` cuts it, so ``top_p`` below 1 is refused here. The ban on the end tokens is
@@ -60,18 +59,18 @@ def sglang_engine(
         model: the policy: a ``DecoderLM`` or a model of transformers.
         tokenizer: of the policy.
         ends: tokens that end a response; None: those that policy and tokenizer name, see ``models.ends``.
-        device: must be ``cuda``.
+        device: ``cuda``, or ``cpu``, where its seeds have no effect.
         should_stop: polled while SGLang samples; true ends ``generate`` with ``Interrupted``.
 
     Raises:
-        UserError: SGLang is not installed, there is no GPU for it, or it cannot serve the model.
+        UserError: SGLang is not installed, or it cannot serve the model.
     """
-    check_sglang_usable(device)
+    check_sglang_usable()
     with PrivateDir() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
         (folder / GENERATION).write_text("{}", encoding="utf-8")  # end tokens are those of each request
-        engine = _start(engine_options(folder, settings))
+        engine = _start(engine_options(folder, settings, device))
     return SglangEngine(
         engine,
         model,
@@ -83,17 +82,12 @@ def sglang_engine(
     )
 
 
-def check_sglang_usable(device: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Check that SGLang can be started for this device, without importing it.
+def check_sglang_usable(environment: Mapping[str, str] = os.environ) -> None:
+    """Check that SGLang can be started, without importing it.
 
     Raises:
-        UserError: it is not installed, the device is no GPU, or the environment changes what its log-probabilities are.
+        UserError: it is not installed, or the environment changes what its log-probabilities are.
     """
-    if device != "cuda":
-        what = f"engine.type is sglang, which needs a GPU, and the Generator computes on the {device}"
-        raise UserError(
-            what, "engine.type", "set engine.type to native (or vllm), or run on a GPU with placement.device: cuda"
-        )
     for name in _RAW_LOG_PROBS:
         if environment.get(name, "").lower() in ("1", "true", "yes", "y"):
             what = f"{name} is set: SGLang would report log-probabilities from before the temperature"
@@ -103,25 +97,30 @@ def check_sglang_usable(device: str, environment: Mapping[str, str] = os.environ
         raise UserError(what, "engine.type", "install it as docs/sglang.md says, or set engine.type to native or vllm")
 
 
-def engine_options(folder: Path, settings: Any) -> dict[str, Any]:
+def engine_options(folder: Path, settings: Any, device: str) -> dict[str, Any]:
     """Return what SGLang's ``Engine`` is told.
 
     Seeds of requests count only with deterministic inference, which also makes a row independent of its batch. Of the
-    attention kernels that support it, only Triton's computes in float32.
+    attention kernels that support it, only Triton's computes in float32, and none of them runs on a CPU.
     """
     options: dict[str, Any] = {
         "model_path": str(folder),
+        "device": device,
         "dtype": settings.precision,
         "max_running_requests": settings.max_batch,
         "mem_fraction_static": settings.memory_fraction,
-        "enable_deterministic_inference": True,
         "random_seed": 0,
         "log_level": "error",
     }
+    if device == "cpu":
+        return options | {"attention_backend": "torch_native", "sampling_backend": "pytorch"}
+    options["enable_deterministic_inference"] = True
     return options | ({"attention_backend": "triton"} if settings.precision == "float32" else {})
 
 
 def _start(options: Mapping[str, Any]) -> Any:
+    if options["device"] == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when it is imported, and by the processes that it starts
     try:
         import sglang
 
@@ -185,8 +184,11 @@ class SglangEngine:
         """
         check_names_and_shapes(weights, self._shapes, self._second_names)
         with self._lock:
-            tensors = [(name, weights[name].detach().to(self._device)) for name in self._shapes]
+            # SGLang moves what it is given into memory that it shares, so it gets copies
+            tensors = [(name, weights[name].detach().to(self._device, copy=True)) for name in self._shapes]
+            _require_taken(self._engine.begin_weight_update())
             _require_taken(self._engine.update_weights_from_tensor(tensors, flush_cache=True))
+            _require_taken(self._engine.end_weight_update())
 
     def generate(
         self,

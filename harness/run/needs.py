@@ -79,7 +79,7 @@ def _package(name: str, find: Callable[[str], object | None]) -> Need:
 
 def _gpus_wanted(scenario: Scenario) -> float:
     """Return how many GPUs a run asks for; less than 1 is a share of one, and 0 none."""
-    if not (scenario.uses_gpu(has_gpu=False) or scenario.engine.type == "sglang"):
+    if not scenario.uses_gpu(has_gpu=False):
         return 0.0
     return gpus_reserved(scenario) or 1.0
 

@@ -84,7 +84,7 @@ class VllmEngineSettings(ServingEngineSettings):
 
 
 class SglangEngineSettings(ServingEngineSettings):
-    """SGLang, for machines with a GPU."""
+    """SGLang."""
 
     type: Literal["sglang"] = "sglang"
     """SGLang; it must be installed separately."""

@@ -7,7 +7,6 @@ INSTEAD = {
     "checkpoint.hours_between_failures": "leave it out, and choose `checkpoint.every`",
     "dynamic_sampling.prompt": "leave it out: a group without spread is replaced by one of another prompt, as in DAPO",
     "engine.type=fake": "set engine.type and model.type to `paced`, which take time and sample nothing",
-    "engine.type=sglang": "set engine.type to vllm",
     "faults.dead_rank": "leave it out: it was for tests of the harness",
     "faults.hung_rank": "leave it out: it was for tests of the harness",
     "faults.learner_restarts": "set `checkpoint.every`, and go on after a failure with `run --resume auto`",
