@@ -21,7 +21,7 @@ from harness.settings.placement import PlacementSettings
 
 PRESET = "preset:"
 
-EngineName = Literal["native", "vllm", "sglang", "fake"]
+EngineName = Literal["native", "vllm", "fake"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -76,7 +76,6 @@ def make_sampler(
         UserError: there is no such model, or the engine or the device cannot be had here.
         RunStopped: the preset's warm start failed.
     """
-    _refuse_sglang(engine)
     scenario = Scenario(
         model=_model_settings(model),
         engine=_engine_settings(engine, precision, max_batch),
@@ -122,16 +121,6 @@ def _engine_settings(
         case "vllm":
             return VllmEngineSettings(precision=precision, max_batch=max_batch)
     return FakeEngineSettings()
-
-
-def _refuse_sglang(engine: EngineName) -> None:
-    if engine == "sglang":
-        raise UserError(
-            "SGLang ends every child of its process when it ends, and this command samples and grades in one process; "
-            "SGLang serves training runs, where it has a process of its own",
-            "--engine sglang",
-            "--engine vllm, or --engine native",
-        )
 
 
 def _checksums(policy: Policy) -> dict[str, str]:

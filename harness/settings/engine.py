@@ -12,7 +12,6 @@ from harness.settings.base import (
     OF_HARNESS,
     OF_USER,
     AtLeast1,
-    Fraction,
     OwnName,
     OwnOptions,
     Parts,
@@ -83,15 +82,6 @@ class VllmEngineSettings(ServingEngineSettings):
     """Share of a GPU's whole memory that vLLM takes; the rest of it goes to keys and values. Not with kv_cache_gib."""
 
 
-class SglangEngineSettings(ServingEngineSettings):
-    """SGLang, for machines with a GPU."""
-
-    type: Literal["sglang"] = "sglang"
-    """SGLang; it must be installed separately."""
-    memory_fraction: Fraction = 0.4
-    """Share of the GPU's memory that SGLang takes for weights, keys and values."""
-
-
 class OwnEngineSettings(ServingEngineSettings):
     """An engine of your own: a class that samples with the weights it is given, see docs/extending.md."""
 
@@ -105,7 +95,7 @@ class OwnEngineSettings(ServingEngineSettings):
 
 EngineSettings = Annotated[
     Annotated[
-        NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
+        NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings,
         BY_TYPE,
         OF_HARNESS,
     ]

@@ -163,7 +163,6 @@ def test_nothing_kept_names_a_folder_of_this_machine(folder: Path, harness: Call
         (["--top-p", "0"], "top_p is 0.0, must be above 0"),
         (["--batch", "0"], "--batch: '0' must be a whole number of at least 1"),
         (["--samples", "x"], "--samples: 'x' must be a whole number of at least 1"),
-        (["--engine", "sglang"], "SGLang ends every child of its process when it ends, and this command samples"),
         (["--data", "none.jsonl"], "there is no such file"),
     ],
 )
@@ -183,7 +182,6 @@ def test_bad_input_is_one_clear_error(
         (["--keywords", "1"], "keywords_per_prompt is 1; it must be 2 to 8", "--keywords"),
         (["--max-tokens", "3"], "--max-tokens is 3, must be at least 4", "--max-tokens"),
         (["--top-p", "2"], "top_p is 2.0, must be above 0 and at most 1", "--top-p"),
-        (["--engine", "sglang"], "SGLang ends every child of its process", "--engine sglang"),
         (["--chat"], "the model's tokenizer has no chat template", "--chat"),
         (["-o", "."], "the data set's folder is the current one; it must be new", "."),
     ],
