@@ -108,7 +108,7 @@ def engine_arguments(group: argparse._ActionsContainer) -> None:
     """Add what samples, and how and where it computes."""
     group.add_argument(
         "--engine",
-        choices=("native", "vllm", "fake"),
+        choices=("native", "vllm"),
         default="native",
         help="default: native",
     )

@@ -18,7 +18,6 @@ from harness.core.own_code import OwnKind, make_part
 from harness.core.protocols import Engine, Task
 from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
-from harness.engines.faulty import SkipsLoads
 from harness.engines.requests import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
@@ -231,13 +230,6 @@ def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: S
     )
 
 
-def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
-    from harness.engines.fake import FakeEngine
-
-    size = len(policy.tokenizer)
-    return FakeEngine(policy.tokenizer, vocab_size=size, should_stop=should_stop, ends=policy.ends or None)
-
-
 def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.paced import PacedEngine
 
@@ -297,7 +289,6 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("trainer", "sorting"): _policy_trainer,
     ("engine", "native"): _native_engine,
     ("engine", "vllm"): _vllm_engine,
-    ("engine", "fake"): _fake_engine,
     ("engine", "paced"): _paced_engine,
     ("engine", OWN): _own_engine,
 }
@@ -399,7 +390,7 @@ def mismatch_bound(scenario: Scenario) -> float | None:
     else 0.5.
     """
     settings: Any = scenario.engine
-    if settings.type in ("fake", "paced"):
+    if settings.type == "paced":
         return None
     asked: float | None = settings.mismatch_bound
     if asked is not None or settings.type != "vllm":
@@ -494,8 +485,6 @@ def make_generator(
     """Return a Generator's worker."""
     device, sampling = resolve_device(scenario, scenario.placement.generator), sampling_for(scenario, task)
     engine: Engine = builder("engine", scenario.engine.type)(scenario, policy, device, should_stop)
-    if scenario.faults.skip_weight_loads:
-        engine = SkipsLoads(engine, frozenset(scenario.faults.skip_weight_loads))
     return GeneratorWorker(
         engine,
         receiver,

@@ -15,13 +15,13 @@ from harness.run.devices import check_gpu_is_found, resolve_device
 from harness.run.policy import Policy
 from harness.scenario import Scenario
 from harness.settings.base import Precision
-from harness.settings.engine import FakeEngineSettings, NativeEngineSettings, VllmEngineSettings
+from harness.settings.engine import NativeEngineSettings, VllmEngineSettings
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.placement import PlacementSettings
 
 PRESET = "preset:"
 
-EngineName = Literal["native", "vllm", "fake"]
+EngineName = Literal["native", "vllm"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -114,13 +114,9 @@ def _model_settings(model: str) -> PresetModelSettings | FolderModelSettings:
 
 def _engine_settings(
     engine: EngineName, precision: Precision, max_batch: int
-) -> NativeEngineSettings | FakeEngineSettings | VllmEngineSettings:
-    match engine:
-        case "native":
-            return NativeEngineSettings(precision=precision, max_batch=max_batch)
-        case "vllm":
-            return VllmEngineSettings(precision=precision, max_batch=max_batch)
-    return FakeEngineSettings()
+) -> NativeEngineSettings | VllmEngineSettings:
+    kind = VllmEngineSettings if engine == "vllm" else NativeEngineSettings
+    return kind(precision=precision, max_batch=max_batch)
 
 
 def _checksums(policy: Policy) -> dict[str, str]:

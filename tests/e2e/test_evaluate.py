@@ -189,7 +189,7 @@ def test_bad_input_is_one_clear_error(
 def test_bad_input_to_dataset_is_one_clear_error(
     harness: Callable[..., Done], arguments: list[str], what: str, where: str
 ) -> None:
-    done = harness("dataset", "keywords", "--model", "tiny", "--engine", "fake", "-n", "5", "-o", "bad", *arguments)
+    done = harness("dataset", "keywords", "--model", "tiny", "-n", "5", "-o", "bad", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {what}")
     assert f"\n  where: {where}\n  fix:   " in done.stderr
@@ -199,7 +199,7 @@ def test_bad_input_to_dataset_is_one_clear_error(
 def test_a_context_that_shortens_responses_is_said(folder: Path, harness: Callable[..., Done]) -> None:
     rows = [{"prompt": "Say this. " * 30, "answer": "1"}]
     (folder / "long.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    asked = ["--model", "tiny", "--data", "long.jsonl", "--reward", "waiting:score", "--engine", "fake"]
+    asked = ["--model", "tiny", "--data", "long.jsonl", "--reward", "waiting:score"]
     done = harness("evaluate", *asked, "-o", "long")
     tokens = json.loads((folder / "long" / "evaluation.json").read_text())["settings"]["max_tokens"]
     assert f"a response may have {tokens} tokens: more do not fit the context of 256\n" in done.stderr
@@ -214,7 +214,7 @@ def test_help_has_an_example(harness: Callable[..., Done], name: str) -> None:
 
 
 def test_a_model_that_writes_no_sentences_makes_no_data_set(folder: Path, harness: Callable[..., Done]) -> None:
-    asked = ["dataset", "keywords", "--model", "tiny", "--engine", "fake", "-n", "5", "-o", "keywords"]
+    asked = ["dataset", "keywords", "--model", "tiny", "-n", "5", "-o", "keywords"]
     done = harness(*asked)
     assert (done.code, done.stdout) == (1, "")
     assert "stopped: 0 of 4 train rows were found after 256 prompts" in done.stderr
