@@ -214,7 +214,8 @@ def test_help_has_an_example(harness: Callable[..., Done], name: str) -> None:
 
 
 def test_a_model_that_writes_no_sentences_makes_no_data_set(folder: Path, harness: Callable[..., Done]) -> None:
-    asked = ["dataset", "keywords", "--model", "tiny", "-n", "5", "-o", "keywords"]
+    short = ["--keywords", "8", "--max-tokens", "4"]  # no answer has room for all of them
+    asked = ["dataset", "keywords", "--model", "tiny", *short, "-n", "5", "-o", "keywords"]
     done = harness(*asked)
     assert (done.code, done.stdout) == (1, "")
     assert "stopped: 0 of 4 train rows were found after 256 prompts" in done.stderr
