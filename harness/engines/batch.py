@@ -21,9 +21,10 @@ from torch import Tensor
 from harness.core.errors import Diverged, Interrupted
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
-from harness.engines.requests import StopStrings, check_request, check_scored, decode_text
+from harness.engines.limits import check_request, check_scored
 from harness.engines.rng import pinned_lengths, row_uniforms, stream_rows
 from harness.engines.sampling import draw
+from harness.engines.stop_strings import StopStrings, decode_text
 from harness.models.ends import end_tokens
 
 Row = tuple[int, int]

@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchEngine
-from harness.engines.requests import check_sampling
+from harness.engines.limits import check_sampling
 from harness.engines.weights import check_names_and_shapes, shapes_of
 from harness.models.ends import end_tokens
 from harness.models.sorting import SortingModel

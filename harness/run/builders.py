@@ -18,7 +18,7 @@ from harness.core.own_code import OwnKind, make_part
 from harness.core.protocols import Engine, Task
 from harness.core.trace import ConsecutiveTracer, Tracer
 from harness.core.types import SamplingParams
-from harness.engines.requests import SpecialTokens, decode_text
+from harness.engines.stop_strings import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.own_functions import UserAdvantage, UserLoss
