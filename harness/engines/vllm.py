@@ -35,6 +35,7 @@ from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
 from harness.engines.limits import check_request, check_scored
+from harness.engines.response_rows import ResponseRow, to_completions
 from harness.engines.rng import stream_rows
 from harness.engines.stop_strings import StopStrings
 from harness.engines.vllm_machine import (
@@ -51,7 +52,7 @@ from harness.engines.vllm_machine import (
     workers_meet,
 )
 from harness.engines.vllm_memory import ALONE, Neighbours
-from harness.engines.vllm_requests import Requests, ResponseRow, into_scores, lengths_of, row_options, to_completions
+from harness.engines.vllm_requests import Requests, into_scores, lengths_of, row_options
 from harness.engines.vllm_weights import first_values, in_memory_file, packed_away, put, put_file
 from harness.engines.weights import check_names_and_shapes
 from harness.models.ends import GENERATION, end_tokens

@@ -230,6 +230,15 @@ def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: S
     )
 
 
+def _sglang_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
+    from harness.engines.sglang import sglang_engine
+
+    assert policy.model is not None
+    return sglang_engine(
+        scenario.engine, policy.model, policy.tokenizer, ends=policy.ends, device=device, should_stop=should_stop
+    )
+
+
 def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.paced import PacedEngine
 
@@ -289,6 +298,7 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("trainer", "sorting"): _policy_trainer,
     ("engine", "native"): _native_engine,
     ("engine", "vllm"): _vllm_engine,
+    ("engine", "sglang"): _sglang_engine,
     ("engine", "paced"): _paced_engine,
     ("engine", OWN): _own_engine,
 }
@@ -393,7 +403,7 @@ def mismatch_bound(scenario: Scenario) -> float | None:
     if settings.type == "paced":
         return None
     asked: float | None = settings.mismatch_bound
-    if asked is not None or settings.type != "vllm":
+    if asked is not None or settings.type not in ("vllm", "sglang"):
         return asked
     model: Any = scenario.model
     exact = settings.precision == model.precision == getattr(model, "dtype", "float32") == "float32"

@@ -13,7 +13,7 @@ from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated
 
 _PACKAGE_OF_TRANSPORT = {"nixl": "nixl", "nccl": "cupy"}
-_SPELT = {"ray": "Ray", "vllm": "vLLM", "nixl": "NIXL", "deepspeed": "DeepSpeed", "cupy": "CuPy"}
+_SPELT = {"ray": "Ray", "vllm": "vLLM", "nixl": "NIXL", "sglang": "SGLang", "deepspeed": "DeepSpeed", "cupy": "CuPy"}
 _FILES = ("train", "validation")
 
 
@@ -64,19 +64,22 @@ def _packages(scenario: Scenario) -> dict[str, bool]:
         "ray": scenario.uses_ray or scenario.placement.learner.ranks > 1 or sweep is not None,
         **{package: name in transports for name, package in _PACKAGE_OF_TRANSPORT.items()},
         "vllm": scenario.engine.type == "vllm",
+        "sglang": scenario.engine.type == "sglang",
         "deepspeed": scenario.learner.sharding == "deepspeed",
         **{name: name in scenario.trackers for name in ("wandb", "mlflow")},
     }
 
 
 def _package(name: str, find: Callable[[str], object | None]) -> Need:
+    part = PART_OF.get(name)
+    fix = f"install {name} by hand: docs/sglang.md" if part is None else how_to_install(part)
     spelt = _SPELT.get(name, name)
-    return Need(spelt, f"{spelt} is not installed" if find(name) is None else "", how_to_install(PART_OF[name]))
+    return Need(spelt, f"{spelt} is not installed" if find(name) is None else "", fix)
 
 
 def _gpus_wanted(scenario: Scenario) -> float:
     """Return how many GPUs a run asks for; less than 1 is a share of one, and 0 none."""
-    if not scenario.uses_gpu(has_gpu=False):
+    if not (scenario.uses_gpu(has_gpu=False) or scenario.engine.type == "sglang"):
         return 0.0
     return gpus_reserved(scenario) or 1.0
 

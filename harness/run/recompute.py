@@ -47,6 +47,8 @@ from harness.transports.in_process import InProcessTransport
 TOLERANCE = 1e-5
 """Of a figure, relative: sums of float32 in another order."""
 MOST_NAMED = 5
+SERVED = ("vllm", "sglang")
+"""Engines that make a text of the tokens by their own rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def recompute(
     checks = [
         Check("files", len(kept.files), changed),
         prompts,
-        *([] if scenario.engine.type == "vllm" else [_texts(scenario, policy, batch)]),
+        *([] if scenario.engine.type in SERVED else [_texts(scenario, policy, batch)]),
         _rewards(scenario, batch),
     ]
     with torch_threads(run.manifest.threads):

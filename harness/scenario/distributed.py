@@ -59,6 +59,22 @@ def vllm_owns_its_group(scenario: Scenario) -> Problem | None:
     return broken(what, fix, "transport.type", "engine.type")
 
 
+def sglang_has_its_process(scenario: Scenario) -> Problem | None:
+    """SGLang ends all children of its process when it ends, and reports log-probs of the whole distribution."""
+    if scenario.engine.type != "sglang":
+        return None
+    if not scenario.uses_ray:
+        what = "transport.type is in_process with engine.type sglang, which at its end ends every child of its process"
+        fix = "set transport.type to cuda_ipc or object_store_numpy, so that it has a process of its own"
+        return broken(what, fix, "transport.type", "engine.type")
+    top_p = scenario.sampling.top_p
+    if top_p == 1:
+        return None
+    what = f"sampling.top_p is {top_p}, must be 1 with engine.type sglang: its log-probs are of the whole distribution"
+    fix = "set sampling.top_p to 1, or engine.type to native or vllm"
+    return broken(what, fix, "sampling.top_p", "engine.type")
+
+
 def weights_have_the_engines_type(scenario: Scenario) -> Problem | None:
     """Weights that travel in the engine's type need an engine that has one, and leave one Learner whole."""
     if getattr(scenario.transport, "dtype", "trained") == "trained":
@@ -239,6 +255,7 @@ DISTRIBUTED_RULES = (
     lag_control_has_lag,
     in_flight_engine,
     vllm_owns_its_group,
+    sglang_has_its_process,
     shards_share_a_batch,
     weights_have_the_engines_type,
     actors_for_several_parts,

@@ -12,6 +12,7 @@ from harness.settings.base import (
     OF_HARNESS,
     OF_USER,
     AtLeast1,
+    Fraction,
     OwnName,
     OwnOptions,
     Parts,
@@ -75,6 +76,15 @@ class VllmEngineSettings(ServingEngineSettings):
     """Share of a GPU's whole memory that vLLM takes; the rest of it goes to keys and values. Not with kv_cache_gib."""
 
 
+class SglangEngineSettings(ServingEngineSettings):
+    """SGLang, for machines with a GPU."""
+
+    type: Literal["sglang"] = "sglang"
+    """SGLang; it must be installed separately."""
+    memory_fraction: Fraction = 0.4
+    """Share of the GPU's memory that SGLang takes for weights, keys and values."""
+
+
 class OwnEngineSettings(ServingEngineSettings):
     """An engine of your own: a class that samples with the weights it is given, see docs/extending.md."""
 
@@ -88,7 +98,7 @@ class OwnEngineSettings(ServingEngineSettings):
 
 EngineSettings = Annotated[
     Annotated[
-        NativeEngineSettings | PacedEngineSettings | VllmEngineSettings,
+        NativeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
         BY_TYPE,
         OF_HARNESS,
     ]

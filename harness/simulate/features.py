@@ -219,6 +219,8 @@ def _microbatches(groups: Sequence[Group], microbatch: int) -> Iterator[Microbat
 
 TWO_SIDED = ("gloo", "nccl")
 """Transports that move the weights on the way to the call that loads them."""
+_CONTINUOUS = ("vllm", "sglang")
+"""Engines that give the place of a finished response to the next one at once."""
 
 
 class Workload:
@@ -236,7 +238,7 @@ class Workload:
     def __init__(self, scenario: Scenario, shape: Shape | None = None) -> None:
         self.scenario = scenario
         engine: Any = scenario.engine
-        self._max_batch, self._is_continuous = getattr(engine, "max_batch", 256), engine.type == "vllm"
+        self._max_batch, self._is_continuous = getattr(engine, "max_batch", 256), engine.type in _CONTINUOUS
         self._calls: dict[tuple[int, int], Features] = {}  # there are few, and calls are many
         self._syncs: dict[bool, Features] = {}
         self.shape, self.shape_missing = (shape, "") if shape is not None else shape_for(scenario)

@@ -134,7 +134,7 @@ LOADING = re.compile(r"\b(LLM|AsyncLLM|pipeline|Engine|from_pretrained|from_conf
 
 
 def loads_of_models(tree: ast.AST) -> list[ast.Call]:
-    """Return the calls that transformers or vLLM answer by loading what a model folder names."""
+    """Return the calls that transformers, vLLM or SGLang answer by loading what a model folder names."""
 
     def is_load(called: ast.expr) -> bool:
         if isinstance(called, ast.Name):
@@ -142,7 +142,8 @@ def loads_of_models(tree: ast.AST) -> list[ast.Call]:
         if not isinstance(called, ast.Attribute) or not isinstance(called.value, ast.Name):
             return False
         owner, name = called.value.id, called.attr
-        return owner.startswith("Auto") and name in ("from_pretrained", "from_config")
+        is_auto = owner.startswith("Auto") and name in ("from_pretrained", "from_config")
+        return is_auto or (owner, name) == ("sglang", "Engine")
 
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_load(node.func)]
 

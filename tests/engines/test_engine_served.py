@@ -7,6 +7,7 @@ import pytest
 
 from harness.core.errors import Diverged, RunStopped, UserError
 from harness.core.types import SamplingParams
+from harness.engines.response_rows import ResponseRow, to_completions
 from harness.engines.rng import pinned_lengths
 from harness.engines.stop_strings import StopStrings
 from harness.engines.vllm_machine import (
@@ -14,14 +15,7 @@ from harness.engines.vllm_machine import (
     context_of,
     reason_of,
 )
-from harness.engines.vllm_requests import (
-    Requests,
-    ResponseRow,
-    into_scores,
-    lengths_of,
-    row_options,
-    to_completions,
-)
+from harness.engines.vllm_requests import Requests, into_scores, lengths_of, row_options
 
 
 class Letters:

@@ -216,10 +216,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ("model: {type: preset, preset: big}\n", 1, "model.preset", ""),
         ("engine: {type: natve}\n", 1, "engine.type", "native"),
         (
-            "engine: {type: vllm, generat_s: 0.5}\n",
+            "engine: {type: vllm, memory_fracton: 0.5}\n",
             1,
-            "engine.generat_s",
-            "engine.generate_s engine.type: paced",
+            "engine.memory_fracton",
+            "engine.memory_fraction engine.type: sglang",
         ),
         ("engine: native\n", 1, "engine key: value", "engine.type=native engine: {type: native}"),
         ("transport: {type: nixle}\n", 1, "transport.type", "nixl"),

@@ -1,0 +1,330 @@
+"""SGLang beside the Generator: an engine of another maker, on a GPU. Written against SGLang 0.5 and not run yet.
+
+The calls are those of SGLang's offline ``Engine`` (``python/sglang/srt/entrypoints/engine.py`` in sgl-project/sglang):
+``async_generate``, ``generate``, ``update_weights_from_tensor``, ``shutdown``. The model runs in a process that SGLang
+starts; weights go to it as handles of CUDA memory. What is left out since only a real engine could show that it works,
+and why the rest stays: docs/sglang.md.
+
+What its log-probabilities are (``python/sglang/srt/layers/sampler.py``): log softmax(logits / temperature), of the
+whole distribution also where ``top_p`` cuts it, so ``top_p`` below 1 is refused here. The ban on the end tokens is
+part of the logits. Those of given tokens (``input_token_logprobs``) are at temperature 1 whatever the request says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from harness.core.errors import Interrupted, RunStopped, UserError
+from harness.core.own_folder import OwnFolder
+from harness.core.protocols import Tokenizer
+from harness.core.seeds import derive_seed
+from harness.core.types import Completion, SamplingParams
+from harness.engines.batch import Row
+from harness.engines.limits import check_request, check_scored
+from harness.engines.response_rows import ResponseRow, to_completions
+from harness.engines.rng import pinned_lengths, stream_rows
+from harness.engines.stop_strings import StopStrings
+from harness.engines.weights import check_names_and_shapes
+from harness.models.config import context_length
+from harness.models.ends import GENERATION, end_tokens
+from harness.models.storage import save_policy
+
+POLL_S = 0.05
+"""Seconds between two looks at the stop signal while SGLang samples."""
+_RAW_LOG_PROBS = ("SGLANG_RETURN_ORIGINAL_LOGPROB", "RETURN_ORIGINAL_LOGPROB")
+"""Environment variables that make SGLang report log-probabilities from before the temperature."""
+
+
+def sglang_engine(
+    settings: Any,
+    model: nn.Module,
+    tokenizer: Any,
+    *,
+    ends: Sequence[int] | None = None,
+    device: str = "cuda",
+    should_stop: Callable[[], bool] | None = None,
+) -> SglangEngine:
+    """Start SGLang with a copy of the policy's weights.
+
+    Args:
+        settings: see ``SglangEngineSettings``.
+        model: the policy: a ``DecoderLM`` or a model of transformers.
+        tokenizer: of the policy.
+        ends: tokens that end a response; None: those that policy and tokenizer name, see ``models.ends``.
+        device: must be ``cuda``.
+        should_stop: polled while SGLang samples; true ends ``generate`` with ``Interrupted``.
+
+    Raises:
+        UserError: SGLang is not installed, there is no GPU for it, or it cannot serve the model.
+    """
+    check_sglang_usable(device)
+    with OwnFolder() as scratch:
+        folder = scratch / "policy"
+        save_policy(model, tokenizer, folder)
+        (folder / GENERATION).write_text("{}", encoding="utf-8")  # end tokens are those of each request
+        engine = _start(engine_options(folder, settings))
+    return SglangEngine(
+        engine,
+        model,
+        tokenizer,
+        ends=ends,
+        max_batch=settings.max_batch,
+        device=device,
+        should_stop=should_stop,
+    )
+
+
+def check_sglang_usable(device: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Check that SGLang can be started for this device, without importing it.
+
+    Raises:
+        UserError: it is not installed, the device is no GPU, or the environment changes what its log-probabilities are.
+    """
+    if device != "cuda":
+        what = f"engine.type is sglang, which needs a GPU, and the Generator computes on the {device}"
+        raise UserError(
+            what, "engine.type", "set engine.type to native (or vllm), or run on a GPU with placement.device: cuda"
+        )
+    for name in _RAW_LOG_PROBS:
+        if environment.get(name, "").lower() in ("1", "true", "yes", "y"):
+            what = f"{name} is set: SGLang would report log-probabilities from before the temperature"
+            raise UserError(what, "environment", f"unset {name}")
+    if find_spec("sglang") is None:
+        what = "engine.type is sglang, and SGLang is not installed"
+        raise UserError(what, "engine.type", "install it as docs/sglang.md says, or set engine.type to native or vllm")
+
+
+def engine_options(folder: Path, settings: Any) -> dict[str, Any]:
+    """Return what SGLang's ``Engine`` is told.
+
+    Seeds of requests count only with deterministic inference, which also makes a row independent of its batch. Of the
+    attention kernels that support it, only Triton's computes in float32.
+    """
+    options: dict[str, Any] = {
+        "model_path": str(folder),
+        "dtype": settings.precision,
+        "max_running_requests": settings.max_batch,
+        "mem_fraction_static": settings.memory_fraction,
+        "enable_deterministic_inference": True,
+        "random_seed": 0,
+        "log_level": "error",
+    }
+    return options | ({"attention_backend": "triton"} if settings.precision == "float32" else {})
+
+
+def _start(options: Mapping[str, Any]) -> Any:
+    try:
+        import sglang
+
+        return sglang.Engine(trust_remote_code=False, **options)
+    except (ImportError, OSError, RuntimeError, ValueError, NotImplementedError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"SGLang did not start: {reason}", "engine.type: sglang", "set engine.type to native, or see docs/sglang.md"
+        ) from error
+
+
+class SglangEngine:
+    """Samples from the weights that SGLang's processes hold.
+
+    One set of weights serves a whole ``generate``: loading waits until a call on another thread has ended.
+
+    Attributes:
+        context_length: most tokens a prompt and its response may have together; None if the config does not say.
+
+    Args:
+        engine: SGLang's ``Engine``.
+        model: the policy, whose names and shapes each load must have; it is not kept.
+        tokenizer: decodes.
+        ends: tokens that end a response; None: those that policy and tokenizer name.
+        max_batch: most rows sampled at a time.
+        device: where weights are put before they are handed over.
+        should_stop: polled while SGLang samples.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        *,
+        ends: Sequence[int] | None = None,
+        max_batch: int = 256,
+        device: str = "cuda",
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._engine, self._tokenizer, self._max_batch, self._device = engine, tokenizer, max_batch, device
+        self._should_stop, self._ends = should_stop, end_tokens(model, tokenizer) if ends is None else ends
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+        self._second_names = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        config: Any = model.config
+        self._vocab_size: int = config.vocab_size
+        self.context_length: int | None = context_length(config)
+        self._lock = threading.Lock()
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
+        """Hand these weights to SGLang, and have it forget what it cached with the old ones.
+
+        Args:
+            weights: by the names of the policy's parameters; buffers and the second name of a tied weight may be among
+                them.
+            version: not used.
+
+        Raises:
+            ValueError: one is missing, misshapen or unknown; the old weights stay.
+            RunStopped: SGLang did not take them.
+        """
+        check_names_and_shapes(weights, self._shapes, self._second_names)
+        with self._lock:
+            tensors = [(name, weights[name].detach().to(self._device)) for name in self._shapes]
+            _require_taken(self._engine.update_weights_from_tensor(tensors, flush_cache=True))
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        seed: int,
+        places: Sequence[int] | None = None,
+    ) -> list[tuple[Completion, ...]]:
+        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
+
+        Raises:
+            UserError: bad sampling parameters, ``top_p`` below 1, or a prompt that is empty, unknown or too long.
+            Interrupted: ``should_stop`` said so.
+            RunStopped: SGLang gave a request up.
+            Diverged: the model's logits are not numbers.
+        """
+        check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
+        _require_whole_distribution(sampling)
+        order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
+        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._vocab_size)
+        rows = [ResponseRow(row, sampling, stops) for row in order]
+        params = request_params(stream_rows(order, places), sampling, seed, stops)
+        with self._lock:
+            for first in range(0, len(order), self._max_batch):
+                part = slice(first, first + self._max_batch)
+                inputs = [list(map(int, prompts[prompt])) for prompt, _ in order[part]]
+                answers = self._engine.loop.run_until_complete(self._ask(inputs, params[part], sampling.max_tokens))
+                for row, answer in zip(rows[part], answers, strict=True):
+                    take_answer(row, answer)
+        return to_completions(rows, len(prompts), 0, self._tokenizer)
+
+    def score(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """See ``protocols.ScoringEngine``; SGLang runs prompt and response as one prompt, at temperature 1.
+
+        It waits for a ``generate`` that is under way.
+        """
+        check_scored(prompts, responses, self._vocab_size, self.context_length, room=1)
+        joined = [[*map(int, prompt), *map(int, response)] for prompt, response in zip(prompts, responses, strict=True)]
+        starts = [len(prompt) - 1 for prompt in prompts]
+        with self._lock:
+            answers = self._engine.generate(
+                input_ids=joined,
+                sampling_params={"max_new_tokens": 1, "temperature": 1.0},
+                return_logprob=True,
+                logprob_start_len=starts,
+            )
+        return [scored_tokens(answer, response) for answer, response in zip(answers, responses, strict=True)]
+
+    def close(self) -> None:
+        """End SGLang's processes. It ends every child of this process, which is therefore an actor of its own."""
+        self._engine.shutdown()
+
+    async def _ask(
+        self, inputs: list[list[int]], params: list[dict[str, Any]], max_tokens: int
+    ) -> list[dict[str, Any]]:
+        call = self._engine.async_generate(input_ids=inputs, sampling_params=params, return_logprob=True)
+        task = asyncio.ensure_future(call)
+        while not task.done():
+            await asyncio.wait({task}, timeout=POLL_S)
+            if self._should_stop is not None and self._should_stop():
+                self._engine.tokenizer_manager.abort_request(abort_all=True)
+                await asyncio.wait({task})
+                raise Interrupted(f"sampling of at most {max_tokens} tokens a response was stopped")
+        answers: list[dict[str, Any]] = task.result()
+        return answers
+
+
+def request_params(
+    streams: Sequence[Row], sampling: SamplingParams, seed: int, stops: StopStrings
+) -> list[dict[str, Any]]:
+    """Return SGLang's sampling parameters of each row.
+
+    Stop strings are handed over so that SGLang stops there, unless they are to be ignored at first, which it cannot;
+    ``ResponseRow`` finds them in any case. A row of pinned length never draws an end token.
+    """
+    lengths = (
+        None if sampling.pinned_lengths is None else pinned_lengths(seed, streams, sampling.pinned_lengths).tolist()
+    )
+    stops_itself = lengths is None and sampling.min_tokens <= 1
+    params = []
+    for number, stream in enumerate(streams):
+        most = sampling.max_tokens if lengths is None else lengths[number]
+        own: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "max_new_tokens": most,
+            "min_new_tokens": sampling.min_tokens if lengths is None else most,
+            "sampling_seed": derive_seed(seed, *stream) % 2**31,
+            "stop_token_ids": list(stops.ends),
+            "skip_special_tokens": True,
+        }
+        params.append(own | ({"stop": list(stops.texts)} if stops.texts and stops_itself else {}))
+    return params
+
+
+def take_answer(row: ResponseRow, answer: Mapping[str, Any]) -> None:
+    """Put one answer of SGLang's into its row.
+
+    Raises:
+        RunStopped: SGLang gave the request up, or reported no log-probabilities.
+    """
+    meta = answer["meta_info"]
+    finish = meta["finish_reason"] or {}
+    if finish.get("type") not in ("stop", "length"):
+        raise RunStopped(f"SGLang gave the request of prompt {row.row[0]} up: {finish.get('message') or finish}")
+    tokens = meta.get("output_token_logprobs")
+    if not tokens:
+        raise RunStopped("SGLang reported no log-probabilities (meta_info.output_token_logprobs)")
+    row.take([token for _, token, *_ in tokens], [log_prob for log_prob, *_ in tokens], 0, finish["type"])
+
+
+def scored_tokens(answer: Mapping[str, Any], response: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Return the log-probabilities of a response's tokens, (T,), out of those of the whole input.
+
+    Raises:
+        RunStopped: SGLang's tokens are not those asked for.
+    """
+    tokens = answer["meta_info"].get("input_token_logprobs") or []
+    last = tokens[len(tokens) - len(response) :] if response else []
+    is_right = [token for _, token, *_ in last] == [int(token) for token in response]
+    if not is_right or any(entry[0] is None for entry in last):
+        raise RunStopped("SGLang scored other tokens than it was asked to (meta_info.input_token_logprobs)")
+    return np.array([log_prob for log_prob, *_ in last], dtype=np.float32)
+
+
+def _require_taken(answer: Any) -> None:
+    taken, message = answer if isinstance(answer, tuple) else (bool(answer), "")
+    if not taken:
+        raise RunStopped(f"SGLang did not take the weights: {message or 'no reason given'}")
+
+
+def _require_whole_distribution(sampling: SamplingParams) -> None:
+    if sampling.top_p < 1 and sampling.temperature > 0:
+        raise UserError(
+            f"top_p is {sampling.top_p} with engine.type sglang, whose log-probabilities are of the whole distribution",
+            "sampling.top_p",
+            "set sampling.top_p to 1, or engine.type to native or vllm",
+        )

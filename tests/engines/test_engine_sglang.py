@@ -1,0 +1,284 @@
+"""What is asked of SGLang and what is made of its answers. SGLang itself does not run here: see docs/sglang.md.
+
+``Recorded`` stands in the place of SGLang's ``Engine``: it notes what it is called with and returns answers of the form
+that SGLang documents. It samples nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
+from harness.core.types import SamplingParams
+from harness.engines.response_rows import ResponseRow
+from harness.engines.sglang import (
+    SglangEngine,
+    check_sglang_usable,
+    engine_options,
+    request_params,
+    scored_tokens,
+    take_answer,
+)
+from harness.engines.stop_strings import StopStrings
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.tokenizer import train_tokenizer
+from harness.scenario import load_scenario
+
+TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
+MODEL = DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), max_position_embeddings=64))
+ORDER = [(0, 0), (0, 1), (1, 0)]
+LOOP = asyncio.new_event_loop()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def closed_loop() -> Iterator[None]:
+    """SGLang's engine brings an event loop of its own; the one that stands for it is closed at the end."""
+    yield
+    LOOP.close()
+
+
+def params_of(sampling, seed):
+    return request_params(ORDER, sampling, seed, StopStrings(TOKENIZER, sampling.stop, ends=(1, 7)))
+
+
+def answer(tokens: list[int], finish: str = "length", log_prob: float = -0.5, **meta: Any) -> dict[str, Any]:
+    """An answer as SGLang gives it: (log-probability, token, text or None) for each sampled token."""
+    entries = [(log_prob, token, None) for token in tokens]
+    return {"text": "", "meta_info": {"finish_reason": {"type": finish}, "output_token_logprobs": entries, **meta}}
+
+
+class Recorded:
+    """See the module's docstring."""
+
+    def __init__(self, answers: Sequence[dict[str, Any]] = (), hangs: bool = False, takes: Any = (True, "ok")) -> None:
+        self.loop = LOOP
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self._answers, self._hangs, self._takes = list(answers), hangs, takes
+        self._aborted = asyncio.Event()
+        self.tokenizer_manager = SimpleNamespace(abort_request=self._abort)
+
+    def _abort(self, abort_all: bool) -> None:
+        self.calls.append(("abort_request", {"abort_all": abort_all}))
+        self._aborted.set()
+
+    async def async_generate(self, **request: Any) -> list[dict[str, Any]]:
+        self.calls.append(("async_generate", request))
+        if self._hangs:
+            await self._aborted.wait()
+        return [self._answers.pop(0) for _ in request["input_ids"]]
+
+    def generate(self, **request: Any) -> list[dict[str, Any]]:
+        self.calls.append(("generate", request))
+        return [self._answers.pop(0) for _ in request["input_ids"]]
+
+    def update_weights_from_tensor(self, named_tensors: list[tuple[str, torch.Tensor]], flush_cache: bool) -> Any:
+        names = [name for name, _ in named_tensors]
+        self.calls.append(("update_weights_from_tensor", {"names": names, "flush_cache": flush_cache}))
+        return self._takes
+
+    def shutdown(self) -> None:
+        self.calls.append(("shutdown", {}))
+
+
+def engine(recorded: Recorded, **options: Any) -> SglangEngine:
+    return SglangEngine(recorded, MODEL, TOKENIZER, device="cpu", **options)
+
+
+def test_without_a_gpu_it_is_refused_before_anything_is_imported() -> None:
+    with pytest.raises(UserError, match="needs a GPU, and the Generator computes on the cpu") as refused:
+        check_sglang_usable("cpu")
+    assert "set engine.type to native" in (refused.value.fix or "")
+
+
+def test_without_sglang_the_refusal_says_where_to_read_on() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("sglang") is not None:
+        pytest.skip("SGLang is installed here")
+    with pytest.raises(UserError, match="SGLang is not installed") as refused:
+        check_sglang_usable("cuda", {})
+    assert "docs/sglang.md" in (refused.value.fix or "")
+
+
+def test_options_ask_for_seeds_that_count_and_for_a_kernel_that_takes_float32() -> None:
+    settings = SimpleNamespace(precision="float32", max_batch=32, memory_fraction=0.3)
+    options = engine_options(Path("policy"), settings)
+    assert options == {
+        "model_path": "policy",
+        "dtype": "float32",
+        "max_running_requests": 32,
+        "mem_fraction_static": 0.3,
+        "enable_deterministic_inference": True,
+        "random_seed": 0,
+        "log_level": "error",
+        "attention_backend": "triton",
+    }
+    narrow = engine_options(Path("policy"), SimpleNamespace(**{**vars(settings), "precision": "bfloat16"}))
+    assert "attention_backend" not in narrow
+
+
+def test_each_row_has_a_seed_of_its_own() -> None:
+    params = params_of(SamplingParams(temperature=0.7, max_tokens=9, min_tokens=1, stop=("</a>",)), 3)
+    assert [(own["temperature"], own["max_new_tokens"], own["min_new_tokens"]) for own in params] == [(0.7, 9, 1)] * 3
+    assert [own["stop"] for own in params] == [["</a>"]] * 3
+    seeds = [own["sampling_seed"] for own in params]
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert seeds == [own["sampling_seed"] for own in params_of(SamplingParams(max_tokens=9), 3)]
+
+
+def test_stop_strings_that_are_ignored_at_first_are_found_here_alone() -> None:
+    assert all("stop" not in own for own in params_of(SamplingParams(min_tokens=2, stop=("x",)), 0))
+
+
+def test_pinned_lengths_are_forced() -> None:
+    params = params_of(SamplingParams(max_tokens=9, pinned_lengths=(3, 7), stop=("x",)), 0)
+    assert all(own["min_new_tokens"] == own["max_new_tokens"] and 3 <= own["max_new_tokens"] <= 7 for own in params)
+    assert all("stop" not in own for own in params)
+
+
+def test_answers_become_completions_in_the_order_of_the_rows() -> None:
+    end = TOKENIZER.eos_token_id
+    recorded = Recorded([answer([5, end], "stop"), answer([7, 8, 9]), answer([10, end], "stop")])
+    groups = engine(recorded, max_batch=2).generate([[5, 6], [7]], 1, SamplingParams(max_tokens=3), 0)
+    groups += engine(recorded).generate([[5]], 1, SamplingParams(max_tokens=3), 0)
+    assert [[c.token_ids.tolist() for c in group] for group in groups] == [[[5, end]], [[7, 8, 9]], [[10, end]]]
+    assert [group[0].finish_reason for group in groups] == ["stop", "length", "stop"]
+    assert groups[0][0].log_probs.tolist() == [-0.5, -0.5]
+    assert groups[0][0].text == TOKENIZER.decode([5])
+    assert groups[0][0].versions is None
+    requests = [request for name, request in recorded.calls if name == "async_generate"]
+    assert [request["input_ids"] for request in requests] == [[[5, 6], [7]], [[5]]]
+    assert all(request["return_logprob"] for request in requests)
+
+
+def test_a_request_larger_than_the_batch_is_served_in_turns() -> None:
+    recorded = Recorded([answer([5])] * 5)
+    engine(recorded, max_batch=2).generate([[5]], 5, SamplingParams(max_tokens=1), 0)
+    assert [len(request["input_ids"]) for _, request in recorded.calls] == [2, 2, 1]
+
+
+def test_tokens_behind_a_stop_string_are_cut_off() -> None:
+    text = TOKENIZER.encode("cat sat on")
+    stop = TOKENIZER.decode(text[:2])[-1]
+    sampling = SamplingParams(max_tokens=len(text), stop=(stop,))
+    ((completion,),) = engine(Recorded([answer(text)])).generate([[5]], 1, sampling, 0)
+    assert completion.text.count(stop) == 1
+    assert completion.text.endswith(stop)
+    assert completion.finish_reason == "stop"
+    assert len(completion.token_ids) < len(text)
+
+
+def test_what_sglang_gives_up_stops_the_run() -> None:
+    row = ResponseRow((3, 0), SamplingParams(), StopStrings(TOKENIZER, ()))
+    broken = answer([5])
+    broken["meta_info"]["finish_reason"] = {"type": "abort", "message": "out of memory"}
+    with pytest.raises(RunStopped, match="gave the request of prompt 3 up: out of memory"):
+        take_answer(row, broken)
+    with pytest.raises(RunStopped, match="no log-probabilities"):
+        take_answer(row, answer([]))
+
+
+def test_logits_that_are_no_numbers_are_a_divergence() -> None:
+    with pytest.raises(Diverged, match="not finite at prompt 0, sample 0, token 0"):
+        engine(Recorded([answer([5], log_prob=float("nan"))])).generate([[5]], 1, SamplingParams(max_tokens=1), 0)
+
+
+def test_a_cut_distribution_is_refused_since_its_log_probs_would_be_of_the_whole_one() -> None:
+    with pytest.raises(UserError, match=r"top_p is 0\.9 with engine\.type sglang"):
+        engine(Recorded()).generate([[5]], 1, SamplingParams(top_p=0.9), 0)
+
+
+def test_bad_requests_are_refused_before_sglang_hears_of_them() -> None:
+    recorded = Recorded()
+    with pytest.raises(UserError, match="prompt 1"):
+        engine(recorded).generate([[5], []], 1, SamplingParams(), 0)
+    with pytest.raises(UserError, match="response 0 of those to score"):
+        engine(recorded).score([[]], [[5]])
+    assert recorded.calls == []
+
+
+def test_a_stop_signal_aborts_what_is_under_way() -> None:
+    recorded = Recorded([answer([5])], hangs=True)
+    with pytest.raises(Interrupted):
+        engine(recorded, should_stop=lambda: True).generate([[5]], 1, SamplingParams(max_tokens=1), 0)
+    assert [name for name, _ in recorded.calls] == ["async_generate", "abort_request"]
+
+
+def test_scores_are_those_of_the_responses_tokens() -> None:
+    scored = answer([0], input_token_logprobs=[(None, 6, None), (-1.0, 7, None), (-2.0, 8, None)])
+    recorded = Recorded([scored])
+    (found,) = engine(recorded).score([[5, 6]], [[7, 8]])
+    assert found.tolist() == [-1.0, -2.0]
+    assert found.dtype == np.float32
+    ((name, request),) = recorded.calls
+    assert name == "generate"
+    assert request["input_ids"] == [[5, 6, 7, 8]]
+    assert request["logprob_start_len"] == [1]
+    assert request["sampling_params"]["temperature"] == 1.0
+
+
+@pytest.mark.parametrize("tokens", [[], [(None, 7, None)], [(-1.0, 8, None)]])
+def test_scores_of_other_tokens_stop_the_run(tokens: list[Any]) -> None:
+    with pytest.raises(RunStopped, match="scored other tokens"):
+        scored_tokens(answer([0], input_token_logprobs=tokens), [7])
+
+
+def test_weights_come_by_name_and_what_the_old_ones_cached_is_flushed() -> None:
+    recorded = Recorded()
+    engine(recorded).load_weights(dict(MODEL.named_parameters()), version=1)
+    assert [call["flush_cache"] for _, call in recorded.calls] == [True]
+    assert recorded.calls[0][1]["names"] == [name for name, _ in MODEL.named_parameters()]
+
+
+def test_weights_that_do_not_belong_to_the_policy_never_reach_sglang() -> None:
+    recorded = Recorded()
+    weights = dict(MODEL.named_parameters())
+    del weights["model.norm.weight"]
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is missing"):
+        engine(recorded).load_weights(weights)
+    assert recorded.calls == []
+
+
+@pytest.mark.parametrize(("taken", "reason"), [((False, "shape mismatch"), "shape mismatch"), (False, "no reason")])
+def test_weights_that_sglang_does_not_take_stop_the_run(taken: Any, reason: str) -> None:
+    with pytest.raises(RunStopped, match=f"did not take the weights: {reason}"):
+        engine(Recorded(takes=taken)).load_weights(dict(MODEL.named_parameters()))
+
+
+def test_raw_log_probs_by_environment_are_refused() -> None:
+    with pytest.raises(UserError, match="SGLANG_RETURN_ORIGINAL_LOGPROB is set"):
+        check_sglang_usable("cuda", {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"})
+
+
+SERVED = "engine: {type: sglang}\n"
+ACTORS = SERVED + "transport: {type: object_store_numpy}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SERVED, r"at its end ends every child of its process \[rule: sglang_has_its_process\]"),
+        (ACTORS + "sampling: {top_p: 0.9}\n", r"sampling\.top_p is 0\.9, must be 1 with engine\.type sglang"),
+        (ACTORS + "max_lag: 1\nlag_control: in_flight\nplacement: {colocated: false}\n", "must be native or vllm"),
+    ],
+)
+def test_scenarios_that_sglang_cannot_serve_are_refused_when_loaded(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "trial.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_scenario(tmp_path / "trial.yaml")
+
+
+def test_a_scenario_that_sglang_can_serve_loads(tmp_path: Path) -> None:
+    (tmp_path / "trial.yaml").write_text(ACTORS)
+    assert load_scenario(tmp_path / "trial.yaml").engine.type == "sglang"
