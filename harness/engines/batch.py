@@ -1,4 +1,4 @@
-"""The sampling loop that the engines share: requests cut into batches, rows that finish and leave, completions.
+"""The engine behind which a model decodes: requests cut into batches, rows that finish and leave, completions.
 
 A *row* is one response being sampled: (prompt index, sample index). The model side, a ``DecodeBackend``, keeps its rows
 in slots 0, 1, ..., and knows nothing of sampling. When rows finish, rows from the last slots move into the freed ones,
@@ -9,6 +9,7 @@ way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,9 +21,10 @@ from torch import Tensor
 from harness.core.errors import Diverged, Interrupted
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
-from harness.engines.requests import StopStrings, check_request, check_scored, decode_text
+from harness.engines.limits import check_request, check_scored
 from harness.engines.rng import pinned_lengths, row_uniforms, stream_rows
 from harness.engines.sampling import draw
+from harness.engines.stop_strings import StopStrings, decode_text
 from harness.models.ends import end_tokens
 
 Row = tuple[int, int]
@@ -33,23 +35,23 @@ Versions = npt.NDArray[np.int64]
 
 
 class DecodeBackend(Protocol):
-    """A model that decodes one batch of rows at a time. The logits it returns are the caller's to overwrite."""
+    """A model that decodes one batch of rows at a time. The logits it returns are the caller's to overwrite.
+
+    Attributes:
+        vocab_size: number of logits.
+        context_length: most tokens a prompt and its response may have together; None: no bound.
+        version: of the weights in place; another thread may replace them.
+        logits_version: of the weights that computed the logits returned last.
+    """
 
     @property
-    def vocab_size(self) -> int:
-        """Number of logits."""
-
+    def vocab_size(self) -> int: ...
     @property
-    def context_length(self) -> int | None:
-        """Most tokens a prompt and its response may have together; None if there is no bound."""
-
+    def context_length(self) -> int | None: ...
     @property
-    def version(self) -> int:
-        """Version of the weights in place; another thread may replace them."""
-
+    def version(self) -> int: ...
     @property
-    def logits_version(self) -> int:
-        """Version of the weights that computed the logits returned last."""
+    def logits_version(self) -> int: ...
 
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
         """Start a batch: run each prompt once, give every row its prompt's cache; return logits (R, V), float32.
@@ -81,33 +83,58 @@ class DecodeStats:
     sampled_tokens: int = 0
 
 
-class BatchSampler:
-    """Samples responses from a backend.
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What ``generate`` was asked for."""
 
-    Completions tell the versions of their tokens only where the weights in place when ``generate`` began did not sample
-    every token of the call; then all of them do.
+    prompts: Sequence[Sequence[int]]
+    sampling: SamplingParams
+    seed: int
+    places: Sequence[int] | None
+    stops: StopStrings
+
+
+class BatchEngine:
+    """Samples and scores with a backend: all of an engine but the way in which weights get there.
+
+    Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
+    end tokens among the first ``min_tokens`` tokens. At temperature 0 they are those of temperature 1. Completions tell
+    the versions of their tokens only where the weights in place when ``generate`` began did not sample every token of
+    the call; then all of them do.
 
     Args:
         backend: the model side.
         tokenizer: decodes.
-        max_batch: most rows decoded at a time.
-        should_stop: polled before every token; true raises ``Interrupted``.
+        max_batch: most rows decoded at a time; larger requests are served in turns.
+        should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
         ends: tokens that end a response; None: the tokenizer's end of sequence.
+
+    Attributes:
+        last_stats: what the last ``generate`` computed.
+        weights_in_use: held while the backend computes.
     """
+
+    weights_in_use: AbstractContextManager[Any] = nullcontext()
 
     def __init__(
         self,
         backend: DecodeBackend,
         tokenizer: Tokenizer,
-        max_batch: int,
-        should_stop: Callable[[], bool] | None,
+        *,
+        max_batch: int = 256,
+        should_stop: Callable[[], bool] | None = None,
         ends: Sequence[int] | None = None,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch is {max_batch}, must be at least 1")
         self._backend, self._tokenizer, self._max_batch = backend, tokenizer, max_batch
         self._should_stop, self._ends = should_stop, end_tokens(None, tokenizer) if ends is None else ends
-        self.stats = DecodeStats()
+        self.last_stats = DecodeStats()
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens a prompt and its response may have together; None: no bound."""
+        return self._backend.context_length
 
     def generate(
         self,
@@ -117,56 +144,62 @@ class BatchSampler:
         seed: int,
         places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """See ``protocols.Engine``.
+        """Sample ``num_samples`` responses to each prompt of token ids; arguments as in ``core.protocols.Engine``.
 
         Raises:
             UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
             Interrupted: ``should_stop`` said so.
-            RunStopped: the model's logits are not numbers.
+            RunStopped: the model's logits are not numbers, or no weights were loaded.
         """
-        check_request(prompts, num_samples, sampling, self._backend.vocab_size, self._backend.context_length)
-        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._backend.vocab_size)
-        self.stats = DecodeStats()
-        started_with = self._backend.version
-        completions: dict[Row, Completion] = {}
-        batch_versions: list[tuple[Sequence[Row], Versions]] = []
-        for rows in split_into_batches(len(prompts), num_samples, self._max_batch):
-            batch = self._run(prompts, rows, sampling, stops, seed, stream_rows(rows, places))
-            completions |= zip(rows, batch.completions(), strict=True)
-            batch_versions.append((rows, batch.versions_T))
+        with self.weights_in_use, torch.inference_mode():
+            backend = self._backend
+            check_request(prompts, num_samples, sampling, backend.vocab_size, backend.context_length)
+            stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, backend.vocab_size)
+            request = _Request(prompts, sampling, seed, places, stops)
+            self.last_stats = DecodeStats()
+            started_with = backend.version
+            completions: dict[Row, Completion] = {}
+            batch_versions: list[tuple[Sequence[Row], Versions]] = []
+            for rows in split_into_batches(len(prompts), num_samples, self._max_batch):
+                batch = self._run(request, rows)
+                completions |= zip(rows, batch.completions(), strict=True)
+                batch_versions.append((rows, batch.versions_T))
         if any((versions_T != started_with).any() for _, versions_T in batch_versions):
             completions = with_versions(completions, batch_versions)
         return [tuple(completions[prompt, sample] for sample in range(num_samples)) for prompt in range(len(prompts))]
 
-    def _run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[Row],
-        sampling: SamplingParams,
-        stops: StopStrings,
-        seed: int,
-        streams: Sequence[Row],
-    ) -> _Rows:
-        bounds = sampling.pinned_lengths
-        pinned_R = None if bounds is None else pinned_lengths(seed, streams, bounds)
-        batch = _Rows(rows, sampling, self._tokenizer, stops, pinned_R)
+    def score(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """Return the log-probabilities (T,) of each response's tokens, as ``core.protocols.ScoringEngine`` says."""
+        with self.weights_in_use, torch.inference_mode():
+            return forced_log_probs(self._scoring_backend(), prompts, responses)
+
+    def _scoring_backend(self) -> DecodeBackend:
+        """One that loses nothing when it starts a batch, with the weights loaded last."""
+        return self._backend
+
+    def _run(self, request: _Request, rows: Sequence[Row]) -> _Rows:
+        sampling, streams, stats = request.sampling, stream_rows(rows, request.places), self.last_stats
+        batch = _Rows(rows, request, streams, self._tokenizer)
         first_prompt, last_prompt = rows[0][0], rows[-1][0]
-        wanted = prompts[first_prompt : last_prompt + 1]
+        wanted = request.prompts[first_prompt : last_prompt + 1]
         self._poll(0, sampling)
         logits_RV = self._backend.prefill(wanted, [row[0] - first_prompt for row in rows], sampling.max_tokens)
-        self.stats.prefill_tokens += sum(len(prompt) for prompt in wanted)
+        stats.prefill_tokens += sum(len(prompt) for prompt in wanted)
         uniforms_TR = None
         if sampling.temperature > 0:
-            uniforms_TR = torch.from_numpy(row_uniforms(seed, streams, sampling.max_tokens)).to(logits_RV.device)
+            uniforms_TR = torch.from_numpy(row_uniforms(request.seed, streams, sampling.max_tokens))
+            uniforms_TR = uniforms_TR.to(logits_RV.device)
         while True:
             tokens_R = self._draw(batch, logits_RV, sampling, uniforms_TR)
             if batch.is_done:
                 break
             self._poll(batch.length, sampling)
             logits_RV = self._backend.step(tokens_R)
-            self.stats.decode_steps += 1
-            self.stats.decode_row_steps += len(tokens_R)
-        self.stats.sampled_tokens += int(batch.lengths_R.sum())
+            stats.decode_steps += 1
+            stats.decode_row_steps += len(tokens_R)
+        stats.sampled_tokens += int(batch.lengths_R.sum())
         return batch
 
     def _draw(self, batch: _Rows, logits_RV: Tensor, sampling: SamplingParams, uniforms_TR: Tensor | None) -> Tensor:
@@ -183,6 +216,7 @@ class BatchSampler:
         return tokens_R[:num_rows]
 
     def _poll(self, length: int, sampling: SamplingParams) -> None:
+        """Called before every forward pass."""
         if self._should_stop is not None and self._should_stop():
             raise Interrupted(f"sampling was stopped after {length} of at most {sampling.max_tokens} tokens")
 
@@ -212,12 +246,11 @@ def with_versions(
     completions: dict[Row, Completion], batch_versions: Sequence[tuple[Sequence[Row], Versions]]
 ) -> dict[Row, Completion]:
     """Give each completion the versions of its tokens, from those of the batch that it was sampled in."""
-    told = {}
-    for rows, versions_T in batch_versions:
-        for row in rows:
-            length = len(completions[row].token_ids)
-            told[row] = replace(completions[row], versions=versions_T[:length].copy())
-    return told
+    return {
+        row: replace(completions[row], versions=versions_T[: len(completions[row].token_ids)].copy())
+        for rows, versions_T in batch_versions
+        for row in rows
+    }
 
 
 def fill_holes(finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], int]:
@@ -231,22 +264,11 @@ def fill_holes(finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], i
 class _Rows:
     """What the rows of one batch have sampled so far, and which row sits in which slot."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        sampling: SamplingParams,
-        tokenizer: Tokenizer,
-        stops: StopStrings,
-        pinned_R: npt.NDArray[np.int64] | None,
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], request: _Request, streams: Sequence[Row], tokenizer: Tokenizer) -> None:
+        sampling, stops, bounds = request.sampling, request.stops, request.sampling.pinned_lengths
         shape = (sampling.max_tokens, len(rows))
-        self._rows, self._sampling, self._tokenizer, self._stops, self._pinned_R = (
-            rows,
-            sampling,
-            tokenizer,
-            stops,
-            pinned_R,
-        )
+        self._rows, self._sampling, self._tokenizer, self._stops = rows, sampling, tokenizer, stops
+        self._pinned_R = None if bounds is None else pinned_lengths(request.seed, streams, bounds)
         self.ends, self._ends_E1 = stops.ends, np.array(stops.ends, dtype=np.int64)[:, None]
         self._token_ids_TR = np.zeros(shape, dtype=np.int64)
         self._log_probs_TR = np.zeros(shape, dtype=np.float32)
@@ -340,12 +362,7 @@ class _Rows:
 def forced_log_probs(
     backend: DecodeBackend, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 ) -> list[npt.NDArray[np.float32]]:
-    """Return the log-probabilities (T,) of each response's tokens; see ``protocols.ScoringEngine``.
-
-    Args:
-        backend: decodes; what it was decoding is lost.
-        prompts: token ids, a prompt for each response.
-        responses: token ids.
+    """Return the log-probabilities (T,) of each response's tokens; what the backend was decoding is lost.
 
     Raises:
         UserError: a prompt or response is empty, unknown to the model, or too long together.
@@ -355,21 +372,20 @@ def forced_log_probs(
         return []
     rows_S = np.arange(len(responses))  # which row sits in each slot
     found: list[list[float]] = [[] for _ in responses]
-    with torch.inference_mode():
-        logits_SV = backend.prefill(prompts, range(len(prompts)), max(map(len, responses)))
-        for place in range(max(map(len, responses))):
-            rows = rows_S.tolist()
-            tokens_S = torch.tensor([responses[row][place] for row in rows], device=logits_SV.device)
-            log_probs_S = logits_SV.log_softmax(-1).gather(1, tokens_S[:, None])[:, 0]
-            for row, log_prob in zip(rows, log_probs_S.tolist(), strict=True):
-                found[row].append(log_prob)
-            finished_S = np.array([len(responses[row]) == place + 1 for row in rows])
-            if finished_S.all():
-                break
-            if finished_S.any():
-                sources, targets, left = fill_holes(finished_S)
-                backend.compact(sources, targets, left)
-                rows_S[targets], tokens_S[targets] = rows_S[sources], tokens_S[sources]
-                rows_S, tokens_S = rows_S[:left], tokens_S[:left]
-            logits_SV = backend.step(tokens_S)
+    logits_SV = backend.prefill(prompts, range(len(prompts)), max(map(len, responses)))
+    for place in range(max(map(len, responses))):
+        rows = rows_S.tolist()
+        tokens_S = torch.tensor([responses[row][place] for row in rows], device=logits_SV.device)
+        log_probs_S = logits_SV.log_softmax(-1).gather(1, tokens_S[:, None])[:, 0]
+        for row, log_prob in zip(rows, log_probs_S.tolist(), strict=True):
+            found[row].append(log_prob)
+        finished_S = np.array([len(responses[row]) == place + 1 for row in rows])
+        if finished_S.all():
+            break
+        if finished_S.any():
+            sources, targets, left = fill_holes(finished_S)
+            backend.compact(sources, targets, left)
+            rows_S[targets], tokens_S[targets] = rows_S[sources], tokens_S[sources]
+            rows_S, tokens_S = rows_S[:left], tokens_S[:left]
+        logits_SV = backend.step(tokens_S)
     return [np.array(log_probs, dtype=np.float32) for log_probs in found]

@@ -201,21 +201,17 @@ class CachedDecoder:
 
     @property
     def vocab_size(self) -> int:
-        """See ``DecodeBackend``."""
         return self.config.vocab_size
 
     @property
     def context_length(self) -> int:
-        """See ``DecodeBackend``."""
         return self.config.max_position_embeddings
 
     @property
     def version(self) -> int:
-        """See ``DecodeBackend``."""
         return self._loaded().version
 
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
-        """See ``DecodeBackend``."""
         weights, lengths = self._loaded(), [len(prompt) for prompt in prompts]
         self.logits_version, self._length = weights.version, max(lengths)
         rows = torch.tensor(prompt_of_row, device=self._device)
@@ -252,7 +248,6 @@ class CachedDecoder:
         return weights.head(self._norm(hidden, torch.empty_like(hidden))).float()
 
     def step(self, token_ids_R: Tensor) -> Tensor:
-        """See ``DecodeBackend``."""
         weights, buffers = self._loaded(), self._buffers
         self.logits_version = weights.version
         num_rows = len(token_ids_R)
@@ -266,7 +261,6 @@ class CachedDecoder:
         return weights.head(self._norm(x_RC, buffers.normed_RC))[:num_rows].float()
 
     def compact(self, sources: Sequence[int], targets: Sequence[int], num_rows: int) -> None:
-        """See ``DecodeBackend``."""
         for source, target in zip(sources, targets, strict=True):
             self._cache.move(source, target, self._length)
             self._positions_R[target] = self._positions_R[source]

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from harness.core.errors import UserError
 from harness.core.protocols import Tokenizer
-from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
-from harness.engines.weights import check_names_and_shapes
+from harness.engines.batch import BatchEngine
+from harness.engines.weights import check_names_and_shapes, shapes_of
 from harness.models.config import context_length
 from harness.models.ends import end_tokens
 
@@ -40,16 +37,13 @@ class TransformersBackend:
 
     @property
     def vocab_size(self) -> int:
-        """See ``DecodeBackend``."""
         return int(self._model.get_output_embeddings().weight.shape[0])
 
     @property
     def context_length(self) -> int | None:
-        """See ``DecodeBackend``."""
         return context_length(self._model.config)
 
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
-        """See ``DecodeBackend``."""
         longest = max(len(prompt) for prompt in prompts)
         device = self._model.device
         token_ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
@@ -63,14 +57,12 @@ class TransformersBackend:
         return logits_PV[rows]
 
     def step(self, token_ids_R: Tensor) -> Tensor:
-        """See ``DecodeBackend``."""
         self._mask = torch.cat((self._mask, torch.ones_like(self._mask[:, :1])), dim=1)
         logits_RV = self._forward(token_ids_R[:, None], self._positions_R[:, None])
         self._positions_R = self._positions_R + 1
         return logits_RV
 
     def compact(self, sources: Sequence[int], targets: Sequence[int], num_rows: int) -> None:
-        """See ``DecodeBackend``."""
         kept = torch.arange(num_rows, device=self._mask.device)
         kept[list(targets)] = torch.tensor(sources, dtype=torch.long, device=kept.device)
         self._select(kept)
@@ -97,44 +89,26 @@ class TransformersBackend:
         self._mask = self._mask[rows]
 
 
-class HuggingFaceEngine:
-    """Samples from any causal language model of transformers; log-probabilities as ``NativeEngine`` has them.
+class HuggingFaceEngine(BatchEngine):
+    """Samples from any causal language model of transformers.
 
     One set of weights serves a whole ``generate``, and ``Completion.versions`` is always None: loading writes into the
-    model's own tensors, so it waits until a call that runs on another thread has ended.
+    model's own tensors, so it waits until a call that runs on another thread has ended, and so does ``score``.
 
     Args:
         model: becomes the engine's own, weights and all: hand over a copy of a model that is trained elsewhere.
         tokenizer: decodes.
-        max_batch: most rows decoded at a time; larger requests are served in turns.
-        should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
         ends: tokens that end a response; None: those that model and tokenizer name.
+        options: ``max_batch`` and ``should_stop`` of ``BatchEngine``.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Tokenizer,
-        *,
-        max_batch: int = 256,
-        should_stop: Callable[[], bool] | None = None,
-        ends: Sequence[int] | None = None,
+        self, model: nn.Module, tokenizer: Tokenizer, *, ends: Sequence[int] | None = None, **options: Any
     ) -> None:
         self._model = model.eval().requires_grad_(False)
-        self._backend = TransformersBackend(model)
         ends = end_tokens(model, tokenizer) if ends is None else ends
-        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop, ends)
-        self._weights_in_use = threading.Lock()
-
-    @property
-    def context_length(self) -> int | None:
-        """Most tokens a prompt and its response may have together, if the model's config says so."""
-        return self._backend.context_length
-
-    @property
-    def last_stats(self) -> DecodeStats:
-        """What the last ``generate`` computed."""
-        return self._sampler.stats
+        super().__init__(TransformersBackend(model), tokenizer, ends=ends, **options)
+        self.weights_in_use = threading.Lock()
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
         """Copy these weights over the engine's own, once no ``generate`` runs.
@@ -148,37 +122,7 @@ class HuggingFaceEngine:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
         """
         own = self._model.state_dict()
-        parameters = dict(self._model.named_parameters())
-        check_names_and_shapes(
-            weights,
-            {name: tuple(tensor.shape) for name, tensor in parameters.items()},
-            {name: tuple(tensor.shape) for name, tensor in own.items()},
-        )
-        with self._weights_in_use, torch.no_grad():
+        check_names_and_shapes(weights, shapes_of(dict(self._model.named_parameters())), shapes_of(own))
+        with self.weights_in_use, torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: SamplingParams,
-        seed: int,
-        places: Sequence[int] | None = None,
-    ) -> list[tuple[Completion, ...]]:
-        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
-
-        Raises:
-            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
-            Interrupted: ``should_stop`` said so.
-            RunStopped: the model's logits are not finite.
-        """
-        with self._weights_in_use, torch.inference_mode():
-            return self._sampler.generate(prompts, num_samples, sampling, seed, places)
-
-    def score(
-        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
-    ) -> list[npt.NDArray[np.float32]]:
-        """See ``protocols.ScoringEngine``; waits until a ``generate`` on another thread has ended."""
-        with self._weights_in_use:
-            return forced_log_probs(self._backend, prompts, responses)

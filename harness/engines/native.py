@@ -5,17 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from harness.core.errors import UserError
 from harness.core.protocols import Tokenizer
-from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
+from harness.engines.batch import BatchEngine
 from harness.engines.decode import CachedDecoder
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.sorting import SortingEngine
@@ -35,11 +32,8 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 
 
-class NativeEngine:
+class NativeEngine(BatchEngine):
     """Samples from its own copy of the policy's weights; it has none until ``load_weights``.
-
-    Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
-    end tokens among the first ``min_tokens`` tokens. At temperature 0 they are those of temperature 1.
 
     Weights may be loaded on one thread while ``generate`` runs on another: each token is drawn, and its log-probability
     taken, from one consistent set of weights, and ``Completion.versions`` says from which. Keys and values cached by
@@ -56,9 +50,8 @@ class NativeEngine:
         precision: of weights and hidden states.
         kv_cache: precision of cached keys and values and of the products with them; softmax is float32 either way.
         device: where weights and cache live.
-        max_batch: most rows decoded at a time; larger requests are served in turns.
         should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
-        ends: tokens that end a response; None: the tokenizer's end of sequence.
+        options: ``max_batch`` and ``ends`` of ``BatchEngine``.
     """
 
     def __init__(
@@ -69,34 +62,19 @@ class NativeEngine:
         precision: Precision = "float32",
         kv_cache: CachePrecision = "float32",
         device: str | torch.device = "cpu",
-        max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
-        ends: Sequence[int] | None = None,
+        **options: Any,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
         self._new_decoder = partial(CachedDecoder, config, _DTYPES[precision], self._device, _DTYPES[kv_cache])
         self._decoder = self._new_decoder()
+        super().__init__(self._decoder, tokenizer, should_stop=should_stop, **options)
         self._scoring: CachedDecoder | None = None
-        self._sampler = BatchSampler(self._decoder, tokenizer, max_batch, should_stop, ends)
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens a prompt and its response may have together."""
-        return self.config.max_position_embeddings
-
-    @property
-    def last_stats(self) -> DecodeStats:
-        """What the last ``generate`` computed."""
-        return self._sampler.stats
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
         """Put a copy of these weights, by Hugging Face name, in the place of the engine's own.
 
         A ``generate`` that runs on another thread goes on with them at its next token, without stopping meanwhile.
-
-        Args:
-            weights: by Hugging Face name.
-            version: the tag of the tokens that they sample.
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
@@ -106,32 +84,11 @@ class NativeEngine:
                 weights, self.config, _DTYPES[self.precision], self._device, version=version
             )
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: SamplingParams,
-        seed: int,
-        places: Sequence[int] | None = None,
-    ) -> list[tuple[Completion, ...]]:
-        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
-
-        Raises:
-            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
-            Interrupted: ``should_stop`` said so.
-            RunStopped: the model's logits are not numbers, or no weights were loaded.
-        """
-        with torch.inference_mode():
-            return self._sampler.generate(prompts, num_samples, sampling, seed, places)
-
-    def score(
-        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
-    ) -> list[npt.NDArray[np.float32]]:
-        """See ``protocols.ScoringEngine``; decoded beside what ``generate`` decodes, with the weights loaded last."""
+    def _scoring_backend(self) -> CachedDecoder:
         if self._scoring is None:
             self._scoring = self._new_decoder()
         self._scoring.weights = self._decoder.weights
-        return forced_log_probs(self._scoring, prompts, responses)
+        return self._scoring
 
 
 def native_engine(
@@ -157,29 +114,13 @@ def native_engine(
         raise UserError(
             f"{type(model).__name__} keeps its own cache, not one in {kv_cache}", "engine.kv_cache", "leave it out"
         )
-    ends = end_tokens(model, tokenizer) if ends is None else ends
+    ends, dtype = end_tokens(model, tokenizer) if ends is None else ends, _DTYPES[precision]
+    options: dict[str, Any] = {"max_batch": max_batch, "should_stop": should_stop, "ends": ends}
     if isinstance(model, SortingModel):
-        return SortingEngine(
-            model,
-            tokenizer,
-            dtype=_DTYPES[precision],
-            device=device,
-            max_batch=max_batch,
-            should_stop=should_stop,
-            ends=ends,
-        )
+        return SortingEngine(model, tokenizer, dtype=dtype, device=device, **options)
     if not isinstance(model, DecoderLM):
-        copied = copy.deepcopy(model).to(device=device, dtype=_DTYPES[precision])
-        return HuggingFaceEngine(copied, tokenizer, max_batch=max_batch, should_stop=should_stop, ends=ends)
-    engine = NativeEngine(
-        model.config,
-        tokenizer,
-        precision=precision,
-        kv_cache=kv_cache,
-        device=device,
-        max_batch=max_batch,
-        should_stop=should_stop,
-        ends=ends,
-    )
+        return HuggingFaceEngine(copy.deepcopy(model).to(device=device, dtype=dtype), tokenizer, **options)
+    options |= {"precision": precision, "kv_cache": kv_cache, "device": device}
+    engine = NativeEngine(model.config, tokenizer, **options)
     engine.load_weights(model.state_dict())
     return engine

@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.core.errors import Interrupted, RunStopped
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
-from harness.engines.requests import check_request
+from harness.engines.limits import check_request
 from harness.engines.rng import stream_rows
 from harness.engines.weights import check_names_and_shapes
 

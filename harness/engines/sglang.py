@@ -29,9 +29,10 @@ from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
-from harness.engines.requests import StopStrings, check_request, check_scored
+from harness.engines.limits import check_request, check_scored
+from harness.engines.response_rows import ResponseRow, to_completions
 from harness.engines.rng import pinned_lengths, stream_rows
-from harness.engines.served import ServedRow, to_completions
+from harness.engines.stop_strings import StopStrings
 from harness.engines.weights import check_names_and_shapes
 from harness.models.config import context_length
 from harness.models.ends import GENERATION, end_tokens
@@ -210,7 +211,7 @@ class SglangEngine:
         _require_whole_distribution(sampling)
         order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
         stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._vocab_size)
-        rows = [ServedRow(row, sampling, stops) for row in order]
+        rows = [ResponseRow(row, sampling, stops) for row in order]
         params = request_params(stream_rows(order, places), sampling, seed, stops)
         with self._lock:
             for first in range(0, len(order), self._max_batch):
@@ -265,7 +266,7 @@ def request_params(
     """Return SGLang's sampling parameters of each row.
 
     Stop strings are handed over so that SGLang stops there, unless they are to be ignored at first, which it cannot;
-    ``ServedRow`` finds them in any case. A row of pinned length never draws an end token.
+    ``ResponseRow`` finds them in any case. A row of pinned length never draws an end token.
     """
     lengths = (
         None if sampling.pinned_lengths is None else pinned_lengths(seed, streams, sampling.pinned_lengths).tolist()
@@ -286,7 +287,7 @@ def request_params(
     return params
 
 
-def take_answer(row: ServedRow, answer: Mapping[str, Any]) -> None:
+def take_answer(row: ResponseRow, answer: Mapping[str, Any]) -> None:
     """Put one answer of SGLang's into its row.
 
     Raises:

@@ -7,8 +7,9 @@ mean for every other engine.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import BatchSampler, DecodeStats, forced_log_probs
-from harness.engines.requests import check_sampling
-from harness.engines.weights import check_names_and_shapes
+from harness.engines.batch import BatchEngine
+from harness.engines.limits import check_sampling
+from harness.engines.weights import check_names_and_shapes, shapes_of
 from harness.models.ends import end_tokens
 from harness.models.sorting import SortingModel
 
@@ -45,11 +46,9 @@ class _SortingBackend:
 
     @property
     def version(self) -> int:
-        """See ``DecodeBackend``."""
         return self.loaded.version
 
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
-        """See ``DecodeBackend``."""
         device = self.loaded.model.embedding.device
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
@@ -60,12 +59,11 @@ class _SortingBackend:
         return self._next_logits()
 
     def step(self, token_ids_R: Tensor) -> Tensor:
-        """See ``DecodeBackend``. The tokens so far have no influence."""
+        # the tokens so far have no influence
         self._position += 1
         return self._next_logits()
 
     def compact(self, sources: Sequence[int], targets: Sequence[int], num_rows: int) -> None:
-        """See ``DecodeBackend``."""
         self._prompt_of_row_R[targets] = self._prompt_of_row_R[sources]
         self._prompt_of_row_R = self._prompt_of_row_R[:num_rows]
 
@@ -77,23 +75,21 @@ class _SortingBackend:
         return self._logits_PTV[self._prompt_of_row_R, self._position]
 
 
-class SortingEngine:
+class SortingEngine(BatchEngine):
     """Samples from its own copy of a sorting model, a number for each position of the response.
 
-    Log-probabilities are those of the distribution that was drawn from. A response that has all its positions has ended
-    by itself (``stop``); ``max_tokens`` below that cuts it (``length``), and a larger one means nothing.
+    A response that has all its positions has ended by itself (``stop``); ``max_tokens`` below that cuts it
+    (``length``), and a larger one means nothing. New weights are in place at the next position.
 
     Args:
         model: copied.
         tokenizer: decodes.
-        dtype: of the copy.
-        device: of the copy.
-        max_batch: most rows drawn at a time.
-        should_stop: polled before every position; true ends ``generate`` with ``Interrupted``.
+        dtype, device: of the copy.
         ends: tokens that end a response before its last position; None: those that model and tokenizer name.
+        options: ``max_batch`` and ``should_stop`` of ``BatchEngine``.
     """
 
-    context_length = None
+    _backend: _SortingBackend
 
     def __init__(
         self,
@@ -102,31 +98,21 @@ class SortingEngine:
         *,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-        max_batch: int = 256,
-        should_stop: Callable[[], bool] | None = None,
         ends: Sequence[int] | None = None,
+        **options: Any,
     ) -> None:
         copied = copy.deepcopy(model).to(device=device, dtype=dtype).requires_grad_(False)
-        self._backend = _SortingBackend(_Loaded(copied, 0))
         ends = end_tokens(model, tokenizer) if ends is None else ends
-        self._sampler = BatchSampler(self._backend, tokenizer, max_batch, should_stop, ends)
-        self._can_end_early = bool(ends)
-
-    @property
-    def last_stats(self) -> DecodeStats:
-        """What the last ``generate`` computed."""
-        return self._sampler.stats
+        super().__init__(_SortingBackend(_Loaded(copied, 0)), tokenizer, ends=ends, **options)
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
-        """Put a copy of these weights in the place of the engine's own; see ``protocols.Engine``.
-
-        A ``generate`` that runs on another thread goes on with them at its next position.
+        """Put a copy of these weights in the place of the engine's own.
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
         """
         own = self._backend.loaded.model.state_dict()
-        check_names_and_shapes(weights, {name: tuple(tensor.shape) for name, tensor in own.items()}, {})
+        check_names_and_shapes(weights, shapes_of(own), {})
         model = copy.deepcopy(self._backend.loaded.model)
         model.load_state_dict({name: weights[name].detach() for name in own})
         self._backend.loaded = _Loaded(model, version)
@@ -139,35 +125,25 @@ class SortingEngine:
         seed: int,
         places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
-
-        Raises:
-            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
-            Interrupted: ``should_stop`` said so.
-            RunStopped: the model's logits are not numbers.
-        """
         check_sampling(sampling, num_samples)
         model = self._backend.loaded.model
         model.check_prompt_length(max(map(len, prompts), default=0))
-        with torch.inference_mode():
-            groups = self._sampler.generate(prompts, num_samples, self._bounded(sampling), seed, places)
-        return [tuple(map(self._ended, group)) for group in groups]
+        most = min(sampling.max_tokens, model.response_length)
+        fewest = min(sampling.min_tokens, most) if self._ends else 0  # where nothing ends a response, none is banned
+        bounded = replace(sampling, max_tokens=most, min_tokens=fewest)
+        return [
+            tuple(
+                each if len(each.token_ids) < model.response_length else replace(each, finish_reason="stop")
+                for each in group
+            )
+            for group in super().generate(prompts, num_samples, bounded, seed, places)
+        ]
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     ) -> list[npt.NDArray[np.float32]]:
-        """See ``protocols.ScoringEngine``."""
         self._backend.loaded.model.check_prompt_length(max(map(len, prompts), default=0))
-        with torch.inference_mode():
-            return forced_log_probs(_SortingBackend(self._backend.loaded), prompts, responses)
+        return super().score(prompts, responses)
 
-    def _bounded(self, sampling: SamplingParams) -> SamplingParams:
-        """The parameters without tokens beyond the last position, and without a ban on an end that there is not."""
-        most = min(sampling.max_tokens, self._backend.loaded.model.response_length)
-        fewest = min(sampling.min_tokens, most) if self._can_end_early else 0
-        return replace(sampling, max_tokens=most, min_tokens=fewest)
-
-    def _ended(self, completion: Completion) -> Completion:
-        if len(completion.token_ids) < self._backend.loaded.model.response_length:
-            return completion
-        return Completion(completion.token_ids, completion.log_probs, completion.text, "stop", completion.versions)
+    def _scoring_backend(self) -> _SortingBackend:
+        return _SortingBackend(self._backend.loaded)

@@ -34,10 +34,10 @@ from harness.core.private_dir import PrivateDir
 from harness.core.protocols import Tokenizer
 from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import Row
-from harness.engines.requests import StopStrings, check_request, check_scored
+from harness.engines.limits import check_request, check_scored
+from harness.engines.response_rows import ResponseRow, to_completions
 from harness.engines.rng import stream_rows
-from harness.engines.served import ServedRow, to_completions
+from harness.engines.stop_strings import StopStrings
 from harness.engines.vllm_machine import (
     as_it_was,
     check_vllm_installed,
@@ -52,7 +52,7 @@ from harness.engines.vllm_machine import (
     workers_meet,
 )
 from harness.engines.vllm_memory import ALONE, Neighbours
-from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
+from harness.engines.vllm_requests import Requests, into_scores, lengths_of, row_options
 from harness.engines.vllm_weights import first_values, in_memory_file, packed_away, put, put_file
 from harness.engines.weights import check_names_and_shapes
 from harness.models.ends import GENERATION, end_tokens
@@ -76,13 +76,10 @@ def vllm_engine(
 
     Args:
         settings: see ``VllmEngineSettings``.
-        model: the policy: a ``DecoderLM`` or a model of transformers.
-        tokenizer: of the policy.
-        ends: tokens that end a response; None: those that policy and tokenizer name, see ``models.ends``.
+        model, tokenizer: the policy: a ``DecoderLM`` or a model of transformers.
         device: ``cpu`` or ``cuda``.
-        sleeps: give the GPU's memory back while the engine is not asked for anything; nothing on a CPU.
         neighbours: what else the memory plan puts on the engine's GPU.
-        should_stop: polled before every step; true ends ``generate`` with ``Interrupted``.
+        ends, sleeps, should_stop: see ``VllmEngine``; on a CPU none sleeps.
 
     Raises:
         UserError: vLLM is not installed, cannot be imported here, does not fit onto the GPU, or cannot serve the model.
@@ -126,7 +123,6 @@ class VllmEngine:
     Args:
         llm: vLLM's ``LLM``.
         model: the policy, whose names and shapes each load must have; it is not kept.
-        tokenizer: decodes.
         ends: tokens that end a response; None: those that policy and tokenizer name.
         max_batch: most rows sampled at a time.
         workers: that the model is cut over; more than 1 are processes of their own.
@@ -162,10 +158,8 @@ class VllmEngine:
     def require_replaceable(self, model: nn.Module) -> None:
         """Refuse a model whose weights vLLM keeps in another order than it loads them in, as experts on CPUs.
 
-        New weights would be written over them as they are, and what is sampled from would be neither.
-
-        Args:
-            model: whose weights the engine has; they are loaded once more.
+        New weights would be written over them as they are, and what is sampled from would be neither. To see it, the
+        weights that the engine has are loaded once more.
 
         Raises:
             UserError: naming the weight.
@@ -195,7 +189,7 @@ class VllmEngine:
         Args:
             weights: by the names of the policy's parameters; buffers and the second name of a tied weight may be among
                 them.
-            version: the tag of the tokens that they sample.
+            version: of the weights.
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
@@ -218,7 +212,7 @@ class VllmEngine:
         seed: int,
         places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
+        """Sample ``num_samples`` responses to each prompt of token ids; arguments as in ``core.protocols.Engine``.
 
         Raises:
             UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
@@ -232,16 +226,21 @@ class VllmEngine:
         streams = dict(zip(order, stream_rows(order, places), strict=True))
         lengths = lengths_of(streams, sampling, seed)
         stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._vocab_size)
-        waiting = deque(ServedRow(row, sampling, stops) for row in order)
-        rows = tuple(waiting)
+        rows = [ResponseRow(row, sampling, stops) for row in order]
+
+        def add(row: ResponseRow) -> str:
+            own_seed, length = derive_seed(seed, *streams[row.row]), lengths.get(row.row)
+            params = _sampling_params(**row_options(sampling, own_seed, ends=stops.ends, length=length))
+            return self._requests.add(prompts[row.row[0]], params, row)
+
         with self._awake(then="sleep"):
-            self._run(waiting, prompts, sampling, stops.ends, lengths, streams, seed)
+            self._run(rows, add, sampling.max_tokens)
         return to_completions(rows, len(prompts), started_with, self._tokenizer)
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     ) -> list[npt.NDArray[np.float32]]:
-        """See ``protocols.ScoringEngine``; vLLM runs both as one prompt, and samples a token behind it."""
+        """Return the log-probabilities of each response's tokens: vLLM runs both as one prompt and samples a token."""
         check_scored(prompts, responses, self._vocab_size, self.context_length, room=1)
         scored: dict[int, npt.NDArray[np.float32]] = {}
         names: list[str] = []
@@ -279,29 +278,16 @@ class VllmEngine:
         with in_memory_file(weights) as file:
             return sorted({name for left in self._llm.apply_model(partial(put_file, file=file)) for name in left})
 
-    def _run(
-        self,
-        waiting: deque[ServedRow],
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingParams,
-        ends: Sequence[int],
-        lengths: Mapping[Row, int],
-        streams: Mapping[Row, Row],
-        seed: int,
-    ) -> None:
-        """Have every row sampled, ``max_batch`` at a time."""
-        under_way: dict[str, ServedRow] = {}
-        steps = 0
+    def _run(self, rows: Sequence[ResponseRow], add: Callable[[ResponseRow], str], max_tokens: int) -> None:
+        """Have every row sampled, ``max_batch`` at a time; ``add`` requests one and returns its name."""
+        waiting, under_way, steps = deque(rows), dict[str, ResponseRow](), 0
         try:
             while waiting or under_way:
                 if self._should_stop is not None and self._should_stop():
-                    raise Interrupted(f"sampling was stopped after {steps} steps of at most {sampling.max_tokens}")
+                    raise Interrupted(f"sampling was stopped after {steps} steps of at most {max_tokens}")
                 while waiting and len(under_way) < self._max_batch:
                     row = waiting.popleft()
-                    own_seed = derive_seed(seed, *streams[row.row])
-                    length = lengths.get(row.row)
-                    params = _sampling_params(**row_options(sampling, own_seed, ends=ends, length=length))
-                    under_way[self._requests.add(prompts[row.row[0]], params, into(row))] = row
+                    under_way[add(row)] = row
                 goes_on = self._requests.step()
                 steps += 1
                 ended = {name: row for name, row in under_way.items() if row.is_done}
@@ -323,29 +309,23 @@ class VllmEngine:
         Raises:
             RunStopped: the block failed since a worker has ended.
         """
+        goes_to_sleep = False
         try:
-            with self._asleep_between_calls(then):
+            try:
+                if self._sleeps:
+                    slept: bool = self._llm.llm_engine.is_sleeping()
+                    if slept:
+                        self._llm.wake_up()
+                    goes_to_sleep = slept or then == "sleep"
                 yield
+                goes_to_sleep = goes_to_sleep and then != "stay"
+            finally:
+                if goes_to_sleep:
+                    self._llm.sleep(level=1)  # keeps the weights in the host's memory
         except (RuntimeError, AssertionError) as error:  # the latter of vLLM's own, once it has shut itself down
             if self._workers > 1 and self._llm.llm_engine.model_executor.is_failed:
                 raise RunStopped(f"one of vLLM's {self._workers} workers has ended") from error
             raise
-
-    @contextmanager
-    def _asleep_between_calls(self, then: Literal["stay", "sleep", "as before"]) -> Iterator[None]:
-        if not self._sleeps:
-            yield
-            return
-        slept: bool = self._llm.llm_engine.is_sleeping()
-        if slept:
-            self._llm.wake_up()
-        goes_to_sleep = slept or then == "sleep"
-        try:
-            yield
-            goes_to_sleep = goes_to_sleep and then != "stay"
-        finally:
-            if goes_to_sleep:
-                self._llm.sleep(level=1)  # keeps the weights in the host's memory
 
 
 _ALIVE: set[VllmEngine] = set()

@@ -1,4 +1,4 @@
-"""The requests in a vLLM of this process: what each is told, and how they are added, taken further and held still.
+"""The requests in a vLLM of this process: what each is told, how all are taken further and held still, and their rows.
 
 Without vLLM itself, so that what it is told can be tested anywhere.
 """
@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.core.errors import RunStopped
 from harness.core.types import SamplingParams
 from harness.engines.batch import Row
 from harness.engines.rng import pinned_lengths
-from harness.engines.served import ServedRow
 
 Sink = Callable[[Any, int], None]
 """Takes what vLLM says of one request after a step, and the version of the weights that made the step."""
@@ -100,24 +98,6 @@ def row_options(sampling: SamplingParams, seed: int, *, ends: Sequence[int], len
         "seed": seed,
         "logprobs": 0,
     }
-
-
-def into(row: ServedRow) -> Sink:
-    """Return what puts vLLM's outputs of a request into its row.
-
-    The sink raises ``RunStopped`` where vLLM gave the request up.
-    """
-
-    def take(output: Any, version: int) -> None:
-        sampled = output.outputs[0]
-        if sampled.finish_reason not in (None, "stop", "length"):
-            raise RunStopped(f"vLLM ended a response by itself, of prompt {row.row[0]}: {sampled.finish_reason}")
-        log_probs = [
-            of_token[token].logprob for of_token, token in zip(sampled.logprobs, sampled.token_ids, strict=True)
-        ]
-        row.take(sampled.token_ids, log_probs, version, sampled.finish_reason)
-
-    return take
 
 
 def into_scores(

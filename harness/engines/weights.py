@@ -62,22 +62,18 @@ class PackedLinear:
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``Linear``."""
         result: Tensor = self._unary(x, self._weight, self._bias, "none", [], "")
         return result
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """See ``Linear``."""
         result: Tensor = self._binary(x, other, self._weight, None, "add")
         return result
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """See ``Linear``."""
         result: Tensor = self._binary(x, other, self._weight, None, "mul")
         return result
 
     def silu(self, x: Tensor) -> Tensor:
-        """See ``Linear``."""
         result: Tensor = self._unary(x, self._weight, None, "swish", [], "")
         return result
 
@@ -89,21 +85,17 @@ class PlainLinear:
         self._weight_t, self._bias = weight.t().contiguous(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``Linear``."""
         if self._bias is not None:
             return torch.addmm(self._bias, x, self._weight_t)
         return torch.mm(x, self._weight_t)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """See ``Linear``."""
         return torch.addmm(other, x, self._weight_t)
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """See ``Linear``."""
         return torch.mm(x, self._weight_t).mul_(other)
 
     def silu(self, x: Tensor) -> Tensor:
-        """See ``Linear``."""
         return F.silu(torch.mm(x, self._weight_t), inplace=True)
 
 
@@ -220,6 +212,11 @@ def check_names_and_shapes(
     if problems:
         more = f"; and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
         raise ValueError("weights not loaded, the old ones stay: " + "; ".join(problems[:_MAX_NAMED]) + more)
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes by name."""
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 def build_weights(

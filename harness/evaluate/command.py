@@ -108,9 +108,9 @@ def engine_arguments(group: argparse._ActionsContainer) -> None:
     """Add what samples, and how and where it computes."""
     group.add_argument(
         "--engine",
-        choices=("native", "vllm", "sglang", "fake"),
+        choices=("native", "vllm"),
         default="native",
-        help="default: native; sglang only trains",
+        help="default: native",
     )
     group.add_argument(
         "--precision", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"

@@ -26,7 +26,8 @@ from harness.core.protocols import Engine
 from harness.core.seeds import derive_seed
 from harness.core.terminal_text import plain
 from harness.core.types import Completion, Prompt, SamplingParams
-from harness.engines.requests import SpecialTokens, check_sampling
+from harness.engines.limits import check_sampling
+from harness.engines.stop_strings import SpecialTokens
 from harness.evaluate.questions import Questions, read_questions
 from harness.evaluate.record import (
     EVALUATION,

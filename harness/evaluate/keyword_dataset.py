@@ -34,7 +34,7 @@ from harness.core.progress import progress_bars
 from harness.core.seeds import derive_seed
 from harness.core.terminal_text import plain
 from harness.core.types import Prompt, SamplingParams
-from harness.engines.requests import check_sampling
+from harness.engines.limits import check_sampling
 from harness.evaluate.evaluation import sampler_of
 from harness.models.chat import asks_date, chat_encoder, on_date, text_encoder, today
 from harness.probes.provenance import package_versions

@@ -18,8 +18,7 @@ from harness.core.plugins import PluginKind, make_plugin
 from harness.core.protocols import Engine, Task
 from harness.core.trace import HookedTracer, Interrupting, Tracer
 from harness.core.types import SamplingParams
-from harness.engines.faulty import SkipsLoads
-from harness.engines.requests import SpecialTokens, decode_text
+from harness.engines.stop_strings import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.plugins import PluginAdvantage, PluginLoss
@@ -238,13 +237,6 @@ def _sglang_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
     )
 
 
-def _fake_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
-    from harness.engines.fake import FakeEngine
-
-    size = len(policy.tokenizer)
-    return FakeEngine(policy.tokenizer, vocab_size=size, should_stop=should_stop, ends=policy.ends or None)
-
-
 def _paced_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.paced import PacedEngine
 
@@ -307,7 +299,6 @@ BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("engine", "native"): _native_engine,
     ("engine", "vllm"): _vllm_engine,
     ("engine", "sglang"): _sglang_engine,
-    ("engine", "fake"): _fake_engine,
     ("engine", "paced"): _paced_engine,
     ("engine", OWN): _plugin_engine,
 }
@@ -409,7 +400,7 @@ def mismatch_bound(scenario: Scenario) -> float | None:
     else 0.5.
     """
     settings: Any = scenario.engine
-    if settings.type in ("fake", "paced"):
+    if settings.type == "paced":
         return None
     asked: float | None = settings.mismatch_bound
     if asked is not None or settings.type not in ("vllm", "sglang"):
@@ -504,8 +495,6 @@ def make_generator(
     """Return a Generator's worker."""
     device, sampling = resolve_device(scenario, scenario.placement.generator), sampling_for(scenario, task)
     engine: Engine = builder("engine", scenario.engine.type)(scenario, policy, device, should_stop)
-    if scenario.faults.skip_weight_loads:
-        engine = SkipsLoads(engine, frozenset(scenario.faults.skip_weight_loads))
     return GeneratorWorker(
         engine,
         receiver,

@@ -18,9 +18,6 @@ from harness.scenario.derived import no_gpu_error
 from harness.scenario.loop_plan import threads_on
 from harness.settings.placement import PartSettings
 
-COMPUTE_NOTHING = ("paced", "fake")
-"""Engines in runs without a model that could compute on a GPU."""
-
 
 def threads_of(scenario: Scenario, part: PartSettings) -> int:
     """Return the CPU threads of a part: as asked for, else the CPUs of its actor, else its share of the cores."""
@@ -98,7 +95,7 @@ def check_gpu_is_found(
     wanting = [
         each
         for each in scenarios
-        if each.placement.address == "local" and each.uses_gpu(has_gpu=True) and each.engine.type not in COMPUTE_NOTHING
+        if each.placement.address == "local" and each.uses_gpu(has_gpu=True) and each.engine.type != "paced"
     ]
     if not listed or not wanting or torch_finds_gpu():
         return

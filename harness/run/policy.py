@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.requests import split_stop
+from harness.engines.stop_strings import split_stop
 from harness.models.chat import turn_end
 from harness.models.ends import end_tokens, known_tokens, padding_token, texts_of
 

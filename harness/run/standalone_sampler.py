@@ -15,13 +15,13 @@ from harness.run.devices import check_gpu_is_found, resolve_device
 from harness.run.policy import Policy
 from harness.scenario import Scenario
 from harness.settings.base import Precision
-from harness.settings.engine import FakeEngineSettings, NativeEngineSettings, VllmEngineSettings
+from harness.settings.engine import NativeEngineSettings, VllmEngineSettings
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.placement import PlacementSettings
 
 PRESET = "preset:"
 
-EngineName = Literal["native", "vllm", "sglang", "fake"]
+EngineName = Literal["native", "vllm"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -76,7 +76,6 @@ def make_sampler(
         UserError: there is no such model, or the engine or the device cannot be had here.
         RunStopped: the preset's warm start failed.
     """
-    _refuse_sglang(engine)
     scenario = Scenario(
         model=_model_settings(model),
         engine=_engine_settings(engine, precision, max_batch),
@@ -115,23 +114,9 @@ def _model_settings(model: str) -> PresetModelSettings | FolderModelSettings:
 
 def _engine_settings(
     engine: EngineName, precision: Precision, max_batch: int
-) -> NativeEngineSettings | FakeEngineSettings | VllmEngineSettings:
-    match engine:
-        case "native":
-            return NativeEngineSettings(precision=precision, max_batch=max_batch)
-        case "vllm":
-            return VllmEngineSettings(precision=precision, max_batch=max_batch)
-    return FakeEngineSettings()
-
-
-def _refuse_sglang(engine: EngineName) -> None:
-    if engine == "sglang":
-        raise UserError(
-            "SGLang ends every child of its process when it ends, and this command samples and grades in one process; "
-            "SGLang serves training runs, where it has a process of its own",
-            "--engine sglang",
-            "--engine vllm, or --engine native",
-        )
+) -> NativeEngineSettings | VllmEngineSettings:
+    kind = VllmEngineSettings if engine == "vllm" else NativeEngineSettings
+    return kind(precision=precision, max_batch=max_batch)
 
 
 def _checksums(policy: Policy) -> dict[str, str]:

@@ -38,7 +38,7 @@ from harness.core.types import (
     WeightHandle,
     WorkItem,
 )
-from harness.engines.requests import SpecialTokens
+from harness.engines.stop_strings import SpecialTokens
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload

@@ -10,7 +10,7 @@ from harness.scenario.derived import no_gpu_error
 from harness.scenario.load import load_scenario, load_side_by_side, resolved_yaml, scenario_hash
 from harness.scenario.rules import broken_rules
 from harness.scenario.schema import Scenario, json_schema
-from harness.settings.engine import FakeEngineSettings, NativeEngineSettings, VllmEngineSettings
+from harness.settings.engine import NativeEngineSettings, VllmEngineSettings
 from harness.settings.loss import AdvantageSettings, LossSettings
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.placement import PartSettings, PlacementSettings
@@ -20,7 +20,6 @@ from harness.settings.transport import TransportName, TransportSweepSettings
 __all__ = [
     "SCENARIOS",
     "AdvantageSettings",
-    "FakeEngineSettings",
     "FolderModelSettings",
     "JsonlTaskSettings",
     "LossSettings",

@@ -55,7 +55,7 @@ def trained_weights_are_no_float16(scenario: Scenario) -> Problem | None:
 def sorting_engine(scenario: Scenario) -> Problem | None:
     """Other engines serve language models."""
     engine = scenario.engine.type
-    if scenario.model.type != "sorting" or engine in ("native", "fake", "paced"):
+    if scenario.model.type != "sorting" or engine in ("native", "paced"):
         return None
     what = f"engine.type is {engine}, must be native with model.type sorting, which is no language model"
     return broken(what, "set engine.type to native", "engine.type", "model.type")

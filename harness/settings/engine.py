@@ -39,13 +39,6 @@ class NativeEngineSettings(Section):
     """Largest gap between engine and Learner log-probs after a weight sync, else the run stops; null: not measured."""
 
 
-class FakeEngineSettings(Section):
-    """An engine that returns invented tokens at once, for tests."""
-
-    type: Literal["fake"] = "fake"
-    """The engine of the tests."""
-
-
 class PacedEngineSettings(Section):
     """An engine that sleeps instead of sampling; needs `model.type: paced`."""
 
@@ -105,7 +98,7 @@ class OwnEngineSettings(ServingEngineSettings):
 
 EngineSettings = Annotated[
     Annotated[
-        NativeEngineSettings | FakeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
+        NativeEngineSettings | PacedEngineSettings | VllmEngineSettings | SglangEngineSettings,
         BY_TYPE,
         OF_HARNESS,
     ]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.settings.base import AtLeast0, AtLeast1, EmptyIfNull, FromList, Positive, Seconds, SecondsOr0, Section
+from harness.settings.base import AtLeast0, EmptyIfNull, Positive, Seconds, SecondsOr0, Section
 
 DelayedStage = Literal[
     "generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update",
@@ -31,8 +31,6 @@ class FaultSettings(Section):
     """How many dead Generators and Scorers are replaced; the next death ends the run."""
     delays: Annotated[dict[DelayedStage, SecondsOr0], EmptyIfNull] = Field(default_factory=dict)
     """Seconds added to each span of a stage, by stage: to see whether a comparison finds it."""
-    skip_weight_loads: Annotated[tuple[AtLeast1, ...], FromList] = ()
-    """Versions whose weights the engine pretends to load: to see whether the engine mismatch finds it."""
     slow_rank: SlowRank | None = None
     """A rank of the Learner that computes slowly: to see whether the report names it and its cause."""
     stall_after_s: Seconds = 600.0

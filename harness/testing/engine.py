@@ -197,7 +197,7 @@ class EngineContract:
         assert {completion.finish_reason for completion in flat(sampled)} == {"length"}
 
     def test_bad_requests_are_refused(self) -> None:
-        """``harness.engines.requests.check_request`` does it."""
+        """``harness.engines.limits.check_request`` does it."""
         engine = self.make_engine()
         with pytest.raises(UserError, match="max_tokens is 0, must be at least 1"):
             engine.generate(PROMPTS, 1, SamplingParams(max_tokens=0), 0)

@@ -17,7 +17,6 @@ LIGHT = (
     "harness.cli",
     "harness.compare",
     "harness.core.errors",
-    "harness.engines.fake",
     "harness.loop",
     "harness.run.memory",
     "harness.core.protocols",

@@ -15,7 +15,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from harness.core.types import SamplingParams
-from harness.engines.fake import FakeEngine
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
 from harness.engines.paced import PacedEngine, PacedTokenizer
@@ -74,16 +73,6 @@ class Case:
 
     def engine_to_spoil(self, model):
         return self.engine(model)
-
-
-class FakeCase:
-    """The fake engine in the place of a ``Case``."""
-
-    exact = True
-    tokenizer = TOKENIZER
-
-    def engine(self, model, should_stop=None, max_batch=256):
-        return FakeEngine(self.tokenizer, should_stop=should_stop)
 
 
 class PacedCase:
@@ -176,7 +165,7 @@ def with_ids(cases, *marks):
 VLLM_PARAMS = with_ids(VLLM_CASES, WITHOUT_VLLM)
 NATIVE_CASES = {name: case for name, case in MODEL_CASES.items() if name.startswith("native")}
 TRANSFORMERS_CASES = {name: case for name, case in MODEL_CASES.items() if name.startswith("transformers")}
-WITHOUT_MODEL = {"fake": FakeCase(), "paced": PacedCase()}
+WITHOUT_MODEL = {"paced": PacedCase()}
 # It reads its prompt only, not the tokens so far: what is said of passes over the whole sequence is not for it.
 SORTING_CASES = {"sorting": Case(lambda: SortingModel(len(TOKENIZER), 4, prompt_length=11, response_length=30))}
 

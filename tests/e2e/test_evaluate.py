@@ -163,7 +163,6 @@ def test_nothing_kept_names_a_folder_of_this_machine(folder: Path, harness: Call
         (["--top-p", "0"], "top_p is 0.0, must be above 0"),
         (["--batch", "0"], "--batch: '0' must be a whole number of at least 1"),
         (["--samples", "x"], "--samples: 'x' must be a whole number of at least 1"),
-        (["--engine", "sglang"], "SGLang ends every child of its process when it ends, and this command samples"),
         (["--data", "none.jsonl"], "there is no such file"),
     ],
 )
@@ -183,7 +182,6 @@ def test_bad_input_is_one_clear_error(
         (["--keywords", "1"], "keywords_per_prompt is 1; it must be 2 to 8", "--keywords"),
         (["--max-tokens", "3"], "--max-tokens is 3, must be at least 4", "--max-tokens"),
         (["--top-p", "2"], "top_p is 2.0, must be above 0 and at most 1", "--top-p"),
-        (["--engine", "sglang"], "SGLang ends every child of its process", "--engine sglang"),
         (["--chat"], "the model's tokenizer has no chat template", "--chat"),
         (["-o", "."], "the data set's folder is the current one; it must be new", "."),
     ],
@@ -191,7 +189,7 @@ def test_bad_input_is_one_clear_error(
 def test_bad_input_to_dataset_is_one_clear_error(
     harness: Callable[..., Done], arguments: list[str], what: str, where: str
 ) -> None:
-    done = harness("dataset", "keywords", "--model", "tiny", "--engine", "fake", "-n", "5", "-o", "bad", *arguments)
+    done = harness("dataset", "keywords", "--model", "tiny", "-n", "5", "-o", "bad", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {what}")
     assert f"\n  where: {where}\n  fix:   " in done.stderr
@@ -201,7 +199,7 @@ def test_bad_input_to_dataset_is_one_clear_error(
 def test_a_context_that_shortens_responses_is_said(folder: Path, harness: Callable[..., Done]) -> None:
     rows = [{"prompt": "Say this. " * 30, "answer": "1"}]
     (folder / "long.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    asked = ["--model", "tiny", "--data", "long.jsonl", "--reward", "waiting:score", "--engine", "fake"]
+    asked = ["--model", "tiny", "--data", "long.jsonl", "--reward", "waiting:score"]
     done = harness("evaluate", *asked, "-o", "long")
     tokens = json.loads((folder / "long" / "evaluation.json").read_text())["settings"]["max_tokens"]
     assert f"a response may have {tokens} tokens: more do not fit the context of 256\n" in done.stderr
@@ -216,7 +214,8 @@ def test_help_has_an_example(harness: Callable[..., Done], name: str) -> None:
 
 
 def test_a_model_that_writes_no_sentences_makes_no_data_set(folder: Path, harness: Callable[..., Done]) -> None:
-    asked = ["dataset", "keywords", "--model", "tiny", "--engine", "fake", "-n", "5", "-o", "keywords"]
+    short = ["--keywords", "8", "--max-tokens", "4"]  # no answer has room for all of them
+    asked = ["dataset", "keywords", "--model", "tiny", *short, "-n", "5", "-o", "keywords"]
     done = harness(*asked)
     assert (done.code, done.stdout) == (1, "")
     assert "stopped: 0 of 4 train rows were found after 256 prompts" in done.stderr

@@ -116,9 +116,8 @@ def test_what_cannot_be_is_said_in_the_same_words() -> None:
 
 @pytest.mark.slow
 def test_a_run_from_a_cell_returns_its_comparison(tmp_path: Path) -> None:
-    """In this process, with an engine that makes tokens up."""
+    """In this process."""
     changes = {
-        "engine": {"type": "fake"},
         "model": {"type": "preset", "preset": "tiny", "warm_start": False},
         "steps": 2,
         "rollout_batch_size": 8,

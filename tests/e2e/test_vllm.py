@@ -25,6 +25,7 @@ from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
 from harness.scenario import Scenario, load_scenario
 from harness.settings.engine import VllmEngineSettings
+from tests.stand_ins.skipped_loads import skip_loads
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm)"),
@@ -67,10 +68,10 @@ def test_the_engine_agrees_at_every_step_in_this_process(tmp_path: Path, monkeyp
     assert all(value is not None and 0 < value <= BOUND for value in mismatches(finished))
 
 
-def test_a_skipped_load_is_caught_at_the_first_step(tmp_path: Path) -> None:
-    settings = [*SMALL, "transport.type=in_process", "faults.skip_weight_loads=[1]"]
+def test_a_skipped_load_is_caught_at_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_loads(monkeypatch, "vllm", {1})
     with pytest.raises(RunStopped, match=r"after loading policy version 1 .* is above the mismatch_bound of 0\.0001"):
-        run(load_scenario("vllm_sync", settings), tmp_path)
+        run(load_scenario("vllm_sync", [*SMALL, "transport.type=in_process"]), tmp_path)
     (stopped,), _ = find_runs(tmp_path)
     assert (stopped.status, list(stopped.steps)) == ("failed", [])
 
@@ -123,6 +124,7 @@ from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.settings.engine import VllmEngineSettings
+from tests.stand_ins.skipped_loads import skip_loads
 tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
 shape = dataclasses.replace(PRESETS["tiny"], vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96)
 engine = vllm_engine(VllmEngineSettings(max_batch=4, context=64), DecoderLM(shape), tokenizer)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import Interrupted, RunStopped
 from harness.core.types import SamplingParams
-from harness.engines.batch import BatchSampler, fill_holes, split_into_batches
+from harness.engines.batch import BatchEngine, fill_holes, split_into_batches
 from harness.models.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer([""], 258)
@@ -66,7 +66,7 @@ class ToyModel:
 
 
 def sampler(model, max_batch=100, should_stop=None):
-    return BatchSampler(model, TOKENIZER, max_batch, should_stop)
+    return BatchEngine(model, TOKENIZER, max_batch=max_batch, should_stop=should_stop)
 
 
 def continuation(prompt, length):
@@ -112,7 +112,7 @@ def test_finished_rows_leave_and_the_last_ones_take_their_slots():
         ("step", 2),
         ("step", 2),
     ]
-    stats = engine.stats
+    stats = engine.last_stats
     assert (stats.prefill_tokens, stats.decode_steps) == (5, 5)
     # a response of n tokens takes n - 1 row-steps: 0 + 5 + 2 + 5 + 1
     assert stats.decode_row_steps == 13
@@ -158,7 +158,7 @@ def test_requests_above_max_batch_are_served_in_whole_groups():
     assert [call for call in model.calls if call[0] == "prefill"] == [("prefill", 2, 4, 6), ("prefill", 1, 2, 6)]
     assert [group[0].token_ids.tolist() for group in groups] == [continuation([prompt], 6) for prompt in (5, 6, 7)]
     # all three batches together: 6 responses of 6 tokens
-    assert (engine.stats.sampled_tokens, engine.stats.decode_row_steps) == (36, 30)
+    assert (engine.last_stats.sampled_tokens, engine.last_stats.decode_row_steps) == (36, 30)
 
 
 def test_batches():

@@ -63,7 +63,7 @@ def test_a_cache_in_bfloat16_has_half_the_bytes_and_nearly_the_log_probs():
     responses = [completion.token_ids.tolist() for completion in sampled]
     wanted, found = (np.concatenate(engine.score(RAGGED, responses)) for engine in (exact, narrow))
     assert 1e-4 < np.abs(found - wanted).max() < 0.2  # keys, values and scores of 8 bits, logits of several units
-    kept = [engine._decoder._cache for engine in (exact, narrow)]
+    kept = [engine._backend._cache for engine in (exact, narrow)]
     narrow.generate(RAGGED, 1, sampling, 0)
     assert kept[0]._arena.nbytes == 2 * kept[1]._arena.nbytes > 0
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.types import SamplingParams
-from harness.engines.requests import check_request, check_scored
+from harness.engines.limits import check_request, check_scored
 
 GOOD = {
     "prompts": [[1, 2, 3]],

@@ -1,4 +1,4 @@
-"""Rows that another maker's engine samples, and what vLLM is told and asks of a machine: without any such engine."""
+"""Rows that vLLM samples, and what it is told and asks of a machine: without any vLLM."""
 
 from types import SimpleNamespace
 
@@ -7,15 +7,15 @@ import pytest
 
 from harness.core.errors import Diverged, RunStopped, UserError
 from harness.core.types import SamplingParams
-from harness.engines.requests import StopStrings
+from harness.engines.response_rows import ResponseRow, to_completions
 from harness.engines.rng import pinned_lengths
-from harness.engines.served import ServedRow, to_completions
+from harness.engines.stop_strings import StopStrings
 from harness.engines.vllm_machine import (
     check_vllm_installed,
     context_of,
     reason_of,
 )
-from harness.engines.vllm_requests import Requests, into, into_scores, lengths_of, row_options
+from harness.engines.vllm_requests import Requests, into_scores, lengths_of, row_options
 
 
 class Letters:
@@ -32,7 +32,7 @@ LETTERS = Letters()
 
 def row_of(text, *, stop=(), min_tokens=0, finish=None, version=0):
     """A row after an engine has said these letters one by one, the last one with a reason to finish."""
-    row = ServedRow((0, 0), SamplingParams(min_tokens=min_tokens), StopStrings(LETTERS, stop, min_tokens))
+    row = ResponseRow((0, 0), SamplingParams(min_tokens=min_tokens), StopStrings(LETTERS, stop, min_tokens))
     for place, letter in enumerate(text):
         row.take([ord(letter)], [-0.5], version, finish if place == len(text) - 1 else None)
     return row
@@ -137,11 +137,11 @@ def said(finish=None, **log_probs):
 
 def test_outputs_go_into_their_row_with_the_version_that_made_them() -> None:
     row = row_of("")
-    into(row)(said(a=-0.5), 3)
-    into(row)(said("length", b=-1.5), 4)
+    row(said(a=-0.5), 3)
+    row(said("length", b=-1.5), 4)
     assert (row.token_ids, row.log_probs, row.versions) == ([97, 98], [-0.5, -1.5], [3, 4])
     with pytest.raises(RunStopped, match="vLLM ended a response by itself, of prompt 0: abort"):
-        into(row)(said("abort"), 4)
+        row(said("abort"), 4)
 
 
 def test_scores_are_those_of_the_tokens_behind_the_prompt() -> None:
@@ -176,9 +176,9 @@ def test_a_request_that_was_not_taken_is_not_kept_and_others_can_be_dropped_once
     engine = Refusing()
     requests = Requests(engine)
     with pytest.raises(ValueError, match="no"):
-        requests.add([0], None, into(row_of("")))
+        requests.add([0], None, row_of(""))
     assert requests._sinks == {}
-    name = requests.add([1], None, into(row_of("")))
+    name = requests.add([1], None, row_of(""))
     requests.drop([name, "unknown"])
     requests.drop([name])
     assert (engine.taken, engine.aborted, requests.step()) == ([name], [name], False)

@@ -19,8 +19,7 @@ import torch
 
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.types import SamplingParams
-from harness.engines.requests import StopStrings
-from harness.engines.served import ServedRow
+from harness.engines.response_rows import ResponseRow
 from harness.engines.sglang import (
     SglangEngine,
     check_sglang_usable,
@@ -29,6 +28,7 @@ from harness.engines.sglang import (
     scored_tokens,
     take_answer,
 )
+from harness.engines.stop_strings import StopStrings
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
@@ -186,7 +186,7 @@ def test_tokens_behind_a_stop_string_are_cut_off() -> None:
 
 
 def test_what_sglang_gives_up_stops_the_run() -> None:
-    row = ServedRow((3, 0), SamplingParams(), StopStrings(TOKENIZER, ()))
+    row = ResponseRow((3, 0), SamplingParams(), StopStrings(TOKENIZER, ()))
     broken = answer([5])
     broken["meta_info"]["finish_reason"] = {"type": "abort", "message": "out of memory"}
     with pytest.raises(RunStopped, match="gave the request of prompt 3 up: out of memory"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.errors import UserError
-from harness.engines.requests import StopStrings, decode_text
+from harness.engines.stop_strings import StopStrings, decode_text
 from harness.models.tokenizer import train_tokenizer
 
 BYTES = train_tokenizer([""], 258)

@@ -32,7 +32,7 @@ def evaluated(model: Path, day: date, *more: str) -> tuple[int, Path]:
     """Evaluate on a day in the current folder; return the exit code and the newest evaluation's folder."""
     arguments = ["--model", str(model), "--task", "keywords", "--limit", "4", "--batch", "2", "--max-tokens", "4"]
     with on_date(day):
-        code = main(["evaluate", *arguments, "--engine", "fake", "--quiet", "--chat", *more])
+        code = main(["evaluate", *arguments, "--quiet", "--chat", *more])
     return code, max(Path("results/evaluations").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 

@@ -16,7 +16,7 @@ from harness.core.errors import UserError
 from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
-from harness.engines.requests import decode_text
+from harness.engines.stop_strings import decode_text
 from harness.engines.vllm_machine import context_of
 from harness.models.config import PRESETS, context_length
 from harness.models.decoder import DecoderLM

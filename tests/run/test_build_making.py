@@ -147,7 +147,7 @@ def test_a_training_task_asks_through_the_chat_template_token_by_token(chat_fold
     """Fails on what had no ``task.chat_template``: the ids are those of ``apply_chat_template`` and no others."""
     chat = {"chat_template": True, "system_prompt": "Be brief."}
     model = {"type": "folder", "path": str(chat_folder)}
-    trial = Scenario.model_validate({"task": task | chat, "model": model, "engine": {"type": "fake"}})
+    trial = Scenario.model_validate({"task": task | chat, "model": model})
     built, policy, transport = make_task(trial), make_policy(trial, "cpu", never), InProcessTransport(snapshot=True)
     generator = make_generator(
         trial,
@@ -158,7 +158,7 @@ def test_a_training_task_asks_through_the_chat_template_token_by_token(chat_fold
         tracer=RecordingTracer(lambda: 0),
         should_stop=never,
     )
-    generator.load_weights(transport.publish_weights({"w": torch.zeros(1)}, version=0))
+    generator.load_weights(transport.publish_weights(dict(policy.model.named_parameters()), version=0))
     (group,) = generator.generate(WorkItem(Purpose.TRAIN, 0, 0, (1,), 2, seed=0))
     asked = built.train_prompts[1].text
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]
@@ -166,7 +166,7 @@ def test_a_training_task_asks_through_the_chat_template_token_by_token(chat_fold
     assert group.data.prompt_token_ids.tolist() == expected
     assert group.data.prompt.text == asked
     assert policy.tokenizer.decode(expected) == f"[system] Be brief.\n[user] {asked}\n[assistant] "
-    plain = Scenario.model_validate({"task": task, "model": model, "engine": {"type": "fake"}})
+    plain = Scenario.model_validate({"task": task, "model": model})
     assert list(prompt_encoder(plain, policy)(asked)) == policy.tokenizer.encode(asked)
 
 

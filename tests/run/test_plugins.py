@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,23 @@ import harness.testing
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.core.plugins import PluginKind, check_methods, make_plugin
-from harness.core.protocols import Engine, Task
+from harness.core.protocols import Engine, Task, Tokenizer
 from harness.core.types import Prompt
-from harness.engines.paced import PacedTokenizer
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.tokenizer import train_tokenizer
 from harness.results.counters import read_counters
 from harness.results.manifest import MADE_OF
 from harness.results.reader import load_run
 from harness.results.trackers import TRACKER_PLUGIN, MetricStream
 from harness.run.plugins import check_plugins, plugin_names
 from harness.scenario import load_scenario
-from harness.testing import EngineContract, TaskContract, TrackerContract, TransportContract
+from harness.testing import ModelEngineContract, TaskContract, TrackerContract, TransportContract
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs/examples/own_parts"
 PARTS = "docs.examples.own_parts.parts"
+TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 NAMES = {
     "task.type": f"{PARTS}:Counting",
     "advantage.function": f"{PARTS}:best_only",
@@ -78,23 +81,32 @@ class TestCounting(TaskContract):
         return "." * int(prompt.ground_truth)
 
 
-class LongerTokenizer(PacedTokenizer):
-    """One whose tokens can be counted, as the example's engine does."""
+def spread_model(seed: int) -> DecoderLM:
+    """One whose logits are spread over several units."""
+    model = DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.15)
+    return model.eval()
 
-    def __len__(self) -> int:
-        return 128
 
-
-class TestRemote(EngineContract):
+class TestRemote(ModelEngineContract):
     """The example's engine."""
 
-    tokenizer = LongerTokenizer()
-    weights = {"w": torch.zeros(1)}  # noqa: RUF012
+    tokenizer, model, other = TOKENIZER, spread_model(0), spread_model(1)
 
-    def make_engine(self, should_stop: Callable[[], bool] | None = None, max_batch: int = 256) -> Engine:
+    def make_engine_of(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        should_stop: Callable[[], bool] | None = None,
+        max_batch: int = 256,
+        ends: Sequence[int] | None = None,
+    ) -> Engine:
         from docs.examples.own_parts.parts import Remote
 
-        engine: Engine = Remote(self.tokenizer, should_stop, pause_s=0.0)
+        engine: Engine = Remote(model, tokenizer, ends, max_batch, should_stop, pause_s=0.0)
         return engine
 
 

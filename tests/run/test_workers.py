@@ -14,7 +14,7 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.protocols import Engine
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingParams, WorkItem
-from harness.engines.requests import SpecialTokens
+from harness.engines.stop_strings import SpecialTokens
 from harness.results import EvaluationRow, store_metrics
 from harness.run.arm_runner import dropped_special_line
 from harness.run.fitting import check_prompts_fit

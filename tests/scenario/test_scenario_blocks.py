@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, text: str, message: str) -> N
 
 def test_scenarios_side_by_side_become_arms_that_equal_them(tmp_path: Path) -> None:
     one = written(tmp_path, "steps: 9\nseed: 3\nengine: {type: native, max_batch: 64}\n", "one")
-    other = written(tmp_path, "steps: 9\nengine: {type: fake}\nloss: {kl: {monitor: true}}\n", "other")
+    other = written(tmp_path, "steps: 9\nengine: {type: vllm}\nloss: {kl: {monitor: true}}\n", "other")
     scenario = load_side_by_side([str(one), str(other)], settings={"blocks": 2})
     assert (scenario.name, list(scenario.arms), scenario.blocks) == ("one-vs-other", ["one", "other"], 2)
     runs = {run.name: run.scenario for run in expand(scenario)}

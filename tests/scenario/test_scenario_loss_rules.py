@@ -234,7 +234,6 @@ def test_an_option_that_would_do_nothing_is_refused(settings, rule, keys, messag
         own(cliprange=0.3),
         {"loss": {"importance": {"mode": "seq-mask-tis", "floor": 0.8, "cap": 1.2}}},
         SORTING,
-        {**SORTING, "engine": {"type": "fake"}},
         {"task": {"type": "sorting"}, "model": {"type": "paced"}, "engine": {"type": "paced"}},
     ],
 )

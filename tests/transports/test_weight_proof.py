@@ -13,7 +13,6 @@ from harness.compare.run_frame import OUTCOME, figures_of
 from harness.core.errors import Diverged, RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import Completion, GroupData, LogProbProbe, Metric, Prompt, RolloutGroup
-from harness.engines.faulty import SkipsLoads
 from harness.engines.native import NativeEngine, native_engine
 from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
@@ -27,6 +26,7 @@ from harness.run.experiment import run_scenario
 from harness.run.workers import LearnerWorker, engine_mismatch, load_weights, probe_rows, publish_weights
 from harness.scenario import load_scenario
 from harness.transports.in_process import InProcessTransport
+from tests.stand_ins.skipped_loads import SkipsLoads, skip_loads
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 SHAPE = dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), hidden_size=64, intermediate_size=96)
@@ -87,7 +87,7 @@ def test_an_engine_with_the_learners_weights_agrees() -> None:
 def test_a_load_that_was_left_out_is_found_and_the_checksum_says_nothing() -> None:
     """The checksum is of what arrived, which is right; without a bound the loader takes the engine's word for it."""
     model = DecoderLM(SHAPE)
-    engine = SkipsLoads(native_engine(model, TOKENIZER), frozenset({1}))
+    engine = SkipsLoads(native_engine(model, TOKENIZER), {1})
     changed(model)
     assert synced(model, engine, None, version=1)[0] == {}
     with pytest.raises(
@@ -259,16 +259,20 @@ def test_a_run_logs_the_mismatch_of_each_sync(tmp_path: Path) -> None:
     assert shown(run) == told["engine_mismatch/max"]
 
 
-def test_a_skipped_load_stops_the_run_at_the_step_whose_weights_it_is(tmp_path: Path) -> None:
-    run, error = run_quickstart(tmp_path, "faults.skip_weight_loads=[2]")
+def test_a_skipped_load_stops_the_run_at_the_step_whose_weights_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_loads(monkeypatch, "native", {2})
+    run, error = run_quickstart(tmp_path)
     assert error is not None
     assert "generator does not hold the Learner's weights: after loading policy version 2" in error
     assert [row.step for row in run.steps] == [0]  # step 1 makes version 2, and is not complete without it
     assert run.status == "failed"
 
 
-def test_without_a_bound_nothing_is_measured_and_nothing_found(tmp_path: Path) -> None:
-    run, error = run_quickstart(tmp_path, "faults.skip_weight_loads=[2]", "engine.mismatch_bound=null")
+def test_without_a_bound_nothing_is_measured_and_nothing_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_loads(monkeypatch, "native", {2})
+    run, error = run_quickstart(tmp_path, "engine.mismatch_bound=null")
     assert error is None
     assert [row.metric("engine_mismatch/max") for row in run.steps] == [None] * 3
     assert shown(run) is None

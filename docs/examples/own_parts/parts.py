@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from harness.core.types import Prompt, WeightHandle
-from harness.engines.fake import FakeEngine
+from harness.engines.native import native_engine
 from harness.transports.catalogue import TransportKind
 
 
@@ -24,16 +24,19 @@ class Counting:
         return {"reward": right, "format_reward": 1.0, "answer_reward": right}
 
 
-class Remote(FakeEngine):
-    """An engine: the one that makes tokens up, behind a pause such as a server's."""
+class Remote:
+    """An engine: the harness's own, behind a pause such as a server's."""
 
-    def __init__(self, tokenizer, should_stop=None, pause_s=0.01):
-        super().__init__(tokenizer, vocab_size=len(tokenizer), should_stop=should_stop)
+    def __init__(self, model, tokenizer, ends=None, max_batch=256, should_stop=None, pause_s=0.01):
+        self.engine = native_engine(model, tokenizer, ends=ends, max_batch=max_batch, should_stop=should_stop)
         self.pause_s = pause_s
+
+    def load_weights(self, weights, version=0):
+        self.engine.load_weights(weights, version)
 
     def generate(self, prompts, num_samples, sampling, seed, places=None):
         time.sleep(self.pause_s)
-        return super().generate(prompts, num_samples, sampling, seed, places)
+        return self.engine.generate(prompts, num_samples, sampling, seed, places)
 
 
 class FileSender:

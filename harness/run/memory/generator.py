@@ -55,8 +55,6 @@ def generator_amounts(
     Of an engine of several workers, what each of them holds: weights and cache are cut alike.
     """
     engine: Any = scenario.engine
-    if engine.type == "fake":
-        return (), ()
     width, workers = WIDTH[engine.precision], workers_of(scenario)
     awake = SAMPLING if sleeps(scenario, on_gpu) else RUNNING
     rows = min(engine.max_batch, max(scenario.rollout_batch_size, scenario.evaluation.prompts))

@@ -1,28 +1,29 @@
-"""Rows that another maker's engine samples: what each has so far, when it ends, and what it becomes. No torch."""
+"""Responses of engines of other makers (vLLM, SGLang) on their way: cut, checked, and made into completions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from harness.core.errors import Diverged
+from harness.core.errors import Diverged, RunStopped
 from harness.core.protocols import Tokenizer
 from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import Row
-from harness.engines.requests import StopStrings, decode_text
+from harness.engines.stop_strings import StopStrings, decode_text
 
 
-class ServedRow:
-    """One response on its way.
+class ResponseRow:
+    """One response on its way: what it has so far, when it ends, and what it becomes.
 
     The engine is asked for at most ``max_tokens`` tokens; end tokens and stop strings are found here too, by the same
     rule as in the harness' own engines. A response of pinned length ends with neither.
 
-    Args:
+    Attributes:
         row: (prompt index, sample index).
-        sampling: of the request.
-        stops: its end tokens and stop strings.
+        is_done: whether nothing follows.
+        was_cut: whether the engine has to be told so.
     """
 
     def __init__(self, row: Row, sampling: SamplingParams, stops: StopStrings) -> None:
@@ -33,16 +34,21 @@ class ServedRow:
         self.versions: list[int] = []
         self.is_done = self.was_cut = self._ended = False
 
-    def take(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int, finish: str | None) -> None:
-        """Append newly sampled tokens.
+    def __call__(self, output: Any, version: int) -> None:
+        """Append what vLLM newly sampled of it with the weights of this version.
 
-        Args:
-            token_ids, log_probs: of the tokens.
-            version: of the weights that sampled them.
-            finish: why the engine ended the response; None: it goes on.
-
-        Attributes set: ``is_done`` when nothing follows, ``was_cut`` where the engine has to be told so.
+        Raises:
+            RunStopped: vLLM gave the request up.
         """
+        sampled = output.outputs[0]
+        if sampled.finish_reason not in (None, "stop", "length"):
+            raise RunStopped(f"vLLM ended a response by itself, of prompt {self.row[0]}: {sampled.finish_reason}")
+        of_tokens = zip(sampled.logprobs, sampled.token_ids, strict=True)
+        log_probs = [of_token[token].logprob for of_token, token in of_tokens]
+        self.take(sampled.token_ids, log_probs, version, sampled.finish_reason)
+
+    def take(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int, finish: str | None) -> None:
+        """Append tokens; ``finish`` is why the engine ended the response, None where it goes on."""
         for token, log_prob in zip(token_ids, log_probs, strict=True):
             if self.is_done:
                 return
@@ -62,11 +68,7 @@ class ServedRow:
         return token in self._stops.ends or self._stops.is_completed_by_last(self.token_ids)
 
     def completion(self, tokenizer: Tokenizer, with_versions: bool) -> Completion:
-        """Return the row as a completion.
-
-        Raises:
-            Diverged: a log-probability is not a number.
-        """
+        """Return the row as a completion; raises ``Diverged`` where a log-probability is not a number."""
         log_probs_T = np.array(self.log_probs, dtype=np.float32)
         if not np.isfinite(log_probs_T).all():
             token = int(np.flatnonzero(~np.isfinite(log_probs_T))[0])
@@ -84,7 +86,7 @@ class ServedRow:
 
 
 def to_completions(
-    rows: Sequence[ServedRow], num_prompts: int, started_with: int, tokenizer: Tokenizer
+    rows: Sequence[ResponseRow], num_prompts: int, started_with: int, tokenizer: Tokenizer
 ) -> list[tuple[Completion, ...]]:
     """Return the completions of each prompt, samples in order.
 
