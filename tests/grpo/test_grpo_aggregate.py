@@ -8,16 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UserError
-from harness.grpo import (
-    Denominator,
-    LossOptions,
-    log_probs_from_logits,
-    loss_denominator,
-    masked_mean,
-    masked_normalize,
-    surrogate_loss,
-    weighted_sum,
-)
+from harness.grpo import masked_mean, masked_normalize
+from harness.grpo.aggregate import Denominator, loss_denominator, weighted_sum
+from harness.grpo.log_probs import log_probs_from_logits
+from harness.grpo.loss import surrogate_loss
+from harness.grpo.tokens import TokenBatch
+from harness.settings.loss import KlSettings, LossSettings
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]])  # 4 and 7 tokens
@@ -92,14 +88,16 @@ def weight_gradient(batch, splits, aggregation, options):
     for rows in splits:
         part = {name: tensor[rows] for name, tensor in batch.items()}
         loss, _ = surrogate_loss(
-            log_probs_from_logits(part["features"] @ weight, part["labels"]),
-            part["mask"],
+            TokenBatch(
+                log_probs_from_logits(part["features"] @ weight, part["labels"]),
+                part["mask"],
+                raw_rewards=part["advantages"],
+                advantages=part["advantages"],
+                old_log_probs=part["old"],
+                reference_log_probs=part["reference"],
+            ),
             denominator.token_weights(part["mask"]),
             options,
-            rewards_B1=part["advantages"],
-            advantages_B1=part["advantages"],
-            old_log_probs_BT=part["old"],
-            reference_log_probs_BT=part["reference"],
         )
         loss.backward()
         total += loss.item()
@@ -118,11 +116,11 @@ def weight_gradient(batch, splits, aggregation, options):
 def test_any_split_gives_the_gradient_of_the_big_batch(owners, width, seed, aggregation, loss_type, kl_coefficient):
     """Rows go to up to 4 microbatches of any sizes, in any order."""
     batch = rollouts(len(owners), width, seed)
-    options = LossOptions(
-        "grpo_clip" if loss_type == "gspo" else loss_type,
+    options = LossSettings(
+        type="grpo_clip" if loss_type == "gspo" else loss_type,
         ratio_level="sequence" if loss_type == "gspo" else "token",
         dual_clip=3.0,
-        kl_coefficient=kl_coefficient,
+        kl=KlSettings(coefficient=kl_coefficient),
     )
     splits = [[row for row, owner in enumerate(owners) if owner == part] for part in set(owners)]
     whole_loss, whole_gradient = weight_gradient(batch, [list(range(len(owners)))], aggregation, options)
@@ -137,8 +135,8 @@ def test_shuffling_the_rollouts_changes_nothing(order, seed, aggregation):
     batch = rollouts(6, 4, seed)
     shuffled = {name: tensor[list(order)] for name, tensor in batch.items()}
     everything = [list(range(6))]
-    loss, gradient = weight_gradient(batch, everything, aggregation, LossOptions())
-    other_loss, other_gradient = weight_gradient(shuffled, everything, aggregation, LossOptions())
+    loss, gradient = weight_gradient(batch, everything, aggregation, LossSettings())
+    other_loss, other_gradient = weight_gradient(shuffled, everything, aggregation, LossSettings())
     assert other_loss == pytest.approx(loss, abs=1e-5, rel=1e-5)
     assert (other_gradient - gradient).abs().max().item() <= 1e-6 * max(1.0, gradient.abs().max().item())
 
