@@ -389,7 +389,7 @@ class PolicyTrainer:
         ((part,),), before = batch.plan.epochs, self._accumulated
         own = self._denominator(part)
         if before is None:
-            before = Accumulated(replace(own, num_sequences=0, num_tokens=0), 0.0, {}, {}, ())
+            before = Accumulated(replace(own, num_sequences=0, num_tokens=0, num_prompts=0), 0.0, {}, {}, ())
         denominator = own + before.denominator
         share = before.denominator.counted / denominator.counted
         for parameter in self.model.parameters():
@@ -577,7 +577,8 @@ class PolicyTrainer:
 
     def _denominator(self, minibatch: OptimizerStepPlan) -> Denominator:
         loss = self.options.loss
-        return Denominator(loss.aggregation, minibatch.num_sequences, minibatch.num_tokens, loss.constant)
+        sizes = minibatch.num_sequences, minibatch.num_tokens
+        return Denominator(loss.aggregation, *sizes, loss.constant, minibatch.num_groups)
 
     def _gradients(
         self, batch: PreparedBatch, minibatch: OptimizerStepPlan, denominator: Denominator, where: str
@@ -595,7 +596,12 @@ class PolicyTrainer:
                     self._backward_of_nothing(batch)
                     continue
                 micro = batch.rows(numbers)
-                share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
+                group_tokens_B = None
+                if denominator.aggregation == "prompt_mean":
+                    in_groups = minibatch.group_tokens_P[batch.plan.group_B[numbers]]
+                    group_tokens_B = torch.from_numpy(in_groups).to(self._device)
+                weights_BT = denominator.token_weights(micro.response_mask_BT, group_tokens_B)
+                share, metrics = self._backward(micro, weights_BT)
             loss += share
             parts.append(metrics)
         return float(self._ranks.total(loss)), combine_metrics(parts)

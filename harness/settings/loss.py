@@ -117,8 +117,9 @@ class LossSettings(Section):
     """Your loss for `type: own`, as `package.module:function`; its arguments are in docs/losses.md."""
     ratio_level: Literal["token", "sequence"] = "token"
     """The ratio of each token, or of its whole response: the geometric mean of its tokens' (GSPO)."""
-    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
-    """Mean over each response then over responses; one mean over all tokens; or sums over a constant (Dr. GRPO)."""
+    aggregation: Literal["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"] = "sequence_mean"
+    """Mean or sum over each response, then mean over responses; one mean over all tokens; mean over the tokens of each
+    group, then over groups; or sums over a constant (Dr. GRPO)."""
     constant: AtLeast1 | None = None
     """Divisor of `aggregation: constant`; null takes sampling.max_tokens."""
     cliprange: Annotated[Annotated[float, Field(ge=0, le=1)] | None, HoldsFor(_clip_of)] = None

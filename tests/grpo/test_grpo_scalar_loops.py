@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.grpo.advantages import deltas_per_group
-from harness.grpo.aggregate import loss_denominator
+from harness.grpo.aggregate import loss_denominator, prompt_tokens
 from harness.grpo.loss import surrogate_loss
 from harness.grpo.tokens import TokenBatch
 from harness.settings.loss import ImportanceSettings, KlSettings, LossSettings
@@ -15,6 +15,7 @@ from harness.settings.loss import ImportanceSettings, KlSettings, LossSettings
 NAN = math.nan
 ROWS, WIDTH = 4, 5
 LENGTHS = (5, 3, 1, 0)
+PROMPTS = (0, 1, 0, 1)
 LOSSES = [
     ("no_baseline", "token"),
     ("naive", "token"),
@@ -115,10 +116,17 @@ def row_loss(options, aggregation, row, current, case):
     """The share of one row in the batch's loss."""
     divisor = {
         "sequence_mean": ROWS * max(LENGTHS[row], 1),
+        "sequence_sum": ROWS,
         "token_mean": sum(LENGTHS),
+        "prompt_mean": 2 * sum(LENGTHS[other] for other in range(ROWS) if PROMPTS[other] == PROMPTS[row]),
         "constant": ROWS * 8,
     }[aggregation]
     return sum(token_loss(options, row, token, current, case) for token in range(LENGTHS[row])) / divisor
+
+
+def weights_of(mask, aggregation):
+    prompts = torch.tensor(PROMPTS)
+    return loss_denominator(mask, aggregation, 8, prompts).token_weights(mask, prompt_tokens(mask, prompts))
 
 
 def derivative(options, aggregation, row, token, case, step=1e-5):
@@ -131,7 +139,7 @@ def derivative(options, aggregation, row, token, case, step=1e-5):
     return (values[0] - values[1]) / (2 * step)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 @pytest.mark.parametrize(("loss_type", "level"), LOSSES)
 def test_value_and_gradient_are_those_of_loops_over_tokens(loss_type, level, aggregation):
     compared = 0
@@ -160,7 +168,7 @@ def test_value_and_gradient_are_those_of_loops_over_tokens(loss_type, level, agg
                 entropy=entropy,
                 engine_log_probs=case.tensors["engine"],
             ),
-            loss_denominator(case.mask, aggregation, 8).token_weights(case.mask),
+            weights_of(case.mask, aggregation),
             options,
         )
         loss.backward()
@@ -171,7 +179,7 @@ def test_value_and_gradient_are_those_of_loops_over_tokens(loss_type, level, agg
             assert log_probs.grad[row, :length].tolist() == pytest.approx(slopes, abs=1e-6)
             assert log_probs.grad[row, length:].tolist() == [0.0] * (WIDTH - length)
         if options.entropy_coefficient:
-            shares = loss_denominator(case.mask, aggregation, 8).token_weights(case.mask)
+            shares = weights_of(case.mask, aggregation)
             assert entropy.grad.flatten().tolist() == pytest.approx((-0.2 * shares).flatten().tolist(), abs=1e-9)
         else:
             assert entropy.grad is None

@@ -152,7 +152,7 @@ def spread_out(rank: int, options: TrainerOptions, made: tuple[RolloutGroup, ...
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 def test_any_split_has_the_gradient_of_one_process(aggregation: Any, ranks: int, rank_pool: RankPool) -> None:
     """Odd groups, a group that lost rollouts, fewer rows than ranks, truncated responses: drawn anew for each split."""
     rng = np.random.default_rng([ranks, len(aggregation)])

@@ -62,7 +62,7 @@ def same(found: Trained, wanted: Trained) -> None:
             torch.testing.assert_close(of_found[name], tensor, rtol=0, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 def test_parts_have_the_gradient_of_the_whole_batch(aggregation: Any) -> None:
     """Unequal parts, a last part without groups, truncated responses left out of the loss."""
     options = changed(RICH, loss__aggregation=aggregation, loss__constant=8 if aggregation == "constant" else None)

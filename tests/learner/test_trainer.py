@@ -16,7 +16,7 @@ from harness.settings.loss import Delta, ImportanceSettings, KlSettings, LossSet
 from tests.learner.tiny_training import CONFIG, OPTIONS, changed, groups, trained
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 @pytest.mark.parametrize("pieces", [2, 3, 5, 12])
 def test_microbatches_change_memory_and_nothing_else(aggregation: str, pieces: int) -> None:
     options = changed(OPTIONS, loss__aggregation=aggregation, loss__constant=8)

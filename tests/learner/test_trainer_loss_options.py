@@ -55,7 +55,7 @@ def gradients(
     return seen, trainer.train(0, batch)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 def test_truncated_responses_carry_no_gradient_and_still_count_in_their_group(aggregation: str) -> None:
     """By hand: the sum of the gradients of the whole responses alone, with the advantages of the full groups."""
     cut = (1, 6, 7)
