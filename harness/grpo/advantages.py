@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ def group_advantages(rewards: Tensor, group_size: int, eps: float = 1e-6, normal
         UserError: G does not divide B; or G is 1 with ``normalize_by_std``, since one reward has no unbiased
             standard deviation (0/0).
     """
-    delta: Delta = "normalized_rewards" if normalize_by_std else "centered_rewards"
+    delta = "normalized_rewards" if normalize_by_std else "centered_rewards"
     return group_deltas(rewards, group_size, delta, eps)
 
 
@@ -80,7 +79,7 @@ def compute_group_normalized_rewards(
         )
     results = [reward_fn(*pair) for pair in zip(rollout_responses, repeated_ground_truths, strict=True)]
     rewards_B = torch.tensor([_reward_of(index, result) for index, result in enumerate(results)], dtype=torch.float64)
-    delta: Delta = "normalized_rewards" if normalize_by_std else "centered_rewards"
+    delta = "normalized_rewards" if normalize_by_std else "centered_rewards"
     advantages_B = _deltas(rewards_B, group_size, delta, advantage_eps, torch.float32)
     return advantages_B, rewards_B.float(), _reward_metadata(rewards_B, group_size) | _part_means(results)
 
@@ -161,19 +160,7 @@ def _part_means(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-Delta = Literal[
-    "rewards",
-    "centered_rewards",
-    "normalized_rewards",
-    "max_rewards",
-    "max_centered_rewards",
-    "leave_one_out_rewards",
-    "batch_normalized_rewards",
-    "batch_whitened_rewards",
-]
-
-
-def group_deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float = 1e-6) -> Tensor:
+def group_deltas(rewards: Tensor, group_size: int, delta: str, eps: float = 1e-6) -> Tensor:
     """Return the delta of each rollout.
 
     - ``rewards``: r_i.
@@ -204,38 +191,39 @@ def group_deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float = 1e
     Raises:
         UserError: G does not divide B, the delta is unknown, or G is 1 with a delta that needs two rewards.
     """
-    if delta not in get_args(Delta):
-        raise unknown_choice("delta", delta, get_args(Delta))
+    if delta not in DELTAS:
+        raise unknown_choice("delta", delta, DELTAS)
     return _deltas(rewards, group_size, delta, eps, at_least_float32(rewards).dtype)
 
 
-def _deltas(rewards: Tensor, group_size: int, delta: Delta, eps: float, dtype: torch.dtype) -> Tensor:
+def _deltas(rewards: Tensor, group_size: int, delta: str, eps: float, dtype: torch.dtype) -> Tensor:
     """Return ``group_deltas`` in ``dtype``: centred in float64, divided by deviations in ``dtype``."""
     check_groups(rewards, group_size, eps, delta in ("normalized_rewards", "leave_one_out_rewards"))
     rewards_PG = rewards.double().reshape(-1, group_size)
-    match delta:
-        case "rewards":
-            return rewards_PG.to(dtype).reshape(-1)
-        case "centered_rewards":
-            deltas_PG = _centred(rewards_PG)
-        case "normalized_rewards":
-            deltas_PG = _divided(_centred(rewards_PG), rewards_PG.std(dim=1, keepdim=True), eps, dtype)
-        case "leave_one_out_rewards":
-            deltas_PG = _centred(rewards_PG) * (group_size / (group_size - 1))
-        case "max_rewards":
-            deltas_PG = torch.where(_highest(rewards_PG), rewards_PG, 0.0)
-        case "max_centered_rewards":
-            deltas_PG = torch.where(_highest(rewards_PG), _centred(rewards_PG), 0.0)
-        case "batch_normalized_rewards" | "batch_whitened_rewards":
-            return _divided_by_the_batch(_centred(rewards_PG).reshape(-1), rewards_PG.reshape(-1), delta, eps, dtype)
-    return deltas_PG.to(dtype).reshape(-1)
+    if delta in BATCH_DELTAS:
+        return _divided_by_the_batch(_centred(rewards_PG).reshape(-1), rewards_PG.reshape(-1), delta, eps, dtype)
+    return WITHIN_GROUP[delta](rewards_PG, eps, dtype).to(dtype).reshape(-1)
 
 
+WITHIN_GROUP: dict[str, Callable[[Tensor, float, torch.dtype], Tensor]] = {
+    "rewards": lambda rewards_PG, eps, dtype: rewards_PG,
+    "centered_rewards": lambda rewards_PG, eps, dtype: _centred(rewards_PG),
+    "normalized_rewards": lambda rewards_PG, eps, dtype: _divided(
+        _centred(rewards_PG), rewards_PG.std(dim=1, keepdim=True), eps, dtype
+    ),
+    "max_rewards": lambda rewards_PG, eps, dtype: torch.where(_highest(rewards_PG), rewards_PG, 0.0),
+    "max_centered_rewards": lambda rewards_PG, eps, dtype: torch.where(_highest(rewards_PG), _centred(rewards_PG), 0.0),
+    "leave_one_out_rewards": lambda rewards_PG, eps, dtype: (
+        _centred(rewards_PG) * (rewards_PG.shape[1] / (rewards_PG.shape[1] - 1))
+    ),
+}
+"""Deltas of float64 rewards (P, G) that each group has by itself."""
 BATCH_DELTAS = ("batch_normalized_rewards", "batch_whitened_rewards")
 """Deltas divided by a standard deviation of the whole batch."""
+DELTAS = (*WITHIN_GROUP, *BATCH_DELTAS)
 
 
-def _divided_by_the_batch(centred_B: Tensor, rewards_B: Tensor, delta: Delta, eps: float, dtype: torch.dtype) -> Tensor:
+def _divided_by_the_batch(centred_B: Tensor, rewards_B: Tensor, delta: str, eps: float, dtype: torch.dtype) -> Tensor:
     """Divide float64 advantages by the standard deviation over the batch; return them in ``dtype``."""
     spread_B = rewards_B if delta == "batch_normalized_rewards" else centred_B
     if spread_B.numel() < 2:
@@ -247,7 +235,7 @@ def _divided_by_the_batch(centred_B: Tensor, rewards_B: Tensor, delta: Delta, ep
     return _divided(centred_B, spread_B.std(), eps, dtype)
 
 
-def deltas_per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: float = 1e-6) -> Tensor:
+def deltas_per_group(rewards: Sequence[Sequence[float]], delta: str, eps: float = 1e-6) -> Tensor:
     """Return ``group_deltas`` of groups that need not be equally large, each over its own rewards.
 
     Args:
@@ -270,7 +258,7 @@ def deltas_per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: floa
     return _per_group(rewards, delta, eps, torch.float32)
 
 
-def _per_group(rewards: Sequence[Sequence[float]], delta: Delta, eps: float, dtype: torch.dtype) -> Tensor:
+def _per_group(rewards: Sequence[Sequence[float]], delta: str, eps: float, dtype: torch.dtype) -> Tensor:
     return torch.cat(
         [
             _deltas(torch.tensor(list(equally_large), dtype=torch.float64), size, delta, eps, dtype)

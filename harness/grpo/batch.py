@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.core.errors import UserError
 from harness.core.types import Completion, GroupData
@@ -67,16 +68,6 @@ class RolloutBatch:
     def num_rollouts(self) -> int:
         """B."""
         return self.response_ids_BT.shape[0]
-
-    @property
-    def num_prompts(self) -> int:
-        """P."""
-        return self.prompt_ids_PL.shape[0]
-
-    @property
-    def num_response_tokens(self) -> int:
-        """Response tokens of all rollouts together."""
-        return int(self.response_mask_BT.sum())
 
     def to(self, device: torch.device | str) -> RolloutBatch:
         """Return the batch with every tensor on the device."""
@@ -150,12 +141,12 @@ def collate(
     response_ids = [completion.token_ids for completion in completions]
     log_probs = [completion.log_probs for completion in completions]
     return RolloutBatch(
-        prompt_ids_PL=_pad(prompt_ids, max(map(len, prompt_ids)), pad_token_id, np.int64),
+        prompt_ids_PL=_pad(prompt_ids, max(map(len, prompt_ids)), pad_token_id, torch.int64),
         prompt_lengths_P=torch.tensor([len(ids) for ids in prompt_ids]),
-        response_ids_BT=_pad(response_ids, width, pad_token_id, np.int64),
+        response_ids_BT=_pad(response_ids, width, pad_token_id, torch.int64),
         response_mask_BT=torch.arange(width) < lengths_B[:, None],
         prompt_index_B=torch.arange(len(groups)).repeat_interleave(group_sizes),
-        engine_log_probs_BT=_pad(log_probs, width, 0, np.float32),
+        engine_log_probs_BT=_pad(log_probs, width, 0, torch.float32),
         rewards_B=torch.tensor(list(chain.from_iterable(rewards)), dtype=torch.float32),
         advantages_B1=advantages_B.float().reshape(-1, 1),
     )
@@ -185,11 +176,9 @@ def _check_counts(
             )
 
 
-def _pad(rows: Sequence[npt.NDArray[Any]], width: int, fill: int, dtype: type) -> Tensor:
-    padded: npt.NDArray[Any] = np.full((len(rows), width), fill, dtype=dtype)
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = row
-    return torch.from_numpy(padded)
+def _pad(rows: Sequence[npt.NDArray[Any]], width: int, fill: int, dtype: torch.dtype) -> Tensor:
+    padded = pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
+    return functional.pad(padded, (0, width - padded.shape[1]), value=fill)
 
 
 def _last_column(mask_BT: Tensor) -> int:

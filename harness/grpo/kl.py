@@ -6,16 +6,31 @@ Everywhere: the tokens were sampled from p, d = log p - log q on them, and the e
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from harness.grpo.masking import at_least_float32, require_matrix, require_same_shape, unknown_choice, zero_masked
-from harness.grpo.ratio import LARGEST_LOG_RATIO
 from harness.grpo.tally import Tally, mean_tally
+from harness.grpo.tokens import LARGEST_LOG_RATIO
 
-KlEstimator = Literal["k1", "k2", "k3"]
+if TYPE_CHECKING:
+    from harness.settings.loss import KlEstimator
+
+
+def _k3(difference: Tensor) -> Tensor:
+    bounded = (-difference).clamp(max=LARGEST_LOG_RATIO)
+    beyond = (-difference - LARGEST_LOG_RATIO).clamp(min=0.0)
+    return bounded.expm1() - bounded + beyond * math.expm1(LARGEST_LOG_RATIO)
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda difference: difference,
+    "k2": lambda difference: difference.square() / 2,
+    "k3": _k3,
+}
 
 
 def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
@@ -31,29 +46,20 @@ def kl_estimate(log_p: Tensor, log_q: Tensor, estimator: KlEstimator) -> Tensor:
     gradient. The expected gradient of k1 is 0: it adds noise only. That of k2 is the gradient of KL(p || q). That of
     k3 is the gradient of KL(q || p), the other direction, which has the same minimum. Once the policy has moved away
     from the one that sampled (k > 1, or lag), none of these holds exactly. Times the ratio p / p_old, with its gradient
-    (``LossOptions.kl_weighted_by_ratio``), k1 and k3 have the gradient of KL(p || q), wherever the tokens came from.
+    (``loss.kl.weighted_by_ratio``), k1 and k3 have the gradient of KL(p || q), wherever the tokens came from.
 
     Args:
         log_p: any shape, of the policy that sampled the tokens.
         log_q: the same shape, of the other policy.
-        estimator: ``k1``, ``k2`` or ``k3``.
+        estimator: one of these.
 
     Raises:
         UserError: the shapes differ, or the estimator is unknown.
     """
     require_same_shape("log_p", log_p, "log_q", log_q)
-    difference = at_least_float32(log_p) - at_least_float32(log_q)
-    match estimator:
-        case "k1":
-            return difference
-        case "k2":
-            return difference.square() / 2
-        case "k3":
-            bounded = (-difference).clamp(max=LARGEST_LOG_RATIO)
-            beyond = (-difference - LARGEST_LOG_RATIO).clamp(min=0.0)
-            return bounded.expm1() - bounded + beyond * math.expm1(LARGEST_LOG_RATIO)
-        case _:
-            raise unknown_choice("estimator", estimator, get_args(KlEstimator))
+    if estimator not in ESTIMATORS:
+        raise unknown_choice("estimator", estimator, tuple(ESTIMATORS))
+    return ESTIMATORS[estimator](at_least_float32(log_p) - at_least_float32(log_q))
 
 
 def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.core.errors import UserError
 from harness.grpo.masking import at_least_float32, shape_of
-
-
-class ModelOutput(Protocol):
-    """What a causal language model returns, as in transformers."""
-
-    @property
-    def logits(self) -> Tensor: ...
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
@@ -31,36 +24,16 @@ def compute_entropy(logits: Tensor) -> Tensor:
     Returns:
         (...), float32 at least.
     """
-    return _entropy(_log_softmax(logits, 1.0))
+    return entropy_of(log_softmax(logits))
 
 
 def log_probs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return log softmax(logits / temperature) at the labels.
-
-    The backward pass keeps one tensor of the logits' size. It is not the logits themselves, so they may be freed.
-
-    Args:
-        logits: (..., V), any float type.
-        labels: (...), token ids, int64.
-        temperature: above 0, the one that the tokens were sampled with.
-
-    Returns:
-        (...), float32 at least.
-
-    Raises:
-        UserError: the shapes do not match, or the temperature is not above 0.
-    """
-    return _select(_log_softmax(logits, temperature), labels)
-
-
-def log_probs_and_entropy(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return ``log_probs_from_logits`` and, from the same softmax, the entropy (...) as a figure without gradient."""
-    log_softmax = _log_softmax(logits, temperature)
-    return _select(log_softmax, labels), _entropy(log_softmax.detach())
+    """Return log softmax(logits / temperature), of logits (..., V), at the labels (...); see ``log_softmax``."""
+    return select(log_softmax(logits, temperature), labels)
 
 
 def get_response_log_probs(
-    model: Callable[[Tensor], ModelOutput],
+    model: Callable[[Tensor], Any],
     input_ids: Tensor,
     labels: Tensor,
     return_token_entropy: bool = False,
@@ -86,14 +59,21 @@ def get_response_log_probs(
     Raises:
         UserError: the shapes do not match, or the temperature is not above 0.
     """
-    log_softmax = _log_softmax(model(input_ids).logits, temperature)
-    result = {"log_probs": _select(log_softmax, labels)}
+    log_probs = log_softmax(model(input_ids).logits, temperature)
+    result = {"log_probs": select(log_probs, labels)}
     if return_token_entropy:
-        result["token_entropy"] = _entropy(log_softmax)
+        result["token_entropy"] = entropy_of(log_probs)
     return result
 
 
-def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return log softmax(logits / temperature), (..., V), float32 at least.
+
+    Its backward pass keeps one tensor of this size. It is not the logits themselves, so they may be freed.
+
+    Raises:
+        UserError: the temperature is not above 0.
+    """
     if not temperature > 0:
         raise UserError(
             f"temperature is {temperature}, it must be above 0: greedy sampling has no log-probabilities to train on",
@@ -104,14 +84,39 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
     return (logits if temperature == 1 else logits / temperature).log_softmax(dim=-1)
 
 
-def _select(log_softmax: Tensor, labels: Tensor) -> Tensor:
-    if log_softmax.shape[:-1] != labels.shape:
+def select(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probability (...) of each label among those of all tokens (..., V).
+
+    Raises:
+        UserError: the shapes do not match.
+    """
+    if log_probs.shape[:-1] != labels.shape:
         raise UserError(
-            f"logits {shape_of(log_softmax)} need labels {tuple(log_softmax.shape[:-1])}, got {shape_of(labels)}"
+            f"logits {shape_of(log_probs)} need labels {tuple(log_probs.shape[:-1])}, got {shape_of(labels)}"
         )
-    return log_softmax.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
-def _entropy(log_softmax: Tensor) -> Tensor:
-    finite = log_softmax.clamp(min=torch.finfo(log_softmax.dtype).min)  # 0 * -inf would be NaN
-    return -(log_softmax.exp() * finite).sum(dim=-1)
+def entropy_of(log_probs: Tensor) -> Tensor:
+    """Return the entropy (...) of distributions given by the log-probabilities of all tokens (..., V)."""
+    entropy: Tensor = _Entropy.apply(log_probs)  # type: ignore[no-untyped-call]
+    return entropy
+
+
+class _Entropy(torch.autograd.Function):
+    """H with dH / dlog p = -p (1 + log p); keeps the log-probs only, which log-softmax does too."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor) -> Tensor:
+        ctx.save_for_backward(log_probs)
+        return log_probs.exp().mul_(_finite(log_probs)).sum(-1).neg_()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        log_probs: Tensor = ctx.saved_tensors[0]
+        return log_probs.exp().mul_(_finite(log_probs).add_(1)).mul_(-gradient[..., None])
+
+
+def _finite(log_probs: Tensor) -> Tensor:
+    """A token of probability 0 adds nothing, where 0 * -inf would be NaN."""
+    return log_probs.clamp(min=torch.finfo(log_probs.dtype).min)

@@ -1,8 +1,16 @@
-"""Per-token policy-gradient losses: naive, with the probability ratio, clipped, CISPO; and one microbatch."""
+"""Per-token policy-gradient losses, and the source's step on one microbatch.
+
+For B rollouts padded to T tokens ``policy_log_probs``, ``old_log_probs`` and ``response_mask`` are (B, T), and
+``advantages`` and ``raw_rewards`` (B, 1), or (B, T) to give each token its own; see ``TokenBatch``. A loss is (B, T),
+float32 at least, and metadata are without gradient: ``ratio`` (B, T) before any clip, and ``clipped`` (B, T), true
+where a clip changed the objective. A log ratio counts as at most 80, where rho is already 5e34, so that a token out of
+all bounds cannot turn the other gradients into NaN.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,65 +22,94 @@ from harness.grpo.masking import (
     masked_mean,
     require_matrix,
     require_per_rollout,
-    require_same_shape,
     unknown_choice,
-    zero_masked,
 )
-from harness.grpo.ratio import token_ratio
+from harness.grpo.tokens import TokenBatch
 
-_Value = TypeVar("_Value")
+if TYPE_CHECKING:
+    from harness.settings.loss import LossType
 
-LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "naive", "unclipped", "cispo"]
-"""``no_baseline`` and ``reinforce_with_baseline`` are ``naive`` with raw rewards and with advantages."""
+LossAndMetadata = tuple[Tensor, dict[str, Tensor]]
+
+
+class ClipRange(NamedTuple):
+    """How far a ratio may fall below 1 and rise above it, and the bound where the advantage is negative."""
+
+    low: float
+    high: float
+    dual: float | None = None
+
+
+def _naive(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
+    return -advantages * at_least_float32(tokens.log_probs), {}
+
+
+def _unclipped(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
+    ratio_BT = tokens.ratio(level, by)
+    return -ratio_BT * advantages, {"ratio": ratio_BT.detach()}
+
+
+def _grpo_clip(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
+    ratio_BT = tokens.ratio(level, by)
+    unclipped_BT = ratio_BT * advantages
+    bounded_BT = ratio_BT.clamp(1 - clip.low, 1 + clip.high) * advantages
+    objective_BT = torch.minimum(unclipped_BT, bounded_BT)
+    metadata = {"ratio": ratio_BT.detach(), "clipped": bounded_BT < unclipped_BT}
+    if clip.dual is not None:
+        lowest_BT = clip.dual * advantages
+        dual_clipped_BT = (advantages < 0) & (objective_BT < lowest_BT)
+        objective_BT = torch.where(dual_clipped_BT, lowest_BT, objective_BT)
+        metadata |= {"clipped": metadata["clipped"] | dual_clipped_BT, "dual_clipped": dual_clipped_BT}
+    return -objective_BT, metadata
+
+
+def _cispo(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
+    ratio_BT = tokens.ratio(level, by).detach()
+    weights_BT = ratio_BT.clamp(1 - clip.low, 1 + clip.high)
+    loss_BT = -weights_BT * advantages * at_least_float32(tokens.log_probs)
+    return loss_BT, {"ratio": ratio_BT, "clipped": weights_BT != ratio_BT}
+
+
+LOSSES: dict[str, Callable[[TokenBatch, Tensor, str, str, ClipRange], LossAndMetadata]] = {
+    "no_baseline": _naive,  # of the raw rewards
+    "reinforce_with_baseline": _naive,
+    "naive": _naive,
+    "unclipped": _unclipped,
+    "grpo_clip": _grpo_clip,
+    "cispo": _cispo,
+}
+
+
+def token_loss(tokens: TokenBatch, loss_type: str, clip: ClipRange, level: str = "token") -> LossAndMetadata:
+    """Return the loss of each token, with ratios of this level, and its metadata.
+
+    Raises:
+        UserError: the type is unknown, or a tensor that it needs is missing.
+    """
+    if loss_type not in LOSSES:
+        raise unknown_choice("loss_type", loss_type, tuple(LOSSES))
+    by = f"loss_type {loss_type!r}"
+    advantages = tokens.needed("raw_rewards" if loss_type == "no_baseline" else "advantages", by)
+    return LOSSES[loss_type](tokens, advantages, level, by, clip)
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
     """Return -A * log p for each token (REINFORCE, Williams 1992).
 
     On-policy only: nothing corrects for tokens that another policy sampled.
-
-    Args:
-        raw_rewards_or_advantages: (B, 1), the same for every token of a response; (B, T) gives each token its own.
-        policy_log_probs: (B, T), of the policy being trained.
-
-    Returns:
-        (B, T), float32 at least.
-
-    Raises:
-        UserError: a shape is another one.
     """
     require_matrix("policy_log_probs", policy_log_probs)
     require_per_rollout("raw_rewards_or_advantages", raw_rewards_or_advantages, policy_log_probs)
     return -at_least_float32(raw_rewards_or_advantages) * at_least_float32(policy_log_probs)
 
 
-def compute_unclipped_loss(
-    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
+def compute_unclipped_loss(advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor) -> LossAndMetadata:
     """Return -rho * A for each token, rho = exp(log p - log p_old): what PPO clips (arXiv:1707.06347, equation 6).
 
     Nothing keeps the policy near the old one. Where rho is 1, the gradient is that of
-    ``compute_naive_policy_gradient_loss``. log p - log p_old counts as at most 80, as in ``compute_grpo_clip_loss``,
-    and no gradient flows into ``old_log_probs``.
-
-    Args:
-        advantages: (B, 1), or (B, T).
-        policy_log_probs: (B, T), of the policy being trained.
-        old_log_probs: (B, T), of the policy the ratio divides by.
-
-    Returns:
-        The loss (B, T), float32 at least, and ``ratio`` (B, T) without gradient.
-
-    Raises:
-        UserError: a shape is another one.
+    ``compute_naive_policy_gradient_loss``.
     """
-    return unclipped_by_ratio(token_ratio(policy_log_probs, old_log_probs), advantages)
-
-
-def unclipped_by_ratio(ratio_BT: Tensor, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss and metadata of ``compute_unclipped_loss`` for ratios (B, T) of any level."""
-    require_per_rollout("advantages", advantages, ratio_BT)
-    return -ratio_BT * at_least_float32(advantages), {"ratio": ratio_BT.detach()}
+    return compute_policy_gradient_loss(policy_log_probs, "unclipped", None, advantages, old_log_probs)
 
 
 def compute_grpo_clip_loss(
@@ -83,54 +120,31 @@ def compute_grpo_clip_loss(
     *,
     cliprange_high: float | None = None,
     dual_clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> LossAndMetadata:
     """Return the clipped surrogate loss of each token (PPO, arXiv:1707.06347, equation 7; GRPO, arXiv:2402.03300).
 
     -min(rho * A, clip(rho, 1 - cliprange, 1 + cliprange_high) * A) with rho = exp(log p - log p_old). With
     ``dual_clip`` c, tokens with A < 0 lose at most c * |A|: -max(min(...), c * A) (Ye et al. 2020, arXiv:1912.09729).
-    No gradient flows into ``old_log_probs``. log p - log p_old counts as at most 80, where rho is already 5e34, so that
-    a token out of all bounds cannot turn the other gradients into NaN.
 
     Args:
-        advantages: (B, 1), or (B, T).
-        policy_log_probs: (B, T), of the policy being trained.
-        old_log_probs: (B, T), of the policy the ratio divides by.
+        advantages, policy_log_probs, old_log_probs: see the module.
         cliprange: at least 0, how far rho may fall below 1 and, without ``cliprange_high``, rise above it.
         cliprange_high: at least 0, how far rho may rise above 1 (clip-higher, DAPO, arXiv:2503.14476).
-        dual_clip: c, more than 1.
-
-    Returns:
-        The loss (B, T), float32 at least, and without gradient ``ratio`` (B, T) and ``clipped`` (B, T), true where
-        a clip changed the objective; with ``dual_clip`` also ``dual_clipped`` (B, T), those of ``clipped`` that are
-        the second clip's.
+        dual_clip: c, more than 1; with it the metadata have ``dual_clipped``, those of ``clipped`` that are its.
 
     Raises:
         UserError: a shape or a bound is wrong.
     """
-    ratio_BT = token_ratio(policy_log_probs, old_log_probs)
-    return clipped_by_ratio(ratio_BT, advantages, cliprange, cliprange_high, dual_clip)
-
-
-def clipped_by_ratio(
-    ratio_BT: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None, dual_clip: float | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss and metadata of ``compute_grpo_clip_loss`` for ratios (B, T) of any level."""
-    check_clip_options(cliprange, cliprange_high, dual_clip)
-    require_per_rollout("advantages", advantages, ratio_BT)
-    advantages = at_least_float32(advantages)
-    highest = 1 + (cliprange if cliprange_high is None else cliprange_high)
-
-    unclipped_BT = ratio_BT * advantages
-    bounded_BT = ratio_BT.clamp(1 - cliprange, highest) * advantages
-    objective_BT = torch.minimum(unclipped_BT, bounded_BT)
-    clipped_BT = bounded_BT < unclipped_BT
-    metadata = {"ratio": ratio_BT.detach(), "clipped": clipped_BT}
-    if dual_clip is not None:
-        lowest_BT = dual_clip * advantages
-        metadata["dual_clipped"] = (advantages < 0) & (objective_BT < lowest_BT)
-        objective_BT = torch.where(metadata["dual_clipped"], lowest_BT, objective_BT)
-        metadata["clipped"] = clipped_BT | metadata["dual_clipped"]
-    return -objective_BT, metadata
+    return compute_policy_gradient_loss(
+        policy_log_probs,
+        "grpo_clip",
+        None,
+        advantages,
+        old_log_probs,
+        cliprange,
+        cliprange_high=cliprange_high,
+        dual_clip=dual_clip,
+    )
 
 
 def compute_cispo_loss(
@@ -140,42 +154,17 @@ def compute_cispo_loss(
     cliprange: float,
     *,
     cliprange_high: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> LossAndMetadata:
     """Return the CISPO loss of each token (MiniMax-M1, arXiv:2506.13585, equations 4 and 5).
 
     -sg(clip(rho, 1 - cliprange, 1 + cliprange_high)) * A * log p, where sg lets no gradient through. What is clipped is
     the importance weight of REINFORCE, so that every token keeps a gradient, where the clip of
     ``compute_grpo_clip_loss`` takes it from those that moved too far. The paper has no lower bound in its runs:
-    ``cliprange`` 1.
-
-    Args:
-        advantages: (B, 1), or (B, T).
-        policy_log_probs: (B, T), of the policy being trained.
-        old_log_probs: (B, T), of the policy the ratio divides by.
-        cliprange: at least 0, how far the weight may fall below 1 and, without ``cliprange_high``, rise above it.
-        cliprange_high: at least 0, how far the weight may rise above 1.
-
-    Returns:
-        The loss (B, T), float32 at least, and without gradient ``ratio`` (B, T) before the clip and ``clipped`` (B, T),
-        true where the weight is not the ratio.
-
-    Raises:
-        UserError: a shape or a bound is wrong.
+    ``cliprange`` 1. ``clipped`` is true where the weight is not the ratio.
     """
-    ratio_BT = token_ratio(policy_log_probs, old_log_probs)
-    return cispo_by_ratio(ratio_BT, advantages, policy_log_probs, cliprange, cliprange_high)
-
-
-def cispo_by_ratio(
-    ratio_BT: Tensor, advantages: Tensor, policy_log_probs: Tensor, cliprange: float, cliprange_high: float | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss and metadata of ``compute_cispo_loss`` for ratios (B, T) of any level."""
-    check_clip_options(cliprange, cliprange_high, None)
-    require_per_rollout("advantages", advantages, policy_log_probs)
-    ratio_BT = ratio_BT.detach()
-    weights_BT = ratio_BT.clamp(1 - cliprange, 1 + (cliprange if cliprange_high is None else cliprange_high))
-    loss_BT = -weights_BT * at_least_float32(advantages) * at_least_float32(policy_log_probs)
-    return loss_BT, {"ratio": ratio_BT, "clipped": weights_BT != ratio_BT}
+    return compute_policy_gradient_loss(
+        policy_log_probs, "cispo", None, advantages, old_log_probs, cliprange, cliprange_high=cliprange_high
+    )
 
 
 def compute_policy_gradient_loss(
@@ -188,72 +177,40 @@ def compute_policy_gradient_loss(
     *,
     cliprange_high: float | None = None,
     dual_clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> LossAndMetadata:
     """Return the per-token loss of the named type.
 
     Args:
-        policy_log_probs: (B, T), of the policy being trained.
+        policy_log_probs: see the module, as all tensors.
         loss_type: ``no_baseline`` (A = raw reward), ``reinforce_with_baseline`` or ``naive`` (A = advantage),
             ``unclipped``, ``grpo_clip`` or ``cispo``.
-        raw_rewards: (B, 1), needed by ``no_baseline``.
-        advantages: (B, 1), needed by the others.
-        old_log_probs: (B, T), needed by ``unclipped``, ``grpo_clip`` and ``cispo``.
+        raw_rewards: needed by ``no_baseline``.
+        advantages: needed by the others.
+        old_log_probs: needed by ``unclipped``, ``grpo_clip`` and ``cispo``.
         cliprange: needed by ``grpo_clip`` and ``cispo``.
-        cliprange_high: see ``compute_grpo_clip_loss`` and ``compute_cispo_loss``.
-        dual_clip: see ``compute_grpo_clip_loss``.
-
-    Returns:
-        The loss (B, T) and the metadata of ``compute_grpo_clip_loss``, ``compute_cispo_loss`` or
-        ``compute_unclipped_loss``, or none.
+        cliprange_high, dual_clip: of these; see ``compute_grpo_clip_loss``.
 
     Raises:
-        UserError: the type is unknown, or an argument that it needs is missing.
+        UserError: the type is unknown, a shape or a bound is wrong, or an argument that the type needs is missing.
     """
-    if loss_type == "no_baseline":
-        rewards = _needed("raw_rewards", raw_rewards, loss_type)
-        return compute_naive_policy_gradient_loss(rewards, policy_log_probs), {}
-    if loss_type in ("reinforce_with_baseline", "naive"):
-        advantages = _needed("advantages", advantages, loss_type)
-        return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-    if loss_type == "unclipped":
-        return compute_unclipped_loss(
-            _needed("advantages", advantages, loss_type),
-            policy_log_probs,
-            _needed("old_log_probs", old_log_probs, loss_type),
-        )
-    if loss_type == "grpo_clip":
-        return compute_grpo_clip_loss(
-            _needed("advantages", advantages, loss_type),
-            policy_log_probs,
-            _needed("old_log_probs", old_log_probs, loss_type),
-            _needed("cliprange", cliprange, loss_type),
-            cliprange_high=cliprange_high,
-            dual_clip=dual_clip,
-        )
-    if loss_type == "cispo":
-        return compute_cispo_loss(
-            _needed("advantages", advantages, loss_type),
-            policy_log_probs,
-            _needed("old_log_probs", old_log_probs, loss_type),
-            _needed("cliprange", cliprange, loss_type),
-            cliprange_high=cliprange_high,
-        )
-    raise unknown_choice("loss_type", loss_type, get_args(LossType))
+    everything = torch.ones_like(policy_log_probs, dtype=torch.bool)
+    tokens = TokenBatch(policy_log_probs, everything, raw_rewards, advantages, old_log_probs)
+    return _with_clip(tokens, loss_type, cliprange, cliprange_high, dual_clip)
 
 
-def check_clip_options(cliprange: float, cliprange_high: float | None, dual_clip: float | None) -> None:
-    """Raise UserError for a negative clip range, or a dual clip that is not above 1."""
-    for name, value in (("cliprange", cliprange), ("cliprange_high", cliprange_high)):
-        if value is not None and not value >= 0:
-            raise UserError(f"{name} is {value}, it must be at least 0", where=name, fix=f"set {name} to 0.2")
+def _with_clip(
+    tokens: TokenBatch, loss_type: str, cliprange: float | None, cliprange_high: float | None, dual_clip: float | None
+) -> LossAndMetadata:
+    for name, bound in (("cliprange", cliprange), ("cliprange_high", cliprange_high)):
+        if bound is not None and not bound >= 0:
+            raise UserError(f"{name} is {bound}, it must be at least 0", where=name, fix=f"set {name} to 0.2")
     if dual_clip is not None and not dual_clip > 1:
         raise UserError(f"dual_clip is {dual_clip}, it must be above 1", where="dual_clip", fix="set dual_clip to 3.0")
-
-
-def _needed(name: str, value: _Value | None, loss_type: str) -> _Value:
-    if value is None:
-        raise UserError(f"loss_type {loss_type!r} needs {name}, which is None", where=name, fix=f"pass {name}")
-    return value
+    low = 0.0 if cliprange is None else cliprange
+    loss = token_loss(tokens, loss_type, ClipRange(low, low if cliprange_high is None else cliprange_high, dual_clip))
+    if cliprange is None and "clipped" in loss[1]:
+        raise UserError(f"loss_type {loss_type!r} needs cliprange, which is None", "cliprange", "pass cliprange")
+    return loss
 
 
 def grpo_microbatch_train_step(
@@ -268,7 +225,7 @@ def grpo_microbatch_train_step(
     *,
     cliprange_high: float | None = None,
     dual_clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> LossAndMetadata:
     """Compute the loss of one microbatch and call ``backward`` on it.
 
     The per-token loss is averaged over each response, then over the rollouts, then divided by
@@ -277,44 +234,26 @@ def grpo_microbatch_train_step(
     token adds 0 and still counts among the rollouts (where ``masked_mean`` of nothing would be NaN).
 
     Args:
-        policy_log_probs: (B, T), of the policy being trained, with gradient.
-        response_mask: (B, T), 1 on response tokens, boolean or 0/1.
+        policy_log_probs, response_mask: see the module; the mask boolean or 0/1.
         gradient_accumulation_steps: microbatches in one optimizer step, at least 1.
-        loss_type: see ``compute_policy_gradient_loss``, as all that follow.
-        raw_rewards: (B, 1), needed by ``no_baseline``.
-        advantages: (B, 1), needed by the others.
-        old_log_probs: (B, T), needed by ``unclipped``, ``grpo_clip`` and ``cispo``.
-        cliprange: needed by ``grpo_clip`` and ``cispo``.
-        cliprange_high: see ``compute_grpo_clip_loss`` and ``compute_cispo_loss``.
-        dual_clip: see ``compute_grpo_clip_loss``.
+        loss_type, raw_rewards, advantages, old_log_probs, cliprange, cliprange_high, dual_clip: as of
+            ``compute_policy_gradient_loss``.
 
     Returns:
         The loss, a scalar without gradient, and the per-token metadata of the loss; for ``grpo_clip`` and ``cispo``
         also the scalars ``clip_fraction`` and ``ratio_mean`` over response tokens.
 
     Raises:
-        UserError: a shape is wrong, or an argument that the loss type needs is missing.
+        UserError: as of ``compute_policy_gradient_loss``.
     """
     if gradient_accumulation_steps < 1:
         raise UserError(
             f"gradient_accumulation_steps is {gradient_accumulation_steps}, it must be at least 1",
             where="gradient_accumulation_steps",
         )
-    require_same_shape("response_mask", response_mask, "policy_log_probs", policy_log_probs)
-    loss_BT, metadata = compute_policy_gradient_loss(
-        zero_masked(policy_log_probs, response_mask),
-        loss_type,
-        raw_rewards,
-        advantages,
-        old_log_probs,
-        cliprange,
-        cliprange_high=cliprange_high,
-        dual_clip=dual_clip,
-    )
-    accumulated = gradient_accumulation_steps
-    whole_batch = Denominator(
-        "sequence_mean", accumulated * response_mask.shape[0], accumulated * int(response_mask.bool().sum())
-    )
+    tokens = TokenBatch(policy_log_probs, response_mask, raw_rewards, advantages, old_log_probs)
+    loss_BT, metadata = _with_clip(tokens, loss_type, cliprange, cliprange_high, dual_clip)
+    whole_batch = Denominator("sequence_mean", gradient_accumulation_steps * response_mask.shape[0], 0)
     loss = weighted_sum(loss_BT, whole_batch.token_weights(response_mask))
     torch.autograd.backward(loss)
     if "clipped" in metadata:

@@ -11,6 +11,7 @@ from torch import nn
 
 from harness.core.errors import UserError
 from harness.grpo.masking import unknown_choice
+from harness.settings.optimizer import OptimizerSettings
 
 Decay = Literal["constant", "linear", "cosine"]
 
@@ -63,14 +64,12 @@ class Schedule:
         return self.minimum + (1 - self.minimum) * left
 
 
-def make_optimizer(
-    model: nn.Module, learning_rate: float, betas: tuple[float, float], weight_decay: float
-) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
     """Return AdamW, whose weight decay leaves out parameters of fewer than two dimensions: norms and biases.
 
     Those are the ones that transformers' Trainer leaves out, and so TRL. Embeddings are matrices, and decay in both.
     """
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, learning_rate, betas, fused=True)
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, settings.learning_rate, settings.betas, fused=True)

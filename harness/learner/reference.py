@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from harness.settings.loss import KlSettings
 
 Held = Callable[[Tensor], Tensor]
 """Returns the part of a parameter that this rank holds; see ``Ranks.held``."""
@@ -26,19 +27,6 @@ def copy_weights(policy: nn.Module, into: nn.Module, held: Held) -> None:
         held(parameter).copy_(held(current[name]))
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceUpdates:
-    """When and how far the reference policy follows.
-
-    Attributes:
-        every: training steps between two updates; None keeps the initial policy for ever.
-        alpha: weight of the current policy in an update, above 0; 1 makes the reference the current policy.
-    """
-
-    every: int | None = None
-    alpha: float = 1.0
-
-
 class ReferencePolicy:
     """A copy of the policy that follows it by Polyak averaging (Polyak and Juditsky 1992; TR-DPO, arXiv:2404.09656).
 
@@ -53,7 +41,8 @@ class ReferencePolicy:
 
     Args:
         model: a ``frozen_copy`` of the policy, cut over ranks as the policy is.
-        updates: when and how far it follows.
+        kl: when and how far it follows: never, after each ``reclone_every`` training steps, or by its ``alpha`` after
+            every one.
         held: what this rank holds of a parameter.
 
     Attributes:
@@ -61,11 +50,15 @@ class ReferencePolicy:
         moves: whether it ever follows; else it stays the initial policy.
     """
 
-    def __init__(self, model: nn.Module, updates: ReferenceUpdates, held: Held = lambda parameter: parameter) -> None:
-        self.model, self._updates, self._held = model, updates, held
+    def __init__(self, model: nn.Module, kl: KlSettings, held: Held = lambda parameter: parameter) -> None:
+        self.model, self._held = model, held
+        self._every, self._alpha = kl.reclone_every, 1.0
+        if kl.reference == "polyak":
+            assert kl.alpha is not None  # a rule of the scenario
+            self._every, self._alpha = 1, kl.alpha
         self.averages: dict[str, Tensor] = {}
-        self.moves = updates.every is not None
-        if updates.every is not None and updates.alpha < 1:
+        self.moves = self._every is not None
+        if self.moves and self._alpha < 1:
             self.averages = {
                 name: held(parameter).float()
                 for name, parameter in self.model.named_parameters()
@@ -74,7 +67,7 @@ class ReferencePolicy:
 
     def is_due(self, step: int) -> bool:
         """Whether the reference is updated after this training step, counted from 0."""
-        return self._updates.every is not None and (step + 1) % self._updates.every == 0
+        return self._every is not None and (step + 1) % self._every == 0
 
     @torch.no_grad()
     def follow(self, policy: nn.Module, step: int) -> None:
@@ -85,6 +78,6 @@ class ReferencePolicy:
         for name, whole in self.model.named_parameters():
             parameter = self._held(whole)
             average = self.averages.get(name, parameter)
-            average.lerp_(self._held(current[name]).to(average.dtype), self._updates.alpha)
+            average.lerp_(self._held(current[name]).to(average.dtype), self._alpha)
             if average is not parameter:
                 parameter.copy_(average)

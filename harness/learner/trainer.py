@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +15,17 @@ from torch.optim import Optimizer
 
 from harness.core.errors import Diverged, Interrupted, UserError
 from harness.core.types import Metric, Metrics, RolloutGroup, combine_metrics
-from harness.grpo import (
-    Aggregation,
-    Delta,
-    Denominator,
-    LossOptions,
-    RolloutBatch,
-    Tally,
-    collate,
-    deltas_per_group,
-    kl_tallies,
-    mean_tally,
-    surrogate_loss,
-    to_metrics,
-)
-from harness.grpo.masking import unknown_choice
+from harness.grpo.advantages import deltas_per_group
+from harness.grpo.aggregate import Denominator
+from harness.grpo.batch import RolloutBatch, collate
+from harness.grpo.kl import kl_tallies
+from harness.grpo.loss import OwnLoss, surrogate_loss
+from harness.grpo.tally import Tally, mean_tally, to_metrics
+from harness.grpo.tokens import TokenBatch
 from harness.learner.offload import Offload, movable
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.learner.ranks import Ranks, SingleProcess
-from harness.learner.reference import Held, ReferencePolicy, ReferenceUpdates, copy_weights, frozen_copy
+from harness.learner.reference import Held, ReferencePolicy, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
 from harness.models.scoring import TokenBan
@@ -49,9 +40,8 @@ from harness.scenario.batch_plan import (
 )
 from harness.settings import loss as passes
 from harness.settings.learner import Balance
-
-Proximal = Literal["engine", "recompute"]
-
+from harness.settings.loss import AdvantageSettings, LossSettings
+from harness.settings.optimizer import OptimizerSettings
 
 OF_THE_WHOLE_STEP = (
     "loss",
@@ -66,17 +56,13 @@ OF_THE_WHOLE_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
-    """How a rollout batch is trained on.
+    """How a rollout batch is trained on: sections of the scenario, and what follows from the rest of it.
 
     Attributes:
         group_size: rollouts per prompt; a group may hold fewer, never more.
-        loss, aggregation, constant: see ``harness.grpo``.
-        delta, advantage_eps: what weighs the loss of a rollout, see ``harness.grpo.group_deltas``; a loss of type
-            ``no_baseline`` takes the rewards, whatever ``delta`` is.
-        own_advantage: a plugin in place of ``delta``, see ``harness.learner.plugins.PluginAdvantage``.
-        mask_truncated: leave responses that were cut at ``max_tokens`` out of the loss (overlong filtering, DAPO,
-            arXiv:2503.14476, section 3.4). They stay in their group's mean and standard deviation, and in the number of
-            rollouts that ``sequence_mean`` and ``constant`` divide by, as in TRL's ``mask_truncated_completions``.
+        loss, advantage, optimizer: sections. A loss of type ``no_baseline`` takes the rewards, whatever
+            ``advantage.delta`` is; ``loss.constant`` is a number where it is divided by.
+        own_loss, own_advantage: the user's own, see ``harness.learner.plugins``.
         ban_eos_first: leave the end tokens out of the distributions of so many first tokens of each response, as
             the engine did, so that log-probs are those of the distribution sampled from.
         temperature: of the sampling, so that log-probs are those of the distribution sampled from.
@@ -88,33 +74,20 @@ class TrainerOptions:
             parts; they change memory, not the gradient.
         behaviour_is_engine: true with lag or replay, where the weights that sampled are gone, so that only the engine's
             log-probs speak for the policy that sampled; false where rollouts are of the Learner's current version.
-        proximal: what the ratio divides by if ``behaviour_is_engine``. ``engine``: the engine's log-probs, which leave
-            nothing for ``loss.importance`` to correct. ``recompute``: the Learner's own at the start of the training
-            step, weighted as ``loss.importance`` says; with its mode ``off`` the data stays uncorrected. Otherwise the
-            ratio divides by the Learner's own in either case.
-        monitor_kl: log the drift from the reference and from the previous policy.
-        reference: when and how far the reference policy follows the policy.
-        learning_rate, betas, weight_decay: AdamW; see ``make_optimizer`` for what decays.
-        schedule: the learning rate of each optimizer step, as a share of ``learning_rate``.
-        max_grad_norm: gradients are scaled down to this norm; None leaves them as they are.
+        schedule: the learning rate of each optimizer step, as a share of the optimizer's.
         precision: ``bfloat16`` and ``float16`` train under autocast, with float32 weights; ``float16`` with the loss
             scaled up, so that small gradients do not vanish (Micikevicius et al., arXiv:1710.03740, section 3.2).
         gradient_checkpointing: compute each layer's activations again on the way back, instead of keeping them.
         balance: how several ranks share a minibatch, see ``harness.scenario.batch_plan``.
         group_cost: what ``balance`` reckons with where it is ``cost``.
-
-    Raises:
-        UserError: ``proximal`` is unknown, or the importance weights it leads to would all be 1.
     """
 
     group_size: int
-    loss: LossOptions
-    aggregation: Aggregation = "sequence_mean"
-    constant: int | None = None
-    delta: Delta = "normalized_rewards"
-    advantage_eps: float = 1e-6
+    loss: LossSettings = field(default_factory=LossSettings)
+    advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    own_loss: OwnLoss | None = None
     own_advantage: Callable[..., Tensor] | None = None
-    mask_truncated: bool = False
     ban_eos_first: int = 0
     temperature: float = 1.0
     epochs_per_batch: int = 1
@@ -123,29 +96,11 @@ class TrainerOptions:
     seed: int = 0
     gradient_accumulation_steps: int = 1
     behaviour_is_engine: bool = False
-    proximal: Proximal = "engine"
-    monitor_kl: bool = False
-    reference: ReferenceUpdates = field(default_factory=ReferenceUpdates)
-    learning_rate: float = 1e-5
     schedule: Schedule = field(default_factory=Schedule)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = 1.0
     precision: str = "float32"
     gradient_checkpointing: bool = False
     balance: Balance = "round_robin"
     group_cost: GroupCost = num_tokens
-
-    def __post_init__(self) -> None:
-        if self.proximal not in get_args(Proximal):
-            raise unknown_choice("proximal", self.proximal, get_args(Proximal))
-        if self.old_is_engine and self.loss.importance.mode != "off":
-            raise UserError(
-                f"importance mode is {self.loss.importance.mode!r} with lag or replay and proximal 'engine': the "
-                "weights, proximal / engine, would all be 1",
-                where="proximal",
-                fix="set proximal to 'recompute', or the importance mode to 'off'",
-            )
 
     @property
     def optimizer_steps_per_batch(self) -> int:
@@ -155,25 +110,25 @@ class TrainerOptions:
     @property
     def old_is_engine(self) -> bool:
         """Whether the ratio divides by the engine's log-probs; else by the Learner's own at the start of the step."""
-        return passes.old_is_engine(self.behaviour_is_engine, self.proximal)
+        return passes.old_is_engine(self.behaviour_is_engine, self.loss.proximal)
 
     @property
     def needs_old_log_probs(self) -> bool:
         """Whether the Learner computes the old log-probs; see ``harness.settings.loss``."""
         return passes.needs_old_log_probs(
-            self.behaviour_is_engine, self.proximal, self.optimizer_steps_per_batch, self.monitor_kl
+            self.behaviour_is_engine, self.loss.proximal, self.optimizer_steps_per_batch, self.loss.kl.monitor
         )
 
     @property
     def compares_engine(self) -> bool:
         """Whether the old log-probs are compared with the engine's, for weights, a user's loss or to log the gap."""
         stale = self.behaviour_is_engine and not self.old_is_engine
-        return self.loss.importance.mode != "off" or self.loss.own is not None or stale
+        return self.loss.importance.mode != "off" or self.own_loss is not None or stale
 
     @property
     def needs_reference(self) -> bool:
         """Whether a reference policy is kept."""
-        return passes.needs_reference(self.monitor_kl, self.loss.kl_coefficient)
+        return passes.needs_reference(self.loss.kl.monitor, self.loss.kl.coefficient)
 
 
 @dataclass
@@ -284,15 +239,15 @@ class PolicyTrainer:
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
         # what is cut over ranks cannot be copied; one copy at a time is whole
-        previous = self._frozen_copy() if options.monitor_kl else None
+        previous = self._frozen_copy() if options.loss.kl.monitor else None
         reference = self._frozen_copy() if options.needs_reference else None
         if options.gradient_checkpointing:
             checkpoint_layers(model)
-        make = partial(make_optimizer, model, options.learning_rate, options.betas, options.weight_decay)
+        make = partial(make_optimizer, model, options.optimizer)
         self._scoring, self._optimizer = self._ranks.wrap_trained(ScoringModel(model), make)
         self._previous, self._reference_scoring, self._reference = previous, reference, None
         if reference is not None:
-            self._reference = ReferencePolicy(policy_in(reference), options.reference, self._ranks.held)
+            self._reference = ReferencePolicy(policy_in(reference), options.loss.kl, self._ranks.held)
         self._device = next(model.parameters()).device
         self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
         self._last_good = "none, this is the first one"
@@ -369,7 +324,7 @@ class PolicyTrainer:
         held = np.flatnonzero(here_B.numpy())
         if len(numbers) < len(held):
             rollouts = rollouts.rows(torch.from_numpy(np.searchsorted(held, numbers)))
-        if self.options.mask_truncated:
+        if self.options.loss.mask_truncated:
             truncated_B = truncated_B[numbers]
             rollouts = replace(rollouts, response_mask_BT=rollouts.response_mask_BT & ~truncated_B[:, None])
         rollouts = rollouts.to(self._device)
@@ -434,7 +389,7 @@ class PolicyTrainer:
         ((part,),), before = batch.plan.epochs, self._accumulated
         own = self._denominator(part)
         if before is None:
-            before = Accumulated(replace(own, num_sequences=0, num_tokens=0), 0.0, {}, {}, ())
+            before = Accumulated(replace(own, num_sequences=0, num_tokens=0, num_prompts=0), 0.0, {}, {}, ())
         denominator = own + before.denominator
         share = before.denominator.counted / denominator.counted
         for parameter in self.model.parameters():
@@ -528,8 +483,9 @@ class PolicyTrainer:
                 f"a group has {max(sizes)} rewards, group_size is {self.options.group_size}", where="groups"
             )
         if self.options.own_advantage is None:
-            delta: Delta = "rewards" if self.options.loss.type == "no_baseline" else self.options.delta
-            return deltas_per_group(rewards, delta, self.options.advantage_eps)
+            advantage, loss_type = self.options.advantage, self.options.loss.type
+            delta = "rewards" if loss_type == "no_baseline" else advantage.delta_for(loss_type)
+            return deltas_per_group(rewards, delta, advantage.eps)
         if len(sizes) != 1:
             raise UserError(f"the groups have {sorted(sizes)} rewards; a user's own advantage takes equal groups")
         rewards_PG = torch.tensor(rewards, dtype=torch.float64)
@@ -564,7 +520,7 @@ class PolicyTrainer:
         in_loss_B = batch.rollouts.response_mask_BT.any(dim=1)[home_B]
         weighed_B = in_loss_B & (batch.rollouts.advantages_B1[home_B, 0] != 0)
         shares = {"advantage/nonzero_fraction": weighed_B}
-        if self.options.mask_truncated:
+        if self.options.loss.mask_truncated:
             shares["loss_mask/truncated_fraction"] = ~in_loss_B
         return batch.drift | {
             name: Metric(float(rows_B.float().mean()), count=len(rows_B)) for name, rows_B in shares.items()
@@ -583,7 +539,7 @@ class PolicyTrainer:
         ``gradients`` accumulates the gradient and returns what ``_gradients`` does. A gradient that float16 cannot hold
         is computed again with half the loss scale.
         """
-        learning_rate = self.options.learning_rate * self.options.schedule.share(number)
+        learning_rate = self.options.optimizer.learning_rate * self.options.schedule.share(number)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         loss, metrics = gradients()
@@ -616,12 +572,13 @@ class PolicyTrainer:
     def _gradient_norm(self) -> float:
         """Return the norm of the gradient, which is clipped to ``max_grad_norm``."""
         self._loss_scale.unscale_(self._optimizer)
-        largest_norm = math.inf if self.options.max_grad_norm is None else self.options.max_grad_norm
-        return self._ranks.clip_gradients(self.model.parameters(), largest_norm)
+        largest_norm = self.options.optimizer.max_grad_norm
+        return self._ranks.clip_gradients(self.model.parameters(), math.inf if largest_norm is None else largest_norm)
 
     def _denominator(self, minibatch: OptimizerStepPlan) -> Denominator:
-        options = self.options
-        return Denominator(options.aggregation, minibatch.num_sequences, minibatch.num_tokens, options.constant)
+        loss = self.options.loss
+        sizes = minibatch.num_sequences, minibatch.num_tokens
+        return Denominator(loss.aggregation, *sizes, loss.constant, minibatch.num_groups)
 
     def _gradients(
         self, batch: PreparedBatch, minibatch: OptimizerStepPlan, denominator: Denominator, where: str
@@ -639,7 +596,12 @@ class PolicyTrainer:
                     self._backward_of_nothing(batch)
                     continue
                 micro = batch.rows(numbers)
-                share, metrics = self._backward(micro, denominator.token_weights(micro.response_mask_BT))
+                group_tokens_B = None
+                if denominator.aggregation == "prompt_mean":
+                    in_groups = minibatch.group_tokens_P[batch.plan.group_B[numbers]]
+                    group_tokens_B = torch.from_numpy(in_groups).to(self._device)
+                weights_BT = denominator.token_weights(micro.response_mask_BT, group_tokens_B)
+                share, metrics = self._backward(micro, weights_BT)
             loss += share
             parts.append(metrics)
         return float(self._ranks.total(loss)), combine_metrics(parts)
@@ -656,18 +618,17 @@ class PolicyTrainer:
         same weights, and as ``off_policy/kl`` with lag or replay.
         """
         log_probs_BT, entropy_BT = self._log_probs(self._scoring, micro, with_entropy=True)
-        loss, tallies = surrogate_loss(
+        tokens = TokenBatch(
             log_probs_BT,
             micro.response_mask_BT,
-            weights_BT,
-            self.options.loss,
-            rewards_B1=micro.rewards_B[:, None],
-            advantages_B1=micro.advantages_B1,
-            old_log_probs_BT=log_probs_BT.detach() if micro.old_log_probs_BT is None else micro.old_log_probs_BT,
-            reference_log_probs_BT=micro.reference_log_probs_BT,
-            entropy_BT=entropy_BT,
-            engine_log_probs_BT=micro.engine_log_probs_BT if self.options.compares_engine else None,
+            raw_rewards=micro.rewards_B[:, None],
+            advantages=micro.advantages_B1,
+            old_log_probs=log_probs_BT.detach() if micro.old_log_probs_BT is None else micro.old_log_probs_BT,
+            reference_log_probs=micro.reference_log_probs_BT,
+            engine_log_probs=micro.engine_log_probs_BT if self.options.compares_engine else None,
+            entropy=entropy_BT,
         )
+        loss, tallies = surrogate_loss(tokens, weights_BT, self.options.loss, self.options.own_loss)
         if self.options.behaviour_is_engine and self.options.compares_engine:
             gap = tallies.pop("engine_mismatch/kl")
             if not self.options.old_is_engine:
@@ -728,7 +689,7 @@ def plan_training_step(
         np.array([group.prompt_length or 0 for group in groups]),
         np.array([length for group in groups for length in group.lengths]),
         np.arange(len(groups)).repeat(sizes),
-        ~_truncated(groups).numpy() if options.mask_truncated else np.ones(sum(sizes), dtype=np.bool_),
+        ~_truncated(groups).numpy() if options.loss.mask_truncated else np.ones(sum(sizes), dtype=np.bool_),
     )
     return plan_batch(
         lengths,

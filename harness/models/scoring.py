@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.models.layers import widen
+from harness.grpo.log_probs import entropy_of, log_softmax, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +54,13 @@ def score_tokens(
     Returns:
         Log-probabilities (M,), and entropies (M,) or None.
     """
-    logits_MV = widen(logits_MV)
-    if temperature != 1.0:
-        logits_MV = logits_MV / temperature
     if banned_EM is not None:
         logits_MV = ban_tokens(logits_MV, banned_EM)
-    all_log_probs_MV = logits_MV.log_softmax(-1)
-    log_probs_M = all_log_probs_MV.gather(-1, token_ids_M[:, None])[:, 0]
-    if not with_entropy:
-        return log_probs_M, None
-    if entropy_gradient:
-        entropy_M: Tensor = _EntropyWithGradient.apply(all_log_probs_MV)
-        return log_probs_M, entropy_M
-    return log_probs_M, _entropy(all_log_probs_MV.detach())
+    all_log_probs_MV = log_softmax(logits_MV, temperature)
+    entropy_M = None
+    if with_entropy:
+        entropy_M = entropy_of(all_log_probs_MV if entropy_gradient else all_log_probs_MV.detach())
+    return select(all_log_probs_MV, token_ids_M), entropy_M
 
 
 def ban_tokens(
@@ -119,29 +112,6 @@ def check_batch(
     _require(not outside, f"prompt_index {outside[:1]} is outside 0..{prompts - 1}")
     mask = response_mask_BT.bool()
     _require(bool((mask[:, 1:] <= mask[:, :-1]).all()), "response_mask has a 1 after a 0: ones must come first")
-
-
-def _entropy(log_probs_MV: Tensor) -> Tensor:
-    """H = -sum(p log p); a token of probability 0 adds nothing, where 0 * -inf would be NaN."""
-    return log_probs_MV.exp().mul_(_finite(log_probs_MV)).sum(-1).neg_()
-
-
-def _finite(log_probs_MV: Tensor) -> Tensor:
-    return log_probs_MV.clamp(min=torch.finfo(log_probs_MV.dtype).min)
-
-
-class _EntropyWithGradient(torch.autograd.Function):
-    """H of log-probs (M, V) with dH / dlog p = -p (1 + log p); keeps the log-probs only, which log-softmax does too."""
-
-    @staticmethod
-    def forward(ctx: Any, log_probs_MV: Tensor) -> Tensor:
-        ctx.save_for_backward(log_probs_MV)
-        return _entropy(log_probs_MV)
-
-    @staticmethod
-    def backward(ctx: Any, gradient_M: Tensor) -> Tensor:
-        (log_probs_MV,) = ctx.saved_tensors
-        return log_probs_MV.exp().mul_(_finite(log_probs_MV).add_(1)).mul_(-gradient_M[:, None])
 
 
 def _require(holds: bool, message: str) -> None:

@@ -22,7 +22,6 @@ from harness.engines.stop_strings import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
 from harness.learner.optimizer import Schedule
 from harness.learner.plugins import PluginAdvantage, PluginLoss
-from harness.learner.reference import ReferenceUpdates
 from harness.run.data_files import fields_of
 from harness.run.devices import resolve_device
 from harness.run.fitting import FittingTask, context_of
@@ -42,7 +41,6 @@ from harness.scenario import Scenario
 from harness.scenario.batch_plan import num_tokens
 from harness.scenario.derived import in_shards, mesh_shape, microbatches, offloaded, zero_stage
 from harness.scenario.loop_plan import rank_lanes
-from harness.settings.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
 
@@ -328,36 +326,18 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
     Raises:
         UserError: a plugin of loss or advantage cannot be used.
     """
-    from harness.grpo import LossOptions
-    from harness.grpo.importance import ImportanceOptions
     from harness.models.flops import group_flops
     from harness.run.memory.shape import shape_for
 
-    loss, kl, optimizer = scenario.loss, scenario.loss.kl, scenario.optimizer
-    weights = loss.importance
-    plugin_loss, plugin_advantage = plugin_functions(scenario)
-    delta, shape = scenario.advantage.delta_for(loss.type), shape_for(scenario)[0]
+    optimizer, shape = scenario.optimizer, shape_for(scenario)[0]
+    own_loss, own_advantage = plugin_functions(scenario)
     return TrainerOptions(
         group_size=scenario.group_size,
-        loss=LossOptions(
-            loss.type,
-            loss.cliprange,
-            loss.cliprange_high,
-            loss.dual_clip,
-            kl.coefficient,
-            kl.estimator,
-            ImportanceOptions(weights.mode, weights.level, weights.cap, weights.floor),
-            loss.ratio_level,
-            kl.weighted_by_ratio,
-            loss.entropy_coefficient,
-            plugin_loss,
-        ),
-        aggregation=loss.aggregation,
-        constant=scenario.loss_constant,
-        delta="rewards" if delta == "own" else delta,
-        advantage_eps=scenario.advantage.eps,
-        own_advantage=plugin_advantage,
-        mask_truncated=loss.mask_truncated,
+        loss=scenario.loss.model_copy(update={"constant": scenario.loss_constant}),
+        advantage=scenario.advantage,
+        optimizer=optimizer,
+        own_loss=own_loss,
+        own_advantage=own_advantage,
         ban_eos_first=scenario.banned_eos_tokens,
         temperature=scenario.sampling.temperature,
         epochs_per_batch=scenario.epochs_per_batch,
@@ -366,31 +346,17 @@ def trainer_options(scenario: Scenario) -> TrainerOptions:
         seed=scenario.seed,
         gradient_accumulation_steps=microbatches(scenario),
         behaviour_is_engine=scenario.behaviour_is_older,
-        proximal=loss.proximal,
-        monitor_kl=kl.monitor,
-        reference=_reference_updates(kl),
-        learning_rate=optimizer.learning_rate,
         schedule=Schedule(
             optimizer.schedule,
             scenario.warmup_optimizer_steps,
             scenario.num_optimizer_steps,
             optimizer.min_learning_rate_ratio,
         ),
-        betas=optimizer.betas,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
         precision=scenario.model.precision,
+        gradient_checkpointing=getattr(scenario.model, "gradient_checkpointing", False),
         balance=scenario.learner.balance,
         group_cost=num_tokens if shape is None else partial(group_flops, shape),
-        gradient_checkpointing=getattr(scenario.model, "gradient_checkpointing", False),
     )
-
-
-def _reference_updates(kl: KlSettings) -> ReferenceUpdates:
-    if kl.reference == "polyak":
-        assert kl.alpha is not None  # a rule of the scenario
-        return ReferenceUpdates(1, kl.alpha)
-    return ReferenceUpdates(kl.reclone_every)
 
 
 def mismatch_bound(scenario: Scenario) -> float | None:

@@ -57,11 +57,15 @@ class OptimizerStepPlan:
             of weight 0, in which the rank takes part in the collectives and adds nothing.
         num_sequences: rows of all ranks.
         num_tokens: their response tokens in the loss.
+        num_groups: groups that these rows are of, whole or in part.
+        group_tokens_P: their response tokens in the loss, by the group's number in the rollout batch.
     """
 
     microbatches: tuple[tuple[Rows, ...], ...]
     num_sequences: int
     num_tokens: int
+    num_groups: int
+    group_tokens_P: Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +147,18 @@ def plan_batch(
             costs.append(tokens[-1] if price is num_tokens else [_price_of(share, lengths, price) for share in shares])
             pieces = [np.array_split(share, microbatches) for share in shares]
             most = max(sum(len(piece) > 0 for piece in of_rank) for of_rank in pieces)
-            in_loss = lengths.responses_B[rows][lengths.in_loss_B[rows]]
-            steps.append(OptimizerStepPlan(tuple(tuple(p[:most]) for p in pieces), len(rows), int(in_loss.sum())))
+            in_loss, groups = lengths.responses_B[rows] * lengths.in_loss_B[rows], lengths.group_B[rows]
+            group_tokens_P = np.zeros(len(lengths.prompts_P), dtype=np.int64)
+            np.add.at(group_tokens_P, groups, in_loss)
+            steps.append(
+                OptimizerStepPlan(
+                    microbatches=tuple(tuple(p[:most]) for p in pieces),
+                    num_sequences=len(rows),
+                    num_tokens=int(in_loss.sum()),
+                    num_groups=len(np.unique(groups)),
+                    group_tokens_P=group_tokens_P,
+                )
+            )
         passes.append(tuple(steps))
     in_steps = np.array(tokens)
     imbalance = float(in_steps.max(axis=1).sum() / in_steps.mean(axis=1).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,9 @@ Delta = Literal[
     "batch_whitened_rewards",
     "own",
 ]
+
+
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 FunctionName = Annotated[str, Field(pattern=FUNCTION)]
@@ -60,7 +64,7 @@ class KlSettings(Section):
 
     coefficient: NotNegative = 0.0
     """Weight of the KL term in the loss; 0 leaves it out."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: KlEstimator = "k3"
     """With d = log p - log q, k1 = d, k2 = d*d/2, k3 = exp(-d) - 1 + d; as a loss k1 has an expected gradient of 0."""
     weighted_by_ratio: bool = False
     """Multiply the KL in the loss by the ratio, with gradient: then k1's and k3's is the KL's own, off-policy too."""
@@ -72,6 +76,15 @@ class KlSettings(Section):
     """For `polyak`: reference <- (1 - alpha) * reference + alpha * policy, in float32."""
     monitor: bool = False
     """Measure the KL to the reference and to the previous policy at each training step."""
+
+
+USUAL_BOUNDS = {
+    "off": (0.0, math.inf),
+    "tis": (0.0, 2.0),  # the cap of Yao et al. 2025
+    "icepop": (0.5, 5.0),  # of NeMo-RL's docs/guides/prorlv2.md, as the next one
+    "seq-mask-tis": (0.999, 1.002),
+}
+"""Smallest and largest ratio of each mode, where none is set."""
 
 
 class ImportanceSettings(Section):
@@ -86,6 +99,12 @@ class ImportanceSettings(Section):
     floor: Annotated[Annotated[float, Field(ge=0, le=1)] | None, HoldsFor(_bounds_of)] = None
     """Lower bound; null: 0.5 for `icepop`, 0.999 (of the geometric mean) for `seq-mask-tis`; `tis` has none."""
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Smallest and largest ratio: as set, else the mode's own."""
+        floor, cap = USUAL_BOUNDS[self.mode]
+        return (floor if self.floor is None else self.floor, cap if self.cap is None else self.cap)
+
 
 class LossSettings(Section):
     """The policy-gradient loss."""
@@ -96,8 +115,9 @@ class LossSettings(Section):
     """Your loss for `type: own`, as `package.module:function`; its arguments are in docs/losses.md."""
     ratio_level: Literal["token", "sequence"] = "token"
     """The ratio of each token, or of its whole response: the geometric mean of its tokens' (GSPO)."""
-    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
-    """Mean over each response then over responses; one mean over all tokens; or sums over a constant (Dr. GRPO)."""
+    aggregation: Literal["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"] = "sequence_mean"
+    """Mean or sum over each response, then mean over responses; one mean over all tokens; mean over the tokens of each
+    group, then over groups; or sums over a constant (Dr. GRPO)."""
     constant: AtLeast1 | None = None
     """Divisor of `aggregation: constant`; null takes sampling.max_tokens."""
     cliprange: Annotated[Annotated[float, Field(ge=0, le=1)] | None, HoldsFor(_clip_of)] = None
@@ -118,6 +138,14 @@ class LossSettings(Section):
     """With lag or replay, what the ratio divides by: the engine's log-probs, or the Learner's at the step's start."""
     importance: Annotated[ImportanceSettings, EmptyIfNull] = ImportanceSettings()
     """Importance sampling: weights that correct for an engine or a policy that differs from the Learner's."""
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far the ratio may fall below 1 and rise above it: as set, else the type's own."""
+        low, high = usual_clip_range(self.type, self.ratio_level)
+        if self.cliprange is not None:
+            low = high = self.cliprange
+        return low, high if self.cliprange_high is None else self.cliprange_high
 
 
 class AdvantageSettings(Section):

@@ -35,7 +35,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from harness.core.checkpoints import begin, commit, newest_whole
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.checkpoint import LearnerState
 from harness.models.config import ModelConfig
@@ -56,7 +55,7 @@ class Learner:
     """A trainer after its first step, as the optimizer knows it: random gradients."""
 
     def __init__(self, megabytes: int) -> None:
-        options = TrainerOptions(group_size=2, loss=LossOptions("grpo_clip"))
+        options = TrainerOptions(group_size=2)
         self.trainer = PolicyTrainer(DecoderLM(SHAPES[megabytes], seed=0), 0, options)
         state = self.trainer.state
         for parameter in state.policy.parameters():

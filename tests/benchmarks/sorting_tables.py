@@ -178,7 +178,7 @@ def print_kl(run: Run, rollouts: int = 30) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from harness.grpo import exact_kl, kl_estimate
+    from harness.grpo.kl import exact_kl, kl_estimate
     from harness.models.sorting import SortingModel, sorting_policy
 
     def log_probs(weights: dict[str, torch.Tensor]) -> torch.Tensor:

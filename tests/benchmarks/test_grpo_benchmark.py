@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from harness.grpo import (
-    LossOptions,
-    group_advantages,
-    log_probs_and_entropy,
-    log_probs_from_logits,
-    loss_denominator,
-    surrogate_loss,
-)
+from harness.grpo.advantages import group_advantages
+from harness.grpo.aggregate import loss_denominator
+from harness.grpo.log_probs import entropy_of, log_probs_from_logits, log_softmax, select
+from harness.grpo.loss import surrogate_loss
+from harness.grpo.tokens import TokenBatch
+from harness.settings.loss import LossSettings
 
 SHAPES = [(64, 32), (256, 1024)]
 
@@ -39,7 +37,7 @@ def test_clip_loss_forward_and_backward(benchmark, rows, width):
     def step():
         log_probs.grad = None
         loss, _ = surrogate_loss(
-            log_probs, mask, weights, LossOptions(), advantages_B1=advantages, old_log_probs_BT=old
+            TokenBatch(log_probs, mask, advantages=advantages, old_log_probs=old), weights, LossSettings()
         )
         loss.backward()
         return loss.item()
@@ -59,7 +57,9 @@ def test_log_probs_from_logits(benchmark, rows, width, vocabulary, with_entropy)
     def step():
         logits.grad = None
         if with_entropy:
-            log_probs, _ = log_probs_and_entropy(logits, labels)
+            all_log_probs = log_softmax(logits)
+            log_probs = select(all_log_probs, labels)
+            entropy_of(all_log_probs.detach())
         else:
             log_probs = log_probs_from_logits(logits, labels)
         log_probs.sum().backward()

@@ -10,12 +10,13 @@ from harness.core.protocols import Engine
 from harness.core.types import GroupData, Prompt, RolloutGroup, SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import NativeEngine, native_engine
-from harness.grpo import LossOptions, RolloutBatch, collate
+from harness.grpo.batch import RolloutBatch, collate
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.policy import padded_response_log_probs, policy_log_probs
 from harness.models.tokenizer import train_tokenizer
+from harness.settings.optimizer import OptimizerSettings
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 SHAPE = dataclasses.replace(
@@ -119,7 +120,7 @@ def test_they_agree_within_min_tokens_where_several_tokens_end_a_response(make) 
     ]
     gaps = []
     for banned in (ends, ends[:2]):
-        options = TrainerOptions(GROUP_SIZE, LossOptions(), temperature=0.7, ban_eos_first=6)
+        options = TrainerOptions(group_size=GROUP_SIZE, temperature=0.7, ban_eos_first=6)
         trainer = PolicyTrainer(model, TOKENIZER.pad_token_id, options, ends=banned)
         batch = trainer.prepare(rewarded(groups))
         trainer.compute_old_log_probs(batch)
@@ -132,7 +133,9 @@ def test_after_an_update_they_agree_again_once_the_weights_are_published(tempera
     """The engine's are the old policy's log-probs until it has the new weights, which is what a lag means."""
     model = spread(DecoderLM(SHAPE))
     engine = native_engine(model, TOKENIZER)
-    options = TrainerOptions(GROUP_SIZE, LossOptions(), temperature=temperature, learning_rate=1e-2)
+    options = TrainerOptions(
+        group_size=GROUP_SIZE, temperature=temperature, optimizer=OptimizerSettings(learning_rate=0.01)
+    )
     trainer = PolicyTrainer(model, TOKENIZER.pad_token_id, options)
 
     def gap() -> float:

@@ -14,10 +14,10 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import Completion, GroupData, Prompt, Purpose, RolloutGroup, SamplingParams, WorkItem
 from harness.engines.paced import SLICE_S, PacedEngine, PacedTokenizer
-from harness.grpo import LossOptions
 from harness.learner import TrainerOptions
 from harness.learner.paced import PacedTrainer, made_up_weights
 from harness.run.workers import GeneratorWorker, LearnerWorker
+from harness.settings.loss import KlSettings, LossSettings
 from harness.transports.checksum import checksum
 from harness.transports.in_process import InProcessTransport
 
@@ -59,7 +59,7 @@ def paced(clock, generate_s=0.5, spread=0.0, prompts_per_batch=4, should_stop=No
 
 
 def options(**fields):
-    return TrainerOptions(2, LossOptions(), **fields)
+    return TrainerOptions(group_size=2, **fields)
 
 
 # The engine
@@ -266,7 +266,9 @@ class OnePrompt:
 def test_the_workers_run_with_them():
     clock, transport = Clock(), InProcessTransport(snapshot=True)
     tracer = RecordingTracer(lambda: round(clock() * 1e9))
-    trainer = PacedTrainer(0.4, 0.01, 2, options(epochs_per_batch=2, monitor_kl=True), sleep=clock.sleep)
+    trainer = PacedTrainer(
+        0.4, 0.01, 2, options(epochs_per_batch=2, loss=LossSettings(kl=KlSettings(monitor=True))), sleep=clock.sleep
+    )
     learner = LearnerWorker(trainer, transport, tracer=tracer, verify=True)
     engine = PacedEngine(0.5, 0.0, 1, sleep=clock.sleep, clock=clock)
     generator = GeneratorWorker(

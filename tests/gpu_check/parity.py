@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harness.core.types import Completion, GroupData, Prompt, RolloutGroup, SamplingParams
 from harness.engines.native import Precision, native_engine
 from harness.engines.sampling import draw
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
@@ -230,7 +229,7 @@ def _engine_and_learner(make: Callable[[], nn.Module], precision: Precision, rep
     """The engine's log-probs against the Learner's and the CPU's, and a training step against the CPU's in float32."""
     name, model, on_cpu = f"{MODELS[make]}, {precision}", make().to(DEVICE), make()
     engine = native_engine(model, TOKENIZER, precision=precision, device=DEVICE)
-    options = TrainerOptions(group_size=4, loss=LossOptions(), precision=precision)
+    options = TrainerOptions(group_size=4, precision=precision)
     learner = PolicyTrainer(model, TOKENIZER.pad_token_id, options)
     sampled = engine.generate(PROMPTS, 4, SamplingParams(max_tokens=24), 7)
     report.check(f"engine against Learner, {name}", _gap(learner.log_probs_of, sampled), LOG_PROBS[precision])

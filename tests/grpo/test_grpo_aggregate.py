@@ -8,16 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UserError
-from harness.grpo import (
-    Denominator,
-    LossOptions,
-    log_probs_from_logits,
-    loss_denominator,
-    masked_mean,
-    masked_normalize,
-    surrogate_loss,
-    weighted_sum,
-)
+from harness.grpo import masked_mean, masked_normalize
+from harness.grpo.aggregate import Denominator, loss_denominator, prompt_tokens, weighted_sum
+from harness.grpo.log_probs import log_probs_from_logits
+from harness.grpo.loss import surrogate_loss
+from harness.grpo.tokens import TokenBatch
+from harness.settings.loss import KlSettings, LossSettings
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]])  # 4 and 7 tokens
@@ -27,39 +23,73 @@ MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]])  # 4 and 7 t
     ("aggregation", "constant", "short", "long"),
     [
         ("sequence_mean", None, 1 / 8, 1 / 14),  # 1 / (2 * 4), 1 / (2 * 7)
+        ("sequence_sum", None, 1 / 2, 1 / 2),  # 2 rollouts
         ("token_mean", None, 1 / 11, 1 / 11),  # 4 + 7 tokens
+        ("prompt_mean", None, 1 / 8, 1 / 14),  # 1 / (2 groups * 4), 1 / (2 * 7)
         ("constant", 10, 1 / 20, 1 / 20),  # 1 / (2 * 10)
     ],
 )
 def test_token_weights(aggregation, constant, short, long):
-    denominator = loss_denominator(MASK, aggregation, constant)
-    assert denominator == Denominator(aggregation, 2, 11, constant)
-    weights = denominator.token_weights(MASK)
+    denominator = loss_denominator(MASK, aggregation, constant, prompt_index_B=torch.arange(2))
+    assert denominator == Denominator(aggregation, 2, 11, constant, num_prompts=2)
+    tokens = prompt_tokens(MASK, torch.arange(2))
+    weights = denominator.token_weights(MASK, tokens)
     assert weights[0].tolist() == pytest.approx([short] * 4 + [0.0] * 3)
     assert weights[1].tolist() == pytest.approx([long] * 7)
-    assert torch.equal(denominator.token_weights(MASK[:1, :5]), weights[:1, :5])  # a trimmed microbatch: same weights
+    assert torch.equal(
+        denominator.token_weights(MASK[:1, :5], tokens[:1]), weights[:1, :5]
+    )  # a trimmed microbatch: same weights
 
 
 def test_aggregations_agree_with_the_masked_functions():
     loss = torch.arange(14.0).reshape(2, 7).square()
-    of = {name: weighted_sum(loss, loss_denominator(MASK, name, 10).token_weights(MASK)).item() for name in NAMES}
+    names = ("sequence_mean", "token_mean", "constant")
+    of = {name: weighted_sum(loss, loss_denominator(MASK, name, 10).token_weights(MASK)).item() for name in names}
     assert of["sequence_mean"] == pytest.approx(masked_mean(loss, MASK, dim=1).mean().item())
     assert of["token_mean"] == pytest.approx(masked_mean(loss, MASK).item())
     assert of["constant"] == pytest.approx(masked_normalize(loss, MASK, 10, dim=1).mean().item())
     assert len({round(value, 3) for value in of.values()}) == 3
 
 
-NAMES = ["sequence_mean", "token_mean", "constant"]
+def test_prompt_mean_is_a_mean_over_groups_of_the_mean_over_their_tokens():
+    """Losses 1 2 | 3 of group 0 and 10 of group 1: (6 / 3 + 10) / 2 = 6, where the mean over tokens is 16 / 4 = 4, that
+    over responses (1.5 + 3 + 10) / 3 = 29 / 6, and the mean of the sums (3 + 3 + 10) / 3 = 16 / 3."""
+    loss = torch.tensor([[1.0, 2.0], [3.0, 9.0], [10.0, 9.0]])
+    mask, prompts = torch.tensor([[1, 1], [1, 0], [1, 0]]), torch.tensor([0, 0, 1])
+    tokens = prompt_tokens(mask, prompts)
+    assert tokens.tolist() == [3, 3, 1]
+    found = {
+        name: weighted_sum(loss, loss_denominator(mask, name, 4, prompts).token_weights(mask, tokens)).item()
+        for name in NAMES
+    }
+    assert found == pytest.approx(
+        {"sequence_mean": 29 / 6, "sequence_sum": 16 / 3, "token_mean": 4.0, "prompt_mean": 6.0, "constant": 4 / 3}
+    )
+    two = [loss_denominator(mask[rows], "prompt_mean", None, prompts[rows]) for rows in ([0, 1], [2])]
+    assert two[0] + two[1] == loss_denominator(mask, "prompt_mean", None, prompts)
+    with pytest.raises(UserError, match="needs prompt_tokens_B"):
+        two[0].token_weights(mask)
+
+
+NAMES = ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"]
 
 
 @pytest.mark.parametrize("aggregation", NAMES)
 def test_an_empty_response_adds_nothing_and_still_counts(aggregation):
     mask = torch.tensor([[1, 1], [0, 0]])
-    weights = loss_denominator(mask, aggregation, 4).token_weights(mask)
-    first = {"sequence_mean": 1 / 4, "token_mean": 1 / 2, "constant": 1 / 8}[aggregation]
+    prompts = torch.arange(2)
+    weights = loss_denominator(mask, aggregation, 4, prompts).token_weights(mask, prompt_tokens(mask, prompts))
+    first = {
+        "sequence_mean": 1 / 4,
+        "sequence_sum": 1 / 2,
+        "token_mean": 1 / 2,
+        "prompt_mean": 1 / 4,
+        "constant": 1 / 8,
+    }[aggregation]
     assert weights.tolist() == [[first, first], [0.0, 0.0]]
     nothing = torch.zeros(2, 2)
-    assert loss_denominator(nothing, aggregation, 4).token_weights(nothing).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    none = loss_denominator(nothing, aggregation, 4, prompts).token_weights(nothing, prompt_tokens(nothing, prompts))
+    assert none.tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -78,6 +108,7 @@ def rollouts(num_rows, width, seed):
         "features": torch.randn(num_rows, width, 4, generator=random),
         "labels": torch.randint(0, 6, (num_rows, width), generator=random),
         "mask": torch.arange(width) < lengths[:, None],
+        "prompts": torch.randint(0, 3, (num_rows,), generator=random),
         "advantages": torch.randn(num_rows, 1, generator=random),
         "old": -torch.rand(num_rows, width, generator=random) * 3,
         "reference": -torch.rand(num_rows, width, generator=random) * 3,
@@ -87,19 +118,22 @@ def rollouts(num_rows, width, seed):
 def weight_gradient(batch, splits, aggregation, options):
     """Return the loss and its gradient by a linear model's weight, summed over the microbatches."""
     weight = torch.linspace(-1, 1, 24).reshape(4, 6).requires_grad_()
-    denominator = loss_denominator(batch["mask"], aggregation, 5)
+    denominator = loss_denominator(batch["mask"], aggregation, 5, batch["prompts"])
+    tokens = prompt_tokens(batch["mask"], batch["prompts"])
     total = 0.0
     for rows in splits:
         part = {name: tensor[rows] for name, tensor in batch.items()}
         loss, _ = surrogate_loss(
-            log_probs_from_logits(part["features"] @ weight, part["labels"]),
-            part["mask"],
-            denominator.token_weights(part["mask"]),
+            TokenBatch(
+                log_probs_from_logits(part["features"] @ weight, part["labels"]),
+                part["mask"],
+                raw_rewards=part["advantages"],
+                advantages=part["advantages"],
+                old_log_probs=part["old"],
+                reference_log_probs=part["reference"],
+            ),
+            denominator.token_weights(part["mask"], tokens[rows]),
             options,
-            rewards_B1=part["advantages"],
-            advantages_B1=part["advantages"],
-            old_log_probs_BT=part["old"],
-            reference_log_probs_BT=part["reference"],
         )
         loss.backward()
         total += loss.item()
@@ -118,11 +152,11 @@ def weight_gradient(batch, splits, aggregation, options):
 def test_any_split_gives_the_gradient_of_the_big_batch(owners, width, seed, aggregation, loss_type, kl_coefficient):
     """Rows go to up to 4 microbatches of any sizes, in any order."""
     batch = rollouts(len(owners), width, seed)
-    options = LossOptions(
-        "grpo_clip" if loss_type == "gspo" else loss_type,
+    options = LossSettings(
+        type="grpo_clip" if loss_type == "gspo" else loss_type,
         ratio_level="sequence" if loss_type == "gspo" else "token",
         dual_clip=3.0,
-        kl_coefficient=kl_coefficient,
+        kl=KlSettings(coefficient=kl_coefficient),
     )
     splits = [[row for row, owner in enumerate(owners) if owner == part] for part in set(owners)]
     whole_loss, whole_gradient = weight_gradient(batch, [list(range(len(owners)))], aggregation, options)
@@ -137,8 +171,8 @@ def test_shuffling_the_rollouts_changes_nothing(order, seed, aggregation):
     batch = rollouts(6, 4, seed)
     shuffled = {name: tensor[list(order)] for name, tensor in batch.items()}
     everything = [list(range(6))]
-    loss, gradient = weight_gradient(batch, everything, aggregation, LossOptions())
-    other_loss, other_gradient = weight_gradient(shuffled, everything, aggregation, LossOptions())
+    loss, gradient = weight_gradient(batch, everything, aggregation, LossSettings())
+    other_loss, other_gradient = weight_gradient(shuffled, everything, aggregation, LossSettings())
     assert other_loss == pytest.approx(loss, abs=1e-5, rel=1e-5)
     assert (other_gradient - gradient).abs().max().item() <= 1e-6 * max(1.0, gradient.abs().max().item())
 

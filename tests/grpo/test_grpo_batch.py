@@ -8,7 +8,7 @@ import torch
 
 from harness.core.errors import UserError
 from harness.core.types import Completion, GroupData, Prompt
-from harness.grpo import RolloutBatch, collate
+from harness.grpo.batch import RolloutBatch, collate
 
 PAD = 9
 
@@ -46,7 +46,11 @@ def test_collate_by_hand():
     assert batch.engine_log_probs_BT[3].tolist() == [0.0] * 4
     assert batch.rewards_B.tolist() == [1.0, 0.0, 2.0, 1.0, 0.0]
     assert batch.advantages_B1.tolist() == [[0.5], [-0.5], [1.0], [0.0], [-1.0]]
-    assert (batch.num_rollouts, batch.num_prompts, batch.num_response_tokens) == (5, 2, 8)  # 2 + 1 + 4 + 0 + 1
+    assert (batch.num_rollouts, len(batch.prompt_ids_PL), int(batch.response_mask_BT.sum())) == (
+        5,
+        2,
+        8,
+    )  # 2 + 1 + 4 + 0 + 1
     assert (batch.old_log_probs_BT, batch.reference_log_probs_BT) == (None, None)
 
 
@@ -87,7 +91,7 @@ def test_rows_come_in_the_order_asked_for_across_prompts():
 def test_rows_of_only_empty_responses_keep_one_column():
     cut = batch_by_hand().rows([3])
     assert cut.response_ids_BT.tolist() == [[PAD]]
-    assert cut.num_response_tokens == 0
+    assert int(cut.response_mask_BT.sum()) == 0
 
 
 def test_rows_take_the_optional_log_probs_along():
@@ -101,7 +105,7 @@ def test_rows_take_the_optional_log_probs_along():
 def test_every_token_is_in_exactly_one_part_of_a_split():
     batch = batch_by_hand()
     parts = [batch.rows(rows) for rows in ([0, 3], [1], [2, 4])]
-    assert [part.num_response_tokens for part in parts] == [2, 1, 5]
+    assert [int(part.response_mask_BT.sum()) for part in parts] == [2, 1, 5]
     tokens = sorted(token for part in parts for token in part.response_ids_BT[part.response_mask_BT].tolist())
     assert tokens == sorted(batch.response_ids_BT[batch.response_mask_BT].tolist())
 
@@ -117,7 +121,7 @@ def test_to_moves_every_tensor():
 def test_all_responses_empty():
     batch = collate([group([1], [], [])], [(0.0, 0.0)], PAD, torch.zeros(2))
     assert batch.response_ids_BT.tolist() == [[PAD], [PAD]]
-    assert batch.num_response_tokens == 0
+    assert int(batch.response_mask_BT.sum()) == 0
 
 
 def test_bad_input_is_refused():

@@ -7,18 +7,16 @@ import torch
 
 from harness.core.errors import UserError
 from harness.grpo import (
-    Delta,
-    LossOptions,
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
     compute_unclipped_loss,
-    deltas_per_group,
-    group_advantages,
-    group_deltas,
-    loss_denominator,
-    surrogate_loss,
 )
+from harness.grpo.advantages import deltas_per_group, group_advantages, group_deltas
+from harness.grpo.aggregate import loss_denominator
+from harness.grpo.loss import surrogate_loss
+from harness.grpo.tokens import TokenBatch
+from harness.settings.loss import Delta, KlSettings, LossSettings
 
 # group 1: mean 3, squares 4 + 0 + 4 + 4 + 4 = 16 over 4 (unbiased), std 2; its maximum 5 comes twice
 # group 2: all equal
@@ -155,12 +153,9 @@ def test_the_kl_penalty_is_the_sources_over_the_length() -> None:
     weights = loss_denominator(mask).token_weights(mask)
     source = 0.1 * (torch.exp(log_q - log_p) - (log_q - log_p) - 1).sum(dim=-1).mean()
     ours, tallies = surrogate_loss(
-        log_p,
-        mask,
+        TokenBatch(log_p, mask, advantages=torch.zeros(4, 1), reference_log_probs=log_q),
         weights,
-        LossOptions("naive", kl_coefficient=0.3),
-        advantages_B1=torch.zeros(4, 1),
-        reference_log_probs_BT=log_q,
+        LossSettings(type="naive", kl=KlSettings(coefficient=0.3)),
     )
     assert ours.item() == pytest.approx(source.item(), rel=1e-5)
     assert 0.3 * float(tallies["kl/penalty"].value / 12) == pytest.approx(source.item(), rel=1e-5)
@@ -172,7 +167,9 @@ def test_the_mean_over_all_positions_is_the_sources_aggregation() -> None:
     deltas = torch.tensor([[1.0], [-2.0], [0.5], [3.0]])
     mask = torch.ones(4, 3, dtype=torch.bool)
     loss, _ = surrogate_loss(
-        log_p, mask, loss_denominator(mask).token_weights(mask), LossOptions("naive"), advantages_B1=deltas
+        TokenBatch(log_p, mask, advantages=deltas),
+        loss_denominator(mask).token_weights(mask),
+        LossSettings(type="naive"),
     )
     assert loss.item() == pytest.approx(-(log_p * deltas).mean().item(), rel=1e-6)
 
@@ -180,12 +177,9 @@ def test_the_mean_over_all_positions_is_the_sources_aggregation() -> None:
 def test_the_ratio_of_the_unclipped_loss_is_logged() -> None:
     mask = torch.ones(2, 2, dtype=torch.bool)
     _, tallies = surrogate_loss(
-        NEW,
-        mask,
+        TokenBatch(NEW, mask, advantages=DELTAS, old_log_probs=OLD),
         loss_denominator(mask).token_weights(mask),
-        LossOptions("unclipped"),
-        advantages_B1=DELTAS,
-        old_log_probs_BT=OLD,
+        LossSettings(type="unclipped"),
     )
     assert sorted(tallies) == ["ratio/max", "ratio/mean"]
     assert float(tallies["ratio/mean"].value / tallies["ratio/mean"].count) == pytest.approx(1.25)

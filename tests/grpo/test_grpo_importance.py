@@ -1,25 +1,28 @@
 """Importance weights proximal / engine: every mode and level by hand, their expectations, refusals."""
 
 import math
-from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from harness.core.errors import UserError
 from harness.core.types import Metric
-from harness.grpo import ImportanceOptions, importance_weights, to_metrics
+from harness.grpo.importance import importance_weights
+from harness.grpo.tally import to_metrics
+from harness.grpo.tokens import TokenBatch
+from harness.settings.loss import ImportanceSettings
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 EVERY_OPTION = [
-    ImportanceOptions("off"),
-    ImportanceOptions("tis"),
-    ImportanceOptions("tis", "sequence"),
-    ImportanceOptions("icepop"),
-    ImportanceOptions("icepop", "sequence"),
-    ImportanceOptions("seq-mask-tis"),
+    ImportanceSettings(mode="off"),
+    ImportanceSettings(mode="tis"),
+    ImportanceSettings(mode="tis", level="sequence"),
+    ImportanceSettings(mode="icepop"),
+    ImportanceSettings(mode="icepop", level="sequence"),
+    ImportanceSettings(mode="seq-mask-tis"),
 ]
 # Ratios of three responses of 3, 2 and 1 tokens, and an empty one. Products 4 * 0.5 * 1.5 = 3, 0.25 * 0.5 = 0.125 and
 # 1.5; geometric means 3 ** (1 / 3) = 1.442, 0.125 ** (1 / 2) = 0.354 and 1.5.
@@ -31,7 +34,9 @@ SIX_TOKENS = 6
 
 
 def figures(options, proximal=PROXIMAL, engine=ENGINE, mask=MASK):
-    weights, tallies = importance_weights(proximal, engine, mask, options)
+    weights, tallies = importance_weights(
+        TokenBatch(proximal, mask, old_log_probs=proximal, engine_log_probs=engine), options
+    )
     return weights, to_metrics(tallies)
 
 
@@ -48,7 +53,7 @@ def figures(options, proximal=PROXIMAL, engine=ENGINE, mask=MASK):
     ],
 )
 def test_every_mode_by_hand(mode, level, expected, mean, largest, truncated, masked):
-    weights, metrics = figures(ImportanceOptions(mode, level, cap=2.5, floor=0.4))
+    weights, metrics = figures(ImportanceSettings(mode=mode, level=level, cap=2.5, floor=0.4))
     torch.testing.assert_close(weights, torch.tensor([*expected, [0, 0, 0]], dtype=torch.float32))
     # KL, k3: mean of w - 1 - log w, with the product of all six ratios 3 * 0.125 * 1.5 = 0.5625
     gap = (8.25 - SIX_TOKENS - math.log(0.5625)) / SIX_TOKENS
@@ -62,7 +67,7 @@ def test_every_mode_by_hand(mode, level, expected, mean, largest, truncated, mas
 
 
 def test_off_weighs_every_token_alike_and_reports_the_gap_only():
-    weights, metrics = figures(ImportanceOptions())
+    weights, metrics = figures(ImportanceSettings())
     assert weights.tolist() == MASK.tolist()
     assert list(metrics) == ["engine_mismatch/kl"]
 
@@ -72,11 +77,11 @@ def test_the_geometric_mean_leaves_out_by_the_token_and_the_product_by_the_respo
     mask = torch.zeros(2, 20, dtype=torch.bool)
     mask[0, 0], mask[1, :] = True, True
     proximal, engine = torch.full((2, 20), math.log(1.1)), torch.zeros(2, 20)
-    by_response, metrics = figures(ImportanceOptions("icepop", "sequence"), proximal, engine, mask)
+    by_response, metrics = figures(ImportanceSettings(mode="icepop", level="sequence"), proximal, engine, mask)
     assert by_response[0, 0].item() == pytest.approx(1.1)
     assert by_response[1].tolist() == [0.0] * 20
     assert metrics["importance/max"].value == pytest.approx(6.7275, abs=1e-4)
-    by_token, metrics = figures(ImportanceOptions("seq-mask-tis", cap=2.0, floor=0.5), proximal, engine, mask)
+    by_token, metrics = figures(ImportanceSettings(mode="seq-mask-tis", cap=2.0, floor=0.5), proximal, engine, mask)
     assert by_token[mask].tolist() == pytest.approx([1.1] * 21)
     assert metrics["importance/masked_fraction"].value == 0.0
 
@@ -90,7 +95,7 @@ def test_the_expectations_of_a_known_pair_of_policies():
     tokens = torch.tensor([[0] * 5 + [1] * 3 + [2] * 2])
     engine = torch.tensor([0.5, 0.3, 0.2]).log()[tokens]
     proximal = torch.tensor([0.4, 0.4, 0.2]).log()[tokens]
-    weights, metrics = figures(ImportanceOptions("tis"), proximal, engine, torch.ones(1, 10))
+    weights, metrics = figures(ImportanceSettings(mode="tis"), proximal, engine, torch.ones(1, 10))
     assert (weights * (tokens + 1)).mean().item() == pytest.approx(1.8)
     assert metrics["importance/mean"].value == pytest.approx(1.0)
     assert metrics["importance/max"].value == pytest.approx(4 / 3)
@@ -103,9 +108,9 @@ def test_the_expectations_of_a_known_pair_of_policies():
     [("tis", (0.0, 2.0)), ("icepop", (0.5, 5.0)), ("seq-mask-tis", (0.999, 1.002))],
 )
 def test_every_mode_has_bounds_of_its_own(mode, bounds):
-    assert ImportanceOptions(mode).bounds == bounds
-    assert ImportanceOptions(mode, cap=3.0).bounds == (bounds[0], 3.0)
-    assert ImportanceOptions(mode, floor=0.25).bounds == (0.25, bounds[1])
+    assert ImportanceSettings(mode=mode).bounds == bounds
+    assert ImportanceSettings(mode=mode, cap=3.0).bounds == (bounds[0], 3.0)
+    assert ImportanceSettings(mode=mode, floor=0.25).bounds == (0.25, bounds[1])
 
 
 def test_seq_mask_tis_masks_a_response_in_which_one_token_is_far_off():
@@ -115,18 +120,20 @@ def test_seq_mask_tis_masks_a_response_in_which_one_token_is_far_off():
     log_ratio = torch.zeros(2, 64)
     log_ratio[0, 5] = 8.0  # e ** 8 = 2981
     log_ratio[1, 5] = 64 * math.log(1.001)
-    weights, metrics = figures(ImportanceOptions("seq-mask-tis"), log_ratio, torch.zeros(2, 64), torch.ones(2, 64))
+    weights, metrics = figures(
+        ImportanceSettings(mode="seq-mask-tis"), log_ratio, torch.zeros(2, 64), torch.ones(2, 64)
+    )
     assert weights[0].tolist() == [0.0] * 64
     assert weights[1, 5].item() == pytest.approx(1.001**64)  # not truncated
     assert metrics["importance/masked_fraction"].value == 0.5
-    wide = ImportanceOptions("seq-mask-tis", cap=2.0, floor=0.5)
+    wide = ImportanceSettings(mode="seq-mask-tis", cap=2.0, floor=0.5)
     assert figures(wide, log_ratio, torch.zeros(2, 64), torch.ones(2, 64))[0].max().item() == pytest.approx(2980.958)
 
 
 @pytest.mark.parametrize("options", EVERY_OPTION)
 @pytest.mark.parametrize("bound", [2.0, 1.0])
 def test_equal_policies_give_exactly_one(options, bound):
-    options = ImportanceOptions(options.mode, options.level, cap=bound, floor=1 / bound)
+    options = ImportanceSettings(mode=options.mode, level=options.level, cap=bound, floor=1 / bound)
     weights, metrics = figures(options, ENGINE, ENGINE)
     assert weights.tolist() == MASK.tolist()
     assert metrics["engine_mismatch/kl"].value == 0.0
@@ -138,15 +145,31 @@ def test_equal_policies_give_exactly_one(options, bound):
 @pytest.mark.parametrize("options", EVERY_OPTION)
 def test_no_gradient_reaches_either_policy(options):
     proximal, engine = PROXIMAL.clone().requires_grad_(), ENGINE.clone().requires_grad_()
-    weights, tallies = importance_weights(proximal, engine, MASK, options)
+    weights, tallies = importance_weights(
+        TokenBatch(proximal, MASK, old_log_probs=proximal, engine_log_probs=engine), options
+    )
     assert not weights.requires_grad
     assert [name for name, tally in tallies.items() if tally.value.requires_grad] == []
 
 
 @pytest.mark.parametrize("options", EVERY_OPTION)
 def test_half_precision_is_computed_in_float32_and_float64_in_its_own(options):
-    assert importance_weights(PROXIMAL.bfloat16(), ENGINE.bfloat16(), MASK, options)[0].dtype == torch.float32
-    assert importance_weights(PROXIMAL.double(), ENGINE.double(), MASK, options)[0].dtype == torch.float64
+    assert (
+        importance_weights(
+            TokenBatch(
+                PROXIMAL.bfloat16(), MASK, old_log_probs=PROXIMAL.bfloat16(), engine_log_probs=ENGINE.bfloat16()
+            ),
+            options,
+        )[0].dtype
+        == torch.float32
+    )
+    assert (
+        importance_weights(
+            TokenBatch(PROXIMAL.double(), MASK, old_log_probs=PROXIMAL.double(), engine_log_probs=ENGINE.double()),
+            options,
+        )[0].dtype
+        == torch.float64
+    )
 
 
 @PROPERTY
@@ -165,7 +188,15 @@ def test_rows_weigh_alike_alone_and_together_and_masked_tokens_never_matter(seed
     assert torch.equal(poisoned[0], together)
     assert poisoned[1] == metrics
     for row in range(4):
-        alone = importance_weights(proximal[row, None], engine[row, None], mask[row, None], options)[0]
+        alone = importance_weights(
+            TokenBatch(
+                proximal[row, None],
+                mask[row, None],
+                old_log_probs=proximal[row, None],
+                engine_log_probs=engine[row, None],
+            ),
+            options,
+        )[0]
         torch.testing.assert_close(alone, together[row, None])
     assert together[~mask].tolist() == [0.0] * int((~mask).sum())
     floor, cap = options.bounds
@@ -180,11 +211,11 @@ def test_rows_weigh_alike_alone_and_together_and_masked_tokens_never_matter(seed
     ("options", "expected"),
     # the first token's log ratio is 300, and counts as 80 in a ratio; it puts the geometric mean out of range too
     [
-        (ImportanceOptions("tis"), [2.0, 1.0]),
-        (ImportanceOptions("tis", "sequence"), [2.0, 2.0]),
-        (ImportanceOptions("icepop"), [0.0, 1.0]),
-        (ImportanceOptions("icepop", "sequence"), [0.0, 0.0]),
-        (ImportanceOptions("seq-mask-tis"), [0.0, 0.0]),
+        (ImportanceSettings(mode="tis"), [2.0, 1.0]),
+        (ImportanceSettings(mode="tis", level="sequence"), [2.0, 2.0]),
+        (ImportanceSettings(mode="icepop"), [0.0, 1.0]),
+        (ImportanceSettings(mode="icepop", level="sequence"), [0.0, 0.0]),
+        (ImportanceSettings(mode="seq-mask-tis"), [0.0, 0.0]),
     ],
 )
 def test_a_ratio_out_of_all_bounds_stays_finite(options, expected):
@@ -204,34 +235,23 @@ def test_a_log_prob_that_is_no_number_is_not_masked_away(options):
 
 
 def test_shapes_are_checked():
-    with pytest.raises(UserError, match=r"engine_log_probs has shape \(4, 2\) and proximal_log_probs has shape"):
-        importance_weights(PROXIMAL, ENGINE[:, :2], MASK, ImportanceOptions("tis"))
+    with pytest.raises(UserError, match=r"engine_log_probs has shape \(4, 2\) and policy_log_probs has shape"):
+        TokenBatch(PROXIMAL, MASK, engine_log_probs=ENGINE[:, :2])
     with pytest.raises(UserError, match=r"response_mask has shape \(3, 3\)"):
-        importance_weights(PROXIMAL, ENGINE, MASK[:3], ImportanceOptions("tis"))
-    with pytest.raises(UserError, match=r"proximal_log_probs has shape \(3,\), expected two dimensions"):
-        importance_weights(PROXIMAL[0], ENGINE[0], MASK[0], ImportanceOptions("tis"))
+        TokenBatch(PROXIMAL, MASK[:3])
+    with pytest.raises(UserError, match=r"policy_log_probs has shape \(3,\), expected two dimensions"):
+        TokenBatch(PROXIMAL[0], MASK[0])
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "mis"}, "mode is 'mis', expected one of off, tis, icepop, seq-mask-tis"),
-        ({"level": "group"}, "level is 'group', expected one of token, sequence"),
-        ({"cap": 0.9}, "cap is 0.9, it must be at least 1"),
-        ({"cap": math.nan}, "cap is nan"),
-        ({"floor": -0.1}, "floor is -0.1, it must be from 0 to 1"),
-        ({"floor": 1.1}, "floor is 1.1"),
-        ({"floor": math.nan}, "floor is nan"),
-        ({"mode": "seq-mask-tis", "level": "sequence"}, "level is 'sequence' with mode 'seq-mask-tis'"),
-    ],
+    "options",
+    [{"mode": "mis"}, {"level": "group"}, {"cap": 0.9}, {"cap": math.nan}, {"floor": -0.1}, {"floor": 1.1}],
 )
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        ImportanceOptions(**options)
+def test_bad_settings_are_refused(options):
+    with pytest.raises(ValidationError) as error:
+        ImportanceSettings.model_validate(options)
+    assert [each["loc"][0] for each in error.value.errors()] == list(options)
 
 
-def test_options_are_frozen_and_off_by_default():
-    options = ImportanceOptions()
-    assert options == ImportanceOptions("off", "token", None, None)
-    with pytest.raises(FrozenInstanceError):
-        options.mode = "tis"
+def test_importance_is_off_by_default():
+    assert ImportanceSettings() == ImportanceSettings(mode="off", level="token", cap=None, floor=None)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from harness.core.errors import UserError
 from harness.core.types import Metric
-from harness.grpo import exact_kl, kl_estimate, kl_tallies, to_metrics
+from harness.grpo.kl import exact_kl, kl_estimate, kl_tallies
+from harness.grpo.tally import to_metrics
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

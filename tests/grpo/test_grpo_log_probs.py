@@ -8,7 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.core.errors import UserError
-from harness.grpo import compute_entropy, get_response_log_probs, log_probs_and_entropy, log_probs_from_logits
+from harness.grpo import compute_entropy, get_response_log_probs
+from harness.grpo.log_probs import entropy_of, log_probs_from_logits, log_softmax, select
 
 LOGITS = torch.tensor([[[0.0, 0.0], [math.log(3.0), 0.0]]])  # (1, 2, 2): probabilities 1/2, 1/2 and 3/4, 1/4
 LABELS = torch.tensor([[1, 0]])
@@ -144,17 +145,14 @@ def kept_for_backward(compute):
 
 def test_one_tensor_of_the_vocabulary_s_size_is_kept_for_backward():
     labels = torch.zeros(4, 8, dtype=torch.long)
+
+    def with_entropy(logits):
+        log_probs = log_softmax(logits)
+        return select(log_probs, labels), entropy_of(log_probs)
+
     assert kept_for_backward(lambda logits: log_probs_from_logits(logits, labels)) == 1
-    assert kept_for_backward(lambda logits: log_probs_and_entropy(logits, labels)) == 1
-    assert kept_for_backward(compute_entropy) > 1  # the entropy with gradient costs more
-
-
-def test_log_probs_and_entropy_from_one_softmax():
-    logits = LOGITS.clone().requires_grad_()
-    log_probs, entropy = log_probs_and_entropy(logits, LABELS, 0.5)
-    assert torch.equal(log_probs, log_probs_from_logits(LOGITS, LABELS, 0.5))
-    assert torch.equal(entropy, compute_entropy(LOGITS / 0.5))
-    assert (log_probs.requires_grad, entropy.requires_grad) == (True, False)
+    assert kept_for_backward(with_entropy) == 1
+    assert kept_for_backward(compute_entropy) == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from harness.core.errors import UserError
-from harness.grpo import masked_mean, masked_normalize, zero_masked
+from harness.grpo import masked_mean, masked_normalize
+from harness.grpo.masking import zero_masked
 
 VALUES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 MASK = torch.tensor([[1, 1, 0], [0, 0, 1]])

@@ -6,11 +6,16 @@ from itertools import product
 import pytest
 import torch
 
-from harness.grpo import ImportanceOptions, LossOptions, deltas_per_group, loss_denominator, surrogate_loss
+from harness.grpo.advantages import deltas_per_group
+from harness.grpo.aggregate import loss_denominator, prompt_tokens
+from harness.grpo.loss import surrogate_loss
+from harness.grpo.tokens import TokenBatch
+from harness.settings.loss import ImportanceSettings, KlSettings, LossSettings
 
 NAN = math.nan
 ROWS, WIDTH = 4, 5
 LENGTHS = (5, 3, 1, 0)
+PROMPTS = (0, 1, 0, 1)
 LOSSES = [
     ("no_baseline", "token"),
     ("naive", "token"),
@@ -22,12 +27,12 @@ LOSSES = [
     ("cispo", "sequence"),
 ]
 IMPORTANCE = [
-    ImportanceOptions("off"),
-    ImportanceOptions("tis"),
-    ImportanceOptions("tis", "sequence"),
-    ImportanceOptions("icepop", cap=1.5),
-    ImportanceOptions("icepop", "sequence"),
-    ImportanceOptions("seq-mask-tis", cap=1.2, floor=0.8),
+    ImportanceSettings(mode="off"),
+    ImportanceSettings(mode="tis"),
+    ImportanceSettings(mode="tis", level="sequence"),
+    ImportanceSettings(mode="icepop", cap=1.5),
+    ImportanceSettings(mode="icepop", level="sequence"),
+    ImportanceSettings(mode="seq-mask-tis", cap=1.2, floor=0.8),
 ]
 KL = [
     (0.0, "k3", False),
@@ -102,8 +107,8 @@ def token_loss(options, row, token, current, case):
             loss = -min(max(held, 1 - low), 1 + high) * advantage * current[token]
     loss *= importance_weight(options.importance, row, token, case)
     gap = current[token] - case.rows["reference"][row][token]
-    kl = {"k1": gap, "k2": gap * gap / 2, "k3": math.exp(-gap) - 1 + gap}[options.kl_estimator]
-    loss += options.kl_coefficient * kl * (token_ratio if options.kl_weighted_by_ratio else 1.0)
+    kl = {"k1": gap, "k2": gap * gap / 2, "k3": math.exp(-gap) - 1 + gap}[options.kl.estimator]
+    loss += options.kl.coefficient * kl * (token_ratio if options.kl.weighted_by_ratio else 1.0)
     return loss - options.entropy_coefficient * case.rows["entropy"][row][token]
 
 
@@ -111,10 +116,17 @@ def row_loss(options, aggregation, row, current, case):
     """The share of one row in the batch's loss."""
     divisor = {
         "sequence_mean": ROWS * max(LENGTHS[row], 1),
+        "sequence_sum": ROWS,
         "token_mean": sum(LENGTHS),
+        "prompt_mean": 2 * sum(LENGTHS[other] for other in range(ROWS) if PROMPTS[other] == PROMPTS[row]),
         "constant": ROWS * 8,
     }[aggregation]
     return sum(token_loss(options, row, token, current, case) for token in range(LENGTHS[row])) / divisor
+
+
+def weights_of(mask, aggregation):
+    prompts = torch.tensor(PROMPTS)
+    return loss_denominator(mask, aggregation, 8, prompts).token_weights(mask, prompt_tokens(mask, prompts))
 
 
 def derivative(options, aggregation, row, token, case, step=1e-5):
@@ -127,38 +139,37 @@ def derivative(options, aggregation, row, token, case, step=1e-5):
     return (values[0] - values[1]) / (2 * step)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 @pytest.mark.parametrize(("loss_type", "level"), LOSSES)
 def test_value_and_gradient_are_those_of_loops_over_tokens(loss_type, level, aggregation):
     compared = 0
     for number, (importance, (coefficient, estimator, weighted)) in enumerate(product(IMPORTANCE, KL)):
         case = Case(number)
-        options = LossOptions(
-            loss_type,
-            # the types' own ranges in every third case; GSPO's own is so narrow that it clips nearly every response
+        options = LossSettings(
+            type=loss_type,
             cliprange=None if number % 3 == 0 else 0.15,
             cliprange_high=None if number % 3 == 0 else 0.25,
             dual_clip=1.3 if loss_type == "grpo_clip" and number % 2 else None,
-            kl_coefficient=coefficient,
-            kl_estimator=estimator,
             importance=importance,
             ratio_level=level,
-            kl_weighted_by_ratio=weighted,
             entropy_coefficient=0.2 if number % 2 else 0.0,
+            kl=KlSettings(coefficient=coefficient, estimator=estimator, weighted_by_ratio=weighted),
         )
         log_probs = case.tensors["log_probs"].clone().requires_grad_()
         entropy = case.tensors["entropy"].clone().requires_grad_()
         loss, tallies = surrogate_loss(
-            log_probs,
-            case.mask,
-            loss_denominator(case.mask, aggregation, 8).token_weights(case.mask),
+            TokenBatch(
+                log_probs,
+                case.mask,
+                raw_rewards=case.rewards,
+                advantages=case.advantages,
+                old_log_probs=case.tensors["old"],
+                reference_log_probs=case.tensors["reference"],
+                entropy=entropy,
+                engine_log_probs=case.tensors["engine"],
+            ),
+            weights_of(case.mask, aggregation),
             options,
-            rewards_B1=case.rewards,
-            advantages_B1=case.advantages,
-            old_log_probs_BT=case.tensors["old"],
-            reference_log_probs_BT=case.tensors["reference"],
-            entropy_BT=entropy,
-            engine_log_probs_BT=case.tensors["engine"],
         )
         loss.backward()
         rows = [row_loss(options, aggregation, row, case.rows["log_probs"][row], case) for row in range(ROWS)]
@@ -168,7 +179,7 @@ def test_value_and_gradient_are_those_of_loops_over_tokens(loss_type, level, agg
             assert log_probs.grad[row, :length].tolist() == pytest.approx(slopes, abs=1e-6)
             assert log_probs.grad[row, length:].tolist() == [0.0] * (WIDTH - length)
         if options.entropy_coefficient:
-            shares = loss_denominator(case.mask, aggregation, 8).token_weights(case.mask)
+            shares = weights_of(case.mask, aggregation)
             assert entropy.grad.flatten().tolist() == pytest.approx((-0.2 * shares).flatten().tolist(), abs=1e-9)
         else:
             assert entropy.grad is None
@@ -182,14 +193,11 @@ def test_gspo_clips_whole_responses_and_reports_so(level):
     """Ratios of the tokens 1.5 and 1 / 1.5 (mean 1), and 1.2 three times (mean 1.2), of responses with A = 1."""
     ratios = torch.tensor([[1.5, 1 / 1.5, 9.0], [1.2, 1.2, 1.2]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    options = LossOptions("grpo_clip", cliprange=0.1, ratio_level=level)
+    options = LossSettings(type="grpo_clip", cliprange=0.1, ratio_level=level)
     loss, tallies = surrogate_loss(
-        ratios.log(),
-        mask,
+        TokenBatch(ratios.log(), mask, advantages=torch.ones(2, 1), old_log_probs=torch.zeros(2, 3)),
         loss_denominator(mask).token_weights(mask),
         options,
-        advantages_B1=torch.ones(2, 1),
-        old_log_probs_BT=torch.zeros(2, 3),
     )
     clipped = tallies["clip_fraction"]
     if level == "sequence":
@@ -203,12 +211,12 @@ def test_gspo_clips_whole_responses_and_reports_so(level):
 @pytest.mark.parametrize(
     ("options", "clip_range"),
     [
-        (LossOptions(), (0.2, 0.2)),  # PPO, arXiv:1707.06347
-        (LossOptions(ratio_level="sequence"), (3e-4, 4e-4)),  # GSPO, arXiv:2507.18071, section 5.1
-        (LossOptions("cispo"), (1.0, 4.0)),  # weights from 0 to 5
-        (LossOptions("cispo", cliprange=0.3), (0.3, 0.3)),
-        (LossOptions("cispo", cliprange_high=2.0), (1.0, 2.0)),
-        (LossOptions(cliprange=0.1, cliprange_high=0.28), (0.1, 0.28)),
+        (LossSettings(), (0.2, 0.2)),  # PPO, arXiv:1707.06347
+        (LossSettings(ratio_level="sequence"), (3e-4, 4e-4)),  # GSPO, arXiv:2507.18071, section 5.1
+        (LossSettings(type="cispo"), (1.0, 4.0)),  # weights from 0 to 5
+        (LossSettings(type="cispo", cliprange=0.3), (0.3, 0.3)),
+        (LossSettings(type="cispo", cliprange_high=2.0), (1.0, 2.0)),
+        (LossSettings(cliprange=0.1, cliprange_high=0.28), (0.1, 0.28)),
     ],
 )
 def test_every_type_has_a_clip_range_of_its_own(options, clip_range):
@@ -221,12 +229,9 @@ def test_cispo_keeps_the_gradient_of_every_token():
     for loss_type in ("grpo_clip", "cispo"):
         log_probs = torch.tensor([[8.0, 1.0, 0.01]]).log().requires_grad_()
         loss, _ = surrogate_loss(
-            log_probs,
+            TokenBatch(log_probs, torch.ones(1, 3), advantages=torch.ones(1, 1), old_log_probs=torch.zeros(1, 3)),
             torch.ones(1, 3),
-            torch.ones(1, 3),
-            LossOptions(loss_type),
-            advantages_B1=torch.ones(1, 1),
-            old_log_probs_BT=torch.zeros(1, 3),
+            LossSettings(type=loss_type),
         )
         loss.backward()
         gradients[loss_type] = log_probs.grad[0].tolist()
@@ -249,13 +254,15 @@ def test_times_the_ratio_k1_and_k3_have_the_gradient_of_the_kl_wherever_the_toke
     for weighted in (False, True):
         log_p = logits.log_softmax(0)
         loss, _ = surrogate_loss(
-            log_p[:, None],
-            torch.ones(4, 1),
-            old[:, None],  # each token as often as the old policy samples it
-            LossOptions("naive", kl_coefficient=1.0, kl_estimator=estimator, kl_weighted_by_ratio=weighted),
-            advantages_B1=torch.zeros(4, 1),
-            old_log_probs_BT=old.log()[:, None],
-            reference_log_probs_BT=reference.log()[:, None],
+            TokenBatch(
+                log_p[:, None],
+                torch.ones(4, 1),
+                advantages=torch.zeros(4, 1),
+                old_log_probs=old.log()[:, None],
+                reference_log_probs=reference.log()[:, None],
+            ),
+            old[:, None],
+            LossSettings(type="naive", kl=KlSettings(coefficient=1.0, estimator=estimator, weighted_by_ratio=weighted)),
         )
         found[weighted] = (gradient(loss) - truth).abs().max().item()
     assert found[False] > 0.05

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.core.types import Metric, combine_metrics
-from harness.grpo import max_tally, mean_tally, to_metrics
+from harness.grpo.tally import max_tally, mean_tally, to_metrics
 
 VALUES = torch.tensor([[1.0, 5.0], [3.0, math.nan]])
 MASK = torch.tensor([[1, 1], [1, 0]])

@@ -19,32 +19,33 @@ from harness.core.checkpoints import begin, commit, newest_whole
 from harness.core.errors import UserError
 from harness.core.trace import NullTracer
 from harness.core.types import Metrics
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.optimizer import Schedule
 from harness.learner.paced import PacedTrainer
-from harness.learner.reference import ReferenceUpdates
 from harness.models.decoder import DecoderLM
 from harness.run.workers import LearnerWorker
-from tests.learner.tiny_training import CONFIG, OPTIONS, groups, train_on
+from tests.learner.tiny_training import CONFIG, OPTIONS, changed, groups, train_on
 
-RICH = replace(
+RICH = changed(
     OPTIONS,
-    loss=LossOptions("grpo_clip", kl_coefficient=0.05),
-    monitor_kl=True,
-    reference=ReferenceUpdates(every=2, alpha=0.3),
+    loss__type="grpo_clip",
+    loss__kl__coefficient=0.05,
+    loss__kl__monitor=True,
+    loss__kl__reference="polyak",
+    loss__kl__polyak_every=2,
+    loss__kl__alpha=0.3,
     epochs_per_batch=2,
     minibatches_per_epoch=2,
     schedule=Schedule("cosine", warmup_steps=3, optimizer_steps=80),
-    weight_decay=0.1,
+    optimizer__weight_decay=0.1,
 )
-FROZEN = replace(RICH, reference=ReferenceUpdates())
+FROZEN = changed(RICH, loss__kl__reference="frozen")
 CASES: dict[str, tuple[TrainerOptions, torch.dtype, int, int]] = {  # stopped after so many steps, of so many
     "plain": (OPTIONS, torch.float32, 3, 6),
     "rich": (RICH, torch.float32, 7, 20),
     "frozen": (FROZEN, torch.float32, 2, 4),
-    "float16": (replace(RICH, precision="float16", learning_rate=1e-3), torch.float32, 3, 6),
+    "float16": (changed(RICH, precision="float16", optimizer__learning_rate=0.001), torch.float32, 3, 6),
     "bfloat16 weights": (RICH, torch.bfloat16, 3, 6),
 }
 BATCHES = [groups(seed) for seed in range(20)]
@@ -192,8 +193,8 @@ def test_another_learner_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     for other, said in (
         (new_trainer(FROZEN, seed=2), "initial policy"),
         (new_trainer(FROZEN, torch.bfloat16), "initial policy"),
-        (new_trainer(replace(OPTIONS, monitor_kl=False), torch.bfloat16), "previous/"),
-        (new_trainer(replace(FROZEN, monitor_kl=False), seed=1), "previous/"),
+        (new_trainer(changed(OPTIONS, loss__kl__monitor=False), torch.bfloat16), "previous/"),
+        (new_trainer(changed(FROZEN, loss__kl__monitor=False), seed=1), "previous/"),
         (new_trainer(RICH), "lacks .* reference/"),
         (new_trainer(replace(FROZEN, precision="float16")), "loss scale"),
         (other_shape, "."),

@@ -23,7 +23,7 @@ from harness.learner.ranks import MakeOptimizer
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.settings.learner import ZeroStage
 from tests.learner.test_ranks import PLAIN, RICH, same_metrics, without_rollouts
-from tests.learner.tiny_training import CONFIG, groups, train_on
+from tests.learner.tiny_training import CONFIG, changed, groups, train_on
 from tests.rank_pool import RankPool
 
 HERE = find_spec("deepspeed") is not None
@@ -155,10 +155,10 @@ def test_five_steps_are_those_of_one_process(run_jobs: Any) -> None:
     """SGD exactly; AdamW, which divides by gradients of next to nothing, within a fiftieth of the way."""
     batches = tuple(groups(seed, num_groups=5) for seed in range(5))
     trained = [
-        Job(replace(RICH, learning_rate=0.1), batches, sgd=True),
-        Job(replace(RICH, learning_rate=0.1), batches, sgd=True, checkpointing=True),
+        Job(changed(RICH, optimizer__learning_rate=0.1), batches, sgd=True),
+        Job(changed(RICH, optimizer__learning_rate=0.1), batches, sgd=True, checkpointing=True),
         Job(PLAIN, batches),
-        Job(replace(RICH, weight_decay=0.1), batches),
+        Job(changed(RICH, optimizer__weight_decay=0.1), batches),
     ]
     jobs = [replace(job, stage=stage) for stage in STAGES for job in trained]
     wanted = [train(job) for job in trained]
@@ -186,12 +186,12 @@ def test_any_split_has_the_gradient_of_one_process(ranks: int, run_jobs: Any) ->
         made = list(groups(trial, num_groups=int(rng.integers(1, 5)), group_size=int(rng.integers(2, 5))))
         made[0] = without_rollouts(made[0], int(rng.integers(2, len(made[0].lengths) + 1)))
         aggregation = ("sequence_mean", "token_mean", "constant")[trial % 3]
-        options = replace(
+        options = changed(
             PLAIN,
-            aggregation=aggregation,  # type: ignore[arg-type]
-            constant=8 if aggregation == "constant" else None,
+            loss__aggregation=aggregation,
+            loss__constant=8 if aggregation == "constant" else None,
             gradient_accumulation_steps=int(rng.integers(1, 4)),
-            balance=str(rng.choice(["round_robin", "longest_first", "cost"])),  # type: ignore[arg-type]
+            balance=str(rng.choice(["round_robin", "longest_first", "cost"])),
         )
         jobs.extend(Job(options, (tuple(made),), stage) for stage in STAGES)
     for job, found in zip(jobs, run_jobs(ranks, jobs), strict=True):

@@ -9,13 +9,18 @@ import torch
 
 from harness.core.errors import Diverged
 from harness.core.types import Metric, RolloutGroup
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.decoder import DecoderLM
+from harness.settings.loss import LossSettings
+from harness.settings.optimizer import OptimizerSettings
 from tests.learner import tiny_training
 from tests.learner.tiny_training import CONFIG
 
-OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("no_baseline"), learning_rate=1e-3, max_grad_norm=None)
+OPTIONS = TrainerOptions(
+    group_size=4,
+    loss=LossSettings(type="no_baseline"),
+    optimizer=OptimizerSettings(learning_rate=0.001, max_grad_norm=None),
+)
 SCALE = 65_536.0  # torch.amp.GradScaler's first one
 
 

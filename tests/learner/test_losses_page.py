@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from harness.grpo.advantages import Delta as GrpoDelta
-from harness.grpo.loss import SurrogateType
+from harness.grpo.advantages import DELTAS
+from harness.grpo.policy_gradient import LOSSES
 from harness.learner.plugins import ADVANTAGE, LOSS
 from harness.scenario import expand, load_scenario
 from harness.settings.loss import AdvantageSettings, Delta, ImportanceSettings, KlSettings, LossSettings, LossType
@@ -39,8 +39,8 @@ def test_the_page_names_every_setting_type_and_argument() -> None:
 
 
 def test_settings_and_maths_know_the_same_losses_and_deltas() -> None:
-    assert choices(LossType) == choices(SurrogateType)
-    assert choices(Delta) == choices(GrpoDelta) | {"own"}
+    assert choices(LossType) == {*LOSSES, "own"}
+    assert choices(Delta) == {*DELTAS, "own"}
 
 
 def test_the_example_of_the_page_is_the_scenarios_own_arm() -> None:

@@ -1,6 +1,5 @@
 """The learning rate of each optimizer step, by hand and by transformers, and what weight decay leaves out."""
 
-from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,8 @@ from harness.core.errors import UserError
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.models.decoder import DecoderLM
-from tests.learner.tiny_training import CONFIG, OPTIONS, groups, trained
+from harness.settings.optimizer import OptimizerSettings
+from tests.learner.tiny_training import CONFIG, OPTIONS, changed, groups, trained
 
 
 def shares(schedule: Schedule, steps: int) -> list[float]:
@@ -95,8 +95,12 @@ def rates_of(options: TrainerOptions, steps: range) -> list[list[float]]:
 
 def test_the_learning_rate_of_a_step_depends_on_its_number_alone() -> None:
     """Two passes of two minibatches are four numbers a training step, the same in step 1 with and without step 0."""
-    options = replace(
-        OPTIONS, epochs_per_batch=2, minibatches_per_epoch=2, schedule=Schedule("linear", 2, 12), learning_rate=0.01
+    options = changed(
+        OPTIONS,
+        epochs_per_batch=2,
+        minibatches_per_epoch=2,
+        schedule=Schedule("linear", 2, 12),
+        optimizer__learning_rate=0.01,
     )
     whole = rates_of(options, range(3))
     # n / 2, then 1 - (n - 2) / 10 for n = 2 to 11, of 0.01
@@ -108,7 +112,7 @@ def test_the_learning_rate_of_a_step_depends_on_its_number_alone() -> None:
 
 def test_weights_move_by_the_learning_rate_of_the_step() -> None:
     """With both of Adam's decays at 0 a step moves a weight by the learning rate, whatever its gradient."""
-    options = replace(OPTIONS, schedule=Schedule("cosine", 2, 6), betas=(0.0, 0.0))
+    options = changed(OPTIONS, schedule=Schedule("cosine", 2, 6), optimizer__betas=(0.0, 0.0))
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
     seen = [{name: tensor.detach().clone() for name, tensor in trainer.weights().items()}]
     for step in range(6):
@@ -142,7 +146,7 @@ def test_weight_decay_leaves_out_what_transformers_trainer_does(model: Any) -> N
     made = model()
     of_theirs = set(Trainer.get_decay_parameter_names(SimpleNamespace(), made))
     names = {id(parameter): name for name, parameter in made.named_parameters()}
-    decayed, left_out = make_optimizer(made, 1e-3, (0.9, 0.95), 0.1).param_groups
+    decayed, left_out = make_optimizer(made, OptimizerSettings(weight_decay=0.1)).param_groups
     assert (decayed["weight_decay"], left_out["weight_decay"]) == (0.1, 0.0)
     found = [{names[id(parameter)] for parameter in group["params"]} for group in (decayed, left_out)]
     assert found == [set(names.values()) & of_theirs, set(names.values()) - of_theirs]
@@ -153,7 +157,7 @@ def test_weight_decay_leaves_out_what_transformers_trainer_does(model: Any) -> N
 def test_matrices_decay_and_norms_do_not() -> None:
     """Without a gradient a step multiplies by 1 - learning rate * decay, 1 - 0.1 * 0.5 = 0.95: the matrices only."""
     model = DecoderLM(CONFIG, seed=1)
-    optimizer = make_optimizer(model, 0.1, (0.9, 0.95), 0.5)
+    optimizer = make_optimizer(model, OptimizerSettings(learning_rate=0.1, weight_decay=0.5))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -171,7 +175,7 @@ def test_matrices_decay_and_norms_do_not() -> None:
 def test_without_decay_two_groups_are_one_bit_for_bit() -> None:
     models = [DecoderLM(CONFIG, seed=1) for _ in range(2)]
     optimizers = [
-        make_optimizer(models[0], 1e-2, (0.9, 0.95), 0.0),
+        make_optimizer(models[0], OptimizerSettings(learning_rate=1e-2)),
         torch.optim.AdamW(models[1].parameters(), 1e-2, (0.9, 0.95), weight_decay=0.0, fused=True),
     ]
     generator = torch.Generator().manual_seed(0)
@@ -186,6 +190,6 @@ def test_without_decay_two_groups_are_one_bit_for_bit() -> None:
 
 
 def test_a_decay_in_training_moves_the_matrices() -> None:
-    plain, decayed = trained(OPTIONS)[0], trained(replace(OPTIONS, weight_decay=1.0))[0]
+    plain, decayed = trained(OPTIONS)[0], trained(changed(OPTIONS, optimizer__weight_decay=1.0))[0]
     moved = {name for name in plain if not torch.equal(plain[name], decayed[name])}
     assert moved == {name for name, weight in plain.items() if weight.ndim == 2}

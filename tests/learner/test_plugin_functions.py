@@ -9,8 +9,11 @@ import torch
 
 from harness.core.errors import UserError
 from harness.core.plugins import plugin_digest
-from harness.grpo import LossOptions, loss_denominator, surrogate_loss
+from harness.grpo.aggregate import loss_denominator
+from harness.grpo.loss import surrogate_loss
+from harness.grpo.tokens import TokenBatch
 from harness.learner.plugins import PluginAdvantage, PluginLoss
+from harness.settings.loss import LossSettings
 
 EXAMPLE = "docs.examples.own_loss.losses"
 CISPO, RLOO = f"{EXAMPLE}:cispo", f"{EXAMPLE}:leave_one_out"
@@ -35,31 +38,32 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def given(rows: int = 3, width: int = 4, seed: int = 0):
-    """Keywords of ``surrogate_loss`` on a random batch, NaN in masked places."""
+    """Tensors of a ``TokenBatch`` on a random batch, NaN in masked places."""
     random = torch.Generator().manual_seed(seed)
     mask = torch.arange(width) < torch.tensor([4, 2, 0][:rows])[:, None]
     old, current, engine = (-torch.rand(rows, width, generator=random) for _ in range(3))
     advantages = torch.randn(rows, 1, generator=random)
     tensors = {
-        "old_log_probs_BT": torch.where(mask, 3 * old, math.nan),
-        "engine_log_probs_BT": torch.where(mask, engine, math.nan),
-        "advantages_B1": advantages,
-        "rewards_B1": advantages + 1,
+        "old_log_probs": torch.where(mask, 3 * old, math.nan),
+        "engine_log_probs": torch.where(mask, engine, math.nan),
+        "advantages": advantages,
+        "raw_rewards": advantages + 1,
     }
     return torch.where(mask, current, math.nan).requires_grad_(), mask, tensors
 
 
-def loss_of(options: LossOptions):
+def loss_of(options: LossSettings, own: PluginLoss | None = None):
     log_probs, mask, tensors = given()
-    loss, tallies = surrogate_loss(log_probs, mask, loss_denominator(mask).token_weights(mask), options, **tensors)
+    tokens = TokenBatch(log_probs, mask, **tensors)
+    loss, tallies = surrogate_loss(tokens, loss_denominator(mask).token_weights(mask), options, own)
     loss.backward()
     return loss, log_probs.grad, tallies
 
 
 def test_the_cispo_of_the_docs_is_the_built_in_one_bit_for_bit():
     options = {"cliprange": 0.3, "cliprange_high": 0.5}
-    built_in, gradient, figures = loss_of(LossOptions("cispo", **options))
-    loss, own_gradient, own_figures = loss_of(LossOptions("own", **options, own=PluginLoss(CISPO)))
+    built_in, gradient, figures = loss_of(LossSettings(type="cispo", **options))
+    loss, own_gradient, own_figures = loss_of(LossSettings(type="own", **options), PluginLoss(CISPO))
     assert torch.equal(loss, built_in)
     assert torch.equal(own_gradient, gradient)
     clipped, own_clipped = figures["clip_fraction"], own_figures["own/clip_fraction"]
@@ -88,7 +92,7 @@ def test_masked_places_are_zero_and_only_the_log_probs_carry_a_gradient(module):
     name = module(
         "seen = []\ndef own(**given):\n    seen.append(given)\n    return -given['log_probs'] * given['advantages']\n"
     )
-    loss_of(LossOptions("own", own=PluginLoss(f"{name}:own")))
+    loss_of(LossSettings(type="own"), PluginLoss(f"{name}:own"))
     arguments = sys.modules[name].seen[-1]
     assert sorted(arguments) == [
         "advantages",
@@ -112,7 +116,7 @@ def test_masked_places_are_zero_and_only_the_log_probs_carry_a_gradient(module):
 
 def test_masks_keep_what_a_user_does_at_masked_places_out_of_the_loss(module):
     name = module("def own(log_probs, response_mask):\n    return torch.where(response_mask, -log_probs, torch.inf)\n")
-    loss, gradient, _ = loss_of(LossOptions("own", own=PluginLoss(f"{name}:own")))
+    loss, gradient, _ = loss_of(LossSettings(type="own"), PluginLoss(f"{name}:own"))
     _, mask, _ = given()
     assert math.isfinite(loss.item())
     assert gradient[~mask].tolist() == [0.0] * int((~mask).sum())

@@ -17,7 +17,6 @@ from torch import Tensor
 from harness.core.errors import RunStopped
 from harness.core.trace import NullTracer
 from harness.core.types import Metrics, RolloutGroup
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.process_group import RankGroup
 from harness.learner.ranks import FsdpRanks
@@ -27,7 +26,7 @@ from harness.run.rank_worker import LearnerRank
 from harness.settings.learner import MeshShape, Sharding
 from harness.transports.rendezvous import listen
 from tests.learner.test_ranks import MODES, SHAPE, whole
-from tests.learner.tiny_training import OPTIONS, groups
+from tests.learner.tiny_training import OPTIONS, changed, groups
 from tests.rank_pool import RankPool
 
 T = TypeVar("T")
@@ -140,14 +139,15 @@ def test_one_microbatch_more_on_one_rank_is_an_error_and_no_hang(mode: str, rank
         assert metrics["loss"] == found[0][3]["loss"]
 
 
-FEW = replace(
+FEW = changed(
     OPTIONS,
-    delta="rewards",
-    loss=LossOptions("grpo_clip", kl_coefficient=0.05),
-    monitor_kl=True,
+    advantage__delta="rewards",
+    loss__type="grpo_clip",
+    loss__kl__coefficient=0.05,
+    loss__kl__monitor=True,
     epochs_per_batch=2,
     gradient_accumulation_steps=2,
-    mask_truncated=True,
+    loss__mask_truncated=True,
 )
 
 

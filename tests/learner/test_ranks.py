@@ -14,14 +14,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from harness.core.types import Metrics, RolloutGroup, combine_metrics
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.ranks import FsdpRanks, Ranks
-from harness.learner.reference import ReferenceUpdates
 from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.settings.learner import MeshShape, Sharding
-from tests.learner.tiny_training import CONFIG, OPTIONS, groups, train_on
+from tests.learner.tiny_training import CONFIG, OPTIONS, changed, groups, train_on
 from tests.rank_pool import RankPool
 
 MODES: dict[str, tuple[Sharding, MeshShape]] = {
@@ -43,7 +41,7 @@ Trained = tuple[dict[str, Tensor], dict[str, Tensor], Metrics]
 
 
 def sgd(trainer: PolicyTrainer) -> None:
-    trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), trainer.options.learning_rate)
+    trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), trainer.options.optimizer.learning_rate)
 
 
 def keep(trainer: PolicyTrainer) -> None:
@@ -107,23 +105,27 @@ def same_metrics(found: list[Metrics], wanted: Metrics) -> None:
         assert combined[name].count == metric.count * (len(found) if name in shared else 1), name
 
 
-PLAIN = replace(OPTIONS, max_grad_norm=None)
-RICH = replace(
+PLAIN = changed(OPTIONS, optimizer__max_grad_norm=None)
+RICH = changed(
     OPTIONS,
-    loss=LossOptions("grpo_clip", kl_coefficient=0.05, entropy_coefficient=0.01),
-    monitor_kl=True,
-    reference=ReferenceUpdates(every=1, alpha=0.5),
+    loss__type="grpo_clip",
+    loss__kl__coefficient=0.05,
+    loss__entropy_coefficient=0.01,
+    loss__kl__monitor=True,
+    loss__kl__reference="polyak",
+    loss__kl__polyak_every=1,
+    loss__kl__alpha=0.5,
     epochs_per_batch=2,
     minibatches_per_epoch=2,
     gradient_accumulation_steps=2,
-    max_grad_norm=0.5,
+    optimizer__max_grad_norm=0.5,
 )
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
 def test_five_sgd_steps_are_those_of_one_process(mode: str, rank_pool: RankPool) -> None:
     batches = [groups(seed, num_groups=5) for seed in range(5)]
-    options = replace(RICH, learning_rate=0.1)
+    options = changed(RICH, optimizer__learning_rate=0.1)
     pairs = compare(rank_pool, mode, options, batches, sgd)
     for (weights, gradients, _), (wanted_weights, wanted_gradients, _) in pairs:
         for name, wanted in wanted_gradients.items():
@@ -150,19 +152,19 @@ def spread_out(rank: int, options: TrainerOptions, made: tuple[RolloutGroup, ...
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 def test_any_split_has_the_gradient_of_one_process(aggregation: Any, ranks: int, rank_pool: RankPool) -> None:
     """Odd groups, a group that lost rollouts, fewer rows than ranks, truncated responses: drawn anew for each split."""
     rng = np.random.default_rng([ranks, len(aggregation)])
     for trial in range(4):
         made = list(groups(trial, num_groups=int(rng.integers(1, 5)), group_size=int(rng.integers(2, 5))))
         made[0] = without_rollouts(made[0], int(rng.integers(2, len(made[0].lengths) + 1)))
-        options = replace(
+        options = changed(
             PLAIN,
-            aggregation=aggregation,
-            constant=8 if aggregation == "constant" else None,
+            loss__aggregation=aggregation,
+            loss__constant=8 if aggregation == "constant" else None,
             gradient_accumulation_steps=int(rng.integers(1, 4)),
-            balance=str(rng.choice(["round_robin", "longest_first", "cost"])),  # type: ignore[arg-type]
+            balance=str(rng.choice(["round_robin", "longest_first", "cost"])),
         )
         _, wanted, metrics = train(options, [tuple(made)])
         found = rank_pool.run(ranks, spread_out, options, tuple(made), MeshShape(shard=ranks))

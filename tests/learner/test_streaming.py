@@ -11,24 +11,26 @@ import torch
 
 from harness.core.errors import Diverged
 from harness.core.types import RolloutGroup
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.ranks import FsdpRanks, Ranks
-from harness.learner.reference import ReferenceUpdates
 from harness.models.decoder import DecoderLM
 from tests.learner import test_ranks
 from tests.learner.test_ranks import MODES, SHAPE, Trained, same_metrics, without_rollouts
-from tests.learner.tiny_training import OPTIONS, groups, train_on_parts
+from tests.learner.tiny_training import OPTIONS, changed, groups, train_on_parts
 from tests.rank_pool import RankPool
 
-RICH = replace(
+RICH = changed(
     OPTIONS,
-    loss=LossOptions("grpo_clip", kl_coefficient=0.05, entropy_coefficient=0.01),
-    monitor_kl=True,
-    reference=ReferenceUpdates(every=1, alpha=0.5),
+    loss__type="grpo_clip",
+    loss__kl__coefficient=0.05,
+    loss__entropy_coefficient=0.01,
+    loss__kl__monitor=True,
+    loss__kl__reference="polyak",
+    loss__kl__polyak_every=1,
+    loss__kl__alpha=0.5,
     gradient_accumulation_steps=2,
-    max_grad_norm=0.5,
-    learning_rate=0.1,
+    optimizer__max_grad_norm=0.5,
+    optimizer__learning_rate=0.1,
 )
 Parts = tuple[tuple[RolloutGroup, ...], ...]
 
@@ -60,11 +62,11 @@ def same(found: Trained, wanted: Trained) -> None:
             torch.testing.assert_close(of_found[name], tensor, rtol=0, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 def test_parts_have_the_gradient_of_the_whole_batch(aggregation: Any) -> None:
     """Unequal parts, a last part without groups, truncated responses left out of the loss."""
-    options = replace(RICH, aggregation=aggregation, constant=8 if aggregation == "constant" else None)
-    options = replace(options, mask_truncated=True)
+    options = changed(RICH, loss__aggregation=aggregation, loss__constant=8 if aggregation == "constant" else None)
+    options = changed(options, loss__mask_truncated=True)
     batches = [in_parts(0, 1, 3), in_parts(1, 3, 1, 2), in_parts(2, 4, 0), in_parts(3, 5), in_parts(4, 1, 1, 1, 2)]
     cut = [tuple(tuple(map(with_a_cut_response, part)) for part in parts) for parts in batches]
     found, wanted = train(options, cut), train(options, at_once(cut))
@@ -82,7 +84,7 @@ def with_a_cut_response(group: RolloutGroup) -> RolloutGroup:
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2", pytest.param("fsdp2 x tp", marks=pytest.mark.slow)])
 def test_parts_on_ranks_have_the_gradient_of_the_whole_batch_in_one_process(mode: str, rank_pool: RankPool) -> None:
     """Among them a part whose only group has one rollout: one rank has no row of it."""
-    options = replace(RICH, aggregation="token_mean", delta="rewards")
+    options = changed(RICH, loss__aggregation="token_mean", advantage__delta="rewards")
     one = (without_rollouts(groups(9)[0], 1),)
     batches = [in_parts(0, 1, 3), in_parts(1, 3, 1, 2), in_parts(2, 4, 0), (*in_parts(3, 2, 2), one)]
     wanted = train(options, at_once(batches))

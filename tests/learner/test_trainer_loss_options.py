@@ -9,11 +9,11 @@ import torch
 
 from harness.core.errors import UserError
 from harness.core.types import Completion, GroupData, Metric, Prompt, RolloutGroup
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.plugins import PluginAdvantage, PluginLoss
 from harness.models.decoder import DecoderLM
-from tests.learner.tiny_training import CONFIG, OPTIONS
+from harness.settings.loss import LossSettings
+from tests.learner.tiny_training import CONFIG, OPTIONS, changed
 
 EOS = 16
 REWARDS = (0.0, 1.0, 1.0, 0.5)
@@ -42,7 +42,7 @@ def gradients(
     made: Sequence[RolloutGroup], options: TrainerOptions
 ) -> tuple[dict[str, torch.Tensor], dict[str, Metric]]:
     """The gradient of the one optimizer step of the options, and the step's metrics."""
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(options, max_grad_norm=None), ends=(EOS,))
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, changed(options, optimizer__max_grad_norm=None), ends=(EOS,))
     seen: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -55,11 +55,11 @@ def gradients(
     return seen, trainer.train(0, batch)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum", "token_mean", "prompt_mean", "constant"])
 def test_truncated_responses_carry_no_gradient_and_still_count_in_their_group(aggregation: str) -> None:
     """By hand: the sum of the gradients of the whole responses alone, with the advantages of the full groups."""
     cut = (1, 6, 7)
-    options = replace(OPTIONS, aggregation=aggregation, constant=8, mask_truncated=True)
+    options = changed(OPTIONS, loss__aggregation=aggregation, loss__constant=8, loss__mask_truncated=True)
     found, metrics = gradients(groups(cut), options)
     assert metrics["loss_mask/truncated_fraction"] == Metric(3 / 12, count=12)
     other = [replace(group) for group in groups(cut)]
@@ -72,7 +72,7 @@ def test_truncated_responses_carry_no_gradient_and_still_count_in_their_group(ag
     again, _ = gradients(other, options)
     for name, gradient in found.items():
         assert torch.equal(gradient, again[name])
-    unmasked, _ = gradients(groups(cut), replace(options, mask_truncated=False))
+    unmasked, _ = gradients(groups(cut), changed(options, loss__mask_truncated=False))
     assert max(float((unmasked[name] - gradient).abs().max()) for name, gradient in found.items()) > 1e-4
     # rewards 0 1 1 0.5: the mean 0.625 is that of all four, so the advantages of the others are what they were
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
@@ -85,7 +85,7 @@ def test_truncated_responses_carry_no_gradient_and_still_count_in_their_group(ag
 
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_a_batch_of_truncated_responses_only_changes_nothing(pieces: int) -> None:
-    options = replace(OPTIONS, mask_truncated=True, gradient_accumulation_steps=pieces)
+    options = changed(OPTIONS, loss__mask_truncated=True, gradient_accumulation_steps=pieces)
     found, metrics = gradients(groups(range(12)), options)
     assert metrics["loss"].value == metrics["grad_norm"].value == 0.0
     assert metrics["loss_mask/truncated_fraction"].value == 1.0
@@ -95,7 +95,7 @@ def test_a_batch_of_truncated_responses_only_changes_nothing(pieces: int) -> Non
 def test_an_entropy_bonus_raises_the_entropy_and_none_leaves_the_gradient_as_it_was() -> None:
     entropies = {}
     for coefficient in (0.0, 4.0):
-        loss = LossOptions("grpo_clip", entropy_coefficient=coefficient)
+        loss = LossSettings(type="grpo_clip", entropy_coefficient=coefficient)
         trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, loss=loss))
         steps = [trainer.train(step, trainer.prepare(groups()))["token_entropy"].value for step in range(20)]
         entropies[coefficient] = steps
@@ -108,8 +108,8 @@ def test_an_entropy_bonus_raises_the_entropy_and_none_leaves_the_gradient_as_it_
 def test_the_gradient_of_the_bonus_is_minus_the_mean_entropys() -> None:
     """With rewards that are all equal only the bonus is left: its gradient against autograd on plain forward passes."""
     made = tuple(replace(group, rewards=(1.0,) * 4) for group in groups())
-    loss = LossOptions("grpo_clip", entropy_coefficient=0.5)
-    found, _ = gradients(made, replace(OPTIONS, loss=loss, aggregation="token_mean"))
+    loss = LossSettings(type="grpo_clip", entropy_coefficient=0.5)
+    found, _ = gradients(made, changed(OPTIONS, loss=loss, loss__aggregation="token_mean"))
     model = DecoderLM(CONFIG, seed=1)
     entropies = []
     for group in made:
@@ -151,15 +151,16 @@ def test_the_ban_needs_an_end_of_sequence() -> None:
 
 
 def test_own_loss_and_advantage_train_as_the_built_in_ones_bit_for_bit() -> None:
-    own = replace(
+    own = changed(
         OPTIONS,
-        loss=LossOptions(
-            "own", cliprange=1.0, cliprange_high=4.0, own=PluginLoss("docs.examples.own_loss.losses:cispo")
-        ),
+        loss__type="own",
+        loss__cliprange=1.0,
+        loss__cliprange_high=4.0,
         own_advantage=PluginAdvantage("docs.examples.own_loss.losses:leave_one_out", 4),
         epochs_per_batch=3,
+        own_loss=PluginLoss("docs.examples.own_loss.losses:cispo"),
     )
-    built_in = replace(own, loss=LossOptions("cispo"), own_advantage=None, delta="leave_one_out_rewards")
+    built_in = changed(own, loss__type="cispo", own_advantage=None, advantage__delta="leave_one_out_rewards")
     weights = []
     for options in (own, built_in):
         trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
@@ -192,7 +193,7 @@ def test_an_own_advantage_hears_of_lengths_and_of_what_was_cut() -> None:
 @pytest.mark.parametrize("accumulation", [1, 5])
 def test_the_share_of_responses_with_a_weight_in_the_loss_is_counted(accumulation: int) -> None:
     """Of 12: group 0 has equal rewards but for their last bit, group 1 lost two cut ones, and in group 2 all count."""
-    options = replace(OPTIONS, mask_truncated=True, gradient_accumulation_steps=accumulation)
+    options = changed(OPTIONS, loss__mask_truncated=True, gradient_accumulation_steps=accumulation)
     near, *rest = groups((4, 7))
     made = (replace(near, rewards=(0.1 + 0.2, 0.3, 0.3, 0.1 + 0.2)), *rest)
     metrics = gradients(made, options)[1]
@@ -208,7 +209,7 @@ def test_optimizer_steps_without_a_gradient_are_counted(case: str) -> None:
     cut = range(12) if case == "cut" else ()
     dead = tuple(replace(group, rewards=rewards) for group in groups(cut, seed=1))
     trainer = PolicyTrainer(
-        DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, minibatches_per_epoch=3, mask_truncated=True)
+        DecoderLM(CONFIG, seed=1), 0, changed(OPTIONS, minibatches_per_epoch=3, loss__mask_truncated=True)
     )
 
     def step(number: int, made: tuple[RolloutGroup, ...]) -> dict[str, Metric]:
@@ -231,7 +232,7 @@ def test_optimizer_steps_without_a_gradient_are_counted(case: str) -> None:
 
 
 def test_a_training_step_without_groups_changes_nothing_and_says_no_loss() -> None:
-    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(OPTIONS, monitor_kl=True))
+    trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, changed(OPTIONS, loss__kl__monitor=True))
     before = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
     assert trainer.train(0, None) == {}
     assert trainer.optimizer_step_metrics == []

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from harness.core.types import Completion, GroupData, Metrics, Prompt, RolloutGroup
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.trainer import PreparedBatch
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
+from harness.settings.optimizer import OptimizerSettings
 
 CONFIG = ModelConfig(
     vocab_size=17,
@@ -25,7 +26,23 @@ CONFIG = ModelConfig(
     head_dim=8,
     max_position_embeddings=32,
 )
-OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), learning_rate=1e-2)
+OPTIONS = TrainerOptions(group_size=4, optimizer=OptimizerSettings(learning_rate=0.01))
+
+
+def changed(options: TrainerOptions, **changes: Any) -> TrainerOptions:
+    """The options with other values, also within sections: ``loss__kl__monitor=True``."""
+
+    def of_section(section: Any, path: list[str], value: object) -> Any:
+        first, *rest = path
+        if rest:
+            value = of_section(getattr(section, first), rest, value)
+        return type(section).model_validate({**dict(section), first: value})
+
+    for name in sorted(changes, key=lambda name: "__" in name):
+        first, *path = name.split("__")
+        value = of_section(getattr(options, first), path, changes[name]) if path else changes[name]
+        options = replace(options, **{first: value})
+    return options
 
 
 def groups(seed: int = 0, num_groups: int = 3, group_size: int = 4) -> tuple[RolloutGroup, ...]:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from harness.core.errors import UserError
-from harness.grpo import kl_estimate
+from harness.grpo.kl import kl_estimate
 from harness.models.policy import exact_policy_kl, policy_log_probs
 from harness.models.sorting import NumberTokenizer, SortingModel, sorting_kl, sorting_policy
 from harness.models.storage import load_policy, save_policy

@@ -16,7 +16,6 @@ from harness.core.checkpoints import WrittenFile
 from harness.core.errors import Diverged, PartDied, RunStopped, UserError
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import ExampleRollout, Metric, Metrics, RankStep, UpdateResult
-from harness.grpo import LossOptions
 from harness.learner import TrainerOptions
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import plan_training_step
@@ -26,7 +25,7 @@ from harness.settings.learner import MeshShape
 from harness.simulate.clock import run_virtual
 from tests.learner.tiny_training import groups
 
-OPTIONS = TrainerOptions(group_size=4, loss=LossOptions("grpo_clip"), balance="longest_first")
+OPTIONS = TrainerOptions(group_size=4, balance="longest_first")
 NEVER = 1e6
 
 

@@ -14,7 +14,6 @@ from harness.core.errors import Diverged, RunStopped
 from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import Completion, GroupData, LogProbProbe, Metric, Prompt, RolloutGroup
 from harness.engines.native import NativeEngine, native_engine
-from harness.grpo import LossOptions
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
@@ -35,7 +34,7 @@ RESPONSES = [np.array([30, 31]), np.array([40, 41, 42, 43, 44])]
 
 
 def trainer_of(model: DecoderLM) -> PolicyTrainer:
-    return PolicyTrainer(model, TOKENIZER.pad_token_id, TrainerOptions(4, LossOptions(), temperature=0.7))
+    return PolicyTrainer(model, TOKENIZER.pad_token_id, TrainerOptions(group_size=4, temperature=0.7))
 
 
 def changed(model: DecoderLM) -> DecoderLM:
@@ -139,7 +138,7 @@ def test_a_probe_is_the_start_of_a_few_rollouts() -> None:
 class FixedTrainer:
     """A trainer whose policy gives every token the same log-probability."""
 
-    options = TrainerOptions(2, LossOptions())
+    options = TrainerOptions(group_size=2)
     optimizer_step_metrics = ()
 
     def __init__(self, log_prob: float) -> None:
