@@ -1,7 +1,7 @@
 """Scenarios: the YAML a person writes, checked and expanded into the runs it asks for. Imports no torch.
 
-Start with ``schema``: a scenario, composed of ``harness.settings``. ``derived`` has what follows from it, ``rules`` what
-binds its settings. ``load`` reads a file, ``axes`` makes its runs, ``loop_plan`` what the loop is told.
+Start with ``schema``: a scenario, composed of ``harness.settings``. ``derived`` has what follows from it, ``rules``
+what it may not combine. ``load`` reads a file, ``axes`` makes its runs.
 """
 
 from harness.core.named_files import SCENARIOS

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from harness.core.named_files import nearest
+from harness.scenario.keys import SectionClass, below, classes_at, dotted_keys, of_type, type_of
 from harness.scenario.meanings import NOT_OFFERED, SETTING_OF
 from harness.scenario.problems import MOST_TOLD, Path, Problem, dotted, odd_letter, shown
 from harness.scenario.rules import broken_rules
 from harness.scenario.schema import Scenario
-from harness.settings.base import BUILT_IN, FORMS, OWN, HoldsFor
+from harness.settings.base import BUILT_IN, FORMS, OWN
 from harness.settings.task import FORMS_OF_REWARD
 
 if TYPE_CHECKING:
     from harness.scenario.yaml_files import Tree
 
-SectionClass = type[BaseModel]
 _ALIKE, _ALMOST = 0.6, 0.85
 """How much like a key a word has to be to mean it; more where a key of another section is called exactly so."""
 _EXPECTED = {
@@ -132,7 +132,7 @@ class _Translation:
             return "did you mean " + " or ".join(f"`{key}`" for key in meant) + "?"
         by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
         if kinds := self._other_types(word):
-            chosen = " or ".join(_type_of(owner) for owner in self.owners)
+            chosen = " or ".join(type_of(owner) for owner in self.owners)
             return f"leave it out: it is a setting of `{section}.type: {kinds}`, and not of `{chosen}`"
         if "." in word and word in keys:
             top = word.split(".")[0]
@@ -146,7 +146,7 @@ class _Translation:
     def _other_types(self, key: str) -> str:
         """Return the types, other than the chosen one, with which the section of the last key has a key."""
         found = [other for other in classes_at(self.path[:-1], self.root) if other not in self.owners]
-        return ", ".join(_type_of(other) for other in found if {key, "type"} <= other.model_fields.keys())
+        return ", ".join(type_of(other) for other in found if {key, "type"} <= other.model_fields.keys())
 
     def _missing(self) -> Problem:
         above = self.path[:-1]
@@ -186,7 +186,7 @@ class _Translation:
 
     def _below_it(self, value: object) -> str | None:
         """Return how to write what was given for a whole section: its type, or the one key that it may have meant."""
-        section = _below(self.owners, self.name)
+        section = below(self.owners, self.name)
         if not section or self.root is not Scenario:
             return None
         types = [name for model in section if "type" in model.model_fields for name in _names(model)]
@@ -227,60 +227,6 @@ def _in_words(details: ErrorDetails) -> str:
     return details["msg"]
 
 
-# ---- which keys there are
-
-
-def classes_at(path: Path, root: SectionClass) -> tuple[SectionClass, ...]:
-    """Return the classes a section may have: one for each ``type``, none where ``path`` leads to a plain value."""
-    classes: tuple[SectionClass, ...] = (root,)
-    for part in path:
-        classes = _below(classes, part)
-    return classes
-
-
-def foreign_keys(path: Path, section_type: object, root: SectionClass) -> frozenset[str]:
-    """Return the keys that the section at a path has with another ``type`` only."""
-    classes = classes_at(path, root)
-    if len(classes) < 2:
-        return frozenset()
-    own = _of_type(classes, section_type)
-    known = {key for model in own for key in model.model_fields}
-    return frozenset(key for model in classes for key in model.model_fields if own and key not in known)
-
-
-def lapsed_keys(path: Path, before: Mapping[str, Any], after: Mapping[str, Any], root: SectionClass) -> frozenset[str]:
-    """Return the keys of the section at a path whose values held for what it was before; see ``HoldsFor``."""
-    fields = [item for model in classes_at(path, root) for item in model.model_fields.items()]
-    marked = [(key, mark) for key, field in fields for mark in field.metadata if isinstance(mark, HoldsFor)]
-    return frozenset(key for key, mark in marked if mark.kind(before) != mark.kind(after))
-
-
-def dotted_keys(*classes: SectionClass, prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key below sections of these classes, sections among them."""
-    for name in {name: None for model in classes for name in model.model_fields}:
-        yield prefix + name
-        yield from dotted_keys(*_below(classes, name), prefix=f"{prefix}{name}.")
-
-
-def choices_of(key: str, root: SectionClass) -> list[str]:
-    """Return the values of a dotted key that can be listed, as YAML has them; empty for numbers, texts and sections."""
-    *sections, name = key.split(".")
-    classes: tuple[SectionClass, ...] = (root,)
-    for section in sections:
-        classes = _below(classes, section)
-    annotations = [model.model_fields[name].annotation for model in classes if name in model.model_fields]
-    return list(dict.fromkeys(choice for annotation in annotations for choice in _choices_in(annotation)))
-
-
-def _choices_in(annotation: object) -> Iterator[str]:
-    if annotation is bool:
-        yield from ("true", "false")
-    if get_origin(annotation) is dict:  # a mapping, whose keys are no values
-        return
-    for part in get_args(annotation):
-        yield from (part,) if isinstance(part, str) else _choices_in(part)
-
-
 def _data_path(location: tuple[str | int, ...], root: SectionClass) -> tuple[Path, tuple[SectionClass, ...]]:
     """Translate the place of a pydantic error, which also names the chosen ``type`` of sections that have several."""
     path: Path = ()
@@ -292,38 +238,11 @@ def _data_path(location: tuple[str | int, ...], root: SectionClass) -> tuple[Pat
         if part == OWN:  # of a name; that of a section is taken with the section
             continue
         path, owners = (*path, part), owners if isinstance(part, int) else classes
-        classes = _below(classes, part)
+        classes = below(classes, part)
         if len(classes) > 1 and parts:
-            classes = _of_type(classes, parts.pop(0))
+            classes = of_type(classes, parts.pop(0))
     return path, owners
-
-
-def _below(classes: tuple[SectionClass, ...], part: str | int) -> tuple[SectionClass, ...]:
-    """Return the classes one step down the path; an item of a list or mapping of sections has those of all items."""
-    fields = [model.model_fields[part] for model in classes if isinstance(part, str) and part in model.model_fields]
-    if not fields and len(classes) == 1:
-        return classes
-    return tuple(found for field in fields for found in _classes_in(field.annotation))
-
-
-def _of_type(classes: tuple[SectionClass, ...], section_type: object) -> tuple[SectionClass, ...]:
-    """Return the class with this ``type``, as a tuple that is empty if there is none."""
-    if isinstance(section_type, str) and (section_type == OWN or ":" in section_type):
-        return tuple(model for model in classes if model.model_fields["type"].annotation is str)
-    return tuple(model for model in classes if section_type in get_args(model.model_fields["type"].annotation))
-
-
-def _type_of(model: SectionClass) -> str:
-    """Return how the ``type`` of a section is written."""
-    field = model.model_fields["type"]
-    return "package.module:Name" if field.is_required() else str(field.default)
 
 
 def _field_at(classes: Iterable[SectionClass], key: str) -> FieldInfo | None:
     return next((model.model_fields[key] for model in classes if key in model.model_fields), None)
-
-
-def _classes_in(annotation: Any) -> tuple[SectionClass, ...]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return (annotation,)
-    return tuple(model for inner in get_args(annotation) for model in _classes_in(inner))

@@ -28,7 +28,8 @@ from yaml.scanner import Scanner
 from harness.core.errors import UserError
 from harness.core.named_files import NamedFiles, display
 from harness.core.regular_files import read_regular
-from harness.scenario.check import foreign_keys, lapsed_keys, problems_of
+from harness.scenario.check import problems_of
+from harness.scenario.keys import foreign_keys, lapsed_keys
 from harness.scenario.problems import Path as KeyPath
 from harness.scenario.problems import Problem, as_user_error, dotted, shown
 from harness.scenario.schema import Scenario

@@ -7,7 +7,7 @@ import yaml
 
 from harness.core.trace import Stage
 from harness.scenario import Scenario, expand, load_scenario
-from harness.scenario.check import dotted_keys
+from harness.scenario.keys import dotted_keys
 from tests.docs.pages import FENCE, ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -15,20 +15,15 @@ def broken(**settings):
 
 
 CASES = {
-    "nothing is sampled again": (
-        {"dynamic_sampling": {"prompt": "same"}},
-        ("dynamic_sampling_is_on", "0", "1"),
-        ["dynamic_sampling.prompt", "dynamic_sampling.attempts"],
-    ),
     "equal rewards with an advantage": (
         {**ON, "advantage": {"delta": "max_rewards"}},
         ("discarded_groups_teach_nothing", "", "0"),
-        ["dynamic_sampling.attempts", "advantage.delta"],
+        ["dynamic_sampling", "advantage.delta"],
     ),
     "no baseline": (
         {**ON, "loss": {"type": "no_baseline"}},
         ("discarded_groups_teach_nothing", "", "0"),
-        ["dynamic_sampling.attempts", "loss.type"],
+        ["dynamic_sampling", "loss.type"],
     ),
     "a group of one": (
         {
@@ -38,12 +33,12 @@ CASES = {
             "advantage": {"delta": "own", "function": "a:b"},
         },
         ("discarded_groups_teach_nothing", "1", "2"),
-        ["group_size", "dynamic_sampling.attempts"],
+        ["group_size", "dynamic_sampling"],
     ),
     "equal rollouts": (
         {**ON, "endpoint": "reward_at_rollouts"},
         ("rollouts_are_equal", "", "0"),
-        ["endpoint", "dynamic_sampling.attempts"],
+        ["endpoint", "dynamic_sampling"],
     ),
 }
 
@@ -54,7 +49,7 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(name, message_is):
     (problem,) = broken(**settings)
     what, _, named = problem.what.partition(" [rule: ")
     assert (named, facts(what), facts(problem.fix)) == (f"{rule}]", said, advised)
-    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    assert sorted(".".join(map(str, path)) for path in problem.paths) == sorted(keys)
     message_is(f"{problem.what}\n{problem.fix}")
 
 

@@ -67,7 +67,7 @@ CASES = [
         "ranks_share_something",
         "2",
         "",
-        ["placement.interface", "placement.learner.ranks"],
+        ["placement.interface", "placement.learner.ranks", "placement.address"],
     ),
     (of_ranks(3, mesh={"replicate": 2}), "mesh_takes_all_ranks", "3 2 2 1", "4", MESH),
     (of_ranks(6, mesh={"replicate": 2, "tensor": 2}), "mesh_takes_all_ranks", "6 4 2 2", "8", MESH),
@@ -78,13 +78,6 @@ CASES = [
         "2",
         "2",
         ["learner.mesh.replicate", "learner.sharding"],
-    ),
-    (
-        of_ranks(2, "ddp", reduce_dtype="bfloat16"),
-        "gradients_are_added_up_by_fsdp2",
-        "16 32",
-        "",
-        ["learner.reduce_dtype", "learner.sharding"],
     ),
     (
         of_ranks(9) | {"minibatches_per_epoch": 8},
@@ -193,20 +186,6 @@ CASES = [
         ["faults.slow_rank", "placement.learner.ranks"],
     ),
     (
-        of_ranks(2) | {"faults": {"dead_rank": {"rank": 2, "step": 0}}},
-        "rank_faults_strike",
-        "2 2 1",
-        "1",
-        ["faults.dead_rank", "placement.learner.ranks"],
-    ),
-    (
-        of_ranks(2) | {"steps": 8, "faults": {"hung_rank": {"rank": 1, "step": 8}}},
-        "rank_faults_strike",
-        "8 8 7",
-        "7",
-        ["faults.hung_rank", "steps"],
-    ),
-    (
         of_ranks(2, "deepspeed") | {"checkpoint": {"every": 5}},
         "checkpoints_have_a_state",
         "5",
@@ -228,27 +207,6 @@ CASES = [
         ["checkpoint.every", "interleaving"],
     ),
     (
-        of_ranks(2) | {"faults": {"learner_restarts": 3}},
-        "restarts_have_a_checkpoint",
-        "3",
-        "10 0",
-        ["faults.learner_restarts", "checkpoint.every"],
-    ),
-    (
-        {"checkpoint": {"every": 5}, "faults": {"learner_restarts": 3}},
-        "restarts_have_a_checkpoint",
-        "3",
-        "0",
-        ["faults.learner_restarts", "transport.type"],
-    ),
-    (
-        {"transport": {"type": "gloo"}, "checkpoint": {"every": 5}, "faults": {"learner_restarts": 1}},
-        "restarts_have_a_checkpoint",
-        "1",
-        "0",
-        ["faults.learner_restarts", "transport.type"],
-    ),
-    (
         {"save_policy": False, "save_policy_every": 5},
         "kept_policies_are_saved",
         "5",
@@ -268,35 +226,6 @@ CASES = [
         "9 8 7",
         "0 7",
         ["checkpoint.keep_steps", "steps"],
-    ),
-    (
-        {
-            "max_lag": 2,
-            "lag_control": "in_flight",
-            "engine": {"type": "vllm"},
-            "transport": {"type": "shared_memory"},
-            "placement": {"colocated": False},
-            "arrivals": {"record": True},
-        },
-        "arrivals_are_events_of_the_loop",
-        "",
-        "",
-        ["arrivals.record", "lag_control", "engine.type"],
-    ),
-    (
-        {"blocks": 6, "arrivals": {"repeat": "results/mine"}},
-        "one_run_is_repeated",
-        "",
-        "",
-        ["arrivals.repeat", "blocks"],
-    ),
-    (
-        of_ranks(2)
-        | {"arrivals": {"repeat": "results/mine"}, "checkpoint": {"every": 5}, "faults": {"learner_restarts": 2}},
-        "what_is_repeated_runs_through",
-        "2",
-        "0",
-        ["arrivals.repeat", "faults.learner_restarts"],
     ),
     (
         of_ranks(2)
@@ -329,10 +258,10 @@ def test_a_part_that_streams_has_its_share_of_the_microbatches() -> None:
     assert (microbatches(whole), given_at_once(whole)) == (4, 64)
 
 
-def test_faults_of_the_last_rank_in_the_last_step_are_taken() -> None:
-    moment = {"rank": 1, "step": 7}
-    faults = {"slow_rank": {"rank": 1, "share": 0.3}, "dead_rank": moment, "hung_rank": moment}
-    assert broken_rules(Scenario.model_validate(of_ranks(2) | {"steps": 8, "faults": faults})) == []
+def test_a_fault_of_the_last_rank_is_taken() -> None:
+    assert (
+        broken_rules(Scenario.model_validate(of_ranks(2) | {"faults": {"slow_rank": {"rank": 1, "share": 0.3}}})) == []
+    )
 
 
 @pytest.mark.parametrize(("step", "is_one"), [(7, True), (8, False)])
@@ -354,7 +283,7 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
     what, _, named = problem.what.partition(" [rule: ")
     found = [number for number in facts(what).split() if number.isdigit()]
     assert (named, " ".join(found)) == (f"{rule}]", said)
-    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    assert sorted(".".join(map(str, path)) for path in problem.paths) == sorted(keys)
     message_is(f"{problem.what}\n{problem.fix}")
 
 
@@ -365,7 +294,6 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
         (of_ranks(1), MeshShape()),
         (of_ranks(2, "ddp"), MeshShape(replicate=2)),
         (of_ranks(3), MeshShape(shard=3)),
-        (of_ranks(2, reduce_dtype="bfloat16"), MeshShape(shard=2)),
         (of_ranks(8, mesh={"replicate": 2, "tensor": 2}), MeshShape(2, 2, 2)),
         (of_ranks(4, "ddp", mesh={"tensor": 2}), MeshShape(2, 1, 2)),
         (of_ranks(2, mesh={"tensor": 2}), MeshShape(tensor=2)),

@@ -81,7 +81,7 @@ def test_a_broken_rule_says_its_name_values_fix_and_keys(settings, what, fix, ke
     (problem,) = [problem for problem in broken(**settings) if problem.what == what] or broken(**settings)[:1]
     assert problem.what == what
     assert problem.fix == fix
-    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    assert sorted(".".join(map(str, path)) for path in problem.paths) == sorted(keys)
 
 
 def own(path="losses:mine", **loss):
@@ -160,11 +160,6 @@ def own(path="losses:mine", **loss):
             "sampling.min_tokens sampling.pinned_lengths",
         ),
         (
-            {"replay": {"capacity": 16, "max_uses": 1}},
-            "groups_stay_to_be_replayed",
-            "replay.max_uses replay.sample_groups",
-        ),
-        (
             {"checkpoint": {"asynchronous": True, "keep": 3}},
             "checkpoints_are_made",
             "checkpoint.keep checkpoint.asynchronous checkpoint.every",
@@ -231,8 +226,6 @@ def test_an_option_that_would_do_nothing_is_refused(settings, rule, keys, messag
         {"loss": {"type": "unclipped"}, "max_lag": 1, "placement": {"colocated": False}},
         {"loss": {"type": "naive"}, "epochs_per_batch": 10, "allow_uncorrected": True},
         {"optimizer": {"max_grad_norm": None}},
-        {"replay": {"capacity": 16, "max_uses": 1, "sample_groups": 7}},
-        {"replay": {"capacity": 16, "max_uses": 2, "max_age": 1}},
         {"checkpoint": {"asynchronous": True, "keep": 3, "every": 5}},
         {"optimizer": {"schedule": "cosine", "warmup_steps": 59}},
         {"loss": {"ratio_level": "sequence", "cliprange": 0.09}},

@@ -255,13 +255,6 @@ CASES = [
         ["loss.kl.alpha", "loss.kl.reference"],
     ),
     (
-        {"loss": {"kl": {"polyak_every": 5}}},
-        "polyak_weight",
-        "5",
-        "",
-        ["loss.kl.polyak_every", "loss.kl.reference"],
-    ),
-    (
         {"loss": {"kl": {"reference": "polyak", "alpha": 0.5, "reclone_every": 5}}},
         "reclone_interval",
         "5",
@@ -290,7 +283,7 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
     (problem,) = broken(**settings)
     what, _, named = problem.what.partition(" [rule: ")
     assert (named, facts(what), facts(problem.fix)) == (f"{rule}]", said, advised)
-    assert [".".join(map(str, path)) for path in problem.paths] == keys
+    assert sorted(".".join(map(str, path)) for path in problem.paths) == sorted(keys)
     message_is(f"{problem.what}\n{problem.fix}")
 
 
@@ -320,7 +313,6 @@ def test_a_broken_rule_says_its_name_numbers_fix_and_keys(settings, rule, said, 
         {"evaluation": {"prompts": 4}},
         {"loss": {"kl": {"reference": "reclone", "reclone_every": 5}}},
         {"loss": {"kl": {"reference": "polyak", "alpha": 0.5}}},
-        {"loss": {"kl": {"reference": "polyak", "alpha": 0.5, "polyak_every": 5}}},
         {"optimizer": {"schedule": "linear", "min_learning_rate_ratio": 0.1, "warmup_ratio": 0.1}},
         {"optimizer": {"warmup_steps": 1000}},
         {"loss": {"constant": 16, "aggregation": "constant"}},
