@@ -263,8 +263,8 @@ def _meant(word: str, value: str, guess: bool) -> str | None:
         guess: go by the spelling, too.
     """
     from harness.scenario import Scenario
+    from harness.scenario.foreign_names import AS_A_SWITCH, NOT_OFFERED, leaf_of, setting_called, settings_ending_in
     from harness.scenario.keys import dotted_keys
-    from harness.scenario.meanings import AS_A_SWITCH, NOT_OFFERED, leaf_of, setting_called, settings_ending_in
 
     keys, leaf = list(dotted_keys(Scenario)), leaf_of(word)
     if leaf in NOT_OFFERED:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from harness.core.own_code import import_function, import_part, module_hash
 from harness.probes.load import load_profile
 from harness.scenario import Scenario
-from harness.settings.engine import OwnEngineSettings
-from harness.settings.task import JsonlTaskSettings, OwnTaskSettings
+from harness.settings.engine import PluginEngineSettings
+from harness.settings.task import JsonlTaskSettings, PluginTaskSettings
 
 
 def own_names(scenario: Scenario) -> dict[str, str]:
@@ -58,9 +58,9 @@ def check_own_code(scenario: Scenario) -> None:
             import_part(name, OWN_TRACKER, {})
         elif key.startswith("profile"):
             import_part(name, OWN_PROBE, {})
-    if isinstance(scenario.task, OwnTaskSettings):
+    if isinstance(scenario.task, PluginTaskSettings):
         import_part(scenario.task.type, OWN_TASK, scenario.task.options)
-    if isinstance(scenario.engine, OwnEngineSettings):
+    if isinstance(scenario.engine, PluginEngineSettings):
         import_part(scenario.engine.type, OWN_ENGINE, scenario.engine.options)
     own_functions(scenario)
 

@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.core.experiment import FEWEST_TO_STOP
-from harness.scenario.check import check_variant
-from harness.scenario.problems import MOST_TOLD, Path, Problem, as_user_error, broken, dotted, shown
+from harness.scenario.keys import Path
+from harness.scenario.messages import problems_of
+from harness.scenario.problems import MOST_TOLD, Problem, as_user_error, broken, dotted, shown
+from harness.scenario.rules import broken_rules
 from harness.scenario.schema import Scenario
-from harness.scenario.yaml_files import Tree, paths_in, tree_of_key, value_at
+from harness.scenario.tree import Tree, paths_in, tree_of_key, value_at
 
 MAX_VARIANTS = 10_000
 _FIXED_KEYS = ("name", "arms", "sweep", "extends", "endpoint", "blocks", "interleaving", "stop_at_half_width")
@@ -75,7 +79,7 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     arms: list[str | None] = [*scenario.arms] or [None]
     for point, arm in itertools.product(_points(scenario.sweep), arms):
         changes = [] if arm is None else _changes(tree, ("arms", arm), scenario.arms[arm])
-        resolved, wrong = check_variant(base.overlaid(*changes, *_changes(tree, ("sweep",), point)))
+        resolved, wrong = check_variant(base.overlaid(Scenario, *changes, *_changes(tree, ("sweep",), point)))
         label = _label(arm, point)
         for problem in wrong:
             found.setdefault(problem, []).append(label)
@@ -281,3 +285,25 @@ def _with_folder_names(variants: list[Variant]) -> list[Variant]:
         taken.add(name.casefold())
         named.append(replace(variant, name=name))
     return named
+
+
+def parse_scenario(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
+    """Check the keys, types and bounds of a scenario.
+
+    Returns:
+        the scenario (None where there are problems) and every problem, with the place where it was written.
+    """
+    problems, scenario = list(tree.problems), None
+    try:
+        scenario = Scenario.model_validate(tree.data)
+    except ValidationError as error:
+        problems += problems_of(error, Scenario)
+    return (None if problems else scenario), [problem.located(tree.origins) for problem in problems]
+
+
+def check_variant(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
+    """Check a scenario without arms and sweep: keys, types and bounds, then the rules."""
+    scenario, problems = parse_scenario(tree)
+    if scenario is not None:
+        problems = [problem.located(tree.origins) for problem in broken_rules(scenario)]
+    return (None if problems else scenario), problems

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from harness.settings.base import OWN, HoldsFor
+from harness.settings.base import PLUGIN, HoldsFor
 
 SectionClass = type[BaseModel]
 Path = tuple[str | int, ...]
@@ -75,7 +75,7 @@ def below(classes: tuple[SectionClass, ...], part: str | int) -> tuple[SectionCl
 
 def of_type(classes: tuple[SectionClass, ...], section_type: object) -> tuple[SectionClass, ...]:
     """Return the class with this ``type``, as a tuple that is empty if there is none."""
-    if isinstance(section_type, str) and (section_type == OWN or ":" in section_type):
+    if isinstance(section_type, str) and (section_type == PLUGIN or ":" in section_type):
         return tuple(model for model in classes if model.model_fields["type"].annotation is str)
     return tuple(model for model in classes if section_type in get_args(model.model_fields["type"].annotation))
 

@@ -12,11 +12,11 @@ from harness.settings.base import (
     FUNCTION,
     NAME,
     OF_HARNESS,
-    OF_USER,
+    OF_PLUGIN,
     Fraction,
     NonEmptyText,
-    OwnName,
-    OwnOptions,
+    PluginName,
+    PluginOptions,
     Seconds,
     Section,
     Seed,
@@ -193,12 +193,12 @@ class SortingTaskSettings(Section):
     """`positions`: numbers at their sorted place; `inclusion_ordering`: numbers that occur, and ordered neighbours."""
 
 
-class OwnTaskSettings(ChatSettings):
+class PluginTaskSettings(ChatSettings):
     """A task of your own: a class with prompts and a reward, see docs/extending.md."""
 
-    type: OwnName
+    type: PluginName
     """Your class as `package.module:Name`."""
-    options: OwnOptions = Field(default_factory=dict)
+    options: PluginOptions = Field(default_factory=dict)
     """Keyword arguments of the class."""
     reward_timeout_s: Seconds | None = 30.0
     """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit, and
@@ -211,7 +211,7 @@ TaskSettings = Annotated[
         BY_TYPE,
         OF_HARNESS,
     ]
-    | Annotated[OwnTaskSettings, OF_USER],
+    | Annotated[PluginTaskSettings, OF_PLUGIN],
     BY_COLON,
     usual_type("keywords"),
 ]

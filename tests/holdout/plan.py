@@ -13,9 +13,8 @@ from harness.core.errors import UserError
 from harness.core.named_files import NamedFiles
 from harness.results import Run, find_runs
 from harness.scenario import Scenario, expand
-from harness.scenario.load import check_data
+from harness.scenario.load import check_data, load_checked
 from harness.scenario.problems import Problem
-from harness.scenario.yaml_files import load_checked
 from harness.settings.base import Fraction, NonEmptyText, Section
 
 PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")

@@ -31,7 +31,7 @@ from harness.results.reader import parse_settings
 from harness.run.memory import memory_table
 from harness.scenario import Scenario, expand, load_scenario, resolved_yaml
 from harness.scenario.loop_plan import all_lanes, loop_plan
-from harness.scenario.yaml_files import parse_yaml
+from harness.scenario.tree import parse_yaml
 from harness.simulate.machine import load_machine
 from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn
 from harness.tasks.rows import Fields, read_prompts

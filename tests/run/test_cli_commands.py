@@ -12,8 +12,8 @@ from harness.core.installation import as_typed, how_to_install
 from harness.run.commands.list import EXAMINATIONS, QUESTIONS
 from harness.run.needs import needs_of
 from harness.scenario import SCENARIOS, Scenario, expand, load_scenario
+from harness.scenario.foreign_names import MEANT, NOT_OFFERED, SETTING_OF
 from harness.scenario.keys import dotted_keys
-from harness.scenario.meanings import MEANT, NOT_OFFERED, SETTING_OF
 from harness.simulate.dry_run import dry_run, plan_of
 from harness.simulate.machine import load_machine
 

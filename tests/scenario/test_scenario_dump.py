@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.scenario import Scenario, expand, json_schema, load_scenario, resolved_yaml, scenario_hash
 from harness.scenario.keys import dotted_keys
-from harness.scenario.yaml_files import parse_yaml
+from harness.scenario.tree import parse_yaml
 
 MANY = {
     "name": "many",
