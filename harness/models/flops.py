@@ -13,7 +13,7 @@ from typing import Any
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics, RolloutGroup
 from harness.models.shape import Shape, shape_for
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 PEAK_FLOPS: tuple[tuple[str, float, float | None], ...] = (
     ("B200", 2250e12, None),  # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703

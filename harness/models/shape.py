@@ -12,7 +12,7 @@ from typing import Any, Literal
 from harness.core.errors import UserError
 from harness.core.regular_files import read_regular
 from harness.models.config import PRESETS, PUBLISHED, ModelConfig, check_sizes
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 _ATTENTION_BIAS = {"qwen2": True}
 """Model types with biases on query, key and value that their ``config.json`` does not name."""

@@ -10,7 +10,7 @@ from harness.results.reader import load_run
 from harness.results.rows import ARRIVALS, ArrivalRow
 from harness.results.writer import RunFolder
 from harness.run.resume import check_same
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 
 def arrivals_of(scenario: Scenario, folder: RunFolder) -> Arrivals:

@@ -23,7 +23,9 @@ from harness.results.writer import SCENARIO as RESOLVED
 from harness.run.arm_runner import ArmRunner
 from harness.run.interleaving import interleaving_of
 from harness.run.session import Experiment
-from harness.scenario import Scenario, Variant, resolved_yaml
+from harness.scenario.axes import Variant
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 
 Clock = Callable[[], float]
 

@@ -39,10 +39,10 @@ from harness.run.workers import (
     Trainer,
     first_probe_rows,
 )
-from harness.scenario import Scenario
 from harness.scenario.batch_plan import num_tokens
 from harness.scenario.derived import in_shards, mesh_shape, microbatches, offloaded, zero_stage
 from harness.scenario.loop_plan import rank_lanes
+from harness.scenario.schema import Scenario
 from harness.settings.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender

@@ -33,9 +33,9 @@ from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
 from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
-from harness.scenario import Scenario
 from harness.scenario.derived import offloaded
 from harness.scenario.loop_plan import all_lanes, loop_plan
+from harness.scenario.schema import Scenario
 from harness.transports.in_process import InProcessTransport
 
 T = TypeVar("T")

@@ -37,7 +37,7 @@ from harness.results.reader import read_manifest
 from harness.results.writer import MANIFEST
 from harness.run.own_code import hashes_of
 from harness.run.parts import kept_policies
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.task import ArithmeticTaskSettings, MathsTaskSettings
 from harness.tasks.arithmetic import PROMPT

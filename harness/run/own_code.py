@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.core.own_code import import_function, import_part, module_hash
 from harness.probes.load import load_profile
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.settings.engine import PluginEngineSettings
 from harness.settings.task import JsonlTaskSettings, PluginTaskSettings
 

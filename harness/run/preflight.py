@@ -23,9 +23,10 @@ from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
 from harness.run.needs import gpus_reserved
 from harness.run.own_code import check_own_code
-from harness.scenario import Scenario, Variant, identical_arms
+from harness.scenario.axes import Variant, identical_arms
 from harness.scenario.derived import workers_of
 from harness.scenario.loop_plan import all_lanes
+from harness.scenario.schema import Scenario
 
 
 def check_before_start(

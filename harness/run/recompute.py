@@ -40,7 +40,7 @@ from harness.run.own_code import hashes_of
 from harness.run.policy import Policy
 from harness.run.resume import check_same
 from harness.run.workers import LearnerWorker
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.tasks.scoring import RewardFailed
 from harness.transports.in_process import InProcessTransport
 

@@ -38,7 +38,9 @@ from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experim
 from harness.run.inputs import date_of_runs, named_inputs
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.parts import RunningParts, kept_policies
-from harness.scenario import Scenario, Variant, resolved_yaml
+from harness.scenario.axes import Variant
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 
 if TYPE_CHECKING:
     from harness.run.resume import Resume

@@ -33,8 +33,8 @@ from harness.core.trace import Stage
 from harness.core.types import RolloutGroup
 from harness.models.shape import Shape, shape_for
 from harness.run.memory.learner import state_bytes
-from harness.scenario import Scenario
 from harness.scenario.derived import in_shards, microbatches
+from harness.scenario.schema import Scenario
 
 Features = dict[str, float]
 Group = tuple[int, Sequence[int]]

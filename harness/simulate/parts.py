@@ -26,7 +26,7 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.loop.state import LoopState
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import Seconds
 from harness.simulate.features import Features, Group, Workload, sizes_of
 from harness.simulate.ranks import RankCosts

@@ -19,10 +19,11 @@ from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.models.config import PRESETS, PUBLISHED
 from harness.run.memory.plan import plan_of
-from harness.scenario import Scenario, Variant, expand, load_scenario
-from harness.scenario.axes import check_variant
+from harness.scenario.axes import Variant, check_variant, expand
 from harness.scenario.derived import offloaded
+from harness.scenario.load import load_scenario
 from harness.scenario.problems import as_user_error
+from harness.scenario.schema import Scenario
 from harness.scenario.tree import Tree, parse_yaml, paths_in, tree_of_key
 from harness.simulate.forecast import Forecast, forecast
 from harness.simulate.machine import MachineProfile

@@ -17,7 +17,6 @@ from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBat
 from harness.loop import LoopPlan, Observer, RolloutCounts, SilentObserver, StepReport, run_loop
 from harness.models.shape import Shape
 from harness.results import EvaluationRow, StepRow, lane_kind, part_of
-from harness.scenario import Scenario
 from harness.scenario.derived import workers_of
 from harness.scenario.loop_plan import (
     all_lanes,
@@ -28,6 +27,7 @@ from harness.scenario.loop_plan import (
     threads_on,
     writer_lane,
 )
+from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.simulate.clock import VirtualClockLoop, run_virtual
 from harness.simulate.cost_model import CostModel, Draw, Seconds, engine_name, model_name

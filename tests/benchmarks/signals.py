@@ -36,7 +36,8 @@ from harness.results import Run, find_runs
 from harness.results.writer import MANIFEST
 from harness.run.actors.part import LEAST_START_S
 from harness.run.interleaving import interleaving_of, order_in_block, points_of
-from harness.scenario import expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from harness.scenario.loop_plan import all_lanes
 from tests.e2e.conftest import Traces
 

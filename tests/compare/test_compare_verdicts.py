@@ -34,7 +34,7 @@ from harness.core.errors import UserError
 from harness.report.tables import verdict_table
 from harness.results import RunFolder
 from harness.results.frames import Column, read_table
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from tests.stand_ins.members import made_experiment, made_run
 
 SETTINGS = {"max_lag": 0, "group_size": 8}

@@ -16,7 +16,8 @@ from harness.results import load_run
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.e2e.conftest import Traces
 from tests.e2e.test_resume_killed import ACTORS, RANKS, run_folder
 from tests.run.test_resume_run import SCENARIO, rows, unseen, write_scenario

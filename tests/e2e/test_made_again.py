@@ -8,7 +8,7 @@ import pytest
 
 from harness.results import load_run
 from harness.run.recompute import TOLERANCE, recompute
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from tests.e2e.test_resume_killed import RANKS, command, finished, run_folder
 from tests.run.test_resume_run import SCENARIO, rows, write_scenario
 

@@ -23,7 +23,8 @@ from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.settings.engine import VllmEngineSettings
 
 pytestmark = [

@@ -32,7 +32,7 @@ from harness.engines.sglang import (
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 MODEL = DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), max_position_embeddings=64))

@@ -7,7 +7,8 @@ import yaml
 from harness.grpo.advantages import Delta as GrpoDelta
 from harness.grpo.loss import SurrogateType
 from harness.learner.own_functions import ADVANTAGE_ARGUMENTS, LOSS_ARGUMENTS
-from harness.scenario import expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from harness.settings.loss import AdvantageSettings, Delta, ImportanceSettings, KlSettings, LossSettings, LossType
 from harness.settings.optimizer import OptimizerSettings
 

@@ -10,7 +10,7 @@ import pytest
 from harness.learner.warm_start.presets import preset_config, preset_curriculum
 from harness.models.config import PRESETS, PUBLIC_SHAPES, shape_config
 from harness.models.shape import read_shape, shape_for, shape_of, shape_of_own
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
 

@@ -12,7 +12,7 @@ from harness.core.trace import Span, Stage
 from harness.core.types import RolloutGroup
 from harness.models.flops import Utilisation, utilisation_of
 from harness.models.shape import Shape
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 
 SHAPE = Shape(
     vocab_size=10,

@@ -31,7 +31,9 @@ from harness.run.builders import (
 from harness.run.factory import PartsFactory
 from harness.run.policy import Policy, ResponseEnds, response_ends
 from harness.run.start import check_fits, start_notes
-from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.transports.in_process import InProcessTransport
 
 ROOT = Path(__file__).parents[2]

@@ -28,8 +28,9 @@ from harness.run.memory.plan import (
     make_plan,
     plan_of,
 )
-from harness.scenario import Scenario, load_scenario
 from harness.scenario.batch_plan import BatchLengths, plan_batch
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 
 GIB = 2**30
 CONFIG = PUBLIC_SHAPES["qwen2.5-math-1.5b"]

@@ -26,7 +26,7 @@ from harness.results.manifest import MADE_OF
 from harness.results.reader import load_run
 from harness.results.trackers import OWN_TRACKER, MetricStream
 from harness.run.own_code import check_own_code, own_names
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.testing import EngineContract, TaskContract, TrackerContract, TransportContract
 
 ROOT = Path(__file__).parents[2]
@@ -282,7 +282,7 @@ def test_own_parts_are_settings_as_others(message_is: Callable[..., None], tmp_p
         "transport: {type: nixl, preallocate: false}\n"
         "arms: {theirs: {}, mine: {transport.type: 'my.parts:FAST', transport.options: {size: 3}}}\n"
     )
-    from harness.scenario import expand
+    from harness.scenario.axes import expand
 
     theirs, mine = (variant.scenario for variant in expand(load_scenario(path)))
     assert theirs.transport.type == "nixl"

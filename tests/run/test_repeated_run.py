@@ -16,7 +16,8 @@ from harness.results import load_run
 from harness.run.arrivals import recorded_arrivals
 from harness.run.experiment import run_scenario
 from harness.run.inprocess import InProcessGenerator, InProcessLearner, InProcessParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.run.test_resume_run import SCENARIO, rows, standing_in, unseen, write_scenario
 
 ASYNCHRONOUS = SCENARIO.replace(

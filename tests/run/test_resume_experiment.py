@@ -30,7 +30,9 @@ from harness.run.policy import Policy
 from harness.run.resume import find_continuation, find_unfinished
 from harness.run.sweep import SweepOptions, run_sweep
 from harness.run.sweep.identity import find_experiment
-from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.parts import SimulatedLearner
 from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 

@@ -3,8 +3,9 @@
 import pytest
 
 from harness.loop import DynamicSamplingOptions
-from harness.scenario import Scenario, broken_rules
 from harness.scenario.loop_plan import loop_plan
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 from tests.messages import facts
 
 ON = {"dynamic_sampling": {"attempts": 3}}

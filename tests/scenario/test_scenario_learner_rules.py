@@ -4,8 +4,9 @@ from itertools import product
 
 import pytest
 
-from harness.scenario import Scenario, broken_rules
 from harness.scenario.derived import given_at_once, mesh_shape, microbatches
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 from harness.settings.learner import MeshShape
 from tests.messages import facts
 

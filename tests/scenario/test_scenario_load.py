@@ -7,7 +7,9 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.grpo import LossOptions
-from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.task import JsonlTaskSettings
 from tests.messages import facts

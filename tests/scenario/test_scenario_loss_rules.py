@@ -2,7 +2,10 @@
 
 import pytest
 
-from harness.scenario import Scenario, broken_rules, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 from harness.settings.loss import AdvantageSettings
 
 SORTING = {"task": {"type": "sorting"}, "model": {"type": "sorting"}}

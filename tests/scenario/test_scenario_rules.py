@@ -3,8 +3,11 @@
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import Scenario, broken_rules, expand, load_scenario
+from harness.scenario.axes import expand
 from harness.scenario.derived import no_gpu_error
+from harness.scenario.load import load_scenario
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 from tests.messages import facts
 
 

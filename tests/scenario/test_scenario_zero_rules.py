@@ -2,8 +2,9 @@
 
 import pytest
 
-from harness.scenario import Scenario, broken_rules
 from harness.scenario.derived import mesh_shape, zero_stage
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 from harness.settings.learner import MeshShape
 from tests.messages import facts
 

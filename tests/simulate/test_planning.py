@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.scenario import Scenario
 from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, threads_on
+from harness.scenario.schema import Scenario
 from harness.simulate.lengths import number_of_prompts
 from harness.tasks import JsonlTask
 

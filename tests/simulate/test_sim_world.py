@@ -12,7 +12,7 @@ from harness.models.shape import shape_for
 from harness.results import RunFolder
 from harness.results.recorder import RunRecorder
 from harness.run.memory.learner import state_bytes
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.cost_model import CostModel
 from harness.simulate.forecast import checkpoint_cost

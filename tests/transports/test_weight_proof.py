@@ -25,7 +25,7 @@ from harness.results.frames import table_of
 from harness.run.builders import mismatch_bound
 from harness.run.experiment import run_scenario
 from harness.run.workers import LearnerWorker, engine_mismatch, load_weights, probe_rows, publish_weights
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.transports.in_process import InProcessTransport
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)

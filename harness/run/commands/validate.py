@@ -11,7 +11,8 @@ from harness.core.arguments import json_argument
 from harness.run.commands.arguments import scenario_arguments
 
 if TYPE_CHECKING:
-    from harness.scenario import Scenario, Variant
+    from harness.scenario.axes import Variant
+    from harness.scenario.schema import Scenario
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the scenario and print what it would run; return the exit code."""
     from harness.run.data_files import data_lines
-    from harness.scenario import changes_of, expand, identical_arms, load_scenario, resolved_yaml
+    from harness.scenario.axes import changes_of, expand, identical_arms
+    from harness.scenario.load import load_scenario, resolved_yaml
 
     scenario = load_scenario(options.scenario, options.set)
     if options.resolved:

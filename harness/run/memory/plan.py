@@ -24,9 +24,9 @@ from harness.run.memory.learner import (
     learner_amounts,
     startup_amounts,
 )
-from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated, workers_of
 from harness.scenario.loop_plan import lanes_of, rank_lanes
+from harness.scenario.schema import Scenario
 
 Device = Literal["cpu", "cuda"]
 

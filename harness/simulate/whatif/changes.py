@@ -18,9 +18,9 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.results import Run, find_run_folders, load_run, read_manifest
 from harness.results.writer import SCENARIO
-from harness.scenario import Scenario
 from harness.scenario.axes import check_variant, differing
 from harness.scenario.problems import as_user_error
+from harness.scenario.schema import Scenario
 from harness.scenario.tree import Tree, parse_yaml, paths_in, tree_of_key
 from harness.simulate.machine import MachineProfile, known_machines, load_machine, measured_on
 from harness.simulate.whatif.recording import Recording
