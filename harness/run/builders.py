@@ -41,7 +41,7 @@ from harness.run.workers import (
 )
 from harness.scenario.batch_plan import num_tokens
 from harness.scenario.derived import in_shards, mesh_shape, microbatches, offloaded, zero_stage
-from harness.scenario.loop_plan import rank_lanes
+from harness.scenario.lanes import rank_lanes
 from harness.scenario.schema import Scenario
 from harness.settings.loss import KlSettings
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards

@@ -34,7 +34,8 @@ from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_fold
 from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario.derived import offloaded
-from harness.scenario.loop_plan import all_lanes, loop_plan
+from harness.scenario.lanes import all_lanes
+from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.transports.in_process import InProcessTransport
 

@@ -20,7 +20,7 @@ from harness.probes.tracers import Tracers
 from harness.probes.windows import collect_traces, lanes_in, process_name
 from harness.results.manifest import Input
 from harness.results.writer import POLICIES, POLICY
-from harness.scenario.loop_plan import all_lanes
+from harness.scenario.lanes import all_lanes
 from harness.scenario.schema import Scenario
 
 

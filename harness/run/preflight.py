@@ -25,7 +25,7 @@ from harness.run.needs import gpus_reserved
 from harness.run.own_code import check_own_code
 from harness.scenario.axes import Variant, identical_arms
 from harness.scenario.derived import workers_of
-from harness.scenario.loop_plan import all_lanes
+from harness.scenario.lanes import all_lanes
 from harness.scenario.schema import Scenario
 
 

@@ -38,7 +38,7 @@ from harness.run.interleaving import alternating_order
 from harness.run.session import Experiment
 from harness.run.workers import load_weights, publish_weights
 from harness.scenario.axes import Variant
-from harness.scenario.loop_plan import numbered_lanes
+from harness.scenario.lanes import numbered_lanes
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.settings.transport import TransportSweepSettings

@@ -35,8 +35,7 @@ import numpy.typing as npt
 
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
-from harness.scenario.derived import workers_of
-from harness.scenario.loop_plan import threads_on
+from harness.scenario.derived import threads_on, workers_of
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.simulate.features import Features

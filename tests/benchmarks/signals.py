@@ -37,8 +37,8 @@ from harness.results.writer import MANIFEST
 from harness.run.actors.part import LEAST_START_S
 from harness.run.interleaving import interleaving_of, order_in_block, points_of
 from harness.scenario.axes import expand
+from harness.scenario.lanes import all_lanes
 from harness.scenario.load import load_scenario
-from harness.scenario.loop_plan import all_lanes
 from tests.e2e.conftest import Traces
 
 STALL_AFTER_S = 30.0

@@ -30,8 +30,9 @@ from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
 from harness.run.memory import memory_table
 from harness.scenario.axes import expand
+from harness.scenario.lanes import all_lanes
 from harness.scenario.load import load_scenario, resolved_yaml
-from harness.scenario.loop_plan import all_lanes, loop_plan
+from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.scenario.tree import parse_yaml
 from harness.simulate.machine import load_machine

@@ -25,7 +25,7 @@ from harness.run.memory.learner import (
     startup_amounts,
 )
 from harness.scenario.derived import places_of_colocated, workers_of
-from harness.scenario.loop_plan import lanes_of, rank_lanes
+from harness.scenario.lanes import lanes_of, rank_lanes
 from harness.scenario.schema import Scenario
 
 Device = Literal["cpu", "cuda"]

@@ -13,7 +13,9 @@ from harness.loop import LoopPlan
 from harness.results import Run, lane_kind
 from harness.results.frames import table_of
 from harness.results.occupancy import part_spans
-from harness.scenario.loop_plan import lanes_of, on_one_thread, replay_options
+from harness.scenario.derived import on_one_thread
+from harness.scenario.lanes import lanes_of
+from harness.scenario.loop_plan import replay_options
 from harness.scenario.schema import Scenario
 from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import stage_times, step_time, waiting_shares
