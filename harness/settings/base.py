@@ -39,8 +39,6 @@ FORMS = {
 FolderName = Annotated[str, Field(pattern=_NAME, max_length=100)]
 Precision = Literal["float32", "bfloat16", "float16"]
 NonEmptyText = Annotated[str, Field(min_length=1)]
-
-
 PluginName = Annotated[str, Field(pattern=FUNCTION)]
 """The user's own code, as `package.module:name`."""
 PluginOptions = Annotated[dict[str, Any], Field(max_length=100)]

@@ -151,8 +151,6 @@ TransportSettings = Annotated[
     BY_COLON,
     usual_type("in_process"),
 ]
-
-
 AnyTransportName = Annotated[Annotated[TransportName, OF_HARNESS] | Annotated[PluginName, OF_PLUGIN], BY_COLON]
 
 

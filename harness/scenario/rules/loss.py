@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
-from harness.scenario.rules.rule import Rule, any_of, given, value_of, written
+from harness.scenario.rules.rule import Rule, any_of, given, only_with, value_of, written
 from harness.scenario.schema import Scenario
 from harness.settings.loss import CLIP_RANGE, CLIPPED, LEAST_FOR_TOKENS, WITH_RATIO
 
@@ -147,30 +147,15 @@ RULES = (
         "loss.kl.reference is reclone, and loss.kl.reclone_every is null",
         "set loss.kl.reclone_every to 10",
     ),
-    Rule(
-        "reclone_interval",
-        lambda s: s.loss.kl.reference != "reclone" and s.loss.kl.reclone_every,
-        "loss.kl.reclone_every is {loss.kl.reclone_every}, must be null with loss.kl.reference {loss.kl.reference}",
-        "set loss.kl.reference to reclone, or leave loss.kl.reclone_every out",
-    ),
+    only_with("reclone_interval", "loss.kl.reclone_every", "loss.kl.reference", "reclone"),
     Rule(
         "polyak_weight",
         lambda s: s.loss.kl.reference == "polyak" and s.loss.kl.alpha is None,
         "loss.kl.reference is polyak, and loss.kl.alpha is null",
         "set loss.kl.alpha to 0.1",
     ),
-    Rule(
-        "polyak_weight",
-        lambda s: s.loss.kl.reference != "polyak" and s.loss.kl.alpha,
-        "loss.kl.alpha is {loss.kl.alpha}, must be null with loss.kl.reference {loss.kl.reference}",
-        "set loss.kl.reference to polyak, or leave loss.kl.alpha out",
-    ),
-    Rule(
-        "constant_is_used",
-        lambda s: s.loss.constant and s.loss.aggregation != "constant",
-        "loss.constant is {loss.constant}, must be null with loss.aggregation {loss.aggregation}",
-        "set loss.aggregation to constant, or leave loss.constant out",
-    ),
+    only_with("polyak_weight", "loss.kl.alpha", "loss.kl.reference", "polyak"),
+    only_with("constant_is_used", "loss.constant", "loss.aggregation", "constant"),
     Rule(
         "importance_has_two_policies",
         lambda s: s.loss.importance.mode != "off" and s.loss.proximal == "engine" and s.behaviour_is_older,
@@ -220,12 +205,7 @@ RULES = (
         "{given} {are} set with loss.importance.mode tis",
         "set loss.importance.mode to icepop, or leave {given} out",
     ),
-    Rule(
-        "ratio_level_is_used",
-        lambda s: s.loss.ratio_level != "token" and s.loss.type not in WITH_RATIO,
-        "loss.ratio_level is {loss.ratio_level}, must be token with loss.type {loss.type}, which has no such ratio",
-        f"set loss.type to {any_of(WITH_RATIO)}, or leave loss.ratio_level out",
-    ),
+    only_with("ratio_level_is_used", "loss.ratio_level", "loss.type", *WITH_RATIO, why=", which has no such ratio"),
     Rule(
         "clip_range_is_used",
         lambda s: s.loss.type not in CLIPPED and given(s, *(f"loss.{name}" for name in CLIP_RANGE)),
@@ -239,12 +219,7 @@ RULES = (
         "never comes so far, so that nothing would be clipped",
         "leave loss.{name} out, which takes GSPO's own (0.0003 and 0.0004), or set loss.type to unclipped",
     ),
-    Rule(
-        "dual_clip_is_used",
-        lambda s: s.loss.dual_clip and s.loss.type != "grpo_clip",
-        "loss.dual_clip is {loss.dual_clip}, must be null with loss.type {loss.type}",
-        "set loss.type to grpo_clip, or leave loss.dual_clip out",
-    ),
+    only_with("dual_clip_is_used", "loss.dual_clip", "loss.type", "grpo_clip"),
     Rule(
         "dual_clip_is_used",
         lambda s: s.loss.dual_clip and s.advantage.delta in ("max_rewards", "max_centered_rewards"),
@@ -284,13 +259,7 @@ RULES = (
         "which is {warmup_optimizer_steps} of {num_optimizer_steps} optimizer steps",
         "leave one of the two out",
     ),
-    Rule(
-        "minimum_is_reached",
-        lambda s: s.optimizer.min_learning_rate_ratio and s.optimizer.schedule == "constant",
-        "optimizer.min_learning_rate_ratio is {optimizer.min_learning_rate_ratio}, must be 0 with optimizer.schedule "
-        "constant",
-        "set optimizer.schedule to cosine or linear, or leave optimizer.min_learning_rate_ratio out",
-    ),
+    only_with("minimum_is_reached", "optimizer.min_learning_rate_ratio", "optimizer.schedule", "cosine", "linear"),
     Rule(
         "rate_is_reached",
         lambda s: s.optimizer.schedule != "constant" and s.warmup_optimizer_steps >= s.num_optimizer_steps,

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from harness.scenario.keys import dotted_keys
+from harness.scenario.keys import SectionClass, dotted_keys
 from harness.scenario.problems import Problem, broken
 from harness.scenario.schema import Scenario
 
@@ -88,7 +88,23 @@ def given(scenario: Scenario, *keys: str) -> dict[str, str] | None:
 
 def _is_default(scenario: Scenario, key: str) -> bool:
     section, name = attrgetter(key.rpartition(".")[0])(scenario), key.rpartition(".")[2]
-    return bool(getattr(section, name) == type(section).model_fields[name].default)
+    return bool(getattr(section, name) == _default(type(section), name))
+
+
+@cache
+def _default(section: SectionClass, name: str) -> object:
+    return section.model_fields[name].default
+
+
+def only_with(name: str, key: str, other: str, *values: str, why: str = "") -> Rule:
+    """Return the rule that a setting means something only where another one has one of these values."""
+    usual = written(value_of(Scenario(), key))
+    return Rule(
+        name,
+        lambda scenario: value_of(scenario, other) not in values and given(scenario, key),
+        f"{key} is {{{key}}}, must be {usual} with {other} {{{other}}}{why}",
+        f"set {other} to {any_of(values)}, or leave {key} out",
+    )
 
 
 def any_of(values: Iterable[object]) -> str:
