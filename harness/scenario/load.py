@@ -27,7 +27,6 @@ from harness.scenario.tree import (
     Tree,
     parse_document,
     parse_yaml,
-    paths_in,
     tree_of_key,
 )
 
@@ -77,7 +76,7 @@ def check_data(data: Mapping[str, Any], subject: str) -> Scenario:
     Raises:
         UserError: it says something wrong; one error names every problem.
     """
-    return _checked(Tree(dict(data), dict.fromkeys(paths_in(data), subject)), subject)
+    return _checked(Tree.of(data, subject), subject)
 
 
 def _checked(tree: Tree, subject: str) -> Scenario:

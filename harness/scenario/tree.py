@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,11 @@ class Tree:
     origins: dict[Path, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any], origin: str) -> Tree:
+        """Return data of which every value comes from one place."""
+        return cls(dict(data), dict.fromkeys(paths_in(dict(data)), origin))
+
     def overlaid(self, root: SectionClass, *tops: Tree) -> Tree:
         """Return this tree with one layer of settings laid over it: mappings merge, anything else is replaced.
 
@@ -74,12 +79,12 @@ class Tree:
         return tree
 
     def _overlaid(self, root: SectionClass, top: Tree, layer: frozenset[Path]) -> Tree:
-        data = _merged(root, self.data, top.data, (), layer)
-        kept = {path: self.origins[path] for path in top.origins if path in self.origins and self._merges(top, path)}
-        return Tree(data, {**self.origins, **top.origins, **kept}, self.problems + top.problems)
+        def merges(path: Path) -> bool:
+            return isinstance(value_at(self.data, path), dict) and isinstance(value_at(top.data, path), dict)
 
-    def _merges(self, top: Tree, path: Path) -> bool:
-        return isinstance(value_at(self.data, path), dict) and isinstance(value_at(top.data, path), dict)
+        data = _merged(root, self.data, top.data, (), layer)
+        kept = {path: self.origins[path] for path in top.origins if path in self.origins and merges(path)}
+        return Tree(data, {**self.origins, **top.origins, **kept}, self.problems + top.problems)
 
     def without(self, *keys: str) -> Tree:
         """Return this tree without some of its top-level keys."""

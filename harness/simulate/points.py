@@ -24,7 +24,7 @@ from harness.scenario.derived import offloaded
 from harness.scenario.load import load_scenario
 from harness.scenario.problems import as_user_error
 from harness.scenario.schema import Scenario
-from harness.scenario.tree import Tree, parse_yaml, paths_in, tree_of_key
+from harness.scenario.tree import Tree, parse_yaml, tree_of_key
 from harness.simulate.forecast import Forecast, forecast
 from harness.simulate.machine import MachineProfile
 
@@ -379,7 +379,7 @@ class Worker:
 
     def __init__(self, question: Question) -> None:
         self._question, self._machine = question, question.machine
-        self._base = Tree(question.base, dict.fromkeys(paths_in(question.base), "the scenario"))
+        self._base = Tree.of(question.base, "the scenario")
 
     def answer(self, point: Point) -> Answer:
         """Simulate one point."""

@@ -7,6 +7,7 @@ from harness.scenario.schema import Scenario
 from harness.settings.replay import ReplaySettings
 
 _FOR_GPUS = ("nccl", "cuda_ipc")
+_OF_REPLAY = tuple(f"replay.{name}" for name in ReplaySettings.model_fields)
 
 
 def _only_with_actors(key: str, alone: object) -> Rule:
@@ -157,7 +158,7 @@ RULES = (
     ),
     Rule(
         "replay_holds_a_batch",
-        lambda s: s.replay.capacity == 0 and given(s, *(f"replay.{name}" for name in ReplaySettings.model_fields)),
+        lambda s: s.replay.capacity == 0 and given(s, *_OF_REPLAY),
         "replay.capacity is 0, so there is no buffer for which {given} could mean anything",
         "set replay.capacity, or leave {given} out",
     ),

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from harness.scenario.keys import SectionClass, dotted_keys
+from harness.scenario.keys import dotted_keys
 from harness.scenario.problems import Problem, broken
 from harness.scenario.schema import Scenario
 
@@ -88,12 +88,7 @@ def given(scenario: Scenario, *keys: str) -> dict[str, str] | None:
 
 def _is_default(scenario: Scenario, key: str) -> bool:
     section, name = attrgetter(key.rpartition(".")[0])(scenario), key.rpartition(".")[2]
-    return bool(getattr(section, name) == _default(type(section), name))
-
-
-@cache
-def _default(section: SectionClass, name: str) -> object:
-    return section.model_fields[name].default
+    return bool(getattr(section, name) == type(section).model_fields[name].default)
 
 
 def only_with(name: str, key: str, other: str, *values: str, why: str = "") -> Rule:

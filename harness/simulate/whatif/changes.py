@@ -21,7 +21,7 @@ from harness.results.writer import SCENARIO
 from harness.scenario.axes import check_variant, differing
 from harness.scenario.problems import as_user_error
 from harness.scenario.schema import Scenario
-from harness.scenario.tree import Tree, parse_yaml, paths_in, tree_of_key
+from harness.scenario.tree import Tree, parse_yaml, tree_of_key
 from harness.simulate.machine import MachineProfile, known_machines, load_machine, measured_on
 from harness.simulate.whatif.recording import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
@@ -292,7 +292,7 @@ def _falls_under(key: str, names: Sequence[str]) -> bool:
 
 
 def _tree(data: Mapping[str, Any], origin: str) -> Tree:
-    return Tree(dict(data), dict.fromkeys(paths_in(data), origin))
+    return Tree.of(data, origin)
 
 
 def _checked(tree: Tree, subject: str) -> Scenario:
