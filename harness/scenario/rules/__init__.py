@@ -18,6 +18,7 @@ def broken_rules(scenario: Scenario) -> list[Problem]:
     """Return a problem for each rule that the scenario breaks, with the rule's name, the values and what to write."""
     problems: dict[str, Problem] = {}
     for rule in RULES:
-        if rule.name not in problems and (problem := rule.problem_of(scenario)) is not None:
-            problems[rule.name] = problem
+        values = rule.breaks(scenario)
+        if values and rule.name not in problems:
+            problems[rule.name] = rule.problem_of(scenario, values)
     return list(problems.values())

@@ -5,9 +5,14 @@ from __future__ import annotations
 from harness.scenario.rules.rule import Rule, given
 from harness.scenario.schema import Scenario
 from harness.settings.replay import ReplaySettings
+from harness.settings.transport import ActorTransportSettings
 
 _FOR_GPUS = ("nccl", "cuda_ipc")
 _OF_REPLAY = tuple(f"replay.{name}" for name in ReplaySettings.model_fields)
+
+
+def _in_engines_type(scenario: Scenario) -> bool:
+    return isinstance(scenario.transport, ActorTransportSettings) and scenario.transport.dtype == "engine"
 
 
 def _only_with_actors(key: str, alone: object) -> Rule:
@@ -107,13 +112,13 @@ RULES = (
     ),
     Rule(
         "weights_have_the_engines_type",
-        lambda s: getattr(s.transport, "dtype", "trained") == "engine" and s.placement.learner.ranks > 1,
+        lambda s: _in_engines_type(s) and s.placement.learner.ranks > 1,
         "transport.dtype is engine, must be trained with {placement.learner.ranks} placement.learner.ranks",
         "set transport.dtype to trained",
     ),
     Rule(
         "weights_have_the_engines_type",
-        lambda s: getattr(s.transport, "dtype", "trained") == "engine" and not s.travel_dtype,
+        lambda s: _in_engines_type(s) and not s.travel_dtype,
         "transport.dtype is engine, and engine.type {engine.type} has no precision",
         "set transport.dtype to trained",
     ),

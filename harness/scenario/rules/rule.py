@@ -41,11 +41,8 @@ class Rule:
     fix: str
     also: tuple[str, ...] = ()
 
-    def problem_of(self, scenario: Scenario) -> Problem | None:
-        """Return what the scenario breaks of the rule; None if nothing."""
-        values = self.breaks(scenario)
-        if not values:
-            return None
+    def problem_of(self, scenario: Scenario, values: object) -> Problem:
+        """Return the problem of a scenario that breaks the rule, with what ``breaks`` returned."""
         known: Mapping[str, Any] = values if isinstance(values, Mapping) else {}
 
         def own_values(text: str) -> str:
@@ -87,8 +84,14 @@ def given(scenario: Scenario, *keys: str) -> dict[str, str] | None:
 
 
 def _is_default(scenario: Scenario, key: str) -> bool:
-    section, name = attrgetter(key.rpartition(".")[0])(scenario), key.rpartition(".")[2]
-    return bool(getattr(section, name) == type(section).model_fields[name].default)
+    section: Any = attrgetter(key.rpartition(".")[0])(scenario)
+    name = key.rpartition(".")[2]
+    return bool(getattr(section, name) == _default(section.__class__, name))
+
+
+@cache
+def _default(kind: Any, name: str) -> object:
+    return kind.model_fields[name].default
 
 
 def only_with(name: str, key: str, other: str, *values: str, why: str = "") -> Rule:

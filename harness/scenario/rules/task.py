@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from harness.core.named_files import nearest
-from harness.scenario.derived import workers_of
 from harness.scenario.rules.rule import Rule, given
 from harness.scenario.schema import Scenario
 from harness.settings.engine import VllmEngineSettings
-from harness.settings.model import PresetModelSettings
+from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.sampling import SamplingSettings
 from harness.settings.task import (
     KEYWORD_BLOCKS,
@@ -103,15 +102,17 @@ def _chats(scenario: Scenario) -> ChatSettings:
 
 
 def _share_of_gpu(scenario: Scenario) -> float | None:
-    return getattr(scenario.engine, "gpu_memory_utilization", None)
+    return scenario.engine.gpu_memory_utilization if isinstance(scenario.engine, VllmEngineSettings) else None
 
 
 def _workers(scenario: Scenario) -> dict[str, object] | None:
     """Return the workers of the engine's model, if there are several on GPUs, and the GPUs that the run reserves."""
-    workers, placement = workers_of(scenario), scenario.placement
-    if workers == 1 or scenario.device_of(placement.generator, has_gpu=True) == "cpu":
+    engine, placement = scenario.engine, scenario.placement
+    if not isinstance(engine, VllmEngineSettings) or engine.tensor_parallel == 1:
         return None
-    return {"workers": workers, "of_learner": placement.learner.ranks * placement.learner.gpus}
+    if scenario.device_of(placement.generator, has_gpu=True) == "cpu":
+        return None
+    return {"workers": engine.tensor_parallel, "of_learner": placement.learner.ranks * placement.learner.gpus}
 
 
 RULES = (
@@ -123,7 +124,7 @@ RULES = (
     ),
     Rule(  # most updates are too small for float16; torch's loss scaling takes no gradients of float16 either
         "trained_weights_are_no_float16",
-        lambda s: getattr(s.model, "dtype", None) == "float16",
+        lambda s: isinstance(s.model, FolderModelSettings) and s.model.dtype == "float16",
         "model.dtype is float16: weights of float16 lose small updates, and Adam divides by an epsilon that is 0 there",
         "set model.precision to float16 (float32 weights, float16 arithmetic, loss scaling), or model.dtype to "
         "bfloat16",
@@ -218,9 +219,7 @@ RULES = (
     ),
     Rule(
         "one_size_of_vllms_cache",
-        lambda s: (
-            isinstance(s.engine, VllmEngineSettings) and s.engine.gpu_memory_utilization and s.engine.kv_cache_gib
-        ),
+        lambda s: _share_of_gpu(s) and getattr(s.engine, "kv_cache_gib", None),
         "engine.gpu_memory_utilization is {engine.gpu_memory_utilization} and engine.kv_cache_gib is "
         "{engine.kv_cache_gib}: both say how much vLLM takes",
         "leave one of them out",
@@ -240,7 +239,7 @@ RULES = (
     ),
     Rule(
         "workers_have_gpus",
-        lambda s: s.placement.generator.gpus != workers_of(s) and _workers(s),
+        lambda s: (workers := _workers(s)) and workers["workers"] != s.placement.generator.gpus and workers,
         "placement.generator.gpus is {placement.generator.gpus}, must be {workers}, one for each worker of "
         "engine.tensor_parallel",
         "set it to {workers}: the run then reserves {placement.generator.count} x {workers} for Generators and "
