@@ -268,8 +268,6 @@ ACTORS = SERVED + "transport: {type: object_store_numpy}\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (SERVED, r"at its end ends every child of its process \[rule: sglang_has_its_process\]"),
-        (ACTORS + "sampling: {top_p: 0.9}\n", r"sampling\.top_p is 0\.9, must be 1 with engine\.type sglang"),
         (ACTORS + "max_lag: 1\nlag_control: in_flight\nplacement: {colocated: false}\n", "must be native or vllm"),
     ],
 )
