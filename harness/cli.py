@@ -29,7 +29,7 @@ from harness.core.terminal_text import plain_lines, silence_output, write_what_c
 
 if TYPE_CHECKING:
     from harness.run.commands.arguments import RunScenario
-    from harness.scenario import Variant
+    from harness.scenario.axes import Variant
 
 COMMANDS = {
     "run": (
@@ -262,9 +262,9 @@ def _meant(word: str, value: str, guess: bool) -> str | None:
         value: what was typed behind it, or ``VALUE``.
         guess: go by the spelling, too.
     """
-    from harness.scenario import Scenario
-    from harness.scenario.check import dotted_keys
-    from harness.scenario.meanings import AS_A_SWITCH, NOT_OFFERED, leaf_of, setting_called, settings_ending_in
+    from harness.scenario.foreign_names import AS_A_SWITCH, NOT_OFFERED, leaf_of, setting_called, settings_ending_in
+    from harness.scenario.keys import dotted_keys
+    from harness.scenario.schema import Scenario
 
     keys, leaf = list(dotted_keys(Scenario)), leaf_of(word)
     if leaf in NOT_OFFERED:

@@ -56,8 +56,8 @@ def _names(kind: NamedFiles, prefix: str) -> list[str]:
 
 def _settings(prefix: str, **_: object) -> list[str]:
     """Settings that begin so, with ``=``; behind that the values, where they can be listed."""
-    from harness.scenario import Scenario
-    from harness.scenario.check import choices_of, dotted_keys
+    from harness.scenario.keys import choices_of, dotted_keys
+    from harness.scenario.schema import Scenario
 
     key, equals, _value = prefix.partition("=")
     if equals:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.compare.experiment import Experiment
     from harness.compare.judging import Judgement
     from harness.report.document import Document
-    from harness.scenario import Scenario
+    from harness.scenario.schema import Scenario
     from harness.simulate.forecast import Forecasted
     from harness.simulate.machine import MachineProfile
 
@@ -158,7 +158,6 @@ def run_scenario(
     """
     from harness.core.atomic_files import check_writable
     from harness.run import experiment
-    from harness.scenario import load_scenario
 
     loaded, folders = load_scenario(scenario, _typed(changes)), list[Path]()
     check_writable(Path(out))
@@ -239,9 +238,9 @@ def load_scenario(scenario: str | Path, changes: Changes = ()) -> Scenario:
     Raises:
         UserError: it says something wrong; one error names every problem.
     """
-    from harness import scenario as scenarios
+    from harness.scenario import load
 
-    return scenarios.load_scenario(scenario, _typed(changes))
+    return load.load_scenario(scenario, _typed(changes))
 
 
 def _typed(changes: Changes) -> list[str]:

@@ -31,11 +31,12 @@ from harness.loop import LoopPlan, run_loop
 from harness.models.decoder import DecoderLM
 from harness.run.actors.parts import environment_of, requests_of
 from harness.run.builders import builder, make_policy, mismatch_bound, never, trainer_options
-from harness.scenario import Scenario
-from harness.scenario.check import choices_of, dotted_keys
-from harness.scenario.derived import in_shards, mesh_shape, offloaded, zero_stage
-from harness.scenario.loop_plan import all_lanes, loop_plan, on_one_thread, threads_on
+from harness.scenario.derived import in_shards, mesh_shape, offloaded, on_one_thread, threads_on, zero_stage
+from harness.scenario.keys import choices_of, dotted_keys
+from harness.scenario.lanes import all_lanes
+from harness.scenario.loop_plan import loop_plan
 from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from tests.learner.tiny_training import CONFIG, groups, train_on
 from tests.loop.conftest import Story

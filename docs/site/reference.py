@@ -12,6 +12,7 @@ import argparse
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,10 @@ def settings_page() -> str:
     schema = Scenario.model_json_schema()
     sections: list[str] = []
     plain = list(_walk("", schema, schema["$defs"], sections))
-    rules = [f"| `{rule.__name__}` | {_cell(_first_paragraph(rule))} |" for rule in RULES]
+    refused: dict[str, list[str]] = {}
+    for rule in RULES:
+        refused.setdefault(rule.name, []).append(re.sub(r"\{.*?\}", "…", rule.what))
+    rules = [f"| `{name}` | {_cell('; '.join(dict.fromkeys(sentences)))} |" for name, sentences in refused.items()]
     return "\n".join(
         [
             "# Settings of a scenario",
@@ -70,7 +74,7 @@ def settings_page() -> str:
             *sections,
             "## Rules",
             "",
-            "| rule | what it says |",
+            "| rule | what it refuses (… stands for a value) |",
             "|---|---|",
             *rules,
             "",

@@ -13,7 +13,7 @@ from math import exp, expm1, log
 
 from harness.compare.experiment import Member
 from harness.compare.numbers import change, plural
-from harness.compare.stats import STEP, STEP_THRESHOLD, Effect, Verdict
+from harness.compare.stats.verdicts import STEP, STEP_THRESHOLD, Effect, Verdict
 from harness.compare.syncs import sync_seconds
 
 REWARD_THRESHOLD = 0.03

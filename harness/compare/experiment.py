@@ -18,15 +18,7 @@ from harness.compare.stats.intervals import Interval
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.core.trace import Stage
-from harness.results import (
-    DamagedRun,
-    Manifest,
-    RolloutRow,
-    Run,
-    find_run_folders,
-    natural_order,
-    read_manifest,
-)
+from harness.results import DamagedRun, Manifest, RolloutRow, Run, find_run_folders, natural_order, read_manifest
 from harness.results.counters import CounterRow, read_counters
 from harness.results.frames import Numbers, Results, RunTable, read_table
 from harness.results.occupancy import loop_window

@@ -16,7 +16,8 @@ from harness.compare.experiment import Experiment, is_called
 from harness.compare.judging import Judgement, direction, judge_against, judgements
 from harness.compare.numbers import listed, some
 from harness.compare.occasions import Baseline
-from harness.compare.stats import FEWEST_BLOCKS, STEP_THRESHOLD, Effect, Verdict, side_of_limit
+from harness.compare.stats.estimates import FEWEST_BLOCKS
+from harness.compare.stats.verdicts import STEP_THRESHOLD, Effect, Verdict, side_of_limit
 from harness.core.errors import UserError
 
 FINE, WORSE, NOT_COMPARABLE, INCONCLUSIVE = 0, 1, 3, 4

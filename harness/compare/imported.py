@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.compare.experiment import Experiment, Member
-from harness.compare.stats import STEP, Effect, Verdict
 from harness.compare.stats.bootstrap import ratio_over_steps
+from harness.compare.stats.verdicts import STEP, Effect, Verdict
 
 NOT_REPEATED = "one run each: not repeated"
 

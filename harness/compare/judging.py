@@ -21,19 +21,9 @@ from harness.compare.experiment import Experiment, Member, arm_named
 from harness.compare.imported import is_of_logs, over_steps
 from harness.compare.numbers import listed, plural
 from harness.compare.occasions import Baseline
-from harness.compare.stats import (
-    FEWEST_BLOCKS,
-    STAGE_THRESHOLD,
-    STEP,
-    STEP_THRESHOLD,
-    Comparison,
-    Effect,
-    Verdict,
-    judge,
-    of_blocks,
-    of_occasions,
-    speed_drift,
-)
+from harness.compare.stats.drift import speed_drift
+from harness.compare.stats.estimates import FEWEST_BLOCKS, of_blocks, of_occasions
+from harness.compare.stats.verdicts import STAGE_THRESHOLD, STEP, STEP_THRESHOLD, Comparison, Effect, Verdict, judge
 from harness.compare.steadiness import steadiness_notes, warm_up_reasons
 from harness.core.experiment import EXPERIMENT_SETTINGS
 from harness.core.trace import Stage

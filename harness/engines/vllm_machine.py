@@ -23,15 +23,7 @@ from torch import nn
 
 from harness.core.errors import UserError
 from harness.core.extras import how_to_install
-from harness.engines.vllm_memory import (
-    ALONE,
-    BLOCK_SIZE,
-    MOST_CACHE_BYTES,
-    SPARE_ROWS,
-    Neighbours,
-    cache_of,
-    gpu_share,
-)
+from harness.engines.vllm_memory import ALONE, BLOCK_SIZE, MOST_CACHE_BYTES, SPARE_ROWS, Neighbours, cache_of, gpu_share
 from harness.models.config import context_length
 
 _WIDER_WINDOWS = ("cohere2",)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from harness.compare.stats import t_interval, wilson_interval
+from harness.compare.stats.intervals import t_interval, wilson_interval
 from harness.core.terminal_text import plain, plain_ends
 from harness.core.types import Prompt
 from harness.evaluate.record import BatchRow, PromptRow, Response

@@ -17,13 +17,7 @@ from torch import Tensor
 
 from harness.core.errors import UserError
 from harness.grpo.aggregate import Denominator, weighted_sum
-from harness.grpo.masking import (
-    at_least_float32,
-    masked_mean,
-    require_matrix,
-    require_per_rollout,
-    unknown_choice,
-)
+from harness.grpo.masking import at_least_float32, masked_mean, require_matrix, require_per_rollout, unknown_choice
 from harness.grpo.tokens import TokenBatch
 
 if TYPE_CHECKING:

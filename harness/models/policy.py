@@ -15,14 +15,7 @@ from harness.models.head import has_plain_head, score_hidden
 from harness.models.layers import product_dtype
 from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_tokens
 from harness.models.shared_prompt import response_log_probs
-from harness.models.shared_rows import (
-    Rows,
-    added_mask,
-    cheapest_layout,
-    lay_out,
-    shared_rows,
-    why_not_by_config,
-)
+from harness.models.shared_rows import Rows, added_mask, cheapest_layout, lay_out, shared_rows, why_not_by_config
 from harness.models.sorting import SortingModel, sorting_kl, sorting_log_probs
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.core.named_files import NamedFiles
 from harness.probes.profile import ProbeProfile
+from harness.scenario.load import load_checked
 from harness.scenario.problems import Problem, broken
-from harness.scenario.yaml_files import load_checked
 
 PROFILES = NamedFiles("probe profile", "profiles", "sampler_hz: 5")
 

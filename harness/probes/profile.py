@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.settings.base import OwnName
+from harness.settings.base import PluginName
 
 Lane = Annotated[str, Field(min_length=1)]
 StepNumber = Annotated[int, Field(ge=0)]
@@ -90,7 +90,7 @@ class ProbeProfile(_Section):
     """Sample the Python stacks of a few steps with py-spy."""
     nsight: NsightWindow | None = None
     """Trace a few steps with Nsight Systems."""
-    own: Annotated[list[OwnName], Field(max_length=20)] = []
+    own: Annotated[list[PluginName], Field(max_length=20)] = []
     """Your own probes as `package.module:Name`, read with each sample; see docs/extending.md."""
 
     @property

@@ -13,7 +13,7 @@ from harness.compare.judging import Judgement, direction, judgements
 from harness.compare.remarks import remarks_of
 from harness.compare.remarks.answer import reward_difference
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, TOTAL
-from harness.compare.stats import STEP
+from harness.compare.stats.verdicts import STEP
 from harness.compare.steadiness import step_ratio
 from harness.compare.syncs import Syncs, syncs_of
 from harness.core.trace import Stage

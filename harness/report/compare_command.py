@@ -21,7 +21,7 @@ from harness.compare.experiment import Experiment, arm_named, gather, gather_new
 from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, refusals_of
 from harness.compare.numbers import plural
 from harness.compare.occasions import read_occasions
-from harness.compare.stats import STEP_THRESHOLD
+from harness.compare.stats.verdicts import STEP_THRESHOLD
 from harness.core.errors import UserError
 from harness.core.removed import removed
 from harness.core.spawn_pool import usable_cores

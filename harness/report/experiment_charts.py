@@ -19,7 +19,7 @@ from harness.compare.judging import Judgement, direction
 from harness.compare.numbers import listed, number, percent, plural
 from harness.compare.remarks.time import stage_seconds
 from harness.compare.run_frame import TIMING, UNATTRIBUTED
-from harness.compare.stats import t_interval
+from harness.compare.stats.intervals import t_interval
 from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, SyncPoint, arm_syncs, pooled
 from harness.core.trace import Span, Stage

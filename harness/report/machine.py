@@ -11,12 +11,7 @@ from harness.compare.experiment import Experiment, Member
 from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
 from harness.compare.remarks.provenance import Counted, counted_runs
-from harness.compare.resources import (
-    GpuFigures,
-    gpu_figures,
-    process_figures,
-    sampling_cpu_s,
-)
+from harness.compare.resources import GpuFigures, gpu_figures, process_figures, sampling_cpu_s
 from harness.core.named_files import SCENARIOS, VERSUS
 from harness.report.document import Item, Section, Table
 from harness.results import Manifest

@@ -16,8 +16,8 @@ from harness.compare.judging import Judgement, direction, judged_seconds, why_op
 from harness.compare.numbers import NOTHING, Format, change, count, number, percent, reward
 from harness.compare.remarks.time import measured_ranks
 from harness.compare.run_frame import EXPOSED, OFF_POLICY, OUTCOME, RAN, REPLAY, TIMING, UNATTRIBUTED, Figure
-from harness.compare.stats import STEP, Effect
 from harness.compare.stats.intervals import Interval
+from harness.compare.stats.verdicts import STEP, Effect
 from harness.compare.steadiness import MARK, mark
 from harness.compare.syncs import PARTS, arm_syncs, pooled
 from harness.core.trace import Stage

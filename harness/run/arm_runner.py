@@ -37,8 +37,9 @@ from harness.run.resume import Continuation
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
 from harness.run.workers import DROPPED_SPECIAL
-from harness.scenario import Scenario, Variant
-from harness.scenario.loop_plan import lane_groups
+from harness.scenario.axes import Variant
+from harness.scenario.lanes import lane_groups
+from harness.scenario.schema import Scenario
 
 
 def dropped_special_line(row: StepRow | EvaluationRow) -> str | None:

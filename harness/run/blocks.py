@@ -14,7 +14,7 @@ from harness.compare.endpoint import Endpoint, effect_in_words, endpoint_of
 from harness.compare.experiment import Member, experiment_of, read_members
 from harness.compare.judging import judgements
 from harness.compare.remarks.answer import answer
-from harness.compare.stats import Effect, enough
+from harness.compare.stats.verdicts import Effect, enough
 from harness.core.errors import UserError
 from harness.core.progress import duration
 from harness.results import find_run_folders, read_manifest
@@ -23,7 +23,9 @@ from harness.results.writer import SCENARIO as RESOLVED
 from harness.run.arm_runner import ArmRunner
 from harness.run.interleaving import interleaving_of
 from harness.run.session import Experiment
-from harness.scenario import Scenario, Variant, resolved_yaml
+from harness.scenario.axes import Variant
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 
 Clock = Callable[[], float]
 

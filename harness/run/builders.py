@@ -37,10 +37,10 @@ from harness.run.workers import (
     Trainer,
     first_probe_rows,
 )
-from harness.scenario import Scenario
 from harness.scenario.batch_plan import num_tokens
 from harness.scenario.derived import in_shards, mesh_shape, microbatches, offloaded, zero_stage
-from harness.scenario.loop_plan import rank_lanes
+from harness.scenario.lanes import rank_lanes
+from harness.scenario.schema import Scenario
 from harness.tasks.scoring import DirectRewards, GroupRewards, TimedRewards
 from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
 
@@ -83,7 +83,7 @@ def _jsonl_task(settings: Any) -> Task:
 
 
 def _maths_task(settings: Any) -> Task:
-    from harness.tasks.maths import MathsTask
+    from harness.tasks.maths.task import MathsTask
 
     return MathsTask(
         settings.train,
@@ -159,7 +159,6 @@ def _policy_trainer(
     ranks: Ranks | None = None,
     offload: Offload | None = None,
 ) -> PolicyTrainer:
-    from harness.learner import PolicyTrainer
 
     assert policy.model is not None
     options = trainer_options(scenario)
@@ -170,7 +169,7 @@ def _policy_trainer(
 
 def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learner") -> tuple[Offload, Tracer]:
     """Return what moves a Learner's memory, and the tracer with which the other stages of its lane are recorded."""
-    from harness.learner.offload import FileTarget, Offload, PinnedTarget
+    from harness.learner.offload import FileTarget, PinnedTarget
 
     settings = scenario.learner.offload
     if settings is None or scenario.model.type == "paced":
@@ -534,7 +533,6 @@ def make_learner_rank(
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
     from harness.learner.flight_recorder import FlightTracer
-    from harness.run.rank_worker import LearnerRank
     from harness.run.slow_rank import SlowComputing
     from harness.transports.catalogue import transport_kind  # loads Ray
     from harness.transports.sharded import rank_sender

@@ -26,7 +26,7 @@ from harness.results.recorder import RunRecorder
 from harness.results.segments import RECORDED, Recorded, sync_rows
 from harness.results.writer import CHECKPOINTS
 from harness.run.parts import RunningParts
-from harness.scenario.loop_plan import writer_lane
+from harness.scenario.lanes import writer_lane
 from harness.settings.checkpoint import CheckpointSettings
 
 

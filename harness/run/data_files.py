@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.tasks.jsonl import Parts, read_parts
 from harness.tasks.rows import Fields, read_prompts
 

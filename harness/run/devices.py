@@ -13,9 +13,8 @@ import torch
 from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
 from harness.probes.nvml import list_gpus, open_gpu_probe
-from harness.scenario import Scenario
-from harness.scenario.derived import no_gpu_error
-from harness.scenario.loop_plan import threads_on
+from harness.scenario.derived import no_gpu_error, threads_on
+from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 
 

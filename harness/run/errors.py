@@ -11,7 +11,7 @@ from harness.core.errors import UserError
 from harness.core.trace import raised_in
 from harness.probes.memory import is_full_gpu
 from harness.run.memory.check import what_to_lower
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 _ASKED, _FREE = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)"), re.compile(r"of which ([\d.]+ \w+) is free")
 ARGUMENTS = {

@@ -32,7 +32,8 @@ from harness.run.points import set_aside
 from harness.run.preflight import check_before_start
 from harness.run.resume import Continuation, find_continuation, find_resume, is_of_several
 from harness.run.session import Experiment
-from harness.scenario import Scenario, Variant, expand
+from harness.scenario.axes import Variant, expand
+from harness.scenario.schema import Scenario
 
 Amount = Literal["line", "brief", "everything", "json"]
 """How much of an experiment is shown at its end: one line, a screen, all tables and sentences, or figures as JSON."""

@@ -18,8 +18,8 @@ from harness.run.inprocess import InProcessParts
 from harness.run.memory.plan import stored_weights
 from harness.run.memory.shape import shape_for
 from harness.run.parts import RunningParts, StopSignal
-from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated
+from harness.scenario.schema import Scenario
 
 if TYPE_CHECKING:
     from harness.run.actors.session import RaySession

@@ -9,7 +9,7 @@ from harness.core.protocols import Task
 from harness.core.types import Prompt, Purpose
 from harness.run.policy import Policy
 from harness.run.workers import Encode, prompts_of
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 MOST_PROMPTS_TOLD = 10
 

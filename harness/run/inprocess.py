@@ -22,20 +22,15 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.learner.checkpoint import SavedState
 from harness.probes.memory import DeviceFigure
-from harness.run.builders import (
-    make_generator,
-    make_learner,
-    make_policy,
-    make_scorer,
-    make_task,
-)
+from harness.run.builders import make_generator, make_learner, make_policy, make_scorer, make_task
 from harness.run.devices import resolve_device, threads_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
 from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
-from harness.scenario import Scenario
 from harness.scenario.derived import offloaded
-from harness.scenario.loop_plan import all_lanes, loop_plan
+from harness.scenario.lanes import all_lanes
+from harness.scenario.loop_plan import loop_plan
+from harness.scenario.schema import Scenario
 from harness.transports.in_process import InProcessTransport
 
 T = TypeVar("T")

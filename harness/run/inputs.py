@@ -37,11 +37,11 @@ from harness.results.reader import read_manifest
 from harness.results.writer import MANIFEST
 from harness.run.parts import kept_policies
 from harness.run.plugins import plugin_digests
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.task import ArithmeticTaskSettings, MathsTaskSettings
 from harness.tasks.arithmetic import PROMPT
-from harness.tasks.maths import prompt_template
+from harness.tasks.maths.prompts import prompt_template
 
 if TYPE_CHECKING:
     from harness.run.policy import Policy

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from harness.loop import Condition
 from harness.probes.clock import PausableClock
-from harness.scenario import Scenario, Variant
+from harness.scenario.axes import Variant
+from harness.scenario.schema import Scenario
 
 
 def points_of(variants: Sequence[Variant]) -> list[list[Variant]]:

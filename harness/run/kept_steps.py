@@ -31,7 +31,7 @@ from harness.results.jsonl import read_json
 from harness.results.writer import KEPT_STEPS
 from harness.run.checkpoints import ForwardingLearner, RunCheckpoints, StatefulLearner, writable
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 RESULT = "result.json"
 

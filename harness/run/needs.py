@@ -9,8 +9,8 @@ from pathlib import Path
 
 from harness.core.extras import EXTRA_OF, how_to_install
 from harness.probes.nvml import list_gpus
-from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated
+from harness.scenario.schema import Scenario
 
 _PACKAGE_OF_TRANSPORT = {"nixl": "nixl", "nccl": "cupy"}
 _SPELT = {"ray": "Ray", "vllm": "vLLM", "nixl": "NIXL", "sglang": "SGLang", "deepspeed": "DeepSpeed", "cupy": "CuPy"}

@@ -19,8 +19,8 @@ from harness.probes.tracers import Tracers
 from harness.probes.windows import collect_traces, lanes_in, process_name
 from harness.results.manifest import Input
 from harness.results.writer import POLICIES, POLICY
-from harness.scenario import Scenario
-from harness.scenario.loop_plan import all_lanes
+from harness.scenario.lanes import all_lanes
+from harness.scenario.schema import Scenario
 
 
 def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:

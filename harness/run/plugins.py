@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from harness.core.plugins import load_callable, plugin_digest
 from harness.probes.load import load_profile
-from harness.scenario import Scenario
-from harness.settings.engine import OwnEngineSettings
-from harness.settings.task import JsonlTaskSettings, OwnTaskSettings
+from harness.scenario.schema import Scenario
+from harness.settings.engine import PluginEngineSettings
+from harness.settings.task import JsonlTaskSettings, PluginTaskSettings
 
 
 def plugin_names(scenario: Scenario) -> dict[str, str]:
@@ -58,8 +58,8 @@ def check_plugins(scenario: Scenario) -> None:
             load_callable(name, TRACKER_PLUGIN)
         elif key.startswith("profile"):
             load_callable(name, PROBE_PLUGIN, {})
-    if isinstance(scenario.task, OwnTaskSettings):
+    if isinstance(scenario.task, PluginTaskSettings):
         load_callable(scenario.task.type, TASK_PLUGIN, scenario.task.options)
-    if isinstance(scenario.engine, OwnEngineSettings):
+    if isinstance(scenario.engine, PluginEngineSettings):
         load_callable(scenario.engine.type, ENGINE_PLUGIN, scenario.engine.options)
     plugin_functions(scenario)

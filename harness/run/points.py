@@ -17,7 +17,7 @@ from harness.core.errors import UserError
 from harness.results import Manifest, Scrubber, load_run, read_manifest
 from harness.results.anonymous import safe_name
 from harness.run.session import sync_one
-from harness.scenario import Variant
+from harness.scenario.axes import Variant
 
 ASIDE = ".attempts"
 """Readers of results pass over folders whose names begin with a dot."""

@@ -24,9 +24,10 @@ from harness.run.memory.fit import FreeMemory, free_main_memory
 from harness.run.memory.shape import shape_for
 from harness.run.needs import gpus_reserved
 from harness.run.plugins import check_plugins
-from harness.scenario import Scenario, Variant, identical_arms
+from harness.scenario.axes import Variant, identical_arms
 from harness.scenario.derived import workers_of
-from harness.scenario.loop_plan import all_lanes
+from harness.scenario.lanes import all_lanes
+from harness.scenario.schema import Scenario
 
 
 def check_before_start(

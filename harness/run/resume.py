@@ -27,7 +27,9 @@ from harness.run.interleaving import interleaving_of, points_of
 from harness.run.parts import RunningParts
 from harness.run.points import ASIDE, Point, read_points
 from harness.run.session import RunSession
-from harness.scenario import Scenario, expand, resolved_yaml
+from harness.scenario.axes import expand
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 from harness.settings.loss import CLIP_RANGE, CLIPPED
 
 FREE = ("description", "checkpoint", "trackers", "save_policy", "save_policy_every",

@@ -39,7 +39,9 @@ from harness.run.interrupts import holding_interrupts
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.memory.shape import shape_for
 from harness.run.parts import RunningParts, kept_policies
-from harness.scenario import Scenario, Variant, resolved_yaml
+from harness.scenario.axes import Variant
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 
 if TYPE_CHECKING:
     from harness.run.resume import Resume

@@ -13,7 +13,7 @@ from harness.core.protocols import Engine
 from harness.run.builders import BUILDERS, never
 from harness.run.devices import check_gpu_is_found, resolve_device
 from harness.run.policy import Policy
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.settings.base import Precision
 from harness.settings.engine import NativeEngineSettings, VllmEngineSettings
 from harness.settings.model import FolderModelSettings, PresetModelSettings

@@ -10,7 +10,7 @@ from harness.run.data_files import few_held_out
 from harness.run.fitting import check_prompts_fit, context_of
 from harness.run.inputs import Inputs, inputs_of
 from harness.run.policy import Policy, response_ends
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ from harness.run.interleaving import alternating_order
 from harness.run.interrupts import holding_interrupts
 from harness.run.session import Experiment
 from harness.run.workers import load_weights, publish_weights
-from harness.scenario import Scenario, Variant
-from harness.scenario.loop_plan import numbered_lanes
+from harness.scenario.axes import Variant
+from harness.scenario.lanes import numbered_lanes
+from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.settings.transport import TransportSweepSettings
 from harness.transports.catalogue import transport_kind

@@ -44,7 +44,7 @@ from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload
 from harness.run.overlapped_publish import Leaving, OverlappedPublish
 from harness.scenario.batch_plan import BatchPlan
-from harness.scenario.loop_plan import publisher_lane, writer_lane
+from harness.scenario.lanes import publisher_lane, writer_lane
 from harness.tasks.rewards import NAMED
 from harness.tasks.scoring import GroupRewards, RewardFailed
 from harness.transports.checksum import checksum, verify

@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.core.experiment import FEWEST_TO_STOP
-from harness.scenario.check import check_variant
-from harness.scenario.problems import MOST_TOLD, Path, Problem, as_user_error, broken, dotted, shown
+from harness.scenario.keys import Path
+from harness.scenario.messages import problems_of
+from harness.scenario.problems import MOST_TOLD, Problem, as_user_error, broken, dotted, shown
+from harness.scenario.rules import broken_rules
 from harness.scenario.schema import Scenario
-from harness.scenario.yaml_files import Tree, paths_in, tree_of_key, value_at
+from harness.scenario.tree import Tree, paths_in, tree_of_key, value_at
 
 MAX_VARIANTS = 10_000
 _FIXED_KEYS = ("name", "arms", "sweep", "extends", "endpoint", "blocks", "interleaving", "stop_at_half_width")
@@ -64,7 +68,7 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
         return list(kept)
     subject = subject or f"scenario {scenario.name}"
     data = scenario.model_dump(mode="json")
-    tree = Tree(data, dict(origins) if origins is not None else dict.fromkeys(paths_in(data), subject))
+    tree = Tree(data, dict(origins)) if origins is not None else Tree.of(data, subject)
     problems = [problem.located(tree.origins) for problem in (*_axis_problems(scenario), *_block_problems(scenario))]
     if problems:
         raise as_user_error(problems, subject)
@@ -73,9 +77,10 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     found: dict[Problem, list[str]] = {}
     looked_at = refused = 0
     arms: list[str | None] = [*scenario.arms] or [None]
-    for point, arm in itertools.product(_points(scenario.sweep), arms):
+    for values, arm in itertools.product(itertools.product(*scenario.sweep.values()), arms):
+        point = dict(zip(scenario.sweep, values, strict=True))
         changes = [] if arm is None else _changes(tree, ("arms", arm), scenario.arms[arm])
-        resolved, wrong = check_variant(base.overlaid(*changes, *_changes(tree, ("sweep",), point)))
+        resolved, wrong = check_variant(base.overlaid(Scenario, *changes, *_changes(tree, ("sweep",), point)))
         label = _label(arm, point)
         for problem in wrong:
             found.setdefault(problem, []).append(label)
@@ -189,30 +194,27 @@ def _endpoint_problems(scenario: Scenario, variants: Sequence[Variant]) -> Itera
         yield broken(what, "give all runs the same steps x rollout_batch_size", "endpoint", "steps")
 
 
-def _points(sweep: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*sweep.values()):
-        yield dict(zip(sweep, values, strict=True))
-
-
 def _axis_problems(scenario: Scenario) -> Iterator[Problem]:
     """Arms and axes have names that can be folders, set what may differ, and no two of them set the same thing."""
     arms, sweep = scenario.arms, scenario.sweep
-    for arm, changes in arms.items():
+    for arm in arms:
         if arm.lower() in _RESERVED_ARMS:
             what = f"an arm cannot be called `{arm}`: that folder holds the pictures"
             yield Problem(what, "give it another name", (("arms", arm),))
-        for key in changes:
-            yield from _fixed_key(key, ("arms", arm, key))
+    set_in_arms = [("arms", arm, key) for arm, changes in arms.items() for key in changes]
+    for path in (*set_in_arms, *(("sweep", axis) for axis in sweep)):
+        if path[-1].split(".")[0] in _FIXED_KEYS:
+            what = f"`{path[-1]}` cannot differ between the runs of one scenario"
+            yield Problem(what, "leave it out here", (path,))
     for axis, values in sweep.items():
-        yield from _fixed_key(axis, ("sweep", axis))
         if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
             what = f"sweep axis `{axis}` names a value twice: {shown(values)}"
             yield Problem(what, "name each once", (("sweep", axis),))
-    for arm, changes in arms.items():
-        for key, axis in itertools.product(_leaves(changes), sweep):
-            if _overlap(key, axis):
-                what = f"`{key}` is set by arm `{arm}` and by the sweep axis `{axis}`"
-                yield Problem(what, "let one of them set it", (("sweep", axis),))
+    leaves = [(arm, key) for arm, changes in arms.items() for key in _leaves(changes)]
+    for (arm, key), axis in itertools.product(leaves, sweep):
+        if _overlap(key, axis):
+            what = f"`{key}` is set by arm `{arm}` and by the sweep axis `{axis}`"
+            yield Problem(what, "let one of them set it", (("sweep", axis),))
     for one, other in itertools.combinations(sweep, 2):
         if _overlap(one, other):
             yield Problem(f"sweep axes `{one}` and `{other}` set the same thing", "keep one", (("sweep", other),))
@@ -221,21 +223,15 @@ def _axis_problems(scenario: Scenario) -> Iterator[Problem]:
         yield broken(what, "sweep fewer values", "sweep")
 
 
-def _fixed_key(key: str, path: Path) -> Iterator[Problem]:
-    if key.split(".")[0] in _FIXED_KEYS:
-        yield Problem(f"`{key}` cannot differ between the runs of one scenario", "leave it out here", (path,))
-
-
-def _leaves(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in changes.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
+def _leaves(changes: Mapping[str, Any]) -> Iterator[str]:
+    for path in paths_in(dict(changes)):
+        below = value_at(changes, path)
+        if path and all(isinstance(part, str) for part in path) and not (isinstance(below, dict) and below):
+            yield ".".join(map(str, path))
 
 
 def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(other + ".") or other.startswith(one + ".")
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _in_variants(problem: Problem, labels: list[str], looked_at: int, count: int) -> Problem:
@@ -251,11 +247,10 @@ def _in_variants(problem: Problem, labels: list[str], looked_at: int, count: int
 
 
 def _label(arm: str | None, point: Mapping[str, Any]) -> str:
-    last_parts = [key.rsplit(".", 1)[-1] for key in point]
-    parts = [] if arm is None else [arm]
-    for key, last in zip(point, last_parts, strict=True):
-        parts.append(f"{last if last_parts.count(last) == 1 else key}={_as_name(point[key])}")
-    return ",".join(parts)
+    last_parts = [key.rpartition(".")[2] for key in point]
+    named = (last if last_parts.count(last) == 1 else key for key, last in zip(point, last_parts, strict=True))
+    parts = (f"{name}={_as_name(value)}" for name, value in zip(named, point.values(), strict=True))
+    return ",".join([*([] if arm is None else [arm]), *parts])
 
 
 def _as_name(value: Any) -> str:
@@ -281,3 +276,25 @@ def _with_folder_names(variants: list[Variant]) -> list[Variant]:
         taken.add(name.casefold())
         named.append(replace(variant, name=name))
     return named
+
+
+def parse_scenario(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
+    """Check the keys, types and bounds of a scenario.
+
+    Returns:
+        the scenario (None where there are problems) and every problem, with the place where it was written.
+    """
+    problems, scenario = list(tree.problems), None
+    try:
+        scenario = Scenario.model_validate(tree.data)
+    except ValidationError as error:
+        problems += problems_of(error, Scenario)
+    return (None if problems else scenario), [problem.located(tree.origins) for problem in problems]
+
+
+def check_variant(tree: Tree) -> tuple[Scenario | None, list[Problem]]:
+    """Check a scenario without arms and sweep: keys, types and bounds, then the rules."""
+    scenario, problems = parse_scenario(tree)
+    if scenario is not None:
+        problems = [problem.located(tree.origins) for problem in broken_rules(scenario)]
+    return (None if problems else scenario), problems

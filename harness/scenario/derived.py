@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.core.errors import UserError
 from harness.scenario.schema import Scenario
 from harness.settings.learner import Held, MeshShape, OffloadSettings, ZeroStage
+from harness.settings.placement import PartSettings
 from harness.settings.replay import ReplaySettings
 
 
@@ -81,3 +82,19 @@ def places_of_colocated(scenario: Scenario) -> int:
 def workers_of(scenario: Scenario) -> int:
     """Return the workers that the engine's model is cut over; 1 where an engine has no others."""
     return getattr(scenario.engine, "tensor_parallel", 1)
+
+
+def on_one_thread(scenario: Scenario) -> bool:
+    """Return whether all parts take turns on one thread of one process; see ``harness.run.inprocess``."""
+    return scenario.placement.colocated and not scenario.uses_ray
+
+
+def threads_on(cores: int, scenario: Scenario, part: PartSettings) -> int:
+    """Return the CPU threads of a part on a machine with so many cores.
+
+    As asked for, else the CPUs of its actor, else its share of the cores.
+    """
+    asked = part.threads or scenario.model.threads
+    if asked or scenario.uses_ray:
+        return asked or max(1, int(part.cpus))
+    return cores if scenario.placement.colocated else max(1, cores // 2)

@@ -6,21 +6,24 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from harness.core.errors import UserError
 from harness.core.experiment import EXPERIMENT_SETTINGS
-from harness.core.named_files import SCENARIOS, SUFFIXES, VERSUS, display
-from harness.scenario.axes import expand
-from harness.scenario.check import parse_scenario
-from harness.scenario.problems import as_user_error
+from harness.core.named_files import SCENARIOS, SUFFIXES, VERSUS, NamedFiles, display
+from harness.core.regular_files import read_regular
+from harness.scenario.axes import expand, parse_scenario
+from harness.scenario.messages import problems_of
+from harness.scenario.problems import Problem, as_user_error
 from harness.scenario.schema import Scenario
-from harness.scenario.yaml_files import NUMBER_PATTERNS, Tree, parse_yaml, paths_in, read_tree, tree_of_key
+from harness.scenario.tree import MOST_BYTES, NUMBER_PATTERNS, Tree, parse_document, parse_yaml, tree_of_key
 
+Model = TypeVar("Model", bound=BaseModel)
 _OWN_KEYS = ("name", "description")
 AGAIN = "again"
 MORE_ARMS = "arms+"
@@ -53,7 +56,7 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
         if override.partition("=")[0].strip() == "arms":
             tree, *tops = (each.without("arms") for each in (tree, *tops))
         tops.append(_override_tree(override))
-    return _checked(tree.overlaid(*tops), display(path))
+    return _checked(tree.overlaid(Scenario, *tops), display(path))
 
 
 def check_data(data: Mapping[str, Any], subject: str) -> Scenario:
@@ -66,7 +69,7 @@ def check_data(data: Mapping[str, Any], subject: str) -> Scenario:
     Raises:
         UserError: it says something wrong; one error names every problem.
     """
-    return _checked(Tree(dict(data), dict.fromkeys(paths_in(data), subject)), subject)
+    return _checked(Tree.of(data, subject), subject)
 
 
 def _checked(tree: Tree, subject: str) -> Scenario:
@@ -98,11 +101,11 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
         names = [link.stem for link in chain[chain.index(base_path.resolve()) :]] + [base_path.stem]
         raise UserError(f"scenarios extend each other: {' -> '.join(names)}", where, "let one of them stand alone")
     replaced = (*_OWN_KEYS, "arms") if "arms" in tree.data else _OWN_KEYS
-    whole = _file_tree(base_path, chain).without(*replaced).overlaid(tree.without("extends", MORE_ARMS))
+    whole = _file_tree(base_path, chain).without(*replaced).overlaid(Scenario, tree.without("extends", MORE_ARMS))
     if tree.data.get(MORE_ARMS) is None:
         return whole
     origins = {("arms", *path[1:]): place for path, place in tree.origins.items() if path[0] == MORE_ARMS}
-    return whole.overlaid(Tree({"arms": tree.data[MORE_ARMS]}, origins))
+    return whole.overlaid(Scenario, Tree({"arms": tree.data[MORE_ARMS]}, origins))
 
 
 def _base_path(name: str, path: Path, where: str) -> Path:
@@ -129,6 +132,58 @@ def _override_tree(override: str) -> Tree:
 
 def _name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.+=,-]+", "-", path.stem).lstrip("-.+=,")[:100] or "unnamed"
+
+
+def read_tree(files: NamedFiles, path: Path) -> Tree:
+    """Return what stands in a file.
+
+    Raises:
+        UserError: it cannot be read, is no UTF-8 or no YAML, or its top is no mapping.
+    """
+    return parse_document(read_text(path), display(path), files.kind, files.example)
+
+
+def load_checked(
+    files: NamedFiles, path_or_name: str | Path, model: type[Model], broken_rules: Callable[[Model], list[Problem]]
+) -> Model:
+    """Load a file of settings and check it; its name is the file's where it gives none.
+
+    Args:
+        files: the kind of file.
+        path_or_name: a YAML file, or the name of one.
+        model: class of its settings.
+        broken_rules: returns a problem for each rule that the settings break.
+
+    Raises:
+        UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
+    """
+    path = files.find(path_or_name)
+    tree = read_tree(files, path)
+    problems = list(tree.problems)
+    try:  # as JSON, whose lists are tuples too
+        checked = model.model_validate_json(json.dumps({"name": path.stem, **tree.data}))
+        problems += broken_rules(checked)
+    except ValidationError as error:
+        problems += problems_of(error, model)
+    if problems:
+        raise as_user_error([problem.located(tree.origins) for problem in problems], display(path))
+    return checked
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file that a person wrote.
+
+    Raises:
+        UserError: it is not UTF-8, far too large, or cannot be read.
+    """
+    try:
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"the file is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
+        raise UserError(what, display(path), "save it as UTF-8") from None
+    except OSError as error:
+        fix = "name a file of settings that may be read"
+        raise UserError(f"cannot read the file: {error.strerror}", display(path), fix) from None
 
 
 # ---- side by side: ``python -m harness bench A B``

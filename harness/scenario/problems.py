@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.core.errors import UserError
+from harness.scenario.keys import Path
 
 MOST_TOLD = 20
 """Problems that one error tells of; nobody reads more."""
 _LONGEST_NAME = 40
-Path = tuple[str | int, ...]
-"""The way to a value: keys, and indices of list items."""
 
 
 @dataclass(frozen=True, slots=True)

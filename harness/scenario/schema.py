@@ -14,14 +14,14 @@ from harness.core.experiment import MOST_BLOCKS
 from harness.settings.base import (
     BY_COLON,
     OF_HARNESS,
-    OF_USER,
+    OF_PLUGIN,
     AtLeast0,
     AtLeast1,
     EmptyIfNull,
     FolderName,
     FromList,
     NonEmptyText,
-    OwnName,
+    PluginName,
     Section,
     Seed,
 )
@@ -48,7 +48,8 @@ MOST_AXES, MOST_CHANGES = 20, 200
 AxisValues = Annotated[list[Any], Field(min_length=1)]
 ArmChanges = Annotated[dict[str, Any], Field(max_length=MOST_CHANGES)]
 Tracker = Annotated[
-    Annotated[Literal["jsonl", "tensorboard", "wandb", "mlflow"], OF_HARNESS] | Annotated[OwnName, OF_USER], BY_COLON
+    Annotated[Literal["jsonl", "tensorboard", "wandb", "mlflow"], OF_HARNESS] | Annotated[PluginName, OF_PLUGIN],
+    BY_COLON,
 ]
 EndpointName = Literal["seconds_per_step", "weight_sync_seconds", "reward_at_rollouts"]
 

@@ -39,22 +39,20 @@ FORMS = {
 FolderName = Annotated[str, Field(pattern=_NAME, max_length=100)]
 Precision = Literal["float32", "bfloat16", "float16"]
 NonEmptyText = Annotated[str, Field(min_length=1)]
-
-
-OwnName = Annotated[str, Field(pattern=FUNCTION)]
+PluginName = Annotated[str, Field(pattern=FUNCTION)]
 """The user's own code, as `package.module:name`."""
-OwnOptions = Annotated[dict[str, Any], Field(max_length=100)]
+PluginOptions = Annotated[dict[str, Any], Field(max_length=100)]
 
 
 def _which(value: object) -> str:
     """Return which kind of choice a name, a section or its plain data is: what has a colon is the user's own."""
     name = value.get("type") if isinstance(value, dict) else getattr(value, "type", value)
-    return OWN if isinstance(name, str) and ":" in name else BUILT_IN
+    return PLUGIN if isinstance(name, str) and ":" in name else BUILT_IN
 
 
-BUILT_IN, OWN = "[built in]", "[own]"
+BUILT_IN, PLUGIN = "[built in]", "[plugin]"
 """What pydantic calls the two kinds of a choice, in the places of its errors."""
-OF_HARNESS, OF_USER, BY_COLON = Tag(BUILT_IN), Tag(OWN), Discriminator(_which)
+OF_HARNESS, OF_PLUGIN, BY_COLON = Tag(BUILT_IN), Tag(PLUGIN), Discriminator(_which)
 """A choice between what the harness brings and the user's own, named with a colon."""
 BY_TYPE = Field(discriminator="type")
 """Makes a union of sections one section with a ``type``."""

@@ -10,12 +10,12 @@ from harness.settings.base import (
     BY_COLON,
     BY_TYPE,
     OF_HARNESS,
-    OF_USER,
+    OF_PLUGIN,
     AtLeast1,
     Fraction,
-    OwnName,
-    OwnOptions,
     Parts,
+    PluginName,
+    PluginOptions,
     Positive,
     Precision,
     SecondsOr0,
@@ -85,12 +85,12 @@ class SglangEngineSettings(ServingEngineSettings):
     """Share of the GPU's memory that SGLang takes for weights, keys and values."""
 
 
-class OwnEngineSettings(ServingEngineSettings):
+class PluginEngineSettings(ServingEngineSettings):
     """An engine of your own: a class that samples with the weights it is given, see docs/extending.md."""
 
-    type: OwnName
+    type: PluginName
     """Your class as `package.module:Name`."""
-    options: OwnOptions = Field(default_factory=dict)
+    options: PluginOptions = Field(default_factory=dict)
     """Keyword arguments of the class, in addition to those that every engine gets."""
     mismatch_bound: Positive | None = None
     """Largest gap between engine and Learner log-probs after a weight sync, else the run stops; null: not measured."""
@@ -102,7 +102,7 @@ EngineSettings = Annotated[
         BY_TYPE,
         OF_HARNESS,
     ]
-    | Annotated[OwnEngineSettings, OF_USER],
+    | Annotated[PluginEngineSettings, OF_PLUGIN],
     BY_COLON,
     usual_type("native"),
 ]

@@ -8,33 +8,19 @@ from typing import Annotated, Literal
 from harness.settings.base import EmptyIfNull, Parts, Section
 
 Sharding = Literal["none", "ddp", "fsdp2", "deepspeed"]
-
-
 ZeroStage = Literal[1, 2, 3]
-
-
 Balance = Literal["round_robin", "longest_first", "cost"]
-
-
 Publish = Literal["shards", "per_tensor", "rank0"]
-
-
 Held = Literal["weights", "reference", "gradients", "optimizer"]
 """What a Learner holds: the policy's weights, those of the reference and the previous policy, what gradients are kept
 in beside themselves, and the optimizer's state."""
-
-
 Phase = Literal[
     "sampling", "old_logprobs", "reference_logprobs", "gradients", "optimizer_step", "reference_update", "publish"
 ]
 """What a Learner does: ``sampling`` is all of the time between two training steps. The previous policy is replaced in
 ``reference_update`` too."""
-
-
 BATCH_WIDE = ("batch_normalized_rewards", "batch_whitened_rewards")
 """Advantages that divide by a figure of the whole batch."""
-
-
 MOST_ADDED_AT_ONCE = 50_000_000
 """Most gradients that DeepSpeed adds up at once. Its own 500 million would be 2 GB, for a small model too."""
 

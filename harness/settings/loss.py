@@ -12,8 +12,6 @@ from harness.core.clip_ranges import usual_clip_range
 from harness.settings.base import FUNCTION, AtLeast1, EmptyIfNull, Fraction, HoldsFor, NotNegative, Positive, Section
 
 LossType = Literal["no_baseline", "reinforce_with_baseline", "naive", "unclipped", "grpo_clip", "cispo", "own"]
-
-
 Delta = Literal[
     "rewards",
     "centered_rewards",
@@ -31,19 +29,11 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 FunctionName = Annotated[str, Field(pattern=FUNCTION)]
-
-
 WITH_RATIO = ("grpo_clip", "unclipped", "cispo")
 """Losses with a probability ratio, so that data of an older policy does not go uncorrected."""
-
-
 CLIPPED = ("grpo_clip", "cispo", "own")
 """Losses that take a clip range."""
-
-
 CLIP_RANGE = ("cliprange", "cliprange_high")
-
-
 LEAST_FOR_TOKENS = 0.1
 """Ranges from here on are meant for ratios of single tokens: papers have 0.1 to 0.3, those of GSPO 0.0004 at most."""
 

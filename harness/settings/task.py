@@ -12,11 +12,11 @@ from harness.settings.base import (
     FUNCTION,
     NAME,
     OF_HARNESS,
-    OF_USER,
+    OF_PLUGIN,
     Fraction,
     NonEmptyText,
-    OwnName,
-    OwnOptions,
+    PluginName,
+    PluginOptions,
     Seconds,
     Section,
     Seed,
@@ -25,26 +25,16 @@ from harness.settings.base import (
 
 TAKEN_NAMES = ("total", "format", "answer")
 """Names that no part of a reward may have."""
-
-
 KEYWORD_BLOCKS, KEYWORDS_OF_A_BLOCK = 50, 8
 """How the word list of the keyword task is dealt: a prompt to train on takes its words from as many blocks, a held-out
 one from one block."""
-
-
 MOST_PROMPTS = 1_000_000
-
-
 PROMPT_TEMPLATES = ("r1_zero", "question_only", "r1_zero_reworded")
 """Names of the prompt templates that come with the project."""
-
-
 OF_CHATS = ("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "messages",
             "max_length", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
             "tokenizer_kwargs", "tools", "truncation")  # fmt: skip
 """Arguments of ``apply_chat_template`` that are no template's own."""
-
-
 ChatArguments = Annotated[dict[str, bool | int | float | str | None], Field(max_length=100)]
 
 
@@ -108,8 +98,6 @@ def _as_functions(value: object) -> object:
 
 FORMS_OF_REWARD = ("[function]", "[list]")
 """What pydantic calls the two forms of a reward, in the places of its errors."""
-
-
 Reward = Annotated[
     Annotated[str, Field(pattern=FUNCTION), Tag("[function]")]
     | Annotated[tuple[RewardFunctionSettings, ...], Tag("[list]")],
@@ -193,12 +181,12 @@ class SortingTaskSettings(Section):
     """`positions`: numbers at their sorted place; `inclusion_ordering`: numbers that occur, and ordered neighbours."""
 
 
-class OwnTaskSettings(ChatSettings):
+class PluginTaskSettings(ChatSettings):
     """A task of your own: a class with prompts and a reward, see docs/extending.md."""
 
-    type: OwnName
+    type: PluginName
     """Your class as `package.module:Name`."""
-    options: OwnOptions = Field(default_factory=dict)
+    options: PluginOptions = Field(default_factory=dict)
     """Keyword arguments of the class."""
     reward_timeout_s: Seconds | None = 30.0
     """Time limit for one group's rewards; a group that exceeds it is left out and counted. null: no limit, and
@@ -211,7 +199,7 @@ TaskSettings = Annotated[
         BY_TYPE,
         OF_HARNESS,
     ]
-    | Annotated[OwnTaskSettings, OF_USER],
+    | Annotated[PluginTaskSettings, OF_PLUGIN],
     BY_COLON,
     usual_type("keywords"),
 ]

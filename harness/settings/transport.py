@@ -10,14 +10,14 @@ from harness.settings.base import (
     BY_COLON,
     BY_TYPE,
     OF_HARNESS,
-    OF_USER,
+    OF_PLUGIN,
     AtLeast0,
     AtLeast1,
     FromList,
     NonEmptyText,
-    OwnName,
-    OwnOptions,
     Parts,
+    PluginName,
+    PluginOptions,
     Positive,
     Section,
     usual_type,
@@ -111,12 +111,12 @@ class SharedMemoryTransportSettings(ActorTransportSettings):
     """One copy in shared memory, from which every Generator on the host loads."""
 
 
-class OwnTransportSettings(ActorTransportSettings):
+class PluginTransportSettings(ActorTransportSettings):
     """A transport of your own, see docs/extending.md."""
 
-    type: OwnName
+    type: PluginName
     """Your `TransportKind` as `package.module:NAME`."""
-    options: OwnOptions = Field(default_factory=dict)
+    options: PluginOptions = Field(default_factory=dict)
     """Passed to its sender and receivers as `options.settings.options`."""
 
 
@@ -135,13 +135,11 @@ TransportSettings = Annotated[
         BY_TYPE,
         OF_HARNESS,
     ]
-    | Annotated[OwnTransportSettings, OF_USER],
+    | Annotated[PluginTransportSettings, OF_PLUGIN],
     BY_COLON,
     usual_type("in_process"),
 ]
-
-
-AnyTransportName = Annotated[Annotated[TransportName, OF_HARNESS] | Annotated[OwnName, OF_USER], BY_COLON]
+AnyTransportName = Annotated[Annotated[TransportName, OF_HARNESS] | Annotated[PluginName, OF_PLUGIN], BY_COLON]
 
 
 class TransportSweepSettings(Section):

@@ -35,9 +35,8 @@ import numpy.typing as npt
 
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
-from harness.scenario import Scenario
-from harness.scenario.derived import workers_of
-from harness.scenario.loop_plan import threads_on
+from harness.scenario.derived import threads_on, workers_of
+from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.simulate.features import Features
 from harness.simulate.machine import MachineProfile, StageCost

@@ -14,7 +14,8 @@ from harness.core.progress import duration
 from harness.core.terminal_text import plain
 from harness.results.anonymous import safe_name
 from harness.run.needs import Need, needs_of
-from harness.scenario import Scenario, Variant, changes_of, expand
+from harness.scenario.axes import Variant, changes_of, expand
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import placement_of
 from harness.simulate.machine import MachineProfile, profile_of_machine
 from harness.simulate.simulated_run import simulate_run

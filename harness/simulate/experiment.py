@@ -33,7 +33,9 @@ from harness.results.anonymous import safe_name
 from harness.results.recorder import RunRecorder
 from harness.results.rows import with_nulls
 from harness.results.writer import begin_experiment, timestamp, utc_now
-from harness.scenario import Scenario, Variant, resolved_yaml
+from harness.scenario.axes import Variant
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.cost_model import Draw
 from harness.simulate.forecast import (

@@ -34,8 +34,8 @@ from harness.core.types import RolloutGroup
 from harness.models.config import ModelConfig
 from harness.run.memory.learner import state_bytes
 from harness.run.memory.shape import shape_for
-from harness.scenario import Scenario
 from harness.scenario.derived import in_shards, microbatches
+from harness.scenario.schema import Scenario
 
 Features = dict[str, float]
 Group = tuple[int, Sequence[int]]

@@ -33,7 +33,7 @@ from harness.report.document import Table
 from harness.results import StepRow
 from harness.results.occupancy import Occupancy
 from harness.results.rows import WARMUP_FLOOR
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings
 from harness.simulate.cost_model import CostModel, Draw, model_name
 from harness.simulate.features import Workload

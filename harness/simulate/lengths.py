@@ -19,7 +19,7 @@ from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import Purpose, WorkItem
 from harness.engines.rng import pinned_lengths
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.features import Group
 from harness.simulate.machine import Lengths, MachineProfile
 from harness.tasks.rows import read_rows

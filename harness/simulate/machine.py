@@ -23,9 +23,9 @@ from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.named_files import NamedFiles
 from harness.probes.provenance import machine_facts
-from harness.scenario.problems import Path as KeyPath
+from harness.scenario.keys import Path as KeyPath
+from harness.scenario.load import load_checked
 from harness.scenario.problems import Problem, broken, dotted
-from harness.scenario.yaml_files import load_checked
 from harness.settings.base import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
 
 Origin = Literal["measured", "datasheet"]

@@ -16,17 +16,9 @@ import numpy as np
 
 from harness.core.seeds import derive_seed
 from harness.core.trace import NullTracer, Stage, Tracer
-from harness.core.types import (
-    Metrics,
-    Purpose,
-    RolloutGroup,
-    ScoredBatch,
-    UpdateResult,
-    WeightHandle,
-    WorkItem,
-)
+from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop.state import LoopState
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import Seconds
 from harness.simulate.features import Features, Group, Workload, sizes_of
 from harness.simulate.ranks import RankCosts

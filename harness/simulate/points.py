@@ -20,11 +20,12 @@ from harness.core.spawn_pool import spawn_pool
 from harness.models.config import PRESETS
 from harness.models.published import PUBLISHED
 from harness.run.memory.plan import plan_of
-from harness.scenario import Scenario, Variant, expand, load_scenario
-from harness.scenario.check import check_variant
+from harness.scenario.axes import Variant, check_variant, expand
 from harness.scenario.derived import offloaded
+from harness.scenario.load import load_scenario
 from harness.scenario.problems import as_user_error
-from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
+from harness.scenario.schema import Scenario
+from harness.scenario.tree import Tree, parse_yaml, tree_of_key
 from harness.simulate.forecast import Forecast, forecast
 from harness.simulate.machine import MachineProfile
 
@@ -379,7 +380,7 @@ class Worker:
 
     def __init__(self, question: Question) -> None:
         self._question, self._machine = question, question.machine
-        self._base = Tree(question.base, dict.fromkeys(paths_in(question.base), "the scenario"))
+        self._base = Tree.of(question.base, "the scenario")
 
     def answer(self, point: Point) -> Answer:
         """Simulate one point."""
@@ -404,7 +405,7 @@ class Worker:
             keys |= {name: _plain(text) for name, text in model_keys(str(point["model"])).items()}
         keys = spread_keys(point, self._question.base, self._machine.device.gpus) | keys
         changes = [tree_of_key(key, value, f"{key}={shown(value)}") for key, value in keys.items()]
-        scenario, problems = check_variant(self._base.without("arms", "sweep").overlaid(*changes))
+        scenario, problems = check_variant(self._base.without("arms", "sweep").overlaid(Scenario, *changes))
         if scenario is None:
             raise as_user_error(problems, "the point")
         return scenario

@@ -32,9 +32,9 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.models.config import ModelConfig
 from harness.models.flops import group_flops
-from harness.scenario import Scenario
 from harness.scenario.batch_plan import BatchLengths, BatchPlan, Rows, num_tokens, plan_batch
 from harness.scenario.derived import mesh_shape, zero_stage
+from harness.scenario.schema import Scenario
 from harness.settings.learner import MeshShape
 from harness.simulate.cost_model import Seconds
 from harness.simulate.features import (

@@ -17,17 +17,10 @@ from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBat
 from harness.loop import LoopPlan, Observer, RolloutCounts, StepReport, run_loop
 from harness.models.config import ModelConfig
 from harness.results import EvaluationRow, StepRow, lane_kind, part_of
-from harness.scenario import Scenario
-from harness.scenario.derived import workers_of
-from harness.scenario.loop_plan import (
-    all_lanes,
-    lanes_of,
-    loop_plan,
-    on_one_thread,
-    publisher_lane,
-    threads_on,
-    writer_lane,
-)
+from harness.scenario.derived import on_one_thread, threads_on, workers_of
+from harness.scenario.lanes import all_lanes, lanes_of, publisher_lane, writer_lane
+from harness.scenario.loop_plan import loop_plan
+from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.simulate.clock import VirtualClockLoop, run_virtual
 from harness.simulate.cost_model import CostModel, Draw, Seconds, engine_name, model_name

@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import Prompt
-from harness.tasks.maths import STOP_STRINGS, prompt_template, r1_zero_reward_fn
 from harness.tasks.maths.answers import agree_exactly
+from harness.tasks.maths.prompts import prompt_template
+from harness.tasks.maths.reward import STOP_STRINGS, r1_zero_reward_fn
 
 PROMPT = "r1_zero_reworded"
 """The prompt template: the one that the warm start of the ``maths`` preset is taught with."""

@@ -26,11 +26,7 @@ from torch import Tensor
 from harness.core.types import WeightHandle
 from harness.models.flat_layout import BucketLayout
 from harness.settings.transport import NixlTransportSettings
-from harness.transports.buffers import (
-    BufferSender,
-    CopiedWeights,
-    StoredTensor,
-)
+from harness.transports.buffers import BufferSender, CopiedWeights, StoredTensor
 from harness.transports.protocol import TransportOptions
 
 

@@ -22,7 +22,7 @@ LIGHT = (
     "harness.core.protocols",
     "harness.results.recorder",
     "harness.results",
-    "harness.scenario",
+    "harness.scenario.load",
     "harness.simulate.calibrate.command",
     "harness.simulate.calibrate.quality",
     "harness.simulate.clock",

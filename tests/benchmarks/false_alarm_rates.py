@@ -26,7 +26,7 @@ from rich.text import Text
 
 from harness.compare import Experiment, Member, gather
 from harness.compare.judging import is_same, paired_runs
-from harness.compare.stats import Estimate, of_blocks
+from harness.compare.stats.estimates import Estimate, of_blocks
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain

@@ -10,8 +10,9 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
-from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn
 from harness.tasks.maths.answers import agree_exactly
+from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.symbolic import AnswerGrader
 
 TRUTHS = [
     "18",

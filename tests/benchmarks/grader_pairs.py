@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.tasks.maths import REWARD_FUNCTIONS, AnswerGrader
+from harness.tasks.maths.reward import REWARD_FUNCTIONS
+from harness.tasks.maths.symbolic import AnswerGrader
 
 PAIRS = Path(__file__).parents[1] / "data" / "maths" / "judged_pairs.jsonl"
 

@@ -6,8 +6,8 @@ Two logs with the same mean step time and AR(1) noise of 10%: x[t] = rho x[t-1] 
 
 import numpy as np
 
-from harness.compare.stats import wilson_interval
 from harness.compare.stats.bootstrap import ratio_over_steps
+from harness.compare.stats.intervals import wilson_interval
 
 PAIRS = 2000
 NOISE = 0.1

@@ -36,7 +36,8 @@ from harness.results import load_run
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.e2e.conftest import Traces
 from tests.run.test_resume_run import SCENARIO, write_scenario
 

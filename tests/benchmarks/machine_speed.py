@@ -28,7 +28,8 @@ from harness.results import EvaluationRow, StepRow
 from harness.run.arm_runner import ArmRunner
 from harness.run.factory import PartsFactory
 from harness.run.session import Experiment
-from harness.scenario import expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 
 KINDS = ("product", "copy", "calls", "all")
 Numbers = NDArray[np.float64]

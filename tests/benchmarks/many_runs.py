@@ -17,16 +17,7 @@ from typing import Any
 
 from harness.core.trace import Span, Stage
 from harness.core.types import Metric, Metrics
-from harness.results import (
-    EvaluationRow,
-    Manifest,
-    RunFolder,
-    Scrubber,
-    StepRow,
-    TailRow,
-    VersionChange,
-    store_metrics,
-)
+from harness.results import EvaluationRow, Manifest, RunFolder, Scrubber, StepRow, TailRow, VersionChange, store_metrics
 from harness.results.occupancy import Occupancy
 
 LAYOUTS = ("blocks", "campaigns")

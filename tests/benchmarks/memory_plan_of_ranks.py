@@ -78,7 +78,7 @@ def run_here(order: dict[str, Any]) -> int:
     from harness.run.memory.fit import needed_main
     from harness.run.memory.plan import make_plan
     from harness.run.memory.shape import shape_for
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
     from tests.benchmarks.memory_plan_vs_real import longest_prompt
 
     out, case = Path(order["out"]), dict(order["case"])

@@ -95,7 +95,7 @@ def run_here(order: dict[str, Any]) -> int:
     from harness.run.experiment import run_scenario
     from harness.run.memory.plan import make_plan
     from harness.run.memory.shape import shape_for
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
 
     path = Path(order["out"]) / "case.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,8 @@ from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.run.watchdog import DUMP_S
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.e2e.conftest import Traces
 
 KINDS = ("killed", "killed at the start", "stopped")

@@ -24,7 +24,7 @@ from harness.core.trace import Stage
 from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.simulate.calibrate.command import SCENARIOS, measured_collectives
 from harness.simulate.calibrate.exchange import find_collectives
 from harness.simulate.calibrate.fit import calibration

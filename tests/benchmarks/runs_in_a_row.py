@@ -22,7 +22,7 @@ from typing import NamedTuple
 import psutil
 
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from tests.e2e.conftest import Traces
 
 SETTINGS = (

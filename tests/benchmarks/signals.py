@@ -36,8 +36,9 @@ from harness.results import Run, find_runs
 from harness.results.writer import MANIFEST
 from harness.run.actors.part import LEAST_START_S
 from harness.run.interleaving import interleaving_of, order_in_block, points_of
-from harness.scenario import expand, load_scenario
-from harness.scenario.loop_plan import all_lanes
+from harness.scenario.axes import expand
+from harness.scenario.lanes import all_lanes
+from harness.scenario.load import load_scenario
 from tests.e2e.conftest import Traces
 
 STALL_AFTER_S = 30.0

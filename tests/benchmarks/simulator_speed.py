@@ -103,7 +103,7 @@ def plain_parts(generators: int, steps: int, control: str, tracer: RecordingTrac
 
 def priced_parts(generators: int, steps: int, control: str, tracer: RecordingTracer) -> Parts:
     """The same sizes as a scenario of a tiny model on a machine profile, every part with a device of its own."""
-    from harness.scenario import Scenario
+    from harness.scenario.schema import Scenario
     from harness.simulate.machine import Device, MachineProfile, StageCost
     from harness.simulate.simulated_run import build_run
 

@@ -19,10 +19,11 @@ from rich.table import Table
 
 from harness.compare import Judgement, gather, judgements
 from harness.compare.run_frame import TIMING
-from harness.compare.stats import Effect, Verdict, wilson_interval
+from harness.compare.stats.intervals import wilson_interval
+from harness.compare.stats.verdicts import Effect, Verdict
 from harness.run.experiment import run_scenario
-from harness.scenario import Scenario, load_scenario
-from harness.scenario.load import check_data
+from harness.scenario.load import check_data, load_scenario
+from harness.scenario.schema import Scenario
 
 STAGES = ("update", "generate")
 DELAY_S = 0.01

@@ -75,7 +75,7 @@ class OurStep:
     def __init__(self, folder: Path, arguments: argparse.Namespace, watch: Stopwatch) -> None:
         from harness.core.trace import RecordingTracer
         from harness.run.inprocess import InProcessParts
-        from harness.scenario import load_scenario
+        from harness.scenario.load import load_scenario
 
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             file.write("name: step_vs_trl\n")

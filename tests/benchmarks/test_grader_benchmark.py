@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.tasks.maths import AnswerGrader, r1_zero_reward_fn, read_problems
+from harness.tasks.maths.reward import r1_zero_reward_fn
+from harness.tasks.maths.symbolic import AnswerGrader
+from harness.tasks.maths.task import read_problems
 
 SAMPLE = Path(__file__).parents[1] / "data" / "maths" / "gsm8k_sample.jsonl"
 THOUGHTS = "First this, and then that. " * 100  # 2,700 characters, as long as many a response

@@ -12,7 +12,7 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import Purpose, ScoredBatch, WorkItem
 from harness.run.inprocess import InProcessParts
 from harness.run.parts import RunningParts
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 
 TOKENS, PROMPTS, GROUP_SIZE = 32, 8, 8
 

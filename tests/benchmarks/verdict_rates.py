@@ -21,9 +21,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
-from harness.compare.stats import STAGE_THRESHOLD, STEP_THRESHOLD, Verdict, enough, of_blocks, side_of_limit, t_interval
-from harness.compare.stats.intervals import LEVEL
-from harness.compare.stats.verdicts import PRIMARY_WEIGHT, SECONDARY_WEIGHT
+from harness.compare.stats.estimates import of_blocks
+from harness.compare.stats.intervals import LEVEL, t_interval
+from harness.compare.stats.verdicts import (
+    PRIMARY_WEIGHT,
+    SECONDARY_WEIGHT,
+    STAGE_THRESHOLD,
+    STEP_THRESHOLD,
+    Verdict,
+    enough,
+    side_of_limit,
+)
 from harness.core.atomic_files import whole_file
 from harness.core.progress import progress_bars
 from tests.stand_ins.false_alarms import Rate, naive_p, rate

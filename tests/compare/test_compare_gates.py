@@ -9,7 +9,7 @@ import pytest
 from harness.compare.completeness import Gap, Gaps
 from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit, refusals_of
 from harness.compare.judging import Judgement
-from harness.compare.stats import Effect, Verdict
+from harness.compare.stats.verdicts import Effect, Verdict
 from harness.core.errors import UserError
 
 

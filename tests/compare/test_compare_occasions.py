@@ -14,7 +14,7 @@ from harness.compare.experiment import Experiment, experiment_of, gather
 from harness.compare.gates import Judge
 from harness.compare.judging import judge_against
 from harness.compare.occasions import Baseline, read_occasions
-from harness.compare.stats import Verdict
+from harness.compare.stats.verdicts import Verdict
 from harness.results import RunFolder
 from tests.stand_ins.members import made_run
 

@@ -20,21 +20,14 @@ from harness.compare.endpoint import (
 )
 from harness.compare.experiment import Experiment, Member, member_of
 from harness.compare.gates import INCONCLUSIVE, WORSE, gate
-from harness.compare.judging import (
-    Judgement,
-    block_seconds,
-    direction,
-    fastest_in_turns,
-    is_same,
-    judgements,
-)
+from harness.compare.judging import Judgement, block_seconds, direction, fastest_in_turns, is_same, judgements
 from harness.compare.remarks import remarks_of
-from harness.compare.stats import Verdict
+from harness.compare.stats.verdicts import Verdict
 from harness.core.errors import UserError
 from harness.report.tables import verdict_table
 from harness.results import RunFolder
 from harness.results.frames import Column, read_table
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from tests.stand_ins.members import made_experiment, made_run
 
 SETTINGS = {"max_lag": 0, "group_size": 8}

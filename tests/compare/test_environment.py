@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.compare.environment import (
-    machine_facts,
-    on_gpu,
-    origin,
-    unlike,
-    why_not_comparable,
-)
+from harness.compare.environment import machine_facts, on_gpu, origin, unlike, why_not_comparable
 from harness.compare.experiment import Member
 from harness.compare.judging import judgements
-from harness.compare.stats import Verdict
+from harness.compare.stats.verdicts import Verdict
 from harness.probes.provenance import fingerprint
 from harness.report.tables import overview_table
 from harness.results.manifest import PROMPT_TEMPLATE, Input

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.compare.stats import Verdict, enough, side_of_limit, t_interval
+from harness.compare.stats.intervals import t_interval
+from harness.compare.stats.verdicts import Verdict, enough, side_of_limit
 from harness.results.warmup import steady_from
 from tests.stand_ins.binomial import at_least
 from tests.stand_ins.noise import NoiseModel

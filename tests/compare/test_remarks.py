@@ -18,7 +18,7 @@ from harness.compare.remarks.answer import Difference, final_rewards, reward_dif
 from harness.compare.remarks.learning import CAUSES, correlation, growth
 from harness.compare.remarks.time import whatif_command
 from harness.compare.signal import Divergence
-from harness.compare.stats import STEP, Effect, Verdict
+from harness.compare.stats.verdicts import STEP, Effect, Verdict
 from harness.compare.steadiness import mark
 from harness.core.trace import Stage
 from harness.core.types import RankStep

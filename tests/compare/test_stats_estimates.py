@@ -10,22 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.compare.stats import (
-    Drift,
-    Effect,
-    Estimate,
-    Interval,
-    enough,
-    half_width,
-    holm,
-    of_blocks,
-    of_occasions,
-    speed_drift,
-    t_interval,
-    wilson_interval,
-)
-from harness.compare.stats.estimates import inflation
-from harness.compare.stats.intervals import t_quantile
+from harness.compare.stats.drift import Drift, speed_drift
+from harness.compare.stats.estimates import Estimate, inflation, of_blocks, of_occasions
+from harness.compare.stats.intervals import Interval, holm, t_interval, t_quantile, wilson_interval
+from harness.compare.stats.verdicts import Effect, enough, half_width
 from harness.core.errors import UserError
 from tests.stand_ins.simulated_verdicts import judge_step, log_ratio
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.compare.stats import Comparison, Effect, Estimate, Verdict, judge, of_blocks, side_of_limit
+from harness.compare.stats.estimates import Estimate, of_blocks
 from harness.compare.stats.intervals import t_quantile
+from harness.compare.stats.verdicts import Comparison, Effect, Verdict, judge, side_of_limit
 from harness.core.errors import UserError
 from tests.stand_ins.simulated_verdicts import judge_step
 

@@ -10,15 +10,8 @@ import pytest
 
 from harness.compare.experiment import Experiment, gather
 from harness.compare.judging import judgements
-from harness.compare.stats import Verdict
-from harness.compare.steadiness import (
-    MARK,
-    mark,
-    steadiness_notes,
-    step_ratio,
-    uneven_sentence,
-    warm_up_reasons,
-)
+from harness.compare.stats.verdicts import Verdict
+from harness.compare.steadiness import MARK, mark, steadiness_notes, step_ratio, uneven_sentence, warm_up_reasons
 from harness.report.tables import overview_table, stage_table
 from harness.results import RunFolder, WarmUp
 from tests.messages import facts

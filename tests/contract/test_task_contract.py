@@ -11,7 +11,7 @@ from harness.core.types import Prompt
 from harness.tasks import JsonlTask, KeywordTask
 from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.keyword_files import KeywordFileTask
-from harness.tasks.maths import MathsTask
+from harness.tasks.maths.task import MathsTask
 from harness.testing import TaskContract
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,10 @@ import subprocess
 import yaml
 
 from harness.core.trace import Stage
-from harness.scenario import Scenario, expand, load_scenario
-from harness.scenario.check import dotted_keys
+from harness.scenario.axes import expand
+from harness.scenario.keys import dotted_keys
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.docs.pages import FENCE, ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.cli import COMMANDS, command_parser
-from harness.scenario.check import dotted_keys
+from harness.scenario.keys import dotted_keys
 from harness.scenario.rules import RULES
 from harness.scenario.schema import Scenario
 from tests.docs.pages import ROOT
@@ -34,7 +34,7 @@ def test_every_setting_is_on_the_page_with_a_meaning():
     keys = set(dotted_keys(Scenario))
     assert len(keys) > 200
     assert keys - set(meanings) - set(sections) - types == set()
-    assert {rule.__name__ for rule in RULES} <= set(meanings)
+    assert {rule.name for rule in RULES} <= set(meanings)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from harness.cli import main
-from harness.scenario import expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from tests.docs.pages import FENCE, ROOT
 
 

@@ -30,7 +30,8 @@ from harness.results.counters import read_counters, sources
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.run_folders import loop_accounts
 
 if TYPE_CHECKING:
@@ -554,9 +555,6 @@ import ray
 from ray.cluster_utils import Cluster
 
 from harness.run.actors.samplers import RemoteSamplers
-from harness.run.factory import PartsFactory
-from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
 
 store = 200 * 2**20
 cluster = Cluster(

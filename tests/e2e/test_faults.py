@@ -34,7 +34,8 @@ from harness.run.actors.part import (
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
 if TYPE_CHECKING:

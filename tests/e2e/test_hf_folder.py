@@ -15,7 +15,8 @@ from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 
 REWARDS = """
 def by_length(response, ground_truth):

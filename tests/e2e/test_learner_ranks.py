@@ -19,7 +19,8 @@ from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.whatif.recording import Work, read_recording
 from tests.e2e.test_actors import unseen
 from tests.run_folders import loop_accounts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.run.recompute import TOLERANCE, recompute
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from tests.e2e.test_resume_killed import RANKS, command, finished, run_folder
 from tests.run.test_resume_run import SCENARIO, write_scenario
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 
 SHORT = (
     *("steps=5", "evaluation.every=5", "trackers=[]", "profile='off'"),

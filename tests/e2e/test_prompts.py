@@ -8,8 +8,9 @@ from harness.models.make_folder import make_folder
 from harness.results import find_runs
 from harness.results.manifest import PROMPT_TEMPLATE
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
-from harness.tasks.maths import prompt_template, read_problems
+from harness.scenario.load import load_scenario
+from harness.tasks.maths.prompts import prompt_template
+from harness.tasks.maths.task import read_problems
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "maths"

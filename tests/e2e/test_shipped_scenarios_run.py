@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from harness.core.named_files import SCENARIOS
 from harness.results import find_runs
 from harness.run.experiment import run_scenario
-from harness.scenario import SCENARIOS, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
 

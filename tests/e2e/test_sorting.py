@@ -14,7 +14,7 @@ from harness.models.sorting import SortingModel, sorting_policy
 from harness.results import Run, find_runs
 from harness.results.frames import table_of
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.tasks.sorting import SORTING_PROMPTS, inclusion_ordering_reward
 
 

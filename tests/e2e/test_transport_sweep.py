@@ -11,7 +11,7 @@ from harness.report.files import save_charts
 from harness.report.transports import sweep_tables
 from harness.results import Run, find_runs
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 
 TRANSPORTS = ("object_store_numpy", "nixl", "shared_memory")
 

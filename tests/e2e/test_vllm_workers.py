@@ -25,7 +25,7 @@ from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
 from harness.results import find_runs
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.settings.engine import VllmEngineSettings
 
 pytestmark = [

@@ -10,11 +10,7 @@ from harness.core.types import SamplingParams
 from harness.engines.response_rows import ResponseRow, to_completions
 from harness.engines.rng import pinned_lengths
 from harness.engines.stop_strings import StopStrings
-from harness.engines.vllm_machine import (
-    check_vllm_installed,
-    context_of,
-    reason_of,
-)
+from harness.engines.vllm_machine import check_vllm_installed, context_of, reason_of
 from harness.engines.vllm_requests import Requests, into_scores, lengths_of, row_options
 
 

@@ -32,7 +32,7 @@ from harness.engines.stop_strings import StopStrings
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 MODEL = DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), max_position_embeddings=64))
@@ -278,8 +278,6 @@ ACTORS = SERVED + "transport: {type: object_store_numpy}\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (SERVED, r"at its end ends every child of its process \[rule: sglang_has_its_process\]"),
-        (ACTORS + "sampling: {top_p: 0.9}\n", r"sampling\.top_p is 0\.9, must be 1 with engine\.type sglang"),
         (ACTORS + "max_lag: 1\nlag_control: in_flight\nplacement: {colocated: false}\n", "must be native or vllm"),
     ],
 )

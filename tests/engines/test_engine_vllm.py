@@ -34,7 +34,7 @@ from harness.run.memory.check import full_table
 from harness.run.memory.fit import FreeMemory, shortages
 from harness.run.memory.generator import beside_vllm, generator_amounts
 from harness.run.memory.plan import make_plan
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.settings.engine import VllmEngineSettings
 from tests.messages import facts
 

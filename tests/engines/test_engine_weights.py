@@ -7,13 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from harness.engines.weights import (
-    build_weights,
-    check_names_and_shapes,
-    expected_shapes,
-    group_heads,
-    pair_adjacent,
-)
+from harness.engines.weights import build_weights, check_names_and_shapes, expected_shapes, group_heads, pair_adjacent
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.evaluate.questions import read_questions
-from harness.tasks.maths import prompt_template
+from harness.tasks.maths.prompts import prompt_template
 from harness.tasks.scoring import DirectRewards, TimedRewards
 
 GSM8K = '{"question": "Two and two?", "answer": "2+2=<<2+2=4>>4\\n#### 4"}\n'

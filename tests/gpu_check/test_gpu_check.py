@@ -16,7 +16,8 @@ from zipfile import ZipFile
 import pytest
 
 from harness.probes.nsight import is_alive
-from harness.scenario import expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from tests.gpu_check import __main__ as command
 from tests.gpu_check import parity, runs
 from tests.gpu_check.report import Report, Skipped

@@ -12,7 +12,7 @@ from harness.core.arguments import from_1
 from harness.core.atomic_files import whole_file
 from harness.report.console import Output
 from harness.report.terminal import print_list, print_table
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from tests.holdout.evaluate import evaluate
 from tests.holdout.plan import load_plan, read_measured
 from tests.holdout.report import as_markdown, in_page, save_picture, tables

@@ -14,7 +14,7 @@ from harness.core.trace import Stage
 from harness.models.config import PRESETS
 from harness.results import Run, ShardRow
 from harness.run.memory.shape import shape_for
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.features import FLOAT32_BYTES, Group, generate_features, pass_features, update_features
 from harness.simulate.forecast import StepWatch
 from harness.simulate.machine import MachineProfile

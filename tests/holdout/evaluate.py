@@ -8,7 +8,7 @@ from math import exp, log
 from statistics import fmean
 from typing import NamedTuple
 
-from harness.compare.stats import t_interval
+from harness.compare.stats.intervals import t_interval
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
 from harness.results import Run

@@ -12,10 +12,10 @@ from pydantic import Field
 from harness.core.errors import UserError
 from harness.core.named_files import NamedFiles
 from harness.results import Run, find_runs
-from harness.scenario import Scenario, expand
-from harness.scenario.load import check_data
+from harness.scenario.axes import expand
+from harness.scenario.load import check_data, load_checked
 from harness.scenario.problems import Problem
-from harness.scenario.yaml_files import load_checked
+from harness.scenario.schema import Scenario
 from harness.settings.base import Fraction, NonEmptyText, Section
 
 PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")

@@ -10,7 +10,8 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.results import RunFolder
-from harness.scenario import expand, load_scenario, resolved_yaml
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario, resolved_yaml
 from tests.holdout.plan import Measured, Plan, load_plan, read_measured
 
 FOLDER = Path(__file__).parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compare.stats import wilson_interval
+from harness.compare.stats.intervals import wilson_interval
 from tests.holdout.summary import Counted, Document, TierScore
 
 RELATIVE, ABSOLUTE = 0.05, 0.01

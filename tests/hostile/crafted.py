@@ -20,7 +20,7 @@ from harness.models.config import PRESETS, SIZES, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.tasks.jsonl import JsonlTask
 from harness.tasks.rows import Fields, read_prompts
 from tests.hostile.outcome import Silent

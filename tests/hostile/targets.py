@@ -27,13 +27,17 @@ from harness.results.importers.convert import convert
 from harness.results.importers.logs import read_log
 from harness.results.importers.trainers import CROSSWALKS
 from harness.results.reader import parse_settings
-from harness.run.memory import memory_table
+from harness.run.memory.check import memory_table
 from harness.run.memory.shape import read_shape
-from harness.scenario import Scenario, expand, load_scenario, resolved_yaml
-from harness.scenario.loop_plan import all_lanes, loop_plan
-from harness.scenario.yaml_files import parse_yaml
+from harness.scenario.axes import expand
+from harness.scenario.lanes import all_lanes
+from harness.scenario.load import load_scenario, resolved_yaml
+from harness.scenario.loop_plan import loop_plan
+from harness.scenario.schema import Scenario
+from harness.scenario.tree import parse_yaml
 from harness.simulate.machine import load_machine
-from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.symbolic import AnswerGrader
 from harness.tasks.rows import Fields, read_prompts
 from tests.hostile.documents import IMPOSSIBLE
 from tests.hostile.outcome import Silent

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from harness.scenario.learner import LEARNER_RULES
+from harness.scenario.rules.learner import RULES
 from harness.settings.learner import Balance, LearnerSettings, MeshSettings, Publish, Sharding
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ NAMED = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`([^`]+)`", PROSE)))
 def test_the_page_names_every_setting_value_and_rule() -> None:
     wanted = {*LearnerSettings.model_fields, *MeshSettings.model_fields}
     wanted |= {*get_args(Sharding), *get_args(Balance), *get_args(Publish)}
-    wanted |= {rule.__name__ for rule in LEARNER_RULES}
+    wanted |= {rule.name for rule in RULES}
     assert sorted(wanted - NAMED) == []
 
 

@@ -7,7 +7,8 @@ import yaml
 from harness.grpo.advantages import DELTAS
 from harness.grpo.policy_gradient import LOSSES
 from harness.learner.plugins import ADVANTAGE, LOSS
-from harness.scenario import expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from harness.settings.loss import AdvantageSettings, Delta, ImportanceSettings, KlSettings, LossSettings, LossType
 from harness.settings.optimizer import OptimizerSettings
 

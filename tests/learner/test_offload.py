@@ -22,7 +22,7 @@ from harness.learner.ranks import FsdpRanks, Ranks, SingleProcess
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.run.builders import _offload
 from harness.run.workers import LearnerWorker
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.settings.learner import Held, Phase, is_resident
 from harness.transports.checksum import bytes_of, checksum
 from harness.transports.in_process import InProcessTransport

@@ -32,7 +32,7 @@ from harness.models.decoder import DecoderLM
 from harness.tasks.arithmetic import ArithmeticTask
 from harness.tasks.grammar import Demonstration, demonstrations
 from harness.tasks.keywords import KeywordTask
-from harness.tasks.maths import prompt_template
+from harness.tasks.maths.prompts import prompt_template
 from harness.tasks.words import WORDS
 
 SMALLEST = ModelConfig(

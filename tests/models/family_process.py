@@ -106,7 +106,7 @@ def run(folder: Path, work: Path, engine: str) -> dict[str, Any]:
     """Train three steps and evaluate what was saved; return the gap of engine and Learner, and who moved."""
     from harness.results import find_runs
     from harness.run.experiment import run_scenario
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
 
     work.mkdir(parents=True)
     (work / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPT_ROWS))

@@ -74,7 +74,7 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         ("pyspy:\n  lanes: learner\n", "expected a list", "/mine.yaml, line 2", "put it in brackets: lanes: [learner]"),
         (
             "pyspy:\n  lanes: ['']\n",
-            "`pyspy.lanes[0]` is text '': must not be empty",
+            "`pyspy.lanes[0]` is text '': must have at least 1 character",
             "/mine.yaml, line 2",
             "Lanes by name",
         ),

@@ -13,14 +13,7 @@ from torch.profiler import ProfilerActivity
 from harness.core.errors import RunStopped
 from harness.core.trace import HookedTracer, NullTracer, Stage, Tracer
 from harness.probes.profile import TorchWindow
-from harness.probes.windows import (
-    ProfilerWindow,
-    activities,
-    collect_traces,
-    process_name,
-    scrub_trace,
-    torch_window,
-)
+from harness.probes.windows import ProfilerWindow, activities, collect_traces, process_name, scrub_trace, torch_window
 from harness.results.anonymous import Scrubber
 
 SCRUBBER = Scrubber("/home/jane", "/home/jane/project", "lab-7.example.org", "jane")

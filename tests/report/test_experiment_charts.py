@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from harness.compare.__main__ import main
 from harness.compare.experiment import Experiment, gather
 from harness.compare.judging import Judgement, judgements
-from harness.compare.stats import STEP, Effect, Verdict
+from harness.compare.stats.verdicts import STEP, Effect, Verdict
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Metric, Metrics

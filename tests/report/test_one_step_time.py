@@ -15,7 +15,7 @@ from rich.console import Console
 from harness.compare.experiment import Experiment, gather
 from harness.compare.judging import direction, judgements
 from harness.compare.numbers import change, number, percent
-from harness.compare.stats import Effect, Verdict
+from harness.compare.stats.verdicts import Effect, Verdict
 from harness.compare.steadiness import step_ratio
 from harness.core.trace import Stage
 from harness.report.as_json import comparison

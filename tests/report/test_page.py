@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness.compare.remarks import Remark
 from harness.report import charts
 from harness.report.build import document
 from harness.report.canvas import ARM_COLOURS, COLOUR_NAMES
 from harness.report.charts import Panel
-from harness.report.document import Chart, Document, Remark, Rollouts, Section, Table
+from harness.report.document import Chart, Document, Rollouts, Section, Table
 from harness.report.files import page
 from harness.report.svg import page_svg
 from harness.results import RolloutRow

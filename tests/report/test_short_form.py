@@ -17,7 +17,7 @@ from harness.cli import main
 from harness.compare.experiment import Experiment, Member, gather
 from harness.compare.judging import Judgement, judgements
 from harness.compare.remarks import Remark
-from harness.compare.stats import STEP, Effect, Verdict
+from harness.compare.stats.verdicts import STEP, Effect, Verdict
 from harness.core.terminal_text import plain, plain_ends
 from harness.report.build import before_and_after, document
 from harness.report.console import shown_path

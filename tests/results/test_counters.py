@@ -4,15 +4,7 @@ import json
 from pathlib import Path
 
 from harness.probes import reading
-from harness.results.counters import (
-    CounterRow,
-    explain,
-    is_growing,
-    read_counters,
-    reasons,
-    sources,
-    stretches,
-)
+from harness.results.counters import CounterRow, explain, is_growing, read_counters, reasons, sources, stretches
 from harness.results.rows import COUNTERS, HeaderRow
 
 

@@ -19,7 +19,8 @@ from harness.core.types import ExampleRollout, Metric, Metrics, RankStep, Update
 from harness.learner import TrainerOptions
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import plan_training_step
-from harness.run.actors.ranks import LAST_WORDS_S, RanksHandle, one_result
+from harness.run.actors.part import LAST_WORDS_S
+from harness.run.actors.ranks import RanksHandle, one_result
 from harness.run.rank_worker import RankResult
 from harness.settings.learner import MeshShape
 from harness.simulate.clock import run_virtual

@@ -11,7 +11,7 @@ from harness.core.trace import Span, Stage, Tracer
 from harness.run.actors.part import PartActor, ProcessSetup, arrival, calls_under_way, clock_offset_ns
 from harness.run.actors.parts import environment_of
 from harness.run.actors.session import ProcessLogs, process_environment
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 
 def test_lines_of_all_processes_come_once_and_whole(tmp_path: Path) -> None:

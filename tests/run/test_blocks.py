@@ -12,7 +12,8 @@ from harness.compare.endpoint import SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS
 from harness.core.trace import Stage
 from harness.results import Manifest, RunFolder
 from harness.run.blocks import BlockTimes, BlockWatch, earlier_block_seconds
-from harness.scenario import Variant, expand, load_scenario, resolved_yaml
+from harness.scenario.axes import Variant, expand
+from harness.scenario.load import load_scenario, resolved_yaml
 
 Make = Callable[..., RunFolder]
 FOLDER = Path("results", "sync_k", "20261120-111500")

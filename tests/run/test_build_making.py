@@ -20,18 +20,13 @@ from harness.models.make_folder import make_folder
 from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.run.actors.parts import ActorParts
-from harness.run.builders import (
-    fitting_task,
-    make_generator,
-    make_policy,
-    make_task,
-    never,
-    prompt_encoder,
-)
+from harness.run.builders import fitting_task, make_generator, make_policy, make_task, never, prompt_encoder
 from harness.run.factory import PartsFactory
 from harness.run.policy import Policy, ResponseEnds, response_ends
 from harness.run.start import check_fits, start_notes
-from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.transports.in_process import InProcessTransport
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,14 @@ from harness.cli import main
 from harness.core.atomic_files import check_writable
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.extras import as_typed, how_to_install
+from harness.core.named_files import SCENARIOS
 from harness.run.commands.list import EXAMINATIONS, QUESTIONS
 from harness.run.needs import needs_of
-from harness.scenario import SCENARIOS, Scenario, expand, load_scenario
-from harness.scenario.check import dotted_keys
-from harness.scenario.meanings import MEANT, NOT_OFFERED, SETTING_OF
+from harness.scenario.axes import expand
+from harness.scenario.foreign_names import MEANT, NOT_OFFERED, SETTING_OF
+from harness.scenario.keys import dotted_keys
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.dry_run import dry_run, plan_of
 from harness.simulate.machine import load_machine
 

@@ -16,7 +16,8 @@ from harness.core.trace import RecordingTracer
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, read_plan, write_plan
 from harness.run.experiment import run_scenario
 from harness.run.parts import Build, RunningParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
 HEAD = 'steps: 3\nprofile: "off"\ntrackers: []\nevaluation: {every: 3, prompts: 8}\n'

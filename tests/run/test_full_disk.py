@@ -15,7 +15,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.results import find_runs, load_run
 from harness.run.experiment import run_scenario
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
 BLOCK = 4096

@@ -23,7 +23,8 @@ from harness.run.experiment import run_scenario
 from harness.run.memory.fit import changed, first_changes
 from harness.run.memory.plan import make_plan
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.parts import SimulatedLearner
 from tests.stand_ins.simulated_parts import SleepingTimeline, build_simulated_parts, constant, simulated_learner
 

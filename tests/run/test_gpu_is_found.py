@@ -11,7 +11,9 @@ from harness.core.errors import UserError
 from harness.run.devices import check_gpu_is_found
 from harness.run.memory.fit import FreeMemory
 from harness.run.preflight import check_before_start
-from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.stand_ins.fake_nvml import DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, FakeDevice, FakeNvml, NVMLError
 
 H200 = FakeDevice("GPU-a", "NVIDIA H200")

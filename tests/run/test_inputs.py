@@ -28,7 +28,7 @@ from harness.run.inputs import InputsNow, check_inputs, inputs_of
 from harness.run.policy import Policy
 from harness.run.recompute import recompute
 from harness.run.resume import find_resume, find_unfinished
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from tests.run.test_resume_run import go_on, run_with_copy, standing_in
 
 DATED = (

@@ -25,7 +25,8 @@ from harness.run.memory.fit import (
     smallest_changes,
 )
 from harness.run.memory.plan import PROCESS_BYTES, make_plan, object_store_bytes, stored_weights
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 
 GIB = 2**30
 OWN_QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]

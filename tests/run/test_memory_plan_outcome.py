@@ -19,7 +19,9 @@ from harness.run.experiment import run_scenario
 from harness.run.memory.check import check_memory, memory_line, planned_bytes
 from harness.run.memory.fit import FreeMemory, gib
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.stand_ins.simulated_parts import SimulatedParts, build_simulated_parts
 
 GIB = 2**30

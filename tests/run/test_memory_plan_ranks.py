@@ -20,16 +20,10 @@ from harness.run.memory.check import planned_of_lanes
 from harness.run.memory.fit import FreeMemory, needs, smallest_changes
 from harness.run.memory.generator import beside_vllm
 from harness.run.memory.learner import Shares, largest_share, shares_of
-from harness.run.memory.plan import (
-    ACTOR_BYTES,
-    ACTOR_OWN_BYTES,
-    MemoryPlan,
-    ProcessPlan,
-    make_plan,
-    plan_of,
-)
-from harness.scenario import Scenario, load_scenario
+from harness.run.memory.plan import ACTOR_BYTES, ACTOR_OWN_BYTES, MemoryPlan, ProcessPlan, make_plan, plan_of
 from harness.scenario.batch_plan import BatchLengths, plan_batch
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 
 GIB = 2**30
 CONFIG = PUBLIC_SHAPES["qwen2.5-math-1.5b"]

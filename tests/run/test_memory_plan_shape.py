@@ -12,7 +12,7 @@ from harness.models.config import PRESETS, preset_shape, sizes_from_hf
 from harness.models.make_folder import shape_config
 from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.shape import read_shape, shape_for
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
 

@@ -13,7 +13,7 @@ from harness.core.types import RolloutGroup
 from harness.models.config import ModelConfig, TransformersConfig
 from harness.models.flops import Utilisation
 from harness.run.session import utilisation_of
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 
 SHAPE = ModelConfig(
     vocab_size=10,

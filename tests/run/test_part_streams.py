@@ -16,7 +16,7 @@ from harness.core.trace import RecordingTracer, SpanContext, Stage
 from harness.core.types import RolloutGroup
 from harness.run.inprocess import InProcessParts, streams_of_their_own
 from harness.run.parts import RunningParts
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.transports.in_process import InProcessTransport
 
 SORTING = {

@@ -28,7 +28,7 @@ from harness.results.manifest import MADE_OF
 from harness.results.reader import load_run
 from harness.results.trackers import TRACKER_PLUGIN, MetricStream
 from harness.run.plugins import check_plugins, plugin_names
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.testing import ModelEngineContract, TaskContract, TrackerContract, TransportContract
 
 ROOT = Path(__file__).parents[2]
@@ -294,7 +294,7 @@ def test_own_parts_are_settings_as_others(message_is: Callable[..., None], tmp_p
         "transport: {type: nixl, progress_thread_delay_us: 0}\n"
         "arms: {theirs: {}, mine: {transport.type: 'my.parts:FAST', transport.options: {size: 3}}}\n"
     )
-    from harness.scenario import expand
+    from harness.scenario.axes import expand
 
     theirs, mine = (variant.scenario for variant in expand(load_scenario(path)))
     assert theirs.transport.type == "nixl"

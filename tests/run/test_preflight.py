@@ -12,7 +12,9 @@ from harness.run.devices import slow_precision
 from harness.run.experiment import run_scenario
 from harness.run.memory.fit import FreeMemory
 from harness.run.preflight import check_before_start
-from harness.scenario import Scenario, Variant, expand, load_scenario
+from harness.scenario.axes import Variant, expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.messages import facts
 
 TORCH = "torch_profiler: {lanes: [learner], first_step: 3, steps: 2}\n"

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
+from harness.core.named_files import SCENARIOS
 from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.check import check_memory, planned_bytes
 from harness.run.memory.fit import FreeMemory, gib
 from harness.run.preflight import check_before_start, free_memory
-from harness.scenario import SCENARIOS, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from tests.stand_ins.fake_nvml import NOT_SUPPORTED, FakeDevice, FakeNvml, Memory, NVMLError
 
 GIB = 2**30

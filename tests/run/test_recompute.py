@@ -17,7 +17,8 @@ from harness.results.reader import find_run_folders
 from harness.results.writer import KEPT_STEPS
 from harness.run.experiment import run_scenario
 from harness.run.recompute import Check, recompute
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from tests.run.test_resume_run import SCENARIO, standing_in, unseen, write_scenario
 
 KEPT = SCENARIO.replace(

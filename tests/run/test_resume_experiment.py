@@ -28,9 +28,11 @@ from harness.run.interleaving import interleaving_of
 from harness.run.parts import RunningParts
 from harness.run.policy import Policy
 from harness.run.resume import find_continuation, find_unfinished
-from harness.run.sweep import SweepOptions, run_sweep
 from harness.run.sweep.identity import find_experiment
-from harness.scenario import Scenario, expand, load_scenario
+from harness.run.sweep.runner import SweepOptions, run_sweep
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.parts import SimulatedLearner
 from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 

@@ -35,7 +35,8 @@ from harness.run.checkpoints import RunCheckpoints
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.inprocess import InProcessLearner, InProcessParts
 from harness.run.resume import find_resume, find_unfinished
-from harness.scenario import Scenario, load_scenario, resolved_yaml
+from harness.scenario.load import load_scenario, resolved_yaml
+from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings
 
 REWARD = """

@@ -18,7 +18,9 @@ from harness.run.builders import BUILDERS, OWN
 from harness.run.experiment import run_scenario
 from harness.run.parts import RunningParts
 from harness.run.session import Arm, Experiment
-from harness.scenario import Scenario, Variant, json_schema, load_scenario
+from harness.scenario.axes import Variant
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario, json_schema
 from harness.simulate.parts import SimulatedLearner
 from harness.transports.catalogue import TRANSPORTS
 from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner

@@ -16,10 +16,10 @@ from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.results import RunFolder, find_runs, read_manifest
 from harness.run.parts import RunningParts
 from harness.run.points import State, read_point, read_points
-from harness.run.sweep import SweepOptions, run_sweep
 from harness.run.sweep.identity import IDENTITY, changes_since_newest, find_experiment
-from harness.run.sweep.runner import show_status, variants_of, what_came_of_it
-from harness.scenario import Scenario, load_scenario
+from harness.run.sweep.runner import SweepOptions, run_sweep, show_status, variants_of, what_came_of_it
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.parts import SimulatedLearner
 from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 

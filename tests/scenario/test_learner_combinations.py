@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from harness.scenario import Scenario, broken_rules
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 from harness.settings.learner import Publish
 from harness.settings.transport import TransportName
 

@@ -5,7 +5,9 @@ import pickle
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import Scenario, expand, identical_arms, load_scenario
+from harness.scenario.axes import expand, identical_arms
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.settings.model import FolderModelSettings
 
 

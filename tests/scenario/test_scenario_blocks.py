@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import Scenario, expand, load_scenario, load_side_by_side
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario, load_side_by_side
+from harness.scenario.schema import Scenario
 
 
 def written(tmp_path: Path, text: str, name: str = "trial") -> Path:

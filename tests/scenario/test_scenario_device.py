@@ -10,7 +10,8 @@ from harness.core.errors import UserError
 from harness.models.config import PRESETS
 from harness.run.devices import resolve_device
 from harness.run.memory.plan import make_plan
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import cost_key
 
 NIXL = "transport: {type: nixl}\n"

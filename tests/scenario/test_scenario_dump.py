@@ -8,9 +8,11 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.scenario import Scenario, expand, json_schema, load_scenario, resolved_yaml, scenario_hash
-from harness.scenario.check import dotted_keys
-from harness.scenario.yaml_files import parse_yaml
+from harness.scenario.axes import expand
+from harness.scenario.keys import dotted_keys
+from harness.scenario.load import load_scenario, resolved_yaml, scenario_hash
+from harness.scenario.schema import Scenario, json_schema
+from harness.scenario.tree import parse_yaml
 
 MANY = {
     "name": "many",
@@ -115,7 +117,7 @@ def test_dotted_keys_cover_both_kinds_of_a_block():
 
 def test_scenarios_and_commands_import_nothing_heavy():
     code = (
-        "import sys, harness.scenario, harness.cli\n"
+        "import sys, harness.scenario.load, harness.cli\n"
         "heavy = {'torch', 'numpy', 'ray', 'transformers', 'pandas', 'matplotlib', 'seaborn', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import expand, load_scenario, load_side_by_side
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario, load_side_by_side
 
 TWO_ARMS = "arms: {a: {}, b: {epochs_per_batch: 2}}\n"
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import Scenario, expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.task import JsonlTaskSettings
 from tests.messages import facts
@@ -207,7 +209,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(folder):
         ("optimizer:\n  betas: [0, 0, 0]\n", 2, "optimizer.betas 0 0 0 3 2", ""),
         ("sampling: {temperature: 0}\n", 1, "sampling.temperature 0 1 30", "0 1.0"),
         ("sampling: {top_p: .nan}\n", 1, "sampling.top_p", "1 1.0"),
-        ("sampling: {stop: [a, '']}\n", 1, "sampling.stop[1]", ""),
+        ("sampling: {stop: [a, '']}\n", 1, "sampling.stop[1] 1", ""),
         ("save_policy: off\n", 1, "save_policy", ""),
         ("loss: 3\n", 1, "loss 3 key: value", "loss.type=VALUE"),
         ("loss: {type: grpo}\n", 1, "loss.type", "grpo_clip"),

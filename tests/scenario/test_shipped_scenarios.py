@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario import expand, load_scenario, resolved_yaml, scenario_hash
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario, resolved_yaml, scenario_hash
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -19,7 +19,8 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.results import Manifest, Run, RunFolder, Scrubber, ShardRow, StepRow, TailRow, find_runs
 from harness.run.memory.shape import shape_for
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.calibrate import command
 from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.calibrate.exchange import CollectiveTimes, save_collectives

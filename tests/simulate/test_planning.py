@@ -2,8 +2,10 @@
 
 import pytest
 
-from harness.scenario import Scenario
-from harness.scenario.loop_plan import all_lanes, lanes_of, loop_plan, threads_on
+from harness.scenario.derived import threads_on
+from harness.scenario.lanes import all_lanes, lanes_of
+from harness.scenario.loop_plan import loop_plan
+from harness.scenario.schema import Scenario
 from harness.simulate.lengths import number_of_prompts
 from harness.tasks import JsonlTask
 

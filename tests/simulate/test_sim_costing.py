@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import CostModel, Draw
 from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
 

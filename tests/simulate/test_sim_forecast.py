@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import Draw
 from harness.simulate.forecast import FEWEST_DRAWS, estimate, farthest, forecast, predicted
 from harness.simulate.machine import MachineProfile, load_machine

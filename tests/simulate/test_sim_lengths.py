@@ -8,7 +8,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.types import Purpose, WorkItem
 from harness.engines.rng import pinned_lengths
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.lengths import UNKNOWN_PROMPT, hazard_below_cap, length_source
 from harness.simulate.machine import Device, Lengths, MachineProfile, StageCost
 

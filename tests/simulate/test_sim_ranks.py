@@ -10,7 +10,8 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.models.config import ModelConfig
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import CostModel
 from harness.simulate.features import Group, Workload, pass_features
 from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine

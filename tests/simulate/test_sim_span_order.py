@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario import expand, load_scenario
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
 from harness.simulate.simulated_run import simulate_run
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.run.builders import mismatch_bound, trainer_options
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.features import Workload, decode_steps, generate_features, pass_features, update_features
 from harness.transports.catalogue import transport_kind
 

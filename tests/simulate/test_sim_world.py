@@ -12,12 +12,12 @@ from harness.results import RunFolder
 from harness.results.recorder import RunRecorder
 from harness.run.memory.learner import state_bytes
 from harness.run.memory.shape import shape_for
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
-from harness.simulate.cost_model import CostModel
+from harness.simulate.cost_model import CostModel, Draw
 from harness.simulate.forecast import checkpoint_cost
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
-from harness.simulate.simulated_run import Draw, build_run, simulate_run
+from harness.simulate.simulated_run import build_run, simulate_run
 
 GB = 1e9
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.trace import Stage
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import Draw
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
 from harness.simulate.simulated_run import simulate_run

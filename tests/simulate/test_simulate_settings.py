@@ -9,7 +9,8 @@ import pytest
 from harness.core.errors import UserError
 from harness.models.published import PUBLISHED
 from harness.run.memory.shape import shape_for
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine
 from harness.simulate.points import facts_of, load_for, only_variant, steady, variants_of
 

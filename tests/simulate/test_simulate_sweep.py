@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from harness.core.errors import UserError
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.simulate.machine import load_machine
 from harness.simulate.picture import draw_sweep
 from harness.simulate.points import Axis, Question, answers, axis_of, points_of, read_axes, read_axis, steady

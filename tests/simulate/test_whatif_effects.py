@@ -21,8 +21,10 @@ from harness.loop import run_loop
 from harness.results import Manifest, Run, RunFolder, ShardRow, load_run
 from harness.results.frames import table_of
 from harness.results.recorder import RunRecorder
-from harness.scenario import Scenario, resolved_yaml
-from harness.scenario.loop_plan import lanes_of, loop_plan
+from harness.scenario.lanes import lanes_of
+from harness.scenario.load import resolved_yaml
+from harness.scenario.loop_plan import loop_plan
+from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, save_machine
 from harness.simulate.metrics import metrics_of_run, stage_times

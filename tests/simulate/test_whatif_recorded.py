@@ -11,7 +11,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.results import Manifest, Run, RunFolder, StepRow, TailRow, load_run
 from harness.results.writer import SCENARIO
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.machine import Contention
 from harness.simulate.whatif.recording import RecordedCall, RecordedStage, Work, read_recording
 from harness.simulate.whatif.replay import CallPool

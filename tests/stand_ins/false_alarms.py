@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.compare.stats import STEP_THRESHOLD, Verdict
 from harness.compare.stats.intervals import LEVEL, Numbers
+from harness.compare.stats.verdicts import STEP_THRESHOLD, Verdict
 from tests.stand_ins.binomial import exact_interval
 from tests.stand_ins.simulated_verdicts import judge_step
 

@@ -23,8 +23,9 @@ from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBat
 from harness.loop import LoopPlan
 from harness.probes.memory import DeviceFigure
 from harness.run.parts import RunningParts, StopSignal
-from harness.scenario import Scenario
-from harness.scenario.loop_plan import lanes_of, loop_plan, publisher_lane, writer_lane
+from harness.scenario.lanes import lanes_of, publisher_lane, writer_lane
+from harness.scenario.loop_plan import loop_plan
+from harness.scenario.schema import Scenario
 from harness.simulate.parts import (
     Sampled,
     SimulatedGenerator,

@@ -14,18 +14,9 @@ import numpy as np
 
 from harness.compare.experiment import Member
 from harness.compare.judging import block_seconds
-from harness.compare.stats import (
-    STAGE_THRESHOLD,
-    STEP,
-    STEP_THRESHOLD,
-    Comparison,
-    Effect,
-    Estimate,
-    judge,
-    of_blocks,
-    of_occasions,
-)
+from harness.compare.stats.estimates import Estimate, of_blocks, of_occasions
 from harness.compare.stats.intervals import LEVEL, Numbers, t_quantile
+from harness.compare.stats.verdicts import STAGE_THRESHOLD, STEP, STEP_THRESHOLD, Comparison, Effect, judge
 from tests.stand_ins.members import made_run
 from tests.stand_ins.noise import NoiseModel
 

@@ -16,8 +16,9 @@ from harness.core.errors import Diverged, HarnessError, Interrupted, RunStopped
 from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.run.parts import RunningParts
-from harness.run.sweep import SweepOptions, run_sweep
-from harness.scenario import Scenario, load_scenario
+from harness.run.sweep.runner import SweepOptions, run_sweep
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.parts import SimulatedLearner
 from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.tasks.maths import AnswerGrader
 from harness.tasks.maths.answers import agree_exactly, split_parts
 from harness.tasks.maths.numbers import MAX_DIGITS, MAX_EXPONENT, read_number
 from harness.tasks.maths.spelling import normalise
+from harness.tasks.maths.symbolic import AnswerGrader
 
 NEVER_S = 600.0  # a limit that no test reaches
 

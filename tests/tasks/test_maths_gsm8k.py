@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.types import Prompt
-from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn, read_problems
+from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.symbolic import AnswerGrader
+from harness.tasks.maths.task import read_problems
 
 SAMPLE = Path(__file__).parents[1] / "data" / "maths" / "gsm8k_sample.jsonl"
 TEST_SET = os.environ.get("HARNESS_GSM8K_TEST")

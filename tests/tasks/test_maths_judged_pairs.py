@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.tasks.maths import REWARD_FUNCTIONS, AnswerGrader
 from harness.tasks.maths.answers import agree_exactly
+from harness.tasks.maths.reward import REWARD_FUNCTIONS
+from harness.tasks.maths.symbolic import AnswerGrader
 
 PAIRS_FILE = Path(__file__).parents[1] / "data" / "maths" / "judged_pairs.jsonl"
 PAIRS: list[dict[str, Any]] = [json.loads(line) for line in PAIRS_FILE.read_text(encoding="utf-8").splitlines()]

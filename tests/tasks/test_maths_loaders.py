@@ -7,7 +7,9 @@ import pytest
 
 from harness.core.errors import UserError
 from harness.core.types import Prompt
-from harness.tasks.maths import AnswerGrader, MathsTask, r1_zero_reward_fn, read_problems
+from harness.tasks.maths.reward import r1_zero_reward_fn
+from harness.tasks.maths.symbolic import AnswerGrader
+from harness.tasks.maths.task import MathsTask, read_problems
 
 NEVER_S = 600.0  # a limit that no test reaches
 DATA = Path(__file__).parents[1] / "data" / "maths"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import task_and_model
+from harness.settings.task import PROMPT_TEMPLATES
 from harness.tasks.arithmetic import ArithmeticTask
-from harness.tasks.maths import TEMPLATES, MathsTask, prompt_template
-from harness.tasks.maths.prompts import MAX_TEMPLATE_BYTES
+from harness.tasks.maths.prompts import MAX_TEMPLATE_BYTES, TEMPLATES, prompt_template
 from harness.tasks.maths.reward import reward_of
+from harness.tasks.maths.task import MathsTask
 from tests.messages import MessageIs, facts
 
 DATA = Path(__file__).parents[1] / "data" / "maths"
@@ -59,7 +59,7 @@ def test_arithmetic_keeps_the_prompt_that_its_warm_start_was_taught_with() -> No
 
 
 def test_scenarios_and_tasks_know_the_same_templates() -> None:
-    assert task_and_model.PROMPT_TEMPLATES == TEMPLATES
+    assert PROMPT_TEMPLATES == TEMPLATES
     assert [reward_of(name) for name in TEMPLATES] == ["r1_zero", "question_only", "r1_zero"]
     folder = Path(__file__).parents[2] / "harness" / "tasks" / "maths" / "templates"
     assert {file.stem for file in folder.glob("*.txt")} == set(TEMPLATES)

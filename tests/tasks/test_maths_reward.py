@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from harness.tasks.maths import MathsReward, question_only_reward_fn, r1_zero_reward_fn
 from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tagged_answer
+from harness.tasks.maths.reward import MathsReward, question_only_reward_fn, r1_zero_reward_fn
 from harness.tasks.scoring import DirectRewards
 
 RIGHT = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.tasks.maths import AnswerGrader, question_only_reward_fn, r1_zero_reward_fn
-from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, SymbolicComparer, as_latex
+from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_fn
+from harness.tasks.maths.symbolic import MAX_DEPTH, MAX_SYMBOLIC_CHARS, AnswerGrader, SymbolicComparer, as_latex
 
 NEVER_S = 600.0  # a limit that no test reaches
 BOMBS = [

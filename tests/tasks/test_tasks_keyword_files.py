@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.tasks.keyword_files import KeywordFileTask, keywords_of, read_keyword_prompts
 
 APPLE = ("Write a sentence that includes the words: apple, red.", "The red apple fell from the tree.")

@@ -8,16 +8,11 @@ import sys
 import pytest
 
 from harness.core.errors import UserError
+from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.core.types import Prompt
 from harness.settings.task import KEYWORD_BLOCKS, KEYWORDS_OF_A_BLOCK
 from harness.tasks.grammar import demonstrations
-from harness.tasks.keywords import (
-    PROMPT_BEGIN,
-    KeywordTask,
-    keyword_blocks,
-    keyword_inclusion_reward_fn,
-    keyword_reward,
-)
+from harness.tasks.keywords import PROMPT_BEGIN, KeywordTask, keyword_blocks, keyword_reward
 from harness.tasks.words import WORDS
 
 

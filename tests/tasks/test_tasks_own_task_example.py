@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from harness.run.builders import make_task
-from harness.scenario import load_scenario
+from harness.scenario.load import load_scenario
 from harness.tasks import JsonlTask
 from harness.tasks.scoring import DirectRewards
 

@@ -9,7 +9,7 @@ import pytest
 from harness.core.errors import UserError
 from harness.core.types import Prompt
 from harness.tasks.jsonl import read_parts, split_prompts
-from harness.tasks.maths import read_problems
+from harness.tasks.maths.task import read_problems
 from harness.tasks.rows import Fields, read_prompts
 
 ASKED = "What is 3 + 4?"

@@ -11,18 +11,12 @@ from statistics import fmean
 from harness.compare.endpoint import REWARD_THRESHOLD, effect_in_words, endpoint_of_effect
 from harness.compare.experiment import FEWEST_SEEDS, Experiment, Member
 from harness.compare.imported import NOT_REPEATED
-from harness.compare.judging import (
-    CANNOT_TELL,
-    NOT_IN_TURN,
-    Judgement,
-    direction,
-    fastest_in_turns,
-    judgements,
-)
+from harness.compare.judging import CANNOT_TELL, NOT_IN_TURN, Judgement, direction, fastest_in_turns, judgements
 from harness.compare.numbers import change, count, listed, number, over_runs, percent, plural, some
 from harness.compare.remarks.syncs import sweep_points, sweep_sentences
-from harness.compare.stats import FEWEST_BLOCKS, STEP, Effect, Verdict, t_interval
-from harness.compare.stats.intervals import CONFIDENCE, POWER, t_quantile
+from harness.compare.stats.estimates import FEWEST_BLOCKS
+from harness.compare.stats.intervals import CONFIDENCE, POWER, t_interval, t_quantile
+from harness.compare.stats.verdicts import STEP, Effect, Verdict
 from harness.core.experiment import MOST_BLOCKS
 from harness.results.manifest import VALIDATION_PROMPTS
 

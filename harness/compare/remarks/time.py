@@ -15,7 +15,7 @@ from harness.compare.judging import Judgement, judgements, settings_of
 from harness.compare.numbers import change, listed, number, percent, some
 from harness.compare.ranks import find_straggler
 from harness.compare.run_frame import EXPOSED, TIMING, UNATTRIBUTED
-from harness.compare.stats import STEP_THRESHOLD
+from harness.compare.stats.verdicts import STEP_THRESHOLD
 from harness.compare.steadiness import uneven_sentence
 from harness.core.extras import as_typed
 from harness.core.trace import Stage

@@ -20,7 +20,8 @@ from harness.models.config import VOCABULARY
 from harness.models.tokenizer import train_tokenizer
 from harness.tasks import arithmetic, grammar, keywords, words
 from harness.tasks.grammar import Demonstration, KeepRates, demonstrations
-from harness.tasks.maths import STOP_STRINGS, prompt_template
+from harness.tasks.maths.prompts import prompt_template
+from harness.tasks.maths.reward import STOP_STRINGS
 
 Example = Demonstration | arithmetic.Example
 

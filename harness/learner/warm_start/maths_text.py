@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from harness.tasks.arithmetic import PROMPT, problem_stream, worked_response
-from harness.tasks.maths import prompt_template
+from harness.tasks.maths.prompts import prompt_template
 from harness.tasks.words import ANIMALS, FOOD, PEOPLE, PLACES, THINGS
 
 WORD_PROBLEMS = (

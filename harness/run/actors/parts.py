@@ -59,9 +59,10 @@ from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.rank_worker import LearnerRank
 from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
-from harness.scenario import Scenario
 from harness.scenario.derived import in_shards, mesh_shape
-from harness.scenario.loop_plan import lanes_of, loop_plan, publisher_lane, rank_lanes
+from harness.scenario.lanes import lanes_of, publisher_lane, rank_lanes
+from harness.scenario.loop_plan import loop_plan
+from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.settings.transport import ActorTransportSettings, DiskTransportSettings
 from harness.transports.catalogue import transport_kind

@@ -13,7 +13,7 @@ from harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from harness.run.experiment import Amount
-    from harness.scenario import Scenario
+    from harness.scenario.schema import Scenario
 
 RunScenario = Callable[["Scenario", Path, bool], int]
 """Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
@@ -33,7 +33,7 @@ def scenario_of_run(folder: Path, named: str | None, overrides: Sequence[str], n
     """
     from harness.results.anonymous import HIDDEN
     from harness.results.writer import SCENARIO
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
 
     saved = folder / SCENARIO
     if named is None and saved.is_file() and HIDDEN in saved.read_text():

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the scenarios side by side; return the exit code."""
     from harness.compare.gates import read_limit
-    from harness.scenario import SCENARIOS, expand, load_side_by_side
+    from harness.core.named_files import SCENARIOS
+    from harness.scenario.axes import expand
+    from harness.scenario.load import load_side_by_side
 
     settings: dict[str, float] = {} if options.blocks is None else {"blocks": options.blocks}
     if options.stop_at_half_width is not None:

@@ -205,7 +205,8 @@ def scenarios(examinations: bool = False) -> tuple[list[Listed], list[str]]:
 
 def _own(path: Path) -> Listed:
     from harness.run.needs import needs_of
-    from harness.scenario import expand, load_scenario
+    from harness.scenario.axes import expand
+    from harness.scenario.load import load_scenario
 
     scenario = load_scenario(path)
     needs = dict.fromkeys(need.name for variant in expand(scenario) for need in needs_of(variant.scenario))

@@ -20,7 +20,7 @@ from harness.run.commands.arguments import (
 )
 
 if TYPE_CHECKING:
-    from harness.scenario import Scenario
+    from harness.scenario.schema import Scenario
 
 AUTO = "auto"
 """In the place of a run's folder: look for it."""
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the scenario; return the exit code."""
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
 
     if options.resume not in (None, AUTO):
         return _go_on(options)

@@ -13,7 +13,7 @@ def run(options: argparse.Namespace) -> int:
     """Print it; return 0."""
     import json
 
-    from harness.scenario import json_schema
+    from harness.scenario.schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))
     return 0

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the sweep, or show how it stands; return the exit code."""
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
 
     scenario = load_scenario(options.scenario, options.set)
     if options.dry_run:

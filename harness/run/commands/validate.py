@@ -11,7 +11,8 @@ from harness.core.arguments import json_argument
 from harness.run.commands.arguments import scenario_arguments
 
 if TYPE_CHECKING:
-    from harness.scenario import Scenario, Variant
+    from harness.scenario.axes import Variant
+    from harness.scenario.schema import Scenario
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the scenario and print what it would run; return the exit code."""
     from harness.run.data_files import data_lines
-    from harness.scenario import changes_of, expand, identical_arms, load_scenario, resolved_yaml
+    from harness.scenario.axes import changes_of, expand, identical_arms
+    from harness.scenario.load import load_scenario, resolved_yaml
 
     scenario = load_scenario(options.scenario, options.set)
     if options.resolved:
@@ -91,7 +93,7 @@ def _name_code(variants: Sequence[Variant]) -> None:
 
 def _memory(variants: Sequence[Variant]) -> int:
     from harness.probes.nvml import list_gpus
-    from harness.run.memory import memory_table
+    from harness.run.memory.check import memory_table
 
     has_gpu = bool(list_gpus()[0])
     for variant in variants:

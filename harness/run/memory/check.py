@@ -9,7 +9,7 @@ from harness.results import lane_kind
 from harness.run.memory.amounts import RUNNING, SAMPLING
 from harness.run.memory.fit import FreeMemory, amounts_by_name, first_changes, gib, needed_main, require_fit, yaml_of
 from harness.run.memory.plan import MemoryPlan, ProcessPlan, plan_of, plans_of
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 MEMORIES = {"gpu": "GPU memory", "main": "main memory"}
 """Where a run holds something, by its key in the manifest."""

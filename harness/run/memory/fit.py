@@ -12,7 +12,8 @@ import psutil
 from harness.core.errors import UserError
 from harness.models.config import can_be_cut
 from harness.run.memory.plan import MemoryPlan, ProcessPlan, make_plan
-from harness.scenario import Scenario, broken_rules
+from harness.scenario.rules import broken_rules
+from harness.scenario.schema import Scenario
 
 MAIN = "main memory"
 SHARED = {

@@ -9,8 +9,8 @@ from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Neigh
 from harness.models.config import ModelConfig
 from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
 from harness.run.memory.learner import gives_back, learner_amounts, present
-from harness.scenario import Scenario
 from harness.scenario.derived import in_shards, places_of_colocated, workers_of
+from harness.scenario.schema import Scenario
 
 PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
 """Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``. The presets'

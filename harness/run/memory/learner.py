@@ -15,9 +15,16 @@ from typing import Any
 from harness.models.config import ModelConfig
 from harness.run.memory.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
 from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, RUNNING, WIDTH, Amount, Phase
-from harness.scenario import Scenario
-from harness.scenario.derived import given_at_once, in_shards, mesh_shape, microbatches, offloaded, zero_stage
-from harness.scenario.loop_plan import on_one_thread
+from harness.scenario.derived import (
+    given_at_once,
+    in_shards,
+    mesh_shape,
+    microbatches,
+    offloaded,
+    on_one_thread,
+    zero_stage,
+)
+from harness.scenario.schema import Scenario
 from harness.settings.learner import MOST_ADDED_AT_ONCE, Held, MeshShape, is_resident
 
 _LAYERS_AT_ONCE = 4

@@ -9,14 +9,7 @@ from typing import Any, Literal
 from harness.core.errors import UserError
 from harness.models.config import ModelConfig
 from harness.run.memory.amounts import CUDA_BYTES, CUDA_HOST_BYTES, RUNNING, SAMPLING, TRAINING, WIDTH, Amount, Phase
-from harness.run.memory.generator import (
-    CACHE,
-    generator_amounts,
-    in_main_memory,
-    longest_prompt,
-    sleeps,
-    vllm_share,
-)
+from harness.run.memory.generator import CACHE, generator_amounts, in_main_memory, longest_prompt, sleeps, vllm_share
 from harness.run.memory.learner import (
     checkpoint_copy,
     gives_back,
@@ -25,9 +18,9 @@ from harness.run.memory.learner import (
     startup_amounts,
 )
 from harness.run.memory.shape import shape_for
-from harness.scenario import Scenario
 from harness.scenario.derived import places_of_colocated, workers_of
-from harness.scenario.loop_plan import lanes_of, rank_lanes
+from harness.scenario.lanes import lanes_of, rank_lanes
+from harness.scenario.schema import Scenario
 
 Device = Literal["cpu", "cuda"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from harness.core.regular_files import read_regular
 from harness.models.config import MOST_CONFIG_BYTES, ModelConfig, preset_shape, sizes_from_hf
 from harness.models.published import PUBLISHED
-from harness.scenario import Scenario
+from harness.scenario.schema import Scenario
 
 
 def shape_for(scenario: Scenario) -> tuple[ModelConfig | None, str]:

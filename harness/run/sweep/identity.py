@@ -22,7 +22,8 @@ from harness.results.anonymous import safe_name
 from harness.results.reader import flat_settings
 from harness.results.writer import ATTEMPTS, utc_now
 from harness.run.session import sync_to_disk
-from harness.scenario import Scenario, resolved_yaml
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 
 IDENTITY = "sweep.resolved.yaml"
 _NOT_IDENTITY = ("name", "description")

@@ -37,7 +37,9 @@ from harness.run.preflight import check_before_start
 from harness.run.resume import Continuation, Resume, resume_of
 from harness.run.session import Experiment
 from harness.run.sweep.identity import IDENTITY, begin_experiment, changes_since_newest, find_experiment
-from harness.scenario import Scenario, Variant, expand, scenario_hash
+from harness.scenario.axes import Variant, expand
+from harness.scenario.load import scenario_hash
+from harness.scenario.schema import Scenario
 
 ATTEMPTS = 3
 MOST_CHANGES = 8

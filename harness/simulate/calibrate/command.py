@@ -12,7 +12,7 @@ from harness.core.arguments import file_argument, from_1, out_argument, quiet_ar
 from harness.core.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.scenario import Scenario
+    from harness.scenario.schema import Scenario
 
     RunScenario = Callable[[Scenario, Path, bool], Path]
     """Runs a scenario into a results folder, quietly or not, and returns the experiment's folder."""
@@ -161,7 +161,7 @@ def _path(options: argparse.Namespace) -> Path:
 
 def _measure(options: argparse.Namespace, run_scenario: RunScenario, measure: MeasureCollectives) -> list[Path]:
     from harness.core.atomic_files import check_writable
-    from harness.scenario import load_scenario
+    from harness.scenario.load import load_scenario
 
     check_writable(options.out)
     (sweep, shorter), (checkpointed, variants) = SWEEP, CHECKPOINTS

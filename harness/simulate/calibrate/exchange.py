@@ -27,7 +27,7 @@ from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.results import Run
 from harness.results.jsonl import read_json
-from harness.scenario.loop_plan import threads_on
+from harness.scenario.derived import threads_on
 from harness.simulate.calibrate.effects import run_speeds
 from harness.simulate.calibrate.least_squares import FitShape
 from harness.simulate.calibrate.observations import COLLECTIVES_FILE, Observation, Reading, run_label

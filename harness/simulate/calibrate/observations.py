@@ -22,7 +22,8 @@ from harness.results import Run, find_runs, lane_kind
 from harness.results.occupancy import part_spans
 from harness.results.rows import BatchRow, ShardRow
 from harness.results.writer import SCENARIO
-from harness.scenario import Scenario, load_scenario
+from harness.scenario.load import load_scenario
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import cost_key, model_name, placement_of
 from harness.simulate.features import Features, Group, Workload, sync_features
 from harness.simulate.machine import Lengths

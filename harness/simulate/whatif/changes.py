@@ -18,11 +18,10 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.results import Run, find_run_folders, load_run, read_manifest
 from harness.results.writer import SCENARIO
-from harness.scenario import Scenario
-from harness.scenario.axes import differing
-from harness.scenario.check import check_variant
+from harness.scenario.axes import check_variant, differing
 from harness.scenario.problems import as_user_error
-from harness.scenario.yaml_files import Tree, parse_yaml, paths_in, tree_of_key
+from harness.scenario.schema import Scenario
+from harness.scenario.tree import Tree, parse_yaml, tree_of_key
 from harness.simulate.machine import MachineProfile, known_machines, load_machine, measured_on
 from harness.simulate.whatif.recording import Recording
 from harness.simulate.whatif.replay import CALL, RECORD, Factors
@@ -216,7 +215,7 @@ def read_change(run: Run, recording: Recording, settings: Sequence[str], scales:
     """
     before = scenario_of(run)
     tree = _tree(before.model_dump(mode="json"), str(run.folder / SCENARIO)).without("arms", "sweep")
-    after = _checked(tree.overlaid(*map(_setting, settings)), "the changed run")
+    after = _checked(tree.overlaid(Scenario, *map(_setting, settings)), "the changed run")
     keys = tuple(differing(before.model_dump(mode="json"), after.model_dump(mode="json")))
     for key in keys:
         _refuse_unless_known(key)
@@ -293,7 +292,7 @@ def _falls_under(key: str, names: Sequence[str]) -> bool:
 
 
 def _tree(data: Mapping[str, Any], origin: str) -> Tree:
-    return Tree(dict(data), dict.fromkeys(paths_in(data), origin))
+    return Tree.of(data, origin)
 
 
 def _checked(tree: Tree, subject: str) -> Scenario:

@@ -13,19 +13,13 @@ from harness.loop import LoopPlan
 from harness.results import Run, lane_kind
 from harness.results.frames import table_of
 from harness.results.occupancy import part_spans
-from harness.scenario import Scenario
-from harness.scenario.derived import resolved_replay
-from harness.scenario.loop_plan import lanes_of, on_one_thread
+from harness.scenario.derived import on_one_thread, resolved_replay
+from harness.scenario.lanes import lanes_of
+from harness.scenario.schema import Scenario
 from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import stage_times, step_time, waiting_shares
 from harness.simulate.whatif import ERROR_BOUND
-from harness.simulate.whatif.changes import (
-    Change,
-    choose_machine,
-    read_change,
-    scenario_of,
-    stages_of,
-)
+from harness.simulate.whatif.changes import Change, choose_machine, read_change, scenario_of, stages_of
 from harness.simulate.whatif.recording import Recording, Rollouts, read_recording
 from harness.simulate.whatif.replay import Factors, Replayed, Setting, replay
 from harness.simulate.whatif.repricing import RepricedCalls, contention_of, undisturbed

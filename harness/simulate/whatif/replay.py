@@ -16,8 +16,9 @@ from harness.results import StepRow, VersionChange, lane_kind
 from harness.results.frames import RunTable
 from harness.results.occupancy import Occupancy
 from harness.results.rows import LaneSeconds, TailRow
-from harness.scenario import Scenario
-from harness.scenario.loop_plan import on_one_thread, writer_lane
+from harness.scenario.derived import on_one_thread
+from harness.scenario.lanes import writer_lane
+from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention
 from harness.simulate.metrics import simulated_row, table_of_rows

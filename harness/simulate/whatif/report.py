@@ -17,7 +17,8 @@ from harness.report.experiment_charts import EVALUATE, Excerpt, timeline_figure
 from harness.results import Manifest, RunFolder, StepRow, TailRow, experiment_name, in_pipeline_order
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.writer import timestamp, utc_now
-from harness.scenario import Scenario, resolved_yaml
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
 from harness.simulate.whatif.effects import FASTER, Answer, Gain, Outcome
 from harness.simulate.whatif.replay import Replayed
 

@@ -20,8 +20,8 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.core.types import Purpose, RolloutGroup, WorkItem
 from harness.results import lane_kind
-from harness.scenario import Scenario
-from harness.scenario.loop_plan import on_one_thread, threads_on
+from harness.scenario.derived import on_one_thread, threads_on
+from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import CostModel, model_name
 from harness.simulate.features import Group, Workload, sizes_of
 from harness.simulate.machine import Contention, MachineProfile
