@@ -159,7 +159,7 @@ def run_scenario(
     from harness.core.atomic_files import check_writable
     from harness.run import experiment
 
-    loaded, folders = load_scenario(scenario, _typed(changes)), list[Path]()
+    loaded, folders = load_scenario(scenario, changes), list[Path]()
     check_writable(Path(out))
     with _loop_aside():
         experiment.run_scenario(loaded, Path(out), quiet, show=folders.append)

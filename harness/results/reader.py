@@ -36,6 +36,7 @@ from harness.results.rows import (
     WarmUp,
 )
 from harness.results.writer import CHECKPOINTS, KEPT_STEPS, MANIFEST, PICTURES, POLICIES, POLICY, SCENARIO
+from harness.settings.removed import without_removed
 
 T = TypeVar("T")
 
@@ -298,4 +299,4 @@ def _parse_yaml(text: str) -> dict[str, Any]:
         data = yaml.load(text, loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
-    return data if isinstance(data, dict) else {}
+    return without_removed(data) if isinstance(data, dict) else {}

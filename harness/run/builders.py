@@ -159,6 +159,7 @@ def _policy_trainer(
     ranks: Ranks | None = None,
     offload: Offload | None = None,
 ) -> PolicyTrainer:
+    from harness.learner import PolicyTrainer
 
     assert policy.model is not None
     options = trainer_options(scenario)
@@ -169,7 +170,7 @@ def _policy_trainer(
 
 def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learner") -> tuple[Offload, Tracer]:
     """Return what moves a Learner's memory, and the tracer with which the other stages of its lane are recorded."""
-    from harness.learner.offload import FileTarget, PinnedTarget
+    from harness.learner.offload import FileTarget, Offload, PinnedTarget
 
     settings = scenario.learner.offload
     if settings is None or scenario.model.type == "paced":
@@ -533,6 +534,7 @@ def make_learner_rank(
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
     from harness.learner.flight_recorder import FlightTracer
+    from harness.run.rank_worker import LearnerRank
     from harness.run.slow_rank import SlowComputing
     from harness.transports.catalogue import transport_kind  # loads Ray
     from harness.transports.sharded import rank_sender

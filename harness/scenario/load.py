@@ -22,6 +22,7 @@ from harness.scenario.messages import problems_of
 from harness.scenario.problems import Problem, as_user_error
 from harness.scenario.schema import Scenario
 from harness.scenario.tree import MOST_BYTES, NUMBER_PATTERNS, Tree, parse_document, parse_yaml, tree_of_key
+from harness.settings.removed import without_removed
 
 Model = TypeVar("Model", bound=BaseModel)
 _OWN_KEYS = ("name", "description")
@@ -86,6 +87,8 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
     A name and a description are not inherited. ``arms`` replace those of the base, and ``arms+`` come beside them.
     """
     tree = read_tree(SCENARIOS, path)
+    if path.name.endswith(".resolved.yaml"):  # of a run that was made, perhaps by the release before
+        tree = Tree(without_removed(tree.data), tree.origins, tree.problems)
     base_name = tree.data.get("extends")
     if base_name is None:
         return tree.without("extends")

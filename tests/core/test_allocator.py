@@ -13,6 +13,7 @@ from harness.core.allocator import allocator_environment, keep_freed_memory
 
 COUNT_PAGES = """
 import resource, sys
+from harness.core.allocator import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory({})

@@ -12,6 +12,7 @@ from harness.core.private_dir import OWNER, PrivateDir, remove_abandoned
 
 KILLED = """
 import os, signal
+from harness.core.private_dir import PrivateDir
 (PrivateDir().path / "weights").write_text("1")
 os.kill(os.getpid(), signal.SIGKILL)
 """

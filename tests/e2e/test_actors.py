@@ -555,6 +555,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from harness.run.actors.samplers import RemoteSamplers
+from harness.run.factory import PartsFactory
+from harness.run.experiment import run_scenario
+from harness.scenario.load import load_scenario
 
 store = 200 * 2**20
 cluster = Cluster(

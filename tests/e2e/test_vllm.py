@@ -120,6 +120,11 @@ def test_two_generators_prove_their_weights_each(tmp_path: Path) -> None:
 
 STARTED = """
 import dataclasses, os, signal
+from harness.engines.vllm import vllm_engine
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.tokenizer import train_tokenizer
+from harness.settings.engine import VllmEngineSettings
 from tests.stand_ins.skipped_loads import skip_loads
 tokenizer = train_tokenizer(["the cat sat on the mat. " * 3], 280)
 shape = dataclasses.replace(PRESETS["tiny"], vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96)

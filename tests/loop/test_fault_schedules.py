@@ -142,6 +142,7 @@ def test_a_run_repeats_event_by_event(schedule):
 
 
 EVENTS_OF = """
+from harness.settings.replay import ReplaySettings
 from tests.faults.running import run_schedule
 from tests.faults.schedule import Fault, FaultKind, Schedule, Timing
 replay = ReplaySettings(capacity=16, max_age=6, sampling="uniform", sample_groups=5)

@@ -335,6 +335,8 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder):
 
 def test_a_hub_name_without_network_is_one_clear_error(tmp_path):
     script = """
+from harness.core.errors import UserError
+from harness.models.storage import load_policy
 try:
     load_policy("nobody/no-such-model")
 except UserError as error:

@@ -42,6 +42,7 @@ def test_processes_that_have_ended_are_left_out(tmp_path: Path) -> None:
 
 
 SPIKE = """
+from harness.probes.memory import forget_own_peak, main_memory_peak
 import os
 bytearray(300 << 20)
 before = main_memory_peak([os.getpid()]).num_bytes

@@ -42,6 +42,8 @@ int InitializeInjectionNvtx2(const void* (*export_table)(uint32_t)) {
 # its is enabled.
 OLDER = LISTENER + "int InitializeInjectionNvtxExtension(void* module) { return 0; }\n"
 USE = """
+from harness.probes.nvtx_ranges import NvtxRanges, open_domain
+from harness.core.trace import HookedTracer, NullTracer, Stage
 domain, reason = open_domain()
 print(reason)
 tracer = HookedTracer(NullTracer(), NvtxRanges(domain))

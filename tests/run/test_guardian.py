@@ -30,6 +30,7 @@ DRIVER = f"""
 import os, signal, subprocess, sys, time
 from harness.core.private_dir import PrivateDir
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+from harness.run.guardian import Guardian
 guardian, folder = Guardian(), PrivateDir()
 with guardian.starting():
     subprocess.run([sys.executable, "-c", {HIDDEN!r}], check=True)

@@ -12,6 +12,7 @@ from harness.run.interrupts import ended_by_first_interrupt
 PROGRAM = """
 import os, signal, sys, time
 from harness.core.interrupts import signals_as_interrupts
+from harness.run.interrupts import ended_by_first_interrupt
 with signals_as_interrupts(), ended_by_first_interrupt({most_s}):
     try:
         os.kill(os.getpid(), {number})
@@ -38,6 +39,8 @@ def test_a_library_that_waits_is_left_in_time() -> None:
     """As Ray's does for a minute where its servers are gone: it answers no signal, and lets other threads work."""
     program = """
 import ctypes, os, signal, threading, time
+from harness.core.interrupts import signals_as_interrupts
+from harness.run.interrupts import ended_by_first_interrupt
 library, mutex = ctypes.CDLL(None), (ctypes.c_byte * 64)()
 library.pthread_mutex_lock(mutex)
 with signals_as_interrupts(), ended_by_first_interrupt(0.2):

@@ -191,7 +191,7 @@ CASES = [
         "rank_faults_strike",
         "2 2 1",
         "1",
-        ["faults.slow_rank", "placement.learner.ranks"],
+        ["faults.slow_rank.rank", "placement.learner.ranks"],
     ),
     (
         of_ranks(2, "deepspeed") | {"checkpoint": {"every": 5}},

@@ -387,7 +387,7 @@ def test_null_puts_a_block_back_to_its_defaults(folder):
     ("override", "said", "advised"),
     [
         ("stepps=3", "stepps", "steps"),
-        ("step=3", "step", "steps"),
+        ("step=3", "step", "steps sweep"),
         ("max_age=3", "max_age", "max_lag replay.max_age"),
         ("cliprange=0.3", "cliprange", "loss.cliprange"),
         ("optimiser.learning_rate=1", "optimiser", "optimizer"),

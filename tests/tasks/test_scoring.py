@@ -404,6 +404,8 @@ def test_a_killed_process_leaves_nothing_open(write: Write) -> None:
 
 
 PARENT = f"""
+from harness.tasks.scoring import TimedRewards
+from harness.tasks.rewards import UserReward
 rewards = TimedRewards(UserReward("{NAME}:score"), {NEVER_S}, lambda: False)
 rewards(["a"], "")
 """

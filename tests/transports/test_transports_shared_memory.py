@@ -80,6 +80,8 @@ def test_segments_of_another_size_are_unmapped(ends):
 
 ANOTHER_LEARNER = """
 import pickle, sys, torch
+from harness.transports.protocol import TransportOptions
+from harness.transports.shared_memory import SharedMemorySender
 sender = SharedMemorySender(TransportOptions())
 weights = {"a": torch.full((3, 5), 2.0), "b": torch.full((7,), 2, dtype=torch.bfloat16)}
 pickle.dump(sender.publish_weights(weights, 1, frozenset()), sys.stdout.buffer)

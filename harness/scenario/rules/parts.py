@@ -95,6 +95,19 @@ RULES = (
         "set transport.type to nixl, shared_memory or object_store_numpy",
     ),
     Rule(
+        "sglang_has_its_process",
+        lambda s: s.engine.type == "sglang" and not s.uses_ray,
+        "transport.type is in_process with engine.type sglang, which at its end ends every child of its process",
+        "set transport.type to cuda_ipc or object_store_numpy, so that it has a process of its own",
+    ),
+    Rule(
+        "sglang_has_its_process",
+        lambda s: s.engine.type == "sglang" and s.sampling.top_p != 1,
+        "sampling.top_p is {sampling.top_p}, must be 1 with engine.type sglang: its log-probs are of the whole "
+        "distribution",
+        "set sampling.top_p to 1, or engine.type to native or vllm",
+    ),
+    Rule(
         "shards_share_a_batch",
         lambda s: s.placement.generator.count > s.prompts_per_batch > 0,
         "placement.generator.count is {placement.generator.count}, must be at most {prompts_per_batch}, the prompts of "

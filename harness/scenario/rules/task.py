@@ -131,7 +131,7 @@ RULES = (
     ),
     Rule(
         "sorting_engine",
-        lambda s: s.model.type == "sorting" and s.engine.type not in ("native", "fake", "paced"),
+        lambda s: s.model.type == "sorting" and s.engine.type not in ("native", "paced"),
         "engine.type is {engine.type}, must be native with model.type sorting, which is no language model",
         "set engine.type to native",
     ),
