@@ -33,7 +33,6 @@ RICH = changed(
     loss__kl__coefficient=0.05,
     loss__kl__monitor=True,
     loss__kl__reference="polyak",
-    loss__kl__polyak_every=2,
     loss__kl__alpha=0.3,
     epochs_per_batch=2,
     minibatches_per_epoch=2,

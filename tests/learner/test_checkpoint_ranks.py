@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from harness.models.decoder import DecoderLM, decoder_without_weights
 from tests.learner.test_checkpoint import BATCHES, RICH, all_of
 from tests.learner.test_process_group import learner_rank
 from tests.learner.test_ranks import MODES, SHAPE, whole
-from tests.learner.tiny_training import train_on
+from tests.learner.tiny_training import changed, train_on
 from tests.rank_pool import RankPool
 
-OPTIONS = replace(RICH, minibatches_per_epoch=1, gradient_accumulation_steps=2, max_grad_norm=0.5)
+OPTIONS = changed(RICH, minibatches_per_epoch=1, gradient_accumulation_steps=2, optimizer__max_grad_norm=0.5)
 STOP, END = 3, 5
 Everything = dict[str, Any]
 

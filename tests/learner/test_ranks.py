@@ -113,7 +113,6 @@ RICH = changed(
     loss__entropy_coefficient=0.01,
     loss__kl__monitor=True,
     loss__kl__reference="polyak",
-    loss__kl__polyak_every=1,
     loss__kl__alpha=0.5,
     epochs_per_batch=2,
     minibatches_per_epoch=2,

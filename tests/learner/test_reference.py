@@ -35,9 +35,7 @@ def followed(updates: KlSettings, values: list[float], dtype: torch.dtype = torc
         (KlSettings(reference="reclone", reclone_every=1), [1, 2, 4, 8, 16]),
         (KlSettings(reference="reclone", reclone_every=2), [0, 2, 2, 8, 8]),
         # 0.5 * 0 + 0.5 * 1, 0.25 + 1, 0.625 + 2, 1.3125 + 4, 2.65625 + 8
-        (KlSettings(reference="polyak", polyak_every=1, alpha=0.5), [0.5, 1.25, 2.625, 5.3125, 10.65625]),
-        # only after the second and the fourth step: 0.75 * 0 + 0.25 * 2, 0.375 + 2
-        (KlSettings(reference="polyak", polyak_every=2, alpha=0.25), [0, 0.5, 0.5, 2.375, 2.375]),
+        (KlSettings(reference="polyak", alpha=0.5), [0.5, 1.25, 2.625, 5.3125, 10.65625]),
     ],
 )
 def test_the_reference_after_each_training_step(updates: KlSettings, expected: list[float]) -> None:
@@ -48,7 +46,7 @@ def test_a_bfloat16_policy_is_averaged_in_float32() -> None:
     """0.99^n of the way is left after n steps of 0.01. In bfloat16 the average stays where a hundredth of what is left
     is less than half of its spacing, 2^-7 between 1 and 2: no later than at 2 - 0.39 = 1.61."""
     policy = single(1.0, torch.bfloat16)
-    reference = ReferencePolicy(frozen_copy(policy), KlSettings(reference="polyak", polyak_every=1, alpha=0.01))
+    reference = ReferencePolicy(frozen_copy(policy), KlSettings(reference="polyak", alpha=0.01))
     nn.init.constant_(policy["weight"], 2.0)
     rounded = torch.tensor(1.0, dtype=torch.bfloat16)
     for step in range(500):
@@ -64,7 +62,7 @@ def test_tied_weights_move_once() -> None:
     """Output and embedding are one matrix; averaged under both names it would move by three quarters, not a half."""
     for model in (DecoderLM(CONFIG, seed=1), tied_pair()):
         start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        reference = ReferencePolicy(frozen_copy(model), KlSettings(reference="polyak", polyak_every=1, alpha=0.5))
+        reference = ReferencePolicy(frozen_copy(model), KlSettings(reference="polyak", alpha=0.5))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
@@ -82,7 +80,7 @@ def tied_pair() -> nn.Module:
 
 def test_parameters_are_paired_by_name() -> None:
     policy = nn.ParameterDict({"a": nn.Parameter(torch.tensor([1.0])), "b": nn.Parameter(torch.tensor([10.0]))})
-    reference = ReferencePolicy(frozen_copy(policy), KlSettings(reference="polyak", polyak_every=1, alpha=0.5))
+    reference = ReferencePolicy(frozen_copy(policy), KlSettings(reference="polyak", alpha=0.5))
     turned = nn.ParameterDict({"b": nn.Parameter(torch.tensor([20.0])), "a": nn.Parameter(torch.tensor([3.0]))})
     reference.follow(turned, 0)
     assert {name: float(parameter) for name, parameter in reference.model.named_parameters()} == {"a": 2.0, "b": 15.0}
@@ -90,9 +88,7 @@ def test_parameters_are_paired_by_name() -> None:
 
 def test_kl_is_measured_against_the_average() -> None:
     """With alpha 0.25 the reference of step 2 is 0.5625 of policy 0, 0.1875 of policy 1 and 0.25 of policy 2."""
-    options = changed(
-        OPTIONS, loss__kl__monitor=True, loss__kl__reference="polyak", loss__kl__polyak_every=1, loss__kl__alpha=0.25
-    )
+    options = changed(OPTIONS, loss__kl__monitor=True, loss__kl__reference="polyak", loss__kl__alpha=0.25)
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, options)
     policies = []
     for step in range(3):

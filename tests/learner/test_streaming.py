@@ -26,7 +26,6 @@ RICH = changed(
     loss__entropy_coefficient=0.01,
     loss__kl__monitor=True,
     loss__kl__reference="polyak",
-    loss__kl__polyak_every=1,
     loss__kl__alpha=0.5,
     gradient_accumulation_steps=2,
     optimizer__max_grad_norm=0.5,

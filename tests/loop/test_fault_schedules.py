@@ -281,8 +281,6 @@ def test_a_bug_in_what_is_saved_is_found_and_shrunk(planted, invariants):
     wiring = Wiring(saved=planted)
 
     def breaks(schedule) -> bool:
-        if any(fault.lane == LEARNER and fault.kind is FaultKind.KILLED for fault in schedule.faults):
-            return False  # a kill by another name, which the shrinker does not exchange for one
         broken = run_schedule(schedule, wiring).broken
         return broken is not None and broken.invariant in invariants
 
