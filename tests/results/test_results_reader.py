@@ -94,7 +94,7 @@ def test_a_killed_process_leaves_a_readable_run_that_did_not_finish(tmp_path: Pa
     program = """
 import os, signal, sys
 from pathlib import Path
-from harness.results import Manifest, StepRow
+from harness.results import Manifest, RunFolder, StepRow
 run = RunFolder.create(Path(sys.argv[1]), "quickstart", "20261120-120000", None)
 run.write_manifest(Manifest(scenario="quickstart", experiment="20261120-120000", started_at="2026-11-20T12:00:00Z"))
 for step in range(3):
