@@ -105,6 +105,7 @@ def test_make_alone_lists_every_target() -> None:
             "compare",
             "test",
             "test-all",
+            "test-sglang",
             "docs",
             "check",
             "faults",
