@@ -27,11 +27,6 @@ def compute_entropy(logits: Tensor) -> Tensor:
     return entropy_of(log_softmax(logits))
 
 
-def log_probs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return log softmax(logits / temperature), of logits (..., V), at the labels (...); see ``log_softmax``."""
-    return select(log_softmax(logits, temperature), labels)
-
-
 def get_response_log_probs(
     model: Callable[[Tensor], Any],
     input_ids: Tensor,

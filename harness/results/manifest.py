@@ -17,8 +17,6 @@ from harness.results.rows import MOST_SECONDS, SCHEMA_VERSION, Whole
 SCHEMA = "harness.manifest"
 STATUSES = ("running", "completed", "interrupted", "failed")
 
-LEARNER_DIED = "learner died"
-"""The cause of a segment."""
 TRAIN_PROMPTS, VALIDATION_PROMPTS, PROMPT_TEMPLATE = "train_prompts", "validation_prompts", "prompt_template"
 TOKENIZER, CHAT_TEMPLATE, MODEL_CONFIG, START_WEIGHTS = "tokenizer", "chat_template", "model_config", "start_weights"
 MADE_OF = TRAIN_PROMPTS, VALIDATION_PROMPTS, PROMPT_TEMPLATE, TOKENIZER, CHAT_TEMPLATE, MODEL_CONFIG, START_WEIGHTS
@@ -56,7 +54,7 @@ class Segment:
         ranks: of the Learner; None in older runs.
         was: settings by dotted key that are others from here on, with their former values.
         failed: why the run had failed before it.
-        cause: ``resumed`` by its user, or in the same process, since the ``learner died``.
+        cause: ``resumed`` by its user; ``learner died`` where the release before restarted it in the same process.
         thrown_away: rollouts that were sampled after the checkpoint; None where the process that knew has ended.
     """
 

@@ -5,7 +5,7 @@ import torch
 
 from harness.grpo.advantages import group_advantages
 from harness.grpo.aggregate import loss_denominator
-from harness.grpo.log_probs import entropy_of, log_probs_from_logits, log_softmax, select
+from harness.grpo.log_probs import entropy_of, log_softmax, select
 from harness.grpo.loss import surrogate_loss
 from harness.grpo.tokens import TokenBatch
 from harness.settings.loss import LossSettings
@@ -61,7 +61,7 @@ def test_log_probs_from_logits(benchmark, rows, width, vocabulary, with_entropy)
             log_probs = select(all_log_probs, labels)
             entropy_of(all_log_probs.detach())
         else:
-            log_probs = log_probs_from_logits(logits, labels)
+            log_probs = select(log_softmax(logits), labels)
         log_probs.sum().backward()
         return log_probs
 

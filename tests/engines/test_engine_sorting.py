@@ -1,4 +1,4 @@
-"""The sorting engine: frequencies against exact probabilities, log-probs, weights by name, swaps on the way."""
+"""The sorting engine: frequencies against exact probabilities, log-probs, weights by name."""
 
 from collections import Counter
 from itertools import product

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from harness.core.errors import UserError
 from harness.grpo import masked_mean, masked_normalize
 from harness.grpo.aggregate import Denominator, loss_denominator, prompt_tokens, weighted_sum
-from harness.grpo.log_probs import log_probs_from_logits
+from harness.grpo.log_probs import log_softmax, select
 from harness.grpo.loss import surrogate_loss
 from harness.grpo.tokens import TokenBatch
 from harness.settings.loss import KlSettings, LossSettings
@@ -125,7 +125,7 @@ def weight_gradient(batch, splits, aggregation, options):
         part = {name: tensor[rows] for name, tensor in batch.items()}
         loss, _ = surrogate_loss(
             TokenBatch(
-                log_probs_from_logits(part["features"] @ weight, part["labels"]),
+                select(log_softmax(part["features"] @ weight), part["labels"]),
                 part["mask"],
                 raw_rewards=part["advantages"],
                 advantages=part["advantages"],

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.core.errors import UserError
 from harness.grpo import compute_entropy, get_response_log_probs
-from harness.grpo.log_probs import entropy_of, log_probs_from_logits, log_softmax, select
+from harness.grpo.log_probs import entropy_of, log_softmax, select
 
 LOGITS = torch.tensor([[[0.0, 0.0], [math.log(3.0), 0.0]]])  # (1, 2, 2): probabilities 1/2, 1/2 and 3/4, 1/4
 LABELS = torch.tensor([[1, 0]])
@@ -72,7 +72,7 @@ def test_temperature_shapes_log_probs_and_entropy():
     result = get_response_log_probs(model, LABELS, LABELS, True, temperature=0.5)
     assert result["log_probs"].tolist() == [pytest.approx([math.log(1 / 2), math.log(0.9)])]
     assert result["token_entropy"].tolist() == [pytest.approx([0.6931472, 0.3250830])]
-    assert log_probs_from_logits(LOGITS, LABELS, 0.5).tolist() == [pytest.approx([math.log(1 / 2), math.log(0.9)])]
+    assert select(log_softmax(LOGITS, 0.5), LABELS).tolist() == [pytest.approx([math.log(1 / 2), math.log(0.9)])]
 
 
 def test_the_model_gets_the_input_ids():
@@ -108,7 +108,7 @@ def test_agrees_with_log_softmax_in_value_and_gradient():
     random = torch.Generator().manual_seed(1)
     logits = (torch.randn(3, 5, 11, generator=random) * 5).requires_grad_()
     labels = torch.randint(0, 11, (3, 5), generator=random)
-    ours = log_probs_from_logits(logits, labels)
+    ours = select(log_softmax(logits), labels)
     expected = logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
     assert torch.allclose(ours, expected, rtol=0, atol=2e-6)
     (gradient,) = torch.autograd.grad(ours.sum(), logits)
@@ -150,7 +150,7 @@ def test_one_tensor_of_the_vocabulary_s_size_is_kept_for_backward():
         log_probs = log_softmax(logits)
         return select(log_probs, labels), entropy_of(log_probs)
 
-    assert kept_for_backward(lambda logits: log_probs_from_logits(logits, labels)) == 1
+    assert kept_for_backward(lambda logits: select(log_softmax(logits), labels)) == 1
     assert kept_for_backward(with_entropy) == 1
     assert kept_for_backward(compute_entropy) == 1
 

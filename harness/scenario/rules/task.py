@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.core.named_files import nearest
+from harness.scenario.derived import workers_of
 from harness.scenario.rules.rule import Rule, given
 from harness.scenario.schema import Scenario
 from harness.settings.engine import VllmEngineSettings
@@ -107,12 +108,10 @@ def _share_of_gpu(scenario: Scenario) -> float | None:
 
 def _workers(scenario: Scenario) -> dict[str, object] | None:
     """Return the workers of the engine's model, if there are several on GPUs, and the GPUs that the run reserves."""
-    engine, placement = scenario.engine, scenario.placement
-    if not isinstance(engine, VllmEngineSettings) or engine.tensor_parallel == 1:
+    workers, placement = workers_of(scenario), scenario.placement
+    if workers == 1 or scenario.device_of(placement.generator, has_gpu=True) == "cpu":
         return None
-    if scenario.device_of(placement.generator, has_gpu=True) == "cpu":
-        return None
-    return {"workers": engine.tensor_parallel, "of_learner": placement.learner.ranks * placement.learner.gpus}
+    return {"workers": workers, "of_learner": placement.learner.ranks * placement.learner.gpus}
 
 
 RULES = (
