@@ -205,7 +205,7 @@ class SweepActors:
                 make=partial(make, device),
                 options={"num_cpus": 0, "num_gpus": part.gpus, "runtime_env": {"env_vars": environment}},
                 tensor_transport=True,
-                calls={kind.calls: 1 for kind in kinds if kind.calls is not None},
+                calls={kind.calls: 2 for kind in kinds if kind.calls is not None},
             ).launch()
 
         learner = partial(make_sweep_learner, transports, weights, self._folder)

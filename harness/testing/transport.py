@@ -167,7 +167,7 @@ class Crew:
         """Start an actor."""
         environment = {"env_vars": process_environment(threads=1, interface="lo")}
         remote: Any = ray.remote  # whose annotations lack the option
-        made = remote(enable_tensor_transport=True, concurrency_groups={CALLS: 1})(end)
+        made = remote(enable_tensor_transport=True, concurrency_groups={CALLS: 2})(end)
         return made.options(num_cpus=0, runtime_env=environment).remote()
 
     def replace(self, number: int) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -40,7 +41,7 @@ ANSWER_S = 2.0
 ATTEMPTS = 2
 """Broadcasts of one version, when a member died or did not answer during the first."""
 CALLS = "broadcast"
-"""Concurrency group of the calls. A receiver's actor needs a thread in it for each rank that broadcasts."""
+"""Concurrency group of the calls. A receiver's actor needs a thread in it for each rank that broadcasts, plus one."""
 _ends: dict[str, Any] = {}  # the senders and receivers of this process, by the name under which they are called
 
 
@@ -102,7 +103,7 @@ class _Group:
     def __init__(self, store: Any, name: str, rank: int, size: int, device: torch.device, interface: str) -> None:
         limit = timedelta(seconds=TIMEOUT_S)
         there = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        self.name = name
+        self.name, self._wakes = name, threading.Event()
         self._group: Any
         if device.type == "cuda":
             of_nccl: Any = dist.ProcessGroupNCCL.Options()
@@ -118,21 +119,46 @@ class _Group:
         """Send the tensor from rank 0 to all others.
 
         Raises:
-            RuntimeError: a member died, or it took longer than ``TIMEOUT_S``.
+            RuntimeError: a member died, or it took longer than ``TIMEOUT_S``, or the group was ended meanwhile.
         """
         options = dist.BroadcastOptions()
         options.rootRank, options.timeout = 0, timedelta(seconds=TIMEOUT_S)
-        self._group.broadcast([tensor], options).wait()
+        self._run(lambda group: group.broadcast([tensor], options), tensor.device)
 
     def meet(self, device: torch.device) -> None:
         """Return when all members are here, and so have what was broadcast before; errors as there."""
-        self._group.allreduce([torch.zeros(1, device=device)]).wait()
+        self._run(lambda group: group.allreduce([torch.zeros(1, device=device)]), device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
     def end(self) -> None:
-        """Close the connections, so that members that still wait for this one get an error."""
-        self._group.abort()
+        """Wake whoever waits in this process, with an error; the connections are closed when no operation is left."""
+        group, self._group = self._group, None
+        if group is not None:
+            self._wakes.set()
+            group.abort()
+
+    def _run(self, start: Callable[[Any], Any], device: torch.device) -> None:
+        group = self._group
+        if group is None:
+            raise RuntimeError("the group was ended")
+        work = start(group)
+        if device.type != "cuda":  # gloo's waits end with its time limit, whatever happens
+            self._wakes.clear()
+            work.get_future().add_done_callback(lambda _: self._wakes.set())
+            if self._group is not None:
+                self._wakes.wait()
+            if self._group is None:
+                threading.Thread(target=_outlive, args=(group, work), daemon=True).start()
+                raise RuntimeError("the group was ended")
+        work.wait()
+
+
+def _outlive(group: Any, work: Any) -> None:
+    """Keep a group until its work has ended; whoever frees it waits for that."""
+    with suppress(RuntimeError):
+        work.wait()
+    del group
 
 
 class BroadcastSender(BufferSender[CopiedWeights]):
@@ -204,7 +230,7 @@ class BroadcastSender(BufferSender[CopiedWeights]):
                 answers = _answers([member.call("prepare", order) for member in waiting], time.monotonic() + TIMEOUT_S)
                 waiting = [member for member, answer in zip(waiting, answers, strict=True) if answer]
                 calls = self._call(waiting, order)
-            answers = self._broadcast(tensor, calls) if calls else []
+            answers = self._broadcast(tensor, waiting, calls) if calls else []
             done |= {member for member, answer in zip(waiting, answers, strict=True) if answer}
             waiting = [member for member, answer in zip(waiting, answers, strict=True) if answer is False]
             calls = []
@@ -223,8 +249,8 @@ class BroadcastSender(BufferSender[CopiedWeights]):
         name, size = str(self.groups_made), len(members) + 1
         return [member.call("take_part", order, name, rank, size) for rank, member in enumerate(members, start=1)]
 
-    def _broadcast(self, tensor: Tensor, calls: Sequence[Any]) -> list[bool | None]:
-        """Send to the members that were called, and return their answers."""
+    def _broadcast(self, tensor: Tensor, members: Sequence[End], calls: Sequence[Any]) -> list[bool | None]:
+        """Send to the members, which were called, and return their answers."""
         until_s = time.monotonic() + TIMEOUT_S + ANSWER_S
         try:
             if self._group is None:
@@ -238,6 +264,8 @@ class BroadcastSender(BufferSender[CopiedWeights]):
         except RuntimeError as error:  # torch's
             print(f"broadcast: broken off: {str(error).splitlines()[0]}", flush=True)
             self._end_group()
+            for member in members:
+                member.call("give_up", str(self.groups_made))
             return _answers(calls, until_s)
 
     def _end_group(self) -> None:
@@ -282,6 +310,7 @@ class BroadcastReceiver:
         self._sender: BroadcastPayload | None = None
         self._store: Any = None
         self._group: _Group | None = None
+        self._given_up = ""
 
     def receive(self, weight_handle: WeightHandle, arrived: list[Tensor] | None = None) -> Mapping[str, Tensor]:
         """Return views of the version, at once where its broadcast has come, else as soon as the sender has sent it.
@@ -331,14 +360,23 @@ class BroadcastReceiver:
                     self._end_group()
                     self._store = self._store or self._store_of_sender()
                     self._group = _Group(self._store, group, rank, size, buffer.device, self._options.interface)
+                if self._given_up == group:
+                    raise RuntimeError("the Learner gave this group up")
                 self._group.broadcast(buffer)
                 if buffer.is_cuda:
                     torch.cuda.synchronize(buffer.device)
                 self._held[order.version], self._coming = (order.layout, buffer), None
                 self._group.meet(buffer.device)
             except RuntimeError:
+                self._coming = None  # what was broken off may still write there
                 self._end_group()
                 raise
+
+    def give_up(self, group: str) -> None:
+        """Wait no longer in the group of this name: one of its members has failed."""
+        self._given_up = group
+        if self._group is not None and self._group.name == group:
+            self._group.end()
 
     def _prepare(self, order: _Order) -> Tensor:
         gone = self._held.keys() - order.needed | {order.version} & self._held.keys()

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
@@ -128,7 +129,7 @@ class Actor:
 
     def __init__(self, end):
         options = {"env_vars": process_environment(threads=1, interface="lo")}
-        remote = ray.remote(concurrency_groups={CALLS: 2, "test": 1})(end)
+        remote = ray.remote(concurrency_groups={CALLS: 3, "test": 1})(end)
         self.handle, self.is_dead = remote.options(num_cpus=0, runtime_env=options).remote(), False
 
     def __getattr__(self, name):
@@ -238,6 +239,18 @@ def test_the_group_goes_on_without_one_that_left_or_died_and_takes_another_in(cr
     learner.publish(3)
     assert (stays.held(), comes.held()) == ([3], [3])
     assert learner.members() == ["generator0", "generator3"]
+
+
+def test_ending_a_group_wakes_what_waits_in_it(monkeypatch):
+    """Gloo itself lets a rank that closes its own connections wait for the whole time limit."""
+    monkeypatch.setattr(broadcast, "TIMEOUT_S", 60.0)
+    cpu, store = torch.device("cpu"), torch.distributed.HashStore()
+    with ThreadPoolExecutor() as pool:
+        waits, _ = pool.map(lambda rank: broadcast._Group(store, "g", rank, 2, cpu, "lo"), (0, 1))
+        waiting = pool.submit(waits.meet, cpu)
+        waits.end()
+        with pytest.raises(RuntimeError, match="the group was ended"):
+            waiting.result(timeout=30)
 
 
 def test_one_that_refuses_is_left_out(crew):

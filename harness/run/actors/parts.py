@@ -210,7 +210,7 @@ class ActorParts(RunningParts):
             options=options,
             moving_lane=moving,
             tensor_transport=self._kind.tensor_transport is not None,
-            calls={} if self._kind.calls is None else {self._kind.calls: scenario.placement.learner.ranks},
+            calls={} if self._kind.calls is None else {self._kind.calls: scenario.placement.learner.ranks + 1},
         )
 
     def _runtime_env(self, lane: str, threads: int, device: str) -> dict[str, Any]:
