@@ -48,8 +48,6 @@ class Injected(RunStopped):
 
 
 TOO_MANY = "too many deaths"
-GONE = -2
-"""Weights of a Learner that died: another one may give the same number to others."""
 
 
 class _FaultyPart(Generic[P]):
@@ -84,7 +82,6 @@ class _FaultyPart(Generic[P]):
         self._made: Counter[Call] = Counter()
         self._slow: dict[Call, Fault | None] = {}
         self._under_way: dict[asyncio.Task[object], None] = {}  # a set's order is not the same in every process
-        self._asked: set[asyncio.Task[object]] = set()
         self._restarting = asyncio.Lock()
         self._fresh = True  # the part has not answered yet
         self.incarnation = 0
@@ -109,31 +106,7 @@ class _FaultyPart(Generic[P]):
         return seconds
 
     async def _call(self, call: Call, work: Callable[[P, Fault | None], Awaitable[T]]) -> tuple[T, Fault | None]:
-        """Make one call; ``work`` gets the part and what goes wrong. Return the answer, and what went wrong.
-
-        A part that outlives the Learner works on when nobody waits for the answer any more.
-        """
-        if not self.schedule.learner_restarts or self.lane == LEARNER:
-            return await self._do(call, work)
-        task = asyncio.ensure_future(self._do(call, work))
-        self._asked.add(task)
-        task.add_done_callback(self._asked.discard)
-        return await asyncio.shield(task)
-
-    async def settle(self) -> None:
-        """Return when nothing is under way any more that was asked.
-
-        Raises:
-            HarnessError: what a real part would raise in its next call.
-        """
-        while self._asked:
-            done, _ = await asyncio.wait(self._asked)
-            for task in done:
-                error = task.exception()
-                if error is not None and not isinstance(error, PartReplaced):
-                    raise error
-
-    async def _do(self, call: Call, work: Callable[[P, Fault | None], Awaitable[T]]) -> tuple[T, Fault | None]:
+        """Make one call; ``work`` gets the part and what goes wrong. Return the answer, and what went wrong."""
         self._made[call] += 1
         fault = self._faults.get((call, self._made[call]))
         async with self._restarting:  # until a new part, if one is on its way, stands there
@@ -197,7 +170,7 @@ class FaultyGenerator(_FaultyPart[SimulatedGenerator]):
     """A Generator of a schedule.
 
     Attributes:
-        truth: the version that it really holds, whatever it says; ``GONE`` where it is of a history that is gone.
+        truth: the version that it really holds, whatever it says.
     """
 
     truth = -1

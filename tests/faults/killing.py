@@ -59,7 +59,6 @@ class SlowCheckpoints:
 
     def __init__(self, shelf: Shelf, books: Books, tracer: Tracer, planted: Callable[[LoopState], LoopState]) -> None:
         self._shelf, self._books, self._tracer, self._planted = shelf, books, tracer, planted
-        self._writing: asyncio.TimerHandle | None = None
 
     async def save(self, state: LoopState) -> None:
         """See ``Checkpoints``."""
@@ -73,10 +72,4 @@ class SlowCheckpoints:
         books.note(LEARNER, "checkpoint begins", version=state.version)
         with self._tracer.span(LEARNER, Stage.CHECKPOINT, version=state.version):
             await asyncio.sleep(schedule.save_s)
-        later = asyncio.get_running_loop().call_later
-        self._writing = later(schedule.write_s, self._shelf.whole.append, checkpoint)
-
-    def give_up(self) -> None:
-        """The Learner has died, and with it what it was writing."""
-        if self._writing is not None:
-            self._writing.cancel()
+        asyncio.get_running_loop().call_later(schedule.write_s, self._shelf.whole.append, checkpoint)

@@ -17,10 +17,10 @@ from harness.run.watchdog import watch
 from harness.simulate.clock import run_virtual
 from tests.faults.checker import Books, Broken, Event
 from tests.faults.expected_outcome import ending
-from tests.faults.faulty import GONE, FaultyGenerator, FaultyLearner, FaultyScorer, Injected
+from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer, Injected
 from tests.faults.killing import Killed, Shelf, SlowCheckpoints
 from tests.faults.recording import Listener, WatchedGenerator, WatchedLearner, WatchedScorer, WatchedTracer
-from tests.faults.schedule import LEARNER, Fault, FaultKind, Schedule
+from tests.faults.schedule import LEARNER, FaultKind, Schedule
 
 STALL_AFTER_S = 1e6
 """Virtual seconds after which the watchdog takes a call for hung; slow and stuck ones take less."""
@@ -35,14 +35,12 @@ class Wiring:
         new_condition: makes what wakes those who wait.
         assembler: makes what turns scored shards into batches.
         saved: what becomes of the loop's state before it is written.
-        generator: makes the Generators.
     """
 
     plan: Callable[[LoopPlan], LoopPlan] = lambda plan: plan
     new_condition: Callable[[], Condition] = Condition
     assembler: Callable[[LoopPlan, int], BatchAssembler] = new_assembler
     saved: Callable[[LoopState], LoopState] = lambda state: state
-    generator: type[FaultyGenerator] = FaultyGenerator
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,6 @@ class Outcome:
         happened: faults that really happened, by what and how.
         events: all that was written down.
         resumed: versions that it went on from, in order; 0 is the beginning.
-        restarted: of these, the ones from which a new Learner went on with parts that had outlived the one before.
-        outlived: how often a Generator was then newer than that version.
     """
 
     schedule: Schedule
@@ -66,8 +62,6 @@ class Outcome:
     happened: Counter[str]
     events: tuple[Event, ...]
     resumed: tuple[int, ...] = ()
-    restarted: tuple[int, ...] = ()
-    outlived: int = 0
 
 
 @dataclass
@@ -77,14 +71,12 @@ class Life:
     Attributes:
         books: of the history that survives so far.
         shelf: its checkpoints.
-        resumed, restarted, outlived: see ``Outcome``.
+        resumed: as in ``Outcome``.
     """
 
     books: Books
     shelf: Shelf
     resumed: list[int] = field(default_factory=list)
-    restarted: list[int] = field(default_factory=list)
-    outlived: int = 0
 
 
 def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
@@ -114,17 +106,13 @@ def run_schedule(schedule: Schedule, wiring: Wiring | None = None) -> Outcome:
         end, broken = ending(books, error), None
     except Broken as found:
         end, broken = "", found
-    versions = tuple(life.resumed), tuple(life.restarted)
-    return Outcome(schedule, end, broken, _happened(books), tuple(events), *versions, life.outlived)
+    return Outcome(schedule, end, broken, _happened(books), tuple(events), tuple(life.resumed))
 
 
 def _is_death_of_all(error: BaseException | None, schedule: Schedule) -> bool:
     """Whether a run that makes checkpoints goes on after this; nobody but the Learner has what it had learnt."""
-    return isinstance(error, Killed) or (bool(schedule.checkpoint_every) and _is_death_of_learner(error))
-
-
-def _is_death_of_learner(error: BaseException | None) -> bool:
-    return isinstance(error, Injected) and error.kind is FaultKind.KILLED
+    is_of_learner = isinstance(error, Injected) and error.kind is FaultKind.KILLED
+    return isinstance(error, Killed) or (bool(schedule.checkpoint_every) and is_of_learner)
 
 
 def _run_until_killed(life: Life, wiring: Wiring, state: LoopState | None, kill: int | None) -> BaseException | None:
@@ -146,65 +134,32 @@ def _run_until_killed(life: Life, wiring: Wiring, state: LoopState | None, kill:
 
 
 async def _run(life: Life, wiring: Wiring, state: LoopState | None, tracer: RecordingTracer) -> None:
-    """Run in one process, in which the Learner may die and be made again, and everyone else outlives it."""
-    watched, replaced, clock = WatchedTracer(tracer, life.books), [0], asyncio.get_running_loop().time
-    start_s, schedule = life.books.start_s, _still_to_happen(life.books)
-
-    def happened(fault: Fault, how: str) -> None:
-        life.books.fault(fault, how)
-
-    generators = [wiring.generator(lane, schedule, watched, happened, replaced) for lane in schedule.generator_lanes]
-    scorers = [FaultyScorer(lane, schedule, watched, happened, replaced) for lane in schedule.scorer_lanes]
-    left = schedule.learner_restarts
-    while True:
-        books = watched.books = life.books
-        books.now = lambda: start_s + clock()
-        learner = FaultyLearner(LEARNER, _still_to_happen(books), watched, happened, replaced)
-        books.readable = learner.part.readable
-        checkpoints = SlowCheckpoints(life.shelf, books, watched, wiring.saved)
-        loop = run_loop(
-            [WatchedGenerator(part, books) for part in generators],
-            [WatchedScorer(part, books) for part in scorers],
-            WatchedLearner(learner, books),
-            wiring.plan(schedule.plan),
-            watched,
-            Listener(books),
-            resume=state,
-            checkpoints=checkpoints,
-        )
-        try:
-            with (
-                patch("harness.loop.loop.new_assembler", wiring.assembler),
-                patch("harness.loop.loop.Condition", wiring.new_condition),
-            ):
-                if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
-                    await _watched(loop, tracer)
-                else:  # without a watchdog's timer, a deadlock is found at once
-                    await loop
-            return
-        except Injected as error:
-            checkpoints.give_up()
-            if not _is_death_of_learner(error) or not left or life.shelf.newest is None or books.broken is not None:
-                raise
-            died = error
-        left -= 1
-        settling = [*(part.settle() for part in generators), *(part.settle() for part in scorers)]
-        await asyncio.gather(asyncio.sleep(schedule.restart_s), *settling)
-        state, life.books = life.shelf.newest.read()
-        _go_back(life, generators, tracer.clock_ns(), start_s + clock(), str(died))
-
-
-def _go_back(life: Life, generators: list[FaultyGenerator], now_ns: int, now_s: float, why: str) -> None:
-    """Have the books of a checkpoint go on in the same process, whose Generators hold weights of what came after it."""
-    books = life.books
-    life.resumed.append(books.version)
-    life.restarted.append(books.version)
-    life.outlived += sum(part.truth > books.version for part in generators)
-    for part in generators:
-        part.truth = GONE
-    books.lane_ends = dict.fromkeys(books.schedule.lanes, now_ns)
-    books.now, books.last_s = lambda: now_s, now_s
-    books.note(LEARNER, "made again", version=books.version, detail=why)
+    """Run in one process."""
+    books, replaced, clock, start_s = life.books, [0], asyncio.get_running_loop().time, life.books.start_s
+    schedule, watched = _still_to_happen(books), WatchedTracer(tracer, books)
+    books.now = lambda: start_s + clock()
+    learner = FaultyLearner(LEARNER, schedule, watched, books.fault, replaced)
+    books.readable = learner.part.readable
+    generators = [FaultyGenerator(lane, schedule, watched, books.fault, replaced) for lane in schedule.generator_lanes]
+    scorers = [FaultyScorer(lane, schedule, watched, books.fault, replaced) for lane in schedule.scorer_lanes]
+    loop = run_loop(
+        [WatchedGenerator(part, books) for part in generators],
+        [WatchedScorer(part, books) for part in scorers],
+        WatchedLearner(learner, books),
+        wiring.plan(schedule.plan),
+        watched,
+        Listener(books),
+        resume=state,
+        checkpoints=SlowCheckpoints(life.shelf, books, watched, wiring.saved),
+    )
+    with (
+        patch("harness.loop.loop.new_assembler", wiring.assembler),
+        patch("harness.loop.loop.Condition", wiring.new_condition),
+    ):
+        if any(fault.kind is FaultKind.HUNG for fault in schedule.faults):
+            await _watched(loop, tracer)
+        else:  # without a watchdog's timer, a deadlock is found at once
+            await loop
 
 
 def _still_to_happen(books: Books) -> Schedule:

@@ -114,7 +114,6 @@ class Schedule:
         flat_share: share of the groups whose rewards are all equal.
         checkpoint_every: as in ``LoopPlan``.
         save_s, write_s: seconds that a checkpoint holds the Learner up, and those after which it is whole.
-        learner_restarts: how often a Learner that died is made again while the other parts live on.
         kills: everything dies after so many callbacks of the event loop, and goes on from the newest whole checkpoint;
             the first number is of the run's beginning, the next one is counted from there on, and so forth.
     """
@@ -143,7 +142,6 @@ class Schedule:
     checkpoint_every: int = 0
     save_s: float = 0.0
     write_s: float = 0.0
-    learner_restarts: int = 0
     kills: tuple[int, ...] = ()
 
     @cached_property

@@ -97,26 +97,17 @@ def schedules(draw: st.DrawFn, fatal: Sequence[Drawn] = FATAL) -> Schedule:
 
 
 @st.composite
-def killed_schedules(draw: st.DrawFn, fewest: int = 1, most: int = 4) -> Schedule:
+def killed_schedules(draw: st.DrawFn, fatal: Sequence[Drawn] = ENDS_ALL) -> Schedule:
     """Draw a schedule with checkpoints, in which everything is killed so many times."""
     seconds = st.sampled_from([0.0, 0.0, 1.0]) | st.floats(0, 40)
     callbacks = st.integers(1, 200) | st.integers(100, 400) | st.integers(200, 1200)
     return replace(
-        draw(schedules(ENDS_ALL)),
+        draw(schedules(fatal)),
         checkpoint_every=draw(st.sampled_from([1, 1, 1, 2, 4])),
         save_s=draw(seconds),
         write_s=draw(seconds),
-        kills=tuple(draw(st.lists(callbacks, min_size=fewest, max_size=most))),
+        kills=tuple(draw(st.lists(callbacks, min_size=1, max_size=4))),
     )
-
-
-@st.composite
-def restarted_schedules(draw: st.DrawFn) -> Schedule:
-    """Draw a schedule with checkpoints, in which the Learner dies and is made again; everything may be killed too."""
-    schedule = draw(killed_schedules(fewest=0, most=1))
-    deaths = draw(st.lists(_fault(schedule, ENDS_ALL), min_size=1, max_size=4))
-    faults = {(fault.lane, fault.call, fault.number): fault for fault in (*schedule.faults, *deaths)}
-    return replace(schedule, faults=tuple(faults.values()), learner_restarts=draw(st.integers(1, 4)))
 
 
 @st.composite
@@ -152,7 +143,7 @@ def _faults(draw: st.DrawFn, schedule: Schedule, fatal: Sequence[Drawn]) -> tupl
     for fault in list(drawn):
         if fault.kind is FaultKind.KILLED and draw(st.sampled_from([False, False, True])):
             drawn.append(replace(fault, number=fault.number + 1, amount=0.0))  # the one in its place dies too
-    if draw(st.sampled_from([False, False, True])):
+    if fatal and draw(st.sampled_from([False, False, True])):
         drawn.append(draw(_fault(schedule, fatal)))
     return tuple({(fault.lane, fault.call, fault.number): fault for fault in drawn}.values())
 
