@@ -315,7 +315,7 @@ class ArmRunner:
         stall_after_s = arm.variant.scenario.faults.stall_after_s
 
         def dumps() -> str:
-            return "\n".join(filter(None, (stack_dumps(arm.parts.processes()), arm.parts.last_calls())))
+            return "\n".join(filter(None, (stack_dumps(arm.parts.processes()), arm.parts.flight_records())))
 
         await watch(arm.tracer, stall_after_s, dumps, say)
 

@@ -75,7 +75,7 @@ class RunningParts(Protocol):
         samplers, scorers = (part.lane for part in self.generators), (part.lane for part in self.scorers)
         return (*samplers, *scorers, *self.learner_lanes)
 
-    def last_calls(self) -> str:
+    def flight_records(self) -> str:
         """Return what each rank of the Learner did last, a line for each; empty where it is one process."""
         return ""
 

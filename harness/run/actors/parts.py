@@ -165,8 +165,8 @@ class ActorParts(RunningParts):
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder)) if several else None
         if folder is not None:
             self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._last_calls = {lane: folder / str(rank) for rank, lane in enumerate(self.learner_lanes) if folder}
-        files = self._last_calls.values()
+        self._flight_files = {lane: folder / str(rank) for rank, lane in enumerate(self.learner_lanes) if folder}
+        files = self._flight_files.values()
         makes: list[Make] = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(files)]
         alone: Make = partial(_learner, scenario, options)
 
@@ -280,10 +280,10 @@ class ActorParts(RunningParts):
         facts = {part.lane: part.facts for part in self._actors if part.facts is not None}
         return {lane: fact.pid for lane, fact in facts.items() if fact.boot_id == here}
 
-    def last_calls(self) -> str:
+    def flight_records(self) -> str:
         """See ``RunningParts``."""
         told = [f"{lane} last: {'; '.join(read_flight(file)) or 'not on this machine'}"
-                for lane, file in self._last_calls.items()]  # fmt: skip
+                for lane, file in self._flight_files.items()]  # fmt: skip
         return "\n".join(told)
 
     def drain_log(self) -> list[str]:
