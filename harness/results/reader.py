@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import astuple, replace
 
+from harness.core.checkpoints import LATEST
 from harness.core.errors import UserError
 from harness.core.file_locks import lock
 from harness.core.regular_files import open_regular
@@ -200,6 +201,8 @@ def find_run_folders(path: Path) -> list[Path]:
         if MANIFEST in files or STEPS in files:
             found.append(Path(folder))
             left_out |= {CHECKPOINTS, KEPT_STEPS}  # each has a manifest of its own
+        if LATEST in files:  # checkpoints anywhere else, such as a cache of warm starts
+            left_out |= {name for name in subfolders if name.startswith("step_")}
         subfolders[:] = [name for name in subfolders if name not in left_out and not name.startswith(".")]
     if not found:
         fix = "make one with: python -m harness run quickstart"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.checkpoints import begin, commit
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric
@@ -245,6 +246,7 @@ def test_runs_are_found_at_any_depth_and_damaged_ones_come_second(make_run: Make
     bad = make_run(arm="k4", steps=1).folder
     (bad / "manifest.json").unlink()
     results = tmp_path / "results"
+    commit(begin(results / "cache" / "warm-start", 0), [])
     assert find_run_folders(results) == sorted([*good, bad, single])
     runs, damaged = find_runs(results)
     assert [run.folder for run in runs] == sorted([*good, single])
