@@ -246,7 +246,7 @@ def test_runs_are_found_at_any_depth_and_damaged_ones_come_second(make_run: Make
     bad = make_run(arm="k4", steps=1).folder
     (bad / "manifest.json").unlink()
     results = tmp_path / "results"
-    commit(begin(results / "cache" / "warm-start", 0), [])
+    commit(begin(results / "cache" / "warm-start", 0), [], keep=1)
     assert find_run_folders(results) == sorted([*good, bad, single])
     runs, damaged = find_runs(results)
     assert [run.folder for run in runs] == sorted([*good, single])
