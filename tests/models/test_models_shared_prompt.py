@@ -14,7 +14,8 @@ from harness.models import shared_prompt
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.policy import padded_response_log_probs, policy_log_probs
-from harness.models.shared_prompt import pack_batch, response_log_probs
+from harness.models.scoring import ScoreRequest
+from harness.models.shared_prompt import pack_batch
 
 SHAPE = ModelConfig(
     vocab_size=53,
@@ -83,7 +84,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("score", [response_log_probs, padded_response_log_probs])
+@pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance):
     model, batch = own_model().to(dtype), make_batch(*lengths)
@@ -101,9 +102,9 @@ def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance)
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_blocks_of_queries_change_nothing(lengths, size, monkeypatch):
     model, batch = own_model().double(), make_batch(*lengths)
-    expected, _ = response_log_probs(model, *batch)
+    expected, _ = policy_log_probs(model, *batch)
     monkeypatch.setattr(shared_prompt, "queries_per_block", lambda device: size)
-    log_probs, _ = response_log_probs(model, *batch)
+    log_probs, _ = policy_log_probs(model, *batch)
     torch.testing.assert_close(log_probs, expected, rtol=1e-12, atol=1e-12)
     if batch[3].any():
         for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
@@ -112,7 +113,7 @@ def test_blocks_of_queries_change_nothing(lengths, size, monkeypatch):
 
 def test_a_block_holds_the_rows_that_reach_it_and_the_keys_up_to_its_end(monkeypatch):
     monkeypatch.setattr(shared_prompt, "queries_per_block", lambda device: 3)
-    prompts, responses = pack_batch(*make_batch([4, 7], [2, 9, 5], [1, 0, 1])).rows
+    prompts, responses = pack_batch(ScoreRequest(*make_batch([4, 7], [2, 9, 5], [1, 0, 1]))).rows
     # a prompt of 8 columns, of which 7 are tokens; responses run all tokens but the last: 1, 8 and 4
     assert [(block.rows, block.end, block.keys) for block in prompts.blocks] == [(2, 3, 3), (2, 6, 6), (1, 8, 8)]
     assert [(block.rows, block.end, block.keys) for block in responses.blocks] == [(3, 3, 11), (2, 6, 14), (1, 8, 16)]
@@ -127,14 +128,14 @@ def test_values_equal_plain_rows_for_any_lengths(data):
     model = own_model(tie_word_embeddings=False, num_key_value_heads=4)
     with torch.no_grad():
         expected, _ = row_by_row(model, batch)
-        for score in (response_log_probs, padded_response_log_probs):
+        for score in (policy_log_probs, padded_response_log_probs):
             torch.testing.assert_close(score(model, *batch)[0], expected, rtol=1e-5, atol=2e-5)
 
 
 def test_masked_positions_are_zero_and_padding_does_not_matter():
     model = own_model()
     prompts_PL, lengths_P, responses_BT, mask_BT, index_B = make_batch([4, 7], [5, 2, 3], [0, 1, 1], width=9)
-    log_probs, entropy = response_log_probs(
+    log_probs, entropy = policy_log_probs(
         model, prompts_PL, lengths_P, responses_BT, mask_BT, index_B, with_entropy=True
     )
     assert log_probs.dtype == entropy.dtype == torch.float32
@@ -143,12 +144,12 @@ def test_masked_positions_are_zero_and_padding_does_not_matter():
     assert (log_probs[mask_BT] < 0).all()
     others = prompts_PL.clone(), responses_BT.clone()
     others[0][0, 4:], others[1][~mask_BT] = 0, 0
-    again, _ = response_log_probs(model, others[0], lengths_P, others[1], mask_BT.long(), index_B)
+    again, _ = policy_log_probs(model, others[0], lengths_P, others[1], mask_BT.long(), index_B)
     assert torch.equal(again, log_probs)
 
 
 def test_only_distinct_tokens_are_run():
-    batch = pack_batch(*make_batch([4, 7], [5, 0, 3, 1], [1, 0, 0, 1]))
+    batch = pack_batch(ScoreRequest(*make_batch([4, 7], [5, 0, 3, 1], [1, 0, 0, 1])))
     # prompts 4 + 7, responses without their last token 4 + 0 + 2 + 0: 17, filled up to 20; 9 scored, filled up to 12
     assert batch.token_ids_N.shape == (20,)
     assert batch.positions_N.tolist() == [*range(4), *range(7), 7, 8, 9, 10, 4, 5, 0, 0, 0]
@@ -158,7 +159,7 @@ def test_only_distinct_tokens_are_run():
 
 
 def test_tokens_are_filled_up_to_a_number_that_other_batches_have():
-    batch = pack_batch(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 96"]))
+    batch = pack_batch(ScoreRequest(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 96"])))
     assert batch.token_ids_N.shape == batch.positions_N.shape == batch.attended_slots_N.shape == (96,)
     assert batch.scored_slots_M.shape == batch.scored_ids_M.shape == (96,)
 
@@ -197,10 +198,10 @@ class RecordTypes(TorchDispatchMode):
 
 def test_autocast_multiplies_in_bfloat16_and_normalises_in_float32():
     model, batch = own_model(), make_batch(*BATCHES["ragged"])
-    expected, _ = response_log_probs(model, *batch)
+    expected, _ = policy_log_probs(model, *batch)
     with RecordTypes() as record:
         with torch.autocast("cpu", torch.bfloat16):
-            log_probs, _ = response_log_probs(model, *batch)
+            log_probs, _ = policy_log_probs(model, *batch)
         log_probs.sum().backward()
     assert record.seen["mm"] == {torch.bfloat16}
     for operator in ("_softmax", "amax", "bmm", "linalg_vector_norm"):
@@ -224,7 +225,7 @@ def test_autocast_multiplies_in_bfloat16_and_normalises_in_float32():
         (4, torch.tensor([0, 1]), r"prompt_index is \(2,\), not \(3,\)"),
     ],
 )
-@pytest.mark.parametrize("score", [response_log_probs, padded_response_log_probs])
+@pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
 def test_a_malformed_batch_is_refused(score, place, value, message):
     batch = list(make_batch([4, 7], [5, 2, 3], [0, 1, 1]))
     batch[place] = value
@@ -234,4 +235,4 @@ def test_a_malformed_batch_is_refused(score, place, value, message):
 
 def test_temperature_zero_is_refused():
     with pytest.raises(ValueError, match="temperature is 0, must be above 0"):
-        response_log_probs(own_model(), *make_batch([4], [5], [0]), temperature=0)
+        policy_log_probs(own_model(), *make_batch([4], [5], [0]), temperature=0)

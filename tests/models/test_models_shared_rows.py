@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.models import policy
 from harness.models.decoder import checkpoint_layers
 from harness.models.head import has_plain_head
-from harness.models.policy import ScoringModel, padded_response_log_probs, policy_log_probs, why_padded
-from harness.models.scoring import TokenBan
+from harness.models.policy import ScoringModel, padded_response_log_probs, policy_log_probs, score_rows, why_padded
+from harness.models.scoring import ScoreRequest, TokenBan
 from harness.models.shared_rows import Layout, added_mask, cheapest_layout, lay_out, shared_rows
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -287,7 +286,8 @@ def test_rows_by_hand():
     layout = lay_out([2, 3], [3, 1, 2], [0, 1, 0], per_row=2)
     # 11 12 | 31 32 | 51, and 21 22 23 with a response that runs nothing
     assert layout == Layout(prompt_R=[0, 1], row_B=[0, 1, 0], start_B=[2, 3, 4], width=5)
-    rows = shared_rows(prompts_PL, lengths_P, responses_BT, mask_BT, index_B, layout=layout, dtype=torch.float64)
+    request = ScoreRequest(prompts_PL, lengths_P, responses_BT, mask_BT, index_B)
+    rows = shared_rows(request, layout, torch.float64)
     assert rows.token_ids_RW.tolist() == [[11, 12, 31, 32, 51], [21, 22, 23, 0, 0]]
     assert rows.position_ids_RW.tolist() == [[0, 1, 2, 3, 2], [0, 1, 2, 0, 0]]
     assert rows.rows_M.tolist() == [0, 0, 0, 1, 0, 0]
@@ -308,8 +308,8 @@ def test_a_mask_of_all_is_causal():
 
 def chosen(prompt: int, response: int, group: int, hidden_size: int) -> tuple[int, int] | None:
     """Rows and columns of one group; None for unshared rows."""
-    mask_BT = torch.ones(group, response, dtype=torch.bool)
-    layout = cheapest_layout(torch.tensor([prompt]), mask_BT, torch.zeros(group, dtype=torch.long), hidden_size)
+    request = ScoreRequest(*make_batch([prompt], [response] * group, [0] * group))
+    layout = cheapest_layout(request, hidden_size)
     return layout and (len(layout.prompt_R), layout.width)
 
 
@@ -331,8 +331,7 @@ def test_shared_rows_never_take_more_tokens(data):
     prompts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
     rows = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, len(prompts) - 1)), min_size=1))
     lengths, index = (list(part) for part in zip(*rows, strict=True))
-    _, lengths_P, _, mask_BT, index_B = make_batch(prompts, lengths, index)
-    layout = cheapest_layout(lengths_P, mask_BT, index_B, 64)
+    layout = cheapest_layout(ScoreRequest(*make_batch(prompts, lengths, index)), 64)
     unshared = lay_out(prompts, lengths, index, per_row=1)
     assert len(unshared.prompt_R) == len(rows)
     if layout is not None:
@@ -350,8 +349,8 @@ def test_values_equal_padded_rows_for_any_lengths_and_any_number_in_a_row(data):
     with torch.no_grad():
         expected_BT, _ = padded_response_log_probs(MODEL, *batch)
         layout = lay_out(prompts, lengths, index, data.draw(st.integers(1, 5)))
-        these = shared_rows(*batch, layout=layout, dtype=torch.float64)
-        found_BT, _ = policy.score_rows(MODEL, these, batch[2], batch[3])
+        request = ScoreRequest(*batch)
+        found_BT, _ = score_rows(MODEL, shared_rows(request, layout, torch.float64), request)
     torch.testing.assert_close(found_BT, expected_BT, rtol=1e-12, atol=1e-12)
 
 
