@@ -265,8 +265,5 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _cannot(what: str) -> UserError:
-    return UserError(
-        what,
-        "model.gradient_checkpointing",
-        "set it to false, and raise gradient_accumulation_steps where memory is short",
-    )
+    fix = "set it to false, and raise gradient_accumulation_steps where memory is short"
+    return UserError(what, "model.gradient_checkpointing", fix)

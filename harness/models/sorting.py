@@ -24,6 +24,7 @@ from harness.models.scoring import ScoreRequest, Scores, score_tokens
 VOCAB_SIZE = 5
 LENGTH = 3
 EMBEDDING_SIZE = 10
+_FIX = "set task.type to sorting, or model.type to preset"
 
 
 class SortingModel(nn.Module):
@@ -81,11 +82,8 @@ class SortingModel(nn.Module):
     def check_prompt_length(self, length: int) -> None:
         """Raise UserError for more numbers than there are encode matrices."""
         if length > self.prompt_length:
-            raise UserError(
-                f"a prompt has {length} tokens, the sorting model takes at most {self.prompt_length}",
-                where="model.type",
-                fix="set task.type to sorting, or model.type to preset",
-            )
+            what = f"a prompt has {length} tokens, the sorting model takes at most {self.prompt_length}"
+            raise UserError(what, "model.type", _FIX)
 
     def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights as safetensors, and a config that says what they are; ``transformers`` cannot load it."""
@@ -124,11 +122,8 @@ class NumberTokenizer:
         """
         words = text.split()
         if not all(word.isdecimal() and int(word) < self.vocab_size for word in words):
-            raise UserError(
-                f"the prompt {text[:60]!r} has other words than the numbers 0 to {self.vocab_size - 1}",
-                where="model.type",
-                fix="set task.type to sorting, or model.type to preset",
-            )
+            what = f"the prompt {text[:60]!r} has other words than the numbers 0 to {self.vocab_size - 1}"
+            raise UserError(what, "model.type", _FIX)
         return [int(word) for word in words]
 
     def decode(self, token_ids: Any, **options: Any) -> str:

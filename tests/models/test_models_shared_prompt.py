@@ -16,6 +16,7 @@ from harness.models.decoder import DecoderLM
 from harness.models.policy import padded_response_log_probs, policy_log_probs
 from harness.models.scoring import ScoreRequest
 from harness.models.shared_prompt import pack_batch
+from tests.models.batches import assert_equal, gradients, make_batch, row_by_row
 
 SHAPE = ModelConfig(
     vocab_size=53,
@@ -36,37 +37,6 @@ def own_model(**changes):
         for parameter in model.parameters():
             parameter.normal_(float(parameter.dim() == 1), 0.3, generator=generator)
     return model
-
-
-def make_batch(prompt_lengths, response_lengths, prompt_index, width=None):
-    """Random tokens; padding holds random tokens too, which must not matter."""
-    generator = torch.Generator().manual_seed(7)
-    lengths_P, index_B = torch.tensor(prompt_lengths), torch.tensor(prompt_index)
-    width = max([*response_lengths, 1]) if width is None else width
-    prompts_PL = torch.randint(53, (len(prompt_lengths), max(prompt_lengths) + 1), generator=generator)
-    responses_BT = torch.randint(53, (len(response_lengths), width), generator=generator)
-    mask_BT = torch.arange(width) < torch.tensor(response_lengths)[:, None]
-    return prompts_PL, lengths_P, responses_BT, mask_BT, index_B
-
-
-def row_by_row(model, batch, temperature=1.0):
-    """log softmax of one unpadded row after another: the definition."""
-    prompts_PL, lengths_P, responses_BT, mask_BT, index_B = batch
-    dtype = model.output_weight.dtype
-    log_probs_BT, entropy_BT = (torch.zeros(mask_BT.shape, dtype=dtype) for _ in range(2))
-    for row, index in enumerate(index_B.tolist()):
-        length, count = int(lengths_P[index]), int(mask_BT[row].sum())
-        ids = torch.cat((prompts_PL[index, :length], responses_BT[row, :count]))
-        scored = (model(ids[None]).logits[0, length - 1 : -1] / temperature).log_softmax(-1)
-        picked = scored.gather(-1, responses_BT[row, :count, None])[:, 0]
-        log_probs_BT = log_probs_BT.index_put((torch.full((count,), row), torch.arange(count)), picked)
-        entropy_BT[row, :count] = -(scored.exp() * scored).sum(-1).detach()
-    return log_probs_BT, entropy_BT
-
-
-def gradients(model, log_probs_BT):
-    weights_BT = torch.randn(log_probs_BT.shape, generator=torch.Generator().manual_seed(11)).to(log_probs_BT)
-    return torch.autograd.grad((log_probs_BT * weights_BT).sum(), list(model.parameters()))
 
 
 BATCHES = {
@@ -94,8 +64,7 @@ def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance)
     torch.testing.assert_close(entropy, expected_entropy, rtol=tolerance, atol=tolerance)
     assert not entropy.requires_grad
     if batch[3].any():
-        for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
-            assert (found - wanted).abs().max() <= tolerance * wanted.abs().max().clamp(min=1)
+        assert_equal(gradients(model, log_probs), gradients(model, expected), tolerance)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -107,8 +76,7 @@ def test_blocks_of_queries_change_nothing(lengths, size, monkeypatch):
     log_probs, _ = policy_log_probs(model, *batch)
     torch.testing.assert_close(log_probs, expected, rtol=1e-12, atol=1e-12)
     if batch[3].any():
-        for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
-            assert (found - wanted).abs().max() <= 1e-12 * wanted.abs().max().clamp(min=1)
+        assert_equal(gradients(model, log_probs), gradients(model, expected), 1e-12)
 
 
 def test_a_block_holds_the_rows_that_reach_it_and_the_keys_up_to_its_end(monkeypatch):
