@@ -118,15 +118,6 @@ def exact_policy_kl(
     return kl_PT[prompt_index_B, : response_mask_BT.shape[1]]
 
 
-def padded_response_log_probs(model: nn.Module, *batch: Tensor, **how: Any) -> Scores:
-    """Score responses with a model that takes ``(input_ids, attention_mask)`` and returns an object with ``.logits``.
-
-    Arguments, results and errors as in ``policy_log_probs``.
-    """
-    request = ScoreRequest(*batch, **how)
-    return score_rows(model, padded_rows(request), request)
-
-
 _WHY_PADDED: WeakKeyDictionary[nn.Module, dict[tuple[str, torch.dtype], str]] = WeakKeyDictionary()
 """Of each model that was tried: for its kind of attention and the type of its products, what spoke against it."""
 
@@ -186,7 +177,14 @@ def _try_shared_rows(model: nn.Module, vocab_size: int) -> str:
 
 
 def score_rows(model: nn.Module, rows: Rows, request: ScoreRequest) -> Scores:
-    """Run rows and score the responses in them; logits start at the first column that predicts, where a model can."""
+    """Run rows and score the responses in them; logits start at the first column that predicts, where a model can.
+
+    Args:
+        model: takes ``(input_ids, attention_mask)``, shared rows also ``position_ids``, and returns an object with
+            ``.logits``.
+        rows: see ``shared_rows``.
+        request: which responses they hold.
+    """
     how: dict[str, Any] = {"entropy_gradient": request.entropy_gradient, "banned_EM": request.banned_EM}
     scored = request.response_ids_BT[request.mask_BT], request.temperature, request.with_entropy
     if has_plain_head(model):

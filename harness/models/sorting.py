@@ -107,9 +107,8 @@ class NumberTokenizer:
     Nothing is ever padded either, as all prompts and responses are equally long; the id to do it with is 0.
     """
 
-    def __init__(self, vocab_size: int = VOCAB_SIZE) -> None:
-        self.vocab_size = self.eos_token_id = vocab_size
-        self.pad_token_id = 0
+    vocab_size = eos_token_id = VOCAB_SIZE
+    pad_token_id = 0
 
     def __len__(self) -> int:
         return self.vocab_size

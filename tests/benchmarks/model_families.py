@@ -42,13 +42,14 @@ from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.make_folder import shape_config
 from harness.models.matmul import use_fast_products
-from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
+from harness.models.policy import policy_log_probs, score_rows, why_padded
 from harness.models.scoring import ScoreRequest
 from harness.models.shared_rows import Layout, cheapest_layout, lay_out, shared_rows
 from harness.models.tokenizer import train_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a script it has the path of its folder alone
 
+from tests.models.batches import padded_response_log_probs
 from tests.models.families import FAMILIES, Measured, make, measure, reopen
 from tests.models.family_process import TRAINED, in_process
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+
+from harness.models.policy import score_rows
+from harness.models.scoring import ScoreRequest, Scores
+from harness.models.shared_rows import padded_rows
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -47,3 +53,9 @@ def assert_equal(found: list[Tensor], wanted: list[Tensor], tolerance: float) ->
     """Each within a share of its greatest element, or of 1."""
     for mine, other in zip(found, wanted, strict=True):
         assert (mine - other).abs().max() <= tolerance * other.abs().max().clamp(min=1)
+
+
+def padded_response_log_probs(model: nn.Module, *batch: Tensor, **how: Any) -> Scores:
+    """Score responses as ``policy_log_probs`` does, but in padded rows whatever the model."""
+    request = ScoreRequest(*batch, **how)
+    return score_rows(model, padded_rows(request), request)

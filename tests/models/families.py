@@ -29,11 +29,12 @@ from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
 from harness.models.decoder import DecoderLM
-from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
+from harness.models.policy import policy_log_probs, score_rows, why_padded
 from harness.models.scoring import ScoreRequest
 from harness.models.shared_rows import lay_out, shared_rows
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
+from tests.models.batches import padded_response_log_probs
 
 WEIGHTS = "model.safetensors"
 _TEXTS = ["What is 12 + 34? Let us think. 12 + 34 = 46, so the answer is 46."]

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.models import shared_prompt
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
-from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.policy import policy_log_probs
 from harness.models.scoring import ScoreRequest
 from harness.models.shared_prompt import pack_batch
-from tests.models.batches import assert_equal, gradients, make_batch, row_by_row
+from tests.models.batches import assert_equal, gradients, make_batch, padded_response_log_probs, row_by_row
 
 SHAPE = ModelConfig(
     vocab_size=53,
@@ -193,14 +193,13 @@ def test_autocast_multiplies_in_bfloat16_and_normalises_in_float32():
         (4, torch.tensor([0, 1]), r"prompt_index is \(2,\), not \(3,\)"),
     ],
 )
-@pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
-def test_a_malformed_batch_is_refused(score, place, value, message):
+def test_a_malformed_batch_is_refused(place, value, message):
     batch = list(make_batch([4, 7], [5, 2, 3], [0, 1, 1]))
     batch[place] = value
     with pytest.raises(ValueError, match=message):
-        score(own_model(), *batch)
+        ScoreRequest(*batch)
 
 
 def test_temperature_zero_is_refused():
     with pytest.raises(ValueError, match="temperature is 0, must be above 0"):
-        policy_log_probs(own_model(), *make_batch([4], [5], [0]), temperature=0)
+        ScoreRequest(*make_batch([4], [5], [0]), temperature=0)

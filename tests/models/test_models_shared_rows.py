@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.models.decoder import checkpoint_layers
 from harness.models.head import has_plain_head
-from harness.models.policy import ScoringModel, padded_response_log_probs, policy_log_probs, score_rows, why_padded
+from harness.models.policy import ScoringModel, policy_log_probs, score_rows, why_padded
 from harness.models.scoring import ScoreRequest, TokenBan
 from harness.models.shared_rows import Layout, added_mask, cheapest_layout, lay_out, shared_rows
-from tests.models.batches import Batch, assert_equal, gradients, make_batch, row_by_row
+from tests.models.batches import Batch, assert_equal, gradients, make_batch, padded_response_log_probs, row_by_row
 
 NAMED = {
     "vocab_size": 53,
