@@ -58,7 +58,7 @@ def template_digest(
     """
     user, system = ("user", _QUESTIONS[0]), ("system", system_prompt or "Be brief.")
     with on_date(_SAME_DATE):
-        chat = _Chat(tokenizer, None, dict(arguments or {}))
+        chat = _Chat(tokenizer, None, arguments)
     chats = [user], [user, ("assistant", "2"), user], [system, user]
     written = [chat.tried(turns, in_parts)[0] for turns in chats for in_parts in (False, True)]
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()
@@ -68,12 +68,10 @@ def turn_end(tokenizer: Any) -> int | None:
     """Return the token that the chat template writes behind an assistant's turn; None where it writes no such token."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    chat, turns = _Chat(tokenizer, None, {}), [("user", _QUESTIONS[0]), ("assistant", _ANSWER)]
-    texts = [chat.tried(turns, in_parts, asks=False)[0] for in_parts in (False, True)]
-    text = next((text for text in texts if text is not None and _ANSWER in text), None)
-    if text is None:
-        return None
-    behind, added = text.rpartition(_ANSWER)[2].lstrip(), tokenizer.get_added_vocab()
+    chat, turns = _Chat(tokenizer), [("user", _QUESTIONS[0]), ("assistant", _ANSWER)]
+    texts = [chat.tried(turns, in_parts, asks=False)[0] or "" for in_parts in (False, True)]
+    behind = next((text.rpartition(_ANSWER)[2].lstrip() for text in texts if _ANSWER in text), "")
+    added = tokenizer.get_added_vocab()
     names = [name for name in added if behind.startswith(name)]
     return int(added[max(names, key=len)]) if names else None
 
@@ -84,11 +82,8 @@ def text_encoder(tokenizer: Any) -> Encode:
 
     def encode(asked: Asked) -> list[int]:
         if not isinstance(asked, str):
-            raise UserError(
-                "a prompt has turns of a chat, and no chat template is used",
-                where="task.chat_template",
-                fix="turn on task.chat_template",
-            )
+            what = "a prompt has turns of a chat, and no chat template is used"
+            raise UserError(what, "task.chat_template", "turn on task.chat_template")
         return _one_start(list(tokenizer.encode(asked)), start)
 
     return encode
@@ -124,20 +119,19 @@ def chat_encoder(
         UserError: the tokenizer has no chat template, its template does not know an argument, or refuses such a chat or
             drops a part of it. The encoder raises it too, for turns in other roles.
     """
-    chat = _Chat(tokenizer, system_prompt, dict(arguments or {}))
+    chat = _Chat(tokenizer, system_prompt, arguments)
     chat.encode(_QUESTIONS[0])
     return chat.encode
 
 
 class _Chat:
-    def __init__(self, tokenizer: Any, system_prompt: str | None, arguments: dict[str, object]) -> None:
+    def __init__(
+        self, tokenizer: Any, system_prompt: str | None = None, arguments: Mapping[str, object] | None = None
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise UserError(
-                "the model's tokenizer has no chat template",
-                where="task.chat_template",
-                fix="leave task.chat_template out, or take a model that was made for chats",
-            )
-        for name in arguments:
+            fix = "leave task.chat_template out, or take a model that was made for chats"
+            raise UserError("the model's tokenizer has no chat template", "task.chat_template", fix)
+        for name in arguments or ():
             if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
                 raise UserError(
                     f"the chat template of the model's tokenizer has no argument {name!r}, so it would change nothing",
@@ -145,8 +139,8 @@ class _Chat:
                     fix="name an argument that the template has, or leave it out",
                 )
         self._tokenizer, self._system_prompt = tokenizer, system_prompt
-        self._arguments = ({"strftime_now": today().strftime} if asks_date(tokenizer) else {}) | arguments
-        self._start, self._in_parts = getattr(tokenizer, "bos_token", None), dict[tuple[str, ...], bool]()
+        self._arguments = {**({"strftime_now": today().strftime} if asks_date(tokenizer) else {}), **(arguments or {})}
+        self._in_parts: dict[tuple[str, ...], bool] = {}
 
     def encode(self, asked: Asked) -> list[int]:
         system = () if self._system_prompt is None else (("system", self._system_prompt),)
@@ -159,8 +153,9 @@ class _Chat:
         return _one_start(token_ids, getattr(self._tokenizer, "bos_token_id", None))
 
     def _without_start(self, content: str) -> str:
-        while self._start and content.startswith(self._start):
-            content = content.removeprefix(self._start)
+        start = getattr(self._tokenizer, "bos_token", None)
+        while start and content.startswith(start):
+            content = content.removeprefix(start)
         return content
 
     def _written(self, turns: Sequence[Turn], in_parts: bool, asks: bool = True) -> str:
@@ -179,13 +174,14 @@ class _Chat:
         faults = [self._fault(roles, in_parts) for in_parts in (False, True)]
         if None in faults:
             return faults[0] is not None
-        where = "task.system_prompt" if is_text and self._system_prompt is not None else "task.chat_template"
-        in_rows = "write the turns of the rows in an order of roles that the template knows"
-        fix = f"leave {where} out" if is_text else in_rows
-        kind = f" of {', '.join(roles)}" if not is_text else " with a system turn" if len(roles) > 1 else ""
-        raise UserError(
-            f"the chat template of the model's tokenizer cannot write a chat{kind}: {faults[0]}", where, fix
-        )
+        if is_text:
+            where = "task.chat_template" if self._system_prompt is None else "task.system_prompt"
+            kind, fix = " with a system turn" if len(roles) > 1 else "", f"leave {where} out"
+        else:
+            where, kind = "task.chat_template", f" of {', '.join(roles)}"
+            fix = "write the turns of the rows in an order of roles that the template knows"
+        what = f"the chat template of the model's tokenizer cannot write a chat{kind}: {faults[0]}"
+        raise UserError(what, where, fix)
 
     def tried(self, turns: Sequence[Turn], in_parts: bool, asks: bool = True) -> tuple[str | None, str | None]:
         """Return a chat as the template writes it, and why it does not write it; one of them is None."""

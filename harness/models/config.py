@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 from harness.core.errors import UserError
@@ -27,6 +27,7 @@ _UNUSED: dict[str, dict[str, Any]] = {
     "qwen3": {"attention_bias": False, "use_sliding_window": False, "sliding_window": None},
 }
 """What else a family's ``config.json`` can ask for, switched off."""
+_LLAMA3_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _MOST_SIZE, _MOST_THETA = 2**24, 1e12
 """Far above every model there is, and far below what would keep a machine busy before it is found wrong."""
 SIZES = {
@@ -64,11 +65,6 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
 
-    def to_hf(self) -> dict[str, Any]:
-        """Return what stands of it in ``rope_parameters``."""
-        values = asdict(self)
-        return values if self.rope_type == "llama3" else {name: values[name] for name in ("rope_type", "factor")}
-
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -98,16 +94,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_sizes({name: getattr(self, name) for name in SIZES}, "ModelConfig")
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
         if not 0 < self.rope_theta < _MOST_THETA or not 0 <= self.rms_norm_eps < 1:
             what = f"rope_theta is {self.rope_theta} and rms_norm_eps {self.rms_norm_eps}"
             raise UserError(what, "ModelConfig", f"give a theta above 0 and below {_MOST_THETA:g}, an eps from 0 to 1")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise UserError(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}",
-                "ModelConfig",
-                "each key/value head serves a whole number of query heads",
-            )
+        if heads % groups:
+            what = f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}"
+            raise UserError(what, "ModelConfig", "each key/value head serves a whole number of query heads")
         if self.head_dim % 2:
             raise UserError(f"head_dim {self.head_dim} is odd", "ModelConfig", "rotary positions turn pairs: use even")
 
@@ -174,7 +167,9 @@ class ModelConfig:
         What says how positions rotate stands there twice: ``rope_theta`` and ``rope_scaling`` for readers from before
         transformers 5, ``rope_parameters`` for those since.
         """
-        scaling = {"rope_type": "default"} if self.rope_scaling is None else self.rope_scaling.to_hf()
+        scaling = {"rope_type": "default"} if self.rope_scaling is None else asdict(self.rope_scaling)
+        if scaling["rope_type"] == "linear":
+            scaling = {name: scaling[name] for name in ("rope_type", "factor")}
         return {
             "architectures": [_ARCHITECTURES[self.model_type]],
             "model_type": self.model_type,
@@ -257,10 +252,10 @@ def sizes_from_hf(config: Mapping[str, Any]) -> ModelConfig | None:
 
     None where it is of another family, or no model has such sizes.
     """
+    kind = config.get("model_type")
     try:
         return ModelConfig.from_hf(config)
     except UnsupportedModel:
-        kind = config.get("model_type")
         if kind not in _ARCHITECTURES:
             return None
     except UserError:
@@ -288,8 +283,7 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
 
 def can_be_cut(config: ModelConfig, ranks: int) -> bool:
     """Whether so many tensor ranks can share the model."""
-    sizes = _cut_sizes(config).values()
-    return ranks == 1 or (config.runs_on == "own" and not any(size % ranks for size in sizes))
+    return ranks == 1 or (config.runs_on == "own" and not any(size % ranks for size in _cut_sizes(config).values()))
 
 
 def check_divides(config: ModelConfig, ranks: int, setting: str = "learner.mesh.tensor") -> None:
@@ -306,14 +300,11 @@ def check_divides(config: ModelConfig, ranks: int, setting: str = "learner.mesh.
         UserError: naming the first size that does not divide, and the number of ranks.
     """
     sizes = _cut_sizes(config)
+    fits = [str(fewer) for fewer in range(1, ranks) if not any(size % fewer for size in sizes.values())]
     for what, size in sizes.items():
         if size % ranks:
-            fits = [fewer for fewer in range(1, ranks) if not any(size % fewer for size in sizes.values())]
-            raise UserError(
-                f"{size} {what} do not divide over {ranks} tensor ranks",
-                setting,
-                f"set it to {' or '.join(map(str, fits))}",
-            )
+            message = f"{size} {what} do not divide over {ranks} tensor ranks"
+            raise UserError(message, setting, f"set it to {' or '.join(fits)}")
 
 
 def _cut_sizes(config: ModelConfig) -> dict[str, int]:
@@ -355,30 +346,24 @@ def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling | None:
     kind = _rope_type(rope)
     if kind == "default":
         return None
-    names = ("factor",) if kind == "linear" else tuple(field.name for field in fields(RopeScaling))[1:]
-    values: dict[str, Any] = {name: rope.get(name) for name in names}
+    values: dict[str, Any] = {name: rope.get(name) for name in (_LLAMA3_SCALING if kind == "llama3" else ("factor",))}
     for name, value in values.items():
         if not isinstance(value, int | float) or value <= 0:
             raise UserError(f"{name} of the rope scaling {kind} is {value!r}, must be above 0", where, _OTHER_FOLDER)
-    scaling = RopeScaling(rope_type="linear" if kind == "linear" else "llama3", **values)
-    if scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise UserError(
-            f"low_freq_factor {scaling.low_freq_factor} of the rope scaling is not below high_freq_factor "
-            f"{scaling.high_freq_factor}",
-            where,
-            _OTHER_FOLDER,
-        )
+    scaling = RopeScaling(rope_type="llama3" if kind == "llama3" else "linear", **values)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low >= high:
+        what = f"low_freq_factor {low} of the rope scaling is not below high_freq_factor {high}"
+        raise UserError(what, where, _OTHER_FOLDER)
     return scaling
 
 
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     kind, rope = config.get("model_type"), _rope(config)
     if kind not in _ARCHITECTURES:
-        supported = ", ".join(_ARCHITECTURES)
-        raise UnsupportedModel(
-            f"model_type is {kind!r}, the harness' own model runs only {supported}", where, _OTHER_FOLDER
-        )
-    has_window = kind == "mistral" or bool(config.get("use_sliding_window", False))
+        what = f"model_type is {kind!r}, the harness' own model runs only {', '.join(_ARCHITECTURES)}"
+        raise UnsupportedModel(what, where, _OTHER_FOLDER)
+    has_window = kind == "mistral" or config.get("use_sliding_window", False)
     window = config.get("sliding_window", _MISTRAL_WINDOW if kind == "mistral" else None) if has_window else None
     rotary = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     features: tuple[tuple[str, Any, Any], ...] = (

@@ -37,21 +37,11 @@ class LMOutput(NamedTuple):
     logits: Tensor
 
 
-class Projection(FastLinear):
-    """A linear map that is left uninitialised, without bias unless one is asked for."""
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__(in_features, out_features, bias=bias)
-
-    def reset_parameters(self) -> None:
-        """Draw nothing: ``DecoderLM.initialize`` does, or weights are loaded."""
-
-
 class Embedding(nn.Embedding):
     """A table that is left uninitialised."""
 
     def reset_parameters(self) -> None:
-        """Draw nothing."""
+        pass
 
 
 class RMSNorm(nn.Module):
@@ -77,10 +67,10 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.q_proj = Projection(config.hidden_size, config.query_size, bias=config.attention_bias)
-        self.k_proj = Projection(config.hidden_size, config.key_size, bias=config.attention_bias)
-        self.v_proj = Projection(config.hidden_size, config.key_size, bias=config.attention_bias)
-        self.o_proj = Projection(config.query_size, config.hidden_size)
+        self.q_proj = FastLinear(config.hidden_size, config.query_size, config.attention_bias)
+        self.k_proj = FastLinear(config.hidden_size, config.key_size, config.attention_bias)
+        self.v_proj = FastLinear(config.hidden_size, config.key_size, config.attention_bias)
+        self.o_proj = FastLinear(config.query_size, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.head_norms else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.head_norms else None
 
@@ -98,9 +88,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = Projection(config.hidden_size, config.intermediate_size)
-        self.up_proj = Projection(config.hidden_size, config.intermediate_size)
-        self.down_proj = Projection(config.intermediate_size, config.hidden_size)
+        self.gate_proj = FastLinear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = FastLinear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = FastLinear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -155,7 +145,7 @@ class DecoderLM(nn.Module):
         self.config = config
         self.model = DecoderStack(config)
         if not config.tie_word_embeddings:
-            self.lm_head = Projection(config.hidden_size, config.vocab_size)
+            self.lm_head = FastLinear(config.hidden_size, config.vocab_size, bias=False)
         if seed is not None:
             self.initialize(seed)
 
@@ -275,8 +265,5 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _cannot(what: str) -> UserError:
-    return UserError(
-        what,
-        "model.gradient_checkpointing",
-        "set it to false, and raise gradient_accumulation_steps where memory is short",
-    )
+    fix = "set it to false, and raise gradient_accumulation_steps where memory is short"
+    return UserError(what, "model.gradient_checkpointing", fix)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -46,49 +47,43 @@ def end_tokens(model: nn.Module | None, tokenizer: Any) -> tuple[int, ...]:
     Raises:
         UserError: an ``eos_token_id`` is neither an id, nor a list of ids, nor null.
     """
-    named = [*_ids(tokenizer.eos_token_id, "the tokenizer")]
-    for where, config in _configs(model):
-        named += _ids(config.get("eos_token_id"), where)
+    sources: list[tuple[str, Any]] = [("the tokenizer", {"eos_token_id": tokenizer.eos_token_id})]
+    if model is not None and (defaults := FOLDER_DEFAULTS.get(model)):
+        text = defaults.config.get("text_config")
+        sources += [(GENERATION, defaults.generation or {}), (CONFIG, defaults.config)]
+        sources += [(CONFIG, text)] if isinstance(text, Mapping) else []
+    else:
+        made = ((GENERATION, getattr(model, "generation_config", None)), (CONFIG, getattr(model, "config", None)))
+        sources += [(name, vars(config)) for name, config in made if hasattr(config, "__dict__")]
+    named: list[int] = []
+    for where, config in sources:
+        value = config.get("eos_token_id")
+        ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            what = f"eos_token_id is {value!r}, must be a token id, a list of token ids or null"
+            raise UserError(what, where, "write the token's id, or remove eos_token_id")
+        named += ids
     return known_tokens(model, named)
 
 
 def known_tokens(model: nn.Module | None, tokens: Iterable[int]) -> tuple[int, ...]:
     """Return the tokens, each once, that the model has a row for; without a model all of them."""
     size = _vocab_size(model)
-    return tuple(dict.fromkeys(token for token in tokens if token >= 0 and (size is None or token < size)))
-
-
-def _configs(model: nn.Module | None) -> list[tuple[str, Mapping[str, Any]]]:
-    defaults = None if model is None else FOLDER_DEFAULTS.get(model)
-    if defaults is not None:
-        text = defaults.config.get("text_config")
-        of_text = text if isinstance(text, Mapping) else {}
-        return [(GENERATION, defaults.generation or {}), (CONFIG, defaults.config), (CONFIG, of_text)]
-    made = (getattr(model, "generation_config", None), getattr(model, "config", None))
-    names = (GENERATION, CONFIG)
-    return [(name, vars(config)) for name, config in zip(names, made, strict=True) if hasattr(config, "__dict__")]
-
-
-def _ids(value: Any, where: str) -> list[int]:
-    ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        what = f"eos_token_id is {value!r}, must be a token id, a list of token ids or null"
-        raise UserError(what, where, "write the token's id, or remove eos_token_id")
-    return list(ids)
+    return tuple(dict.fromkeys(token for token in tokens if 0 <= token < size))
 
 
 def padding_token(model: nn.Module | None, tokenizer: Any) -> int:
     """Return the tokenizer's padding token, or 0 where it has none that the model knows."""
-    token, size = tokenizer.pad_token_id, _vocab_size(model)
-    return 0 if token is None or (size is not None and token >= size) else int(token)
+    token = tokenizer.pad_token_id
+    return 0 if token is None or token >= _vocab_size(model) else int(token)
 
 
-def _vocab_size(model: nn.Module | None) -> int | None:
+def _vocab_size(model: nn.Module | None) -> float:
+    """Tokens that the model knows; infinity where that is not known."""
     config: Any = getattr(model, "config", model)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
-    size = getattr(config, "vocab_size", None)
-    return None if size is None else int(size)
+    return float(getattr(config, "vocab_size", None) or inf)
 
 
 def texts_of(ends: Sequence[int], tokenizer: Any) -> dict[str, str]:

@@ -52,12 +52,10 @@ class BucketLayout:
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """Return the tensors in a uint8 buffer (at least ``num_bytes``,) by name, without a copy."""
-        return {entry.name: _view(buffer, entry) for entry in self.entries}
-
-
-def _view(buffer: Tensor, entry: Entry) -> Tensor:
-    piece = buffer[entry.offset : entry.offset + entry.num_bytes]
-    return piece.view(entry.dtype).view(entry.shape)
+        return {
+            entry.name: buffer[entry.offset : entry.offset + entry.num_bytes].view(entry.dtype).view(entry.shape)
+            for entry in self.entries
+        }
 
 
 def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

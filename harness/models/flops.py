@@ -120,16 +120,13 @@ class Utilisation:
     epochs: int = 1
 
     def metrics(self, step: int, groups: Sequence[RolloutGroup], spans: Sequence[Span]) -> Metrics:
-        """Return ``perf/mfu`` of the ``update`` stage alone: all passes, forward and back, nothing computed twice.
+        """Return ``perf/mfu`` of the ``update`` stage of a training step, from the groups that it trained on.
 
-        Args:
-            step: the training step.
-            groups: that it trained on.
-            spans: that ended in it.
+        All passes count, forward and back, and nothing that is computed twice.
         """
         nanoseconds = sum(s.end_ns - s.start_ns for s in spans if s.stage is Stage.UPDATE and s.step == step)
         sizes = [(group.prompt_length, group.lengths) for group in groups if group.prompt_length is not None]
         if self.shape is None or nanoseconds <= 0 or len(sizes) < len(groups):
             return {}
-        work = work_of(sizes)
-        return {"perf/mfu": Metric(mfu(self.epochs * training_flops(self.shape, work), nanoseconds / 1e9, self.peak))}
+        flops = self.epochs * training_flops(self.shape, work_of(sizes))
+        return {"perf/mfu": Metric(mfu(flops, nanoseconds / 1e9, self.peak))}

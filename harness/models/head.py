@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from harness.models.layers import product_dtype, widen
 from harness.models.limits import MAX_LOGITS, PIECE_LOGITS
 from harness.models.matmul import add_weight_gradient, product
-from harness.models.scoring import ban_tokens
+from harness.models.scoring import Scores, ban_tokens
 
 LEAST_LOG_PROB = -1e4
 """Below it a probability is 0 in float32 and float64 alike."""
@@ -51,31 +51,24 @@ def score_hidden(
     banned_EM: Tensor | None = None,
     max_logits: int | None = None,
     piece_logits: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> Scores:
     """Score tokens as ``scoring.score_tokens`` does, from hidden states and the output matrix.
 
     Args:
         hidden_MC: the last layer's normed output where each token is predicted.
         weight_VC: turns it into logits; or a DTensor, sharded over the vocabulary on a mesh of one dimension whose
-            ranks all have the other arguments.
-        token_ids_M: the tokens.
-        temperature: divides the logits.
-        with_entropy: also return the entropies.
-        entropy_gradient: see ``score_tokens``.
-        banned_EM: see ``score_tokens``.
+            ranks all have the other arguments. Every rank then has all results, and given their gradients, those of
+            all ``hidden_MC``.
+        token_ids_M, temperature, with_entropy, entropy_gradient, banned_EM: as of ``score_tokens``.
         max_logits: most logits kept for the way back; None: ``MAX_LOGITS`` of the device.
         piece_logits: most logits computed at a time; None: ``PIECE_LOGITS`` of the device.
-
-    Returns:
-        Log-probabilities (M,), and entropies (M,) or None. With sharded weights every rank has all of them, and given
-        their gradients, those of all ``hidden_MC``.
     """
     part, weight_VC = own_part(weight_VC, token_ids_M)
     device = "cpu" if hidden_MC.device.type == "cpu" else "cuda"
     rows = max(1, (piece_logits or PIECE_LOGITS[device]) // max(1, weight_VC.shape[0]))
     if device == "cuda" and rows > 128:
         rows -= rows % 128  # whole tiles of its products
-    scores: tuple[Tensor, Tensor | None] = _Scores.apply(
+    scores: Scores = _Scores.apply(
         hidden_MC,
         weight_VC,
         token_ids_M,
@@ -147,16 +140,18 @@ class _Scores(torch.autograd.Function):
         max_logits: int,
         rows: int,
         part: VocabularyPart | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Scores:
         ctx.temperature, ctx.entropy_gradient, ctx.rows, ctx.part = temperature, entropy_gradient, rows, part
         ctx.dtype = product_dtype(hidden_MC)
         hidden, weight = hidden_MC.to(ctx.dtype), weight_VC.to(ctx.dtype)
         needs_gradient = any(ctx.needs_input_grad[:2])
-        highest_M, sums_3M = _start(hidden)
+        dtype = torch.promote_types(ctx.dtype, torch.float32)
+        highest_M = hidden.new_full((len(hidden),), torch.finfo(dtype).min, dtype=dtype)
+        sums_3M = highest_M.new_zeros(3, len(hidden))  # exp(z - highest), z of the token, exp(z - highest) z
         kept, room = [], max_logits
         for piece in _pieces(hidden, weight, rows):
             z = _scaled_logits(hidden[piece], weight, temperature, _banned(banned_EM, piece, part))
-            highest_M[piece] = z.amax(-1).clamp_(min=torch.finfo(z.dtype).min)  # of a part, all may be banned
+            highest_M[piece] = z.amax(-1).clamp_(min=torch.finfo(dtype).min)  # of a part, all may be banned
             scratch = torch.sub(z, highest_M[piece, None]).exp_()
             sums_3M[0, piece] = scratch.sum(-1)
             index_R1, is_here_R1 = _chosen(token_ids_M[piece], part)
@@ -167,7 +162,10 @@ class _Scores(torch.autograd.Function):
             if needs_gradient and room >= 0:  # the first pieces, and none behind one that was not
                 kept.append(z)
         if part is not None:
-            _sum_over_ranks(highest_M, sums_3M, part.group)
+            of_part_M = highest_M.clone()
+            dist.all_reduce(highest_M, dist.ReduceOp.MAX, part.group)
+            sums_3M[::2] *= (of_part_M - highest_M).exp_()
+            dist.all_reduce(sums_3M, group=part.group)
         mass_M, chosen_M, weighted_M = sums_3M
         normaliser_M = mass_M.log() + highest_M
         entropy_M = normaliser_M - weighted_M / mass_M if with_entropy else None
@@ -187,10 +185,8 @@ class _Scores(torch.autograd.Function):
             if number < len(kept):
                 gradient = kept[number] - normaliser_M[piece, None]
             else:
-                banned = _banned(banned_EM, piece, ctx.part)
-                gradient = _scaled_logits(hidden[piece], weight, ctx.temperature, banned).sub_(
-                    normaliser_M[piece, None]
-                )
+                z = _scaled_logits(hidden[piece], weight, ctx.temperature, _banned(banned_EM, piece, ctx.part))
+                gradient = z.sub_(normaliser_M[piece, None])
             if ctx.entropy_gradient and grad_entropy_M is not None:
                 by_entropy = (grad_entropy_M[piece, None] / ctx.temperature).to(gradient.dtype)
                 probabilities = gradient.exp()
@@ -214,21 +210,6 @@ def _pieces(hidden_MC: Tensor, weight_VC: Tensor, rows: int) -> list[slice]:
     return [slice(first, min(first + rows, total)) for first in range(0, total, rows)]
 
 
-def _start(hidden_MC: Tensor) -> tuple[Tensor, Tensor]:
-    """Of no logits the highest (M,) and the sums (3, M): exp(z - highest), z of the token, exp(z - highest) z."""
-    dtype = torch.promote_types(hidden_MC.dtype, torch.float32)
-    highest_M = hidden_MC.new_full((len(hidden_MC),), torch.finfo(dtype).min, dtype=dtype)
-    return highest_M, highest_M.new_zeros(3, len(hidden_MC))
-
-
-def _sum_over_ranks(highest_M: Tensor, sums_3M: Tensor, group: dist.ProcessGroup) -> None:
-    """Turn the highest logits and the sums of a rank's part, see ``_start``, into those of the whole vocabulary."""
-    of_part_M = highest_M.clone()
-    dist.all_reduce(highest_M, dist.ReduceOp.MAX, group)
-    sums_3M[::2] *= (of_part_M - highest_M).exp_()
-    dist.all_reduce(sums_3M, group=group)
-
-
 def _chosen(token_ids_R: Tensor, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
     """Where the chosen tokens stand among this rank's, (R, 1), and whether they do; those of others stand at 0."""
     if part is None:
@@ -239,9 +220,8 @@ def _chosen(token_ids_R: Tensor, part: VocabularyPart | None) -> tuple[Tensor, T
 
 def _banned(banned_EM: Tensor | None, piece: slice, part: VocabularyPart | None) -> Tensor | None:
     """Where a piece's banned tokens stand among this rank's; -1 for none."""
-    if banned_EM is None or part is None:
-        return None if banned_EM is None else banned_EM[:, piece]
-    return part.places(banned_EM[:, piece])
+    banned_ER = None if banned_EM is None else banned_EM[:, piece]
+    return banned_ER if banned_ER is None or part is None else part.places(banned_ER)
 
 
 def _scaled_logits(hidden_RC: Tensor, weight_VC: Tensor, temperature: float, banned_ER: Tensor | None) -> Tensor:

@@ -131,26 +131,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--shape", required=True, metavar="NAME", help=", ".join(sorted(PUBLIC_SHAPES)))
-    parser.add_argument("--layers", type=int, metavar="N", help="fewer layers than the model has")
-    parser.add_argument(
-        "--vocab", type=int, metavar="N", dest="vocab_size", help="a smaller vocabulary than the model has, from 258"
-    )
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the stored weights")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
-    parser.add_argument("--chat", action="store_true", help="with a chat template (default: without)")
-    parser.add_argument(
-        "-o", "--out", required=True, type=Path, metavar="DIR", dest="folder", help="a new or empty folder"
-    )
+    add = parser.add_argument
+    add("--shape", required=True, metavar="NAME", help=", ".join(sorted(PUBLIC_SHAPES)))
+    add("--layers", type=int, metavar="N", help="fewer layers than the model has")
+    add("--vocab", type=int, metavar="N", dest="vocab_size", help="a smaller vocabulary than the model has, from 258")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the stored weights")
+    add("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
+    add("--chat", action="store_true", help="with a chat template (default: without)")
+    add("-o", "--out", required=True, type=Path, metavar="DIR", dest="folder", help="a new or empty folder")
     options = parser.parse_args(argv)
     try:
         count = make_folder(**vars(options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(
-        f"{options.folder}: {options.shape} with {count:,} random weights; use it as model: {{type: folder, path: ...}}"
-    )
+    use = "model: {type: folder, path: ...}"
+    print(f"{options.folder}: {options.shape} with {count:,} random weights; use it as {use}")
     return 0
 
 

@@ -40,7 +40,6 @@ Choice = dict[Kind, list[Library]]
 """For each kind of product, what makes those of fewer than ``MANY_ROWS`` rows, and the others."""
 MANY_ROWS = 64
 VARIABLE = "GRPO_HARNESS_MATMUL"
-_PAIRS = [[few, many] for few in get_args(Library) for many in get_args(Library)]
 ALL_ONEDNN, ALL_MKL = (Choice((kind, [library, library]) for kind in get_args(Kind)) for library in get_args(Library))
 _SPEEDS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 """Variables with which the same processor computes at another speed."""
@@ -62,7 +61,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class FastLinear(nn.Linear):
-    """torch's linear module, multiplying by ``linear``."""
+    """torch's linear module, multiplying by ``linear``; one that is made is left uninitialised."""
+
+    def reset_parameters(self) -> None:
+        pass
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -94,18 +96,15 @@ def add_weight_gradient(total_MK: Tensor, grad_NM: Tensor, x_NK: Tensor) -> None
         total_MK += grad_NM.t() @ x_NK
 
 
-_SMALL_ROWS = 2048
-"""Rows below which an eighth more of them costs too little to be measured in the seconds of a quickstart."""
-
-
 def rounded_up(rows: int, multiple: int = 1) -> int:
     """Return the next of a few numbers of rows, for products whose rows vary all the time.
 
-    They are 4 apart up to 64, then an eighth at most, and a sixteenth from 2,048 on. One row stays one: its product is
-    summed up in another order. oneDNN compiles a product for its exact shape, which takes about 0.3 ms and 0.6 MiB,
-    and keeps the last 1,024. Where the rows are shared out, their number is a ``multiple`` of the ranks.
+    They are 4 apart up to 64, then an eighth at most, and a sixteenth from 2,048 on, where an eighth can be measured.
+    One row stays one: its product is summed up in another order. oneDNN compiles a product for its exact shape, which
+    takes about 0.3 ms and 0.6 MiB, and keeps the last 1,024. Where the rows are shared out, their number is a
+    ``multiple`` of the ranks.
     """
-    parts = 8 if rows < _SMALL_ROWS else 16
+    parts = 8 if rows < 2048 else 16
     step = math.lcm(max(4, 2 ** (rows.bit_length() - 1) // parts) if rows > 1 else 1, multiple)
     return rows + -rows % step
 
@@ -119,7 +118,20 @@ def choice() -> Choice:
     Raises:
         UserError: the variable names no library.
     """
-    return known_choice() or _kept(measured, _place())
+    if known := known_choice():
+        return known
+    place = _place()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, encoding="utf-8") as draft:
+            json.dump(measured(), draft)
+            draft.flush()
+            if _read(place) is None:
+                place.unlink(missing_ok=True)  # damaged
+            os.link(draft.name, place)
+    except OSError:  # another process measured too, and was first; or the folder takes no file
+        pass
+    return _read(place) or ALL_ONEDNN
 
 
 def known_choice() -> Choice | None:
@@ -138,13 +150,19 @@ def known_choice() -> Choice | None:
     return ALL_ONEDNN if forced else _read(_place())
 
 
-def measured(seconds_of: Callable[[Callable[[], object]], float] | None = None) -> Choice:
-    """Return which library is faster, on one thread: so that the number of threads changes no choice.
+def _seconds_of(call: Callable[[], object]) -> float:
+    """Seconds of this thread's CPU time: the least of five, after two to warm up; other processes hardly count."""
+    times = []
+    for _ in range(7):
+        begin = time.thread_time()
+        call()
+        times.append(time.thread_time() - begin)
+    return min(times[2:])
 
-    Args:
-        seconds_of: returns how long a call takes; None times it.
-    """
-    seconds_of, threads, choice = seconds_of or _seconds_of, torch.get_num_threads(), Choice()
+
+def measured(seconds_of: Callable[[Callable[[], object]], float] = _seconds_of) -> Choice:
+    """Return which library is faster, on one thread: so that the number of threads changes no choice."""
+    threads, choice = torch.get_num_threads(), Choice()
     torch.set_num_threads(1)
     try:
         for rows in _MEASURED_ROWS:
@@ -165,16 +183,6 @@ def measured(seconds_of: Callable[[Callable[[], object]], float] | None = None) 
     return choice
 
 
-def _seconds_of(call: Callable[[], object]) -> float:
-    """Seconds of this thread's CPU time: the least of five, after two to warm up; other processes hardly count."""
-    times = []
-    for _ in range(7):
-        begin = time.thread_time()
-        call()
-        times.append(time.thread_time() - begin)
-    return min(times[2:])
-
-
 def _place() -> Path:
     """The file that holds the choice for this processor, its cores, torch and these variables."""
     try:
@@ -187,28 +195,14 @@ def _place() -> Path:
     return default_cache_folder() / f"matmul-{digest[:12]}.json"
 
 
-def _kept(measure: Callable[[], Choice], place: Path) -> Choice:
-    """What is measured, kept in a file; of two processes that measure at once the first one's."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, encoding="utf-8") as draft:
-            json.dump(measure(), draft)
-            draft.flush()
-            if _read(place) is None:
-                place.unlink(missing_ok=True)  # damaged
-            os.link(draft.name, place)
-    except OSError:  # another process was first, or the folder takes no file
-        pass
-    return _read(place) or ALL_ONEDNN
-
-
 def _read(place: Path) -> Choice | None:
+    """The choice in a file; None where there is none, or something else."""
+    pairs = [[few, many] for few in get_args(Library) for many in get_args(Library)]
     try:
-        found = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found: Choice = json.loads(place.read_text(encoding="utf-8"))
+        return found if all(found[kind] in pairs for kind in get_args(Kind)) else None
+    except (OSError, ValueError, TypeError, LookupError):
         return None
-    values = [found.get(kind) for kind in get_args(Kind)] if isinstance(found, dict) else [None]
-    return found if all(value in _PAIRS for value in values) else None
 
 
 def _library(kind: Kind, rows: int) -> Library:

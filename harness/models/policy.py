@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from harness.models.decoder import DecoderLM
 from harness.models.head import has_plain_head, score_hidden
 from harness.models.layers import product_dtype
-from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_tokens
+from harness.models.scoring import ScoreRequest, Scores, TokenBan, score_tokens
 from harness.models.shared_prompt import response_log_probs
-from harness.models.shared_rows import Rows, added_mask, cheapest_layout, lay_out, shared_rows, why_not_by_config
+from harness.models.shared_rows import (
+    Rows,
+    added_mask,
+    cheapest_layout,
+    lay_out,
+    padded_rows,
+    shared_rows,
+    why_not_by_config,
+)
 from harness.models.sorting import SortingModel, sorting_kl, sorting_log_probs
 
 
@@ -34,7 +42,7 @@ class ScoringModel(nn.Module):
         super().__init__()
         self.policy = policy
 
-    def forward(self, *batch: Tensor, **how: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, *batch: Tensor, **how: Any) -> Scores:
         """Score responses; arguments and results as in ``policy_log_probs`` without its model."""
         return policy_log_probs(self.policy, *batch, **how)
 
@@ -58,32 +66,36 @@ def policy_log_probs(
     with_entropy: bool = False,
     entropy_gradient: bool = False,
     ban: TokenBan | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Score responses under any policy; arguments and results as in ``shared_prompt.response_log_probs``.
+) -> Scores:
+    """Score responses under any policy; arguments and errors are those of ``ScoreRequest``.
 
     The own models encode each prompt once. Any other does so for a group, or for parts of it, where that is exact (see
     ``why_padded``) and fewer products (``shared_rows.cheapest_layout``), and else runs padded rows.
+
+    Returns:
+        Log-probabilities (B, T), 0 where masked, and the entropies likewise or None; in float32, or float64 for a
+        model of that type.
     """
-    batch = (prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B)
-    how: dict[str, Any] = {
-        "temperature": temperature,
-        "with_entropy": with_entropy,
-        "entropy_gradient": entropy_gradient,
-        "ban": ban,
-    }
+    request = ScoreRequest(
+        prompt_ids_PL,
+        prompt_lengths_P,
+        response_ids_BT,
+        response_mask_BT,
+        prompt_index_B,
+        temperature=temperature,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
+        ban=ban,
+    )
     if isinstance(model, DecoderLM):
-        return response_log_probs(model, *batch, **how)
+        return response_log_probs(model, request)
     if isinstance(model, SortingModel):
-        return sorting_log_probs(model, *batch, **how)
-    if why_padded(model):  # looked up before the batch is, so that all ranks try a model at the same time
-        return padded_response_log_probs(model, *batch, **how)
-    check_batch(*batch, temperature)
-    hidden_size: int = model.config.get_text_config().hidden_size  # type: ignore[operator, union-attr]
-    layout = cheapest_layout(prompt_lengths_P, response_mask_BT, prompt_index_B, hidden_size)
-    if layout is None:
-        return padded_response_log_probs(model, *batch, **how)
-    rows = shared_rows(*batch, layout=layout, dtype=_mask_dtype(model))
-    return score_rows(model, rows, response_ids_BT, response_mask_BT.bool(), **how)
+        return sorting_log_probs(model, request)
+    if why_padded(model):  # looked up before the layout is, so that all ranks try a model at the same time
+        return score_rows(model, padded_rows(request), request)
+    layout = cheapest_layout(request, model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
+    rows = padded_rows(request) if layout is None else shared_rows(request, layout, _mask_dtype(model))
+    return score_rows(model, rows, request)
 
 
 def exact_policy_kl(
@@ -106,39 +118,6 @@ def exact_policy_kl(
     return kl_PT[prompt_index_B, : response_mask_BT.shape[1]]
 
 
-def padded_response_log_probs(
-    model: nn.Module,
-    prompt_ids_PL: Tensor,
-    prompt_lengths_P: Tensor,
-    response_ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    prompt_index_B: Tensor,
-    *,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-    entropy_gradient: bool = False,
-    ban: TokenBan | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Score responses with a model that takes ``(input_ids, attention_mask)`` and returns an object with ``.logits``.
-
-    Each row is its prompt and its response behind one another, padded at the right, so that positions are those the
-    model counts by itself. Arguments, results and errors as in ``shared_prompt.response_log_probs``.
-    """
-    check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
-    mask_BT = response_mask_BT.bool()
-    rows = _padded_rows(prompt_ids_PL[prompt_index_B], prompt_lengths_P[prompt_index_B], response_ids_BT, mask_BT)
-    return score_rows(
-        model,
-        rows,
-        response_ids_BT,
-        mask_BT,
-        temperature=temperature,
-        with_entropy=with_entropy,
-        entropy_gradient=entropy_gradient,
-        ban=ban,
-    )
-
-
 _WHY_PADDED: WeakKeyDictionary[nn.Module, dict[tuple[str, torch.dtype], str]] = WeakKeyDictionary()
 """Of each model that was tried: for its kind of attention and the type of its products, what spoke against it."""
 
@@ -149,8 +128,7 @@ def why_padded(model: nn.Module) -> str:
     A model whose config allows it is tried once on a few tokens, without gradient, dropout off, in the precision that
     holds at the time: the log-probs of shared rows must be those of padded rows, up to rounding.
     """
-    reason = why_not_by_config(model)
-    if reason:
+    if reason := why_not_by_config(model):
         return reason
     tried = _WHY_PADDED.setdefault(model, {})
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -179,79 +157,48 @@ def _try_shared_rows(model: nn.Module, vocab_size: int) -> str:
     is found whatever its weights.
     """
     generator, device = torch.Generator().manual_seed(0), _embeddings(model).device
-    prompts_PL = torch.randint(vocab_size, (2, 6), generator=generator).to(device)
-    responses_BT = torch.randint(vocab_size, (5, 5), generator=generator).to(device)
-    mask_BT = (torch.arange(5) < torch.tensor([5, 3, 4, 5, 4])[:, None]).to(device)
-    lengths_P, index = torch.tensor([6, 4], device=device), [0, 0, 0, 1, 1]
-    batch = prompts_PL, lengths_P, responses_BT, mask_BT, torch.tensor(index, device=device)
-    dtype, layout = _mask_dtype(model), lay_out([6, 4], [5, 3, 4, 5, 4], index, per_row=3)
-    rows = shared_rows(*batch, layout=layout, dtype=dtype)
-    onwards_RW = torch.arange(layout.width, device=device).expand_as(rows.token_ids_RW)
-    all_RWW = torch.ones_like(rows.attention_mask[:, 0], dtype=torch.bool)
-    wrong = [
-        dataclasses.replace(rows, position_ids_RW=onwards_RW),
-        dataclasses.replace(rows, attention_mask=added_mask(all_RWW, dtype)),
-    ]
-    padded_BT, _ = padded_response_log_probs(model, *batch)
-    gap, *gaps = (
-        float((score_rows(model, these, responses_BT, mask_BT)[0] - padded_BT).abs().max()) for these in (rows, *wrong)
-    )
+    prompts_PL = torch.randint(vocab_size, (2, 6), generator=generator)
+    responses_BT = torch.randint(vocab_size, (5, 5), generator=generator)
+    lengths, counts, index = [6, 4], [5, 3, 4, 5, 4], [0, 0, 0, 1, 1]
+    mask_BT = torch.arange(5) < torch.tensor(counts)[:, None]
+    batch = prompts_PL, torch.tensor(lengths), responses_BT, mask_BT, torch.tensor(index)
+    request = ScoreRequest(*(part.to(device) for part in batch))
+    dtype, layout = _mask_dtype(model), lay_out(lengths, counts, index, per_row=3)
+    right = shared_rows(request, layout, dtype)
+    onwards_RW = torch.arange(layout.width, device=device).expand_as(right.token_ids_RW)
+    all_RWW = torch.ones_like(right.attention_mask[:, 0], dtype=torch.bool)
+    wrong = replace(right, position_ids_RW=onwards_RW), replace(right, attention_mask=added_mask(all_RWW, dtype))
+    padded_BT, _ = score_rows(model, padded_rows(request), request)
+    gap, *gaps = (float((score_rows(model, rows, request)[0] - padded_BT).abs().max()) for rows in (right, *wrong))
     eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     if gap <= 4 * eps**0.5 * min(1.0, *gaps):
         return ""
     return f"shared rows change its log-probs by {gap:.1g}, and wrong ones by {min(gaps):.1g}"
 
 
-def score_rows(
-    model: nn.Module,
-    rows: Rows,
-    response_ids_BT: Tensor,
-    mask_BT: Tensor,
-    *,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-    entropy_gradient: bool = False,
-    ban: TokenBan | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Run rows and score the responses in them; logits start at the first column that predicts, where a model can."""
-    token_ids_M = response_ids_BT[mask_BT]
-    how: dict[str, Any] = {
-        "entropy_gradient": entropy_gradient,
-        "banned_EM": None if ban is None else ban.of_tokens(mask_BT),
-    }
+def score_rows(model: nn.Module, rows: Rows, request: ScoreRequest) -> Scores:
+    """Run rows and score the responses in them; logits start at the first column that predicts, where a model can.
+
+    Args:
+        model: takes ``(input_ids, attention_mask)``, shared rows also ``position_ids``, and returns an object with
+            ``.logits``.
+        rows: see ``shared_rows``.
+        request: which responses they hold.
+    """
+    how: dict[str, Any] = {"entropy_gradient": request.entropy_gradient, "banned_EM": request.banned_EM}
+    scored = request.response_ids_BT[request.mask_BT], request.temperature, request.with_entropy
     if has_plain_head(model):
         base: Any = model.base_model
         hidden: Tensor = base(**rows.inputs(), use_cache=False).last_hidden_state
         chosen, weight_VC = hidden[rows.rows_M, rows.columns_M], model.get_output_embeddings().weight  # type: ignore[operator]
-        scored = score_hidden(chosen, weight_VC, token_ids_M, temperature, with_entropy, **how)
-    else:
-        skipped = int(rows.columns_M.min()) if len(rows.columns_M) else rows.token_ids_RW.shape[1] - 1
-        logits = _logits_from(model, rows, skipped)
-        chosen = logits[rows.rows_M, rows.columns_M - skipped]
-        scored = score_tokens(chosen, token_ids_M, temperature, with_entropy, **how)
-    return scatter_scores(*scored, mask_BT)
-
-
-def _padded_rows(prompt_ids_BL: Tensor, lengths_B: Tensor, response_ids_BT: Tensor, mask_BT: Tensor) -> Rows:
-    """Rows (B, W) of prompt and response but for the last token, which predicts nothing scored."""
-    totals_B = lengths_B + mask_BT.sum(1)
-    columns_W = torch.arange(max(int(totals_B.max()) - 1, 1), device=lengths_B.device)
-    offset = prompt_ids_BL.shape[1]
-    from_response_BW = (offset + columns_W - lengths_B[:, None]).clamp(max=offset + response_ids_BT.shape[1] - 1)
-    source_BW = torch.where(columns_W < lengths_B[:, None], columns_W.clamp(max=offset - 1), from_response_BW)
-    ids_BW = torch.cat((prompt_ids_BL, response_ids_BT), dim=1).gather(1, source_BW)
-    rows_M, steps_M = mask_BT.nonzero(as_tuple=True)
-    return Rows(ids_BW, (columns_W < totals_B[:, None]).long(), rows_M, lengths_B[rows_M] - 1 + steps_M)
-
-
-def _logits_from(model: nn.Module, rows: Rows, skipped: int) -> Tensor:
-    """Logits of the columns from ``skipped`` on."""
-    options: dict[str, Any] = {"use_cache": False} if _takes(model, "use_cache") else {}
-    if not _takes(model, "logits_to_keep"):
-        return model(**rows.inputs(), **options).logits[:, skipped:]
-    options["logits_to_keep"] = rows.token_ids_RW.shape[1] - skipped
-    logits: Tensor = model(**rows.inputs(), **options).logits
-    return logits
+        return request.in_rows(score_hidden(chosen, weight_VC, *scored, **how))
+    width = rows.token_ids_RW.shape[1]
+    skipped = int(rows.columns_M.min()) if len(rows.columns_M) else width - 1
+    kept, parameters = width - skipped, inspect.signature(model.forward).parameters
+    options = {"use_cache": False, "logits_to_keep": kept}
+    taken = {name: value for name, value in options.items() if name in parameters}
+    logits = model(**rows.inputs(), **taken).logits[:, -kept:]
+    return request.in_rows(score_tokens(logits[rows.rows_M, rows.columns_M - skipped], *scored, **how))
 
 
 def _embeddings(model: nn.Module) -> Tensor:
@@ -262,7 +209,3 @@ def _embeddings(model: nn.Module) -> Tensor:
 def _mask_dtype(model: nn.Module) -> torch.dtype:
     """The type that a mask is added in, which is that of queries and keys."""
     return product_dtype(_embeddings(model))
-
-
-def _takes(model: nn.Module, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters

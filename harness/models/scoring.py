@@ -1,14 +1,17 @@
-"""Log-probabilities and entropy of given tokens from logits, and the checks of a batch to score."""
+"""What it is to score responses under a policy: the request, and log-probabilities and entropy from logits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
 from harness.grpo.log_probs import entropy_of, log_softmax, select
+
+Scores = tuple[Tensor, Tensor | None]
+"""Log-probabilities, and entropies where they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,74 @@ class TokenBan:
         return torch.where(columns_M < self.first, token_ids_E1, -1)
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Responses to be scored under a policy.
+
+    Attributes:
+        prompt_ids_PL: (P, L) token ids, right-padded with any id.
+        prompt_lengths_P: (P,) tokens of each prompt, at least 1.
+        response_ids_BT: (B, T) token ids, right-padded with any id.
+        response_mask_BT: (B, T) true for response tokens: ones, then zeros; a row may be empty.
+        prompt_index_B: (B,) each row's prompt, in any order.
+        temperature: logits are divided by it before the softmax.
+        with_entropy: also return the entropy of each token's distribution.
+        entropy_gradient: whether the entropy carries a gradient.
+        ban: tokens that the distributions at the start of a response leave out; None: none.
+
+    Raises:
+        ValueError: shapes, lengths, mask, index or temperature are not as described, and the batch would be scored
+            wrongly without a word.
+    """
+
+    prompt_ids_PL: Tensor
+    prompt_lengths_P: Tensor
+    response_ids_BT: Tensor
+    response_mask_BT: Tensor
+    prompt_index_B: Tensor
+    _: KW_ONLY
+    temperature: float = 1.0
+    with_entropy: bool = False
+    entropy_gradient: bool = False
+    ban: TokenBan | None = None
+
+    def __post_init__(self) -> None:
+        prompts, width = self.prompt_ids_PL.shape
+        rows, lengths = len(self.response_ids_BT), self.prompt_lengths_P.tolist()
+        for name, tensor, count in (
+            ("prompt_lengths", self.prompt_lengths_P, prompts),
+            ("prompt_index", self.prompt_index_B, rows),
+        ):
+            _require(tensor.shape == (count,), f"{name} is {tuple(tensor.shape)}, not {(count,)}")
+        mask_BT, shape = self.mask_BT, tuple(self.response_ids_BT.shape)
+        _require(mask_BT.shape == shape, f"response_mask is {tuple(mask_BT.shape)}, response_ids {shape}")
+        _require(self.temperature > 0, f"temperature is {self.temperature}, must be above 0")
+        shortest, longest = min(lengths, default=1), max(lengths, default=1)
+        _require(shortest >= 1, f"a prompt has {shortest} tokens, must be at least 1")
+        _require(longest <= width, f"a prompt of {longest} tokens in {width} columns")
+        outside = [index for index in self.prompt_index_B.tolist() if not 0 <= index < prompts]
+        _require(not outside, f"prompt_index {outside[:1]} is outside 0..{prompts - 1}")
+        holes = (mask_BT[:, 1:] > mask_BT[:, :-1]).any()
+        _require(not holes, "response_mask has a 1 after a 0: ones must come first")
+
+    @property
+    def mask_BT(self) -> Tensor:
+        """Which response tokens are scored."""
+        return self.response_mask_BT.bool()
+
+    @property
+    def banned_EM(self) -> Tensor | None:
+        """The tokens that each scored token cannot be, see ``TokenBan.of_tokens``."""
+        return None if self.ban is None else self.ban.of_tokens(self.mask_BT)
+
+    def in_rows(self, scores: Scores) -> Scores:
+        """Put the scores (M,) of the scored tokens back into their rows (B, T), with 0 where masked."""
+        log_probs_M, entropy_M = scores
+        zeros_BT = log_probs_M.new_zeros(self.mask_BT.shape)
+        entropy_BT = None if entropy_M is None else zeros_BT.masked_scatter(self.mask_BT, entropy_M)
+        return zeros_BT.masked_scatter(self.mask_BT, log_probs_M), entropy_BT
+
+
 def score_tokens(
     logits_MV: Tensor,
     token_ids_M: Tensor,
@@ -38,7 +109,7 @@ def score_tokens(
     *,
     entropy_gradient: bool = False,
     banned_EM: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> Scores:
     """log softmax(logits / temperature) at the tokens, (M,), and if asked the entropies (M,).
 
     Computed in float32 where the logits are narrower.
@@ -50,9 +121,6 @@ def score_tokens(
         with_entropy: also return the entropies.
         entropy_gradient: whether the entropies carry a gradient.
         banned_EM: tokens for each row that its distribution leaves out, or -1; see ``TokenBan``. None: nowhere one.
-
-    Returns:
-        Log-probabilities (M,), and entropies (M,) or None.
     """
     if banned_EM is not None:
         logits_MV = ban_tokens(logits_MV, banned_EM)
@@ -72,46 +140,6 @@ def ban_tokens(
         replaced_M1 = torch.where(banned_M[:, None] >= 0, -torch.inf, logits_MV.gather(1, index_M1))
         logits_MV = scatter(logits_MV, 1, index_M1, replaced_M1)
     return logits_MV
-
-
-def scatter_scores(log_probs_M: Tensor, entropy_M: Tensor | None, mask_BT: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Put the scored tokens back into their rows, with 0 where masked."""
-    zeros_BT = log_probs_M.new_zeros(mask_BT.shape)
-    entropy_BT = None if entropy_M is None else zeros_BT.masked_scatter(mask_BT, entropy_M)
-    return zeros_BT.masked_scatter(mask_BT, log_probs_M), entropy_BT
-
-
-def check_batch(
-    prompt_ids_PL: Tensor,
-    prompt_lengths_P: Tensor,
-    response_ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    prompt_index_B: Tensor,
-    temperature: float,
-) -> None:
-    """Refuse a batch that would be scored wrongly without a word.
-
-    Raises:
-        ValueError: naming the first rule that is broken, with the values.
-    """
-    prompts, width = prompt_ids_PL.shape
-    rows = response_ids_BT.shape[0]
-    _require(
-        prompt_lengths_P.shape == (prompts,), f"prompt_lengths is {tuple(prompt_lengths_P.shape)}, not {(prompts,)}"
-    )
-    _require(prompt_index_B.shape == (rows,), f"prompt_index is {tuple(prompt_index_B.shape)}, not {(rows,)}")
-    _require(
-        response_mask_BT.shape == response_ids_BT.shape,
-        f"response_mask is {tuple(response_mask_BT.shape)}, response_ids {tuple(response_ids_BT.shape)}",
-    )
-    _require(temperature > 0, f"temperature is {temperature}, must be above 0")
-    lengths = prompt_lengths_P.tolist()
-    _require(min(lengths, default=1) >= 1, f"a prompt has {min(lengths, default=1)} tokens, must be at least 1")
-    _require(max(lengths, default=1) <= width, f"a prompt of {max(lengths, default=1)} tokens in {width} columns")
-    outside = [index for index in prompt_index_B.tolist() if not 0 <= index < prompts]
-    _require(not outside, f"prompt_index {outside[:1]} is outside 0..{prompts - 1}")
-    mask = response_mask_BT.bool()
-    _require(bool((mask[:, 1:] <= mask[:, :-1]).all()), "response_mask has a 1 after a 0: ones must come first")
 
 
 def _require(holds: bool, message: str) -> None:

@@ -20,7 +20,7 @@ from harness.models.decoder import Attention, DecoderLM
 from harness.models.head import score_hidden
 from harness.models.layers import QueryBlock, attention_in_blocks, bias_from, queries_per_block
 from harness.models.matmul import rounded_up
-from harness.models.scoring import TokenBan, check_batch, scatter_scores
+from harness.models.scoring import ScoreRequest, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,95 +48,47 @@ class PackedBatch:
     positions_N: Tensor
     rows: tuple[AttentionRows, AttentionRows]
     attended_slots_N: Tensor
-    scored_mask_BT: Tensor
     scored_slots_M: Tensor
     scored_ids_M: Tensor
 
 
-def response_log_probs(
-    model: DecoderLM,
-    prompt_ids_PL: Tensor,
-    prompt_lengths_P: Tensor,
-    response_ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    prompt_index_B: Tensor,
-    *,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-    entropy_gradient: bool = False,
-    ban: TokenBan | None = None,
-) -> tuple[Tensor, Tensor | None]:
+def response_log_probs(model: DecoderLM, request: ScoreRequest) -> Scores:
     """Log-probability of every response token given its prompt and the tokens before it, with gradients.
 
     The same as running each prompt and response as a row of its own, at the cost of the distinct tokens only.
 
-    Args:
-        model: the policy.
-        prompt_ids_PL: (P, L) token ids, right-padded with any id.
-        prompt_lengths_P: (P,) tokens of each prompt, at least 1.
-        response_ids_BT: (B, T) token ids, right-padded with any id.
-        response_mask_BT: (B, T) true for response tokens: ones, then zeros; a row may be empty.
-        prompt_index_B: (B,) each row's prompt, in any order.
-        temperature: logits are divided by it before the softmax.
-        with_entropy: also return the entropy of each token's distribution.
-        entropy_gradient: whether the entropy carries a gradient.
-        ban: tokens that the distributions at the start of a response leave out; None: none.
-
     Returns:
         Log-probabilities (B, T), 0 where masked, and the entropies likewise or None; in float32, or float64 for a
         model of that type.
-
-    Raises:
-        ValueError: shapes, lengths, mask, index or temperature are not as described.
     """
-    check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
     mesh: Any = getattr(model.output_weight, "device_mesh", None)  # of a tensor-parallel model
-    batch = pack_batch(
-        prompt_ids_PL,
-        prompt_lengths_P,
-        response_ids_BT,
-        response_mask_BT,
-        prompt_index_B,
-        multiple=1 if mesh is None else mesh.size(),
-    )
+    batch = pack_batch(request, 1 if mesh is None else mesh.size())
+    banned_EM = request.banned_EM
     hidden_ND = model.model(batch.token_ids_N, batch.positions_N, _shared_prompt_attention(batch))
-    hidden_MD = hidden_ND.index_select(0, batch.scored_slots_M)
     scores = score_hidden(
-        hidden_MD,
+        hidden_ND.index_select(0, batch.scored_slots_M),
         model.output_weight,
         batch.scored_ids_M,
-        temperature,
-        with_entropy,
-        entropy_gradient=entropy_gradient,
-        banned_EM=None if ban is None else _fill_up(ban.of_tokens(batch.scored_mask_BT), -1),
+        request.temperature,
+        request.with_entropy,
+        entropy_gradient=request.entropy_gradient,
+        banned_EM=None if banned_EM is None else _fill_up(banned_EM, -1),
     )
-    return scatter_scores(*scores, batch.scored_mask_BT)
+    return request.in_rows(scores)
 
 
-def pack_batch(
-    prompt_ids_PL: Tensor,
-    prompt_lengths_P: Tensor,
-    response_ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    prompt_index_B: Tensor,
-    *,
-    multiple: int = 1,
-) -> PackedBatch:
-    """Lay a batch out for one forward pass; arguments as in ``response_log_probs``, and what N is a ``multiple`` of."""
-    device = prompt_ids_PL.device
-    positions_L = torch.arange(prompt_ids_PL.shape[1], device=device)
-    steps_S = torch.arange(max(response_ids_BT.shape[1] - 1, 0), device=device)
-    in_prompt_PL = positions_L < prompt_lengths_P[:, None]
-    scored_BT = response_mask_BT.bool()
-    is_run_BS = scored_BT[:, 1:]
-    prompt_slots_PL = _number(in_prompt_PL, 0)
-    query_slots_BS = _number(is_run_BS, in_prompt_PL.sum())
-    last_slots_P1 = prompt_slots_PL.gather(1, prompt_lengths_P[:, None] - 1)
-    scored_slots_BT = torch.cat((last_slots_P1[prompt_index_B], query_slots_BS), dim=1)
+def pack_batch(request: ScoreRequest, multiple: int = 1) -> PackedBatch:
+    """Lay a batch out for one forward pass; N is made a ``multiple`` of some number."""
+    prompt_ids_PL, response_ids_BT, scored_BT = request.prompt_ids_PL, request.response_ids_BT, request.mask_BT
+    lengths_P, index_B = request.prompt_lengths_P, request.prompt_index_B
+    positions_L = torch.arange(prompt_ids_PL.shape[1], device=prompt_ids_PL.device)
+    steps_S = torch.arange(max(response_ids_BT.shape[1] - 1, 0), device=prompt_ids_PL.device)
+    in_prompt_PL, is_run_BS = positions_L < lengths_P[:, None], scored_BT[:, 1:]
+    prompt_slots_PL, query_slots_BS = _number(in_prompt_PL, 0), _number(is_run_BS, in_prompt_PL.sum())
+    last_slots_P1 = prompt_slots_PL.gather(1, lengths_P[:, None] - 1)
+    scored_slots_BT = torch.cat((last_slots_P1[index_B], query_slots_BS), dim=1)
     prompts, places_PL = _lay_out(prompt_slots_PL, in_prompt_PL, prompt_slots_PL[:, :0], in_prompt_PL[:, :0])
-    responses, places_BS = _lay_out(
-        query_slots_BS, is_run_BS, prompt_slots_PL[prompt_index_B], in_prompt_PL[prompt_index_B]
-    )
+    responses, places_BS = _lay_out(query_slots_BS, is_run_BS, prompt_slots_PL[index_B], in_prompt_PL[index_B])
 
     def pack(of_prompts_PL: Tensor, of_responses_BS: Tensor) -> Tensor:
         packed_N = torch.cat((of_prompts_PL[in_prompt_PL], of_responses_BS[is_run_BS]))
@@ -144,10 +96,9 @@ def pack_batch(
 
     return PackedBatch(
         token_ids_N=pack(prompt_ids_PL, response_ids_BT[:, :-1]),
-        positions_N=pack(positions_L.expand_as(in_prompt_PL), prompt_lengths_P[prompt_index_B, None] + steps_S),
+        positions_N=pack(positions_L.expand_as(in_prompt_PL), lengths_P[index_B, None] + steps_S),
         rows=(prompts, responses),
         attended_slots_N=pack(places_PL, sum(block.queries for block in prompts.blocks) + places_BS),
-        scored_mask_BT=scored_BT,
         scored_slots_M=_fill_up(scored_slots_BT[scored_BT]),
         scored_ids_M=_fill_up(response_ids_BT[scored_BT]),
     )

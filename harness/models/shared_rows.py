@@ -1,4 +1,4 @@
-"""Rows of tokens for models that transformers runs, with a prompt in front of several of its responses.
+"""Rows of tokens for models that transformers runs: padded ones, and such with several responses behind a prompt.
 
 A shared row is a prompt and, behind one another, responses to it without their last tokens. Positions start again
 behind the prompt for each response, and a mask (R, 1, W, W), added to the scores of attention, lets each response see
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.models.matmul import rounded_up
+from harness.models.scoring import ScoreRequest
 
 _SHORT_SIGHT = re.compile("window|chunk|sliding|local_att|sparse_att|block_?sparse|index_topk|alibi")
 """Names of settings of layers that see less than everything before them, or add what no mask shows; a short trial would
@@ -82,62 +84,66 @@ def lay_out(
     return Layout(prompt_R, row_B, start_B, max(ends_R, default=0))
 
 
-def cheapest_layout(
-    prompt_lengths_P: Tensor, response_mask_BT: Tensor, prompt_index_B: Tensor, hidden_size: int
-) -> Layout | None:
+def cheapest_layout(request: ScoreRequest, hidden_size: int) -> Layout | None:
     """Return the cheapest of a few layouts by ``Layout.cost``: whole groups, halves, quarters; None: unshared rows.
 
     It must save a tenth, or gain nothing that can be measured, and have no more tokens than unshared rows, which are
     those that the memory plan counts.
     """
-    parts = prompt_lengths_P.tolist(), response_mask_BT.sum(1).tolist(), prompt_index_B.tolist()
+    index = request.prompt_index_B.tolist()
+    parts = request.prompt_lengths_P.tolist(), request.response_mask_BT.sum(1).tolist(), index
     unshared = lay_out(*parts, per_row=1)
-    most, best, cheapest = len(unshared.row_B) * unshared.width, None, 0.9 * unshared.cost(hidden_size)
-    per_row = int(prompt_index_B.bincount().max()) if len(prompt_index_B) else 1
+    most, best, cheapest = len(index) * unshared.width, None, 0.9 * unshared.cost(hidden_size)
+    per_row = max(Counter(index).values(), default=1)
     while per_row > 1:
         tight = lay_out(*parts, per_row=per_row)
-        layout = Layout(tight.prompt_R, tight.row_B, tight.start_B, rounded_up(tight.width))
+        layout = replace(tight, width=rounded_up(tight.width))
         if layout.cost(hidden_size) < cheapest and len(layout.prompt_R) * layout.width <= most:
             best, cheapest = layout, layout.cost(hidden_size)
         per_row = (per_row + 1) // 2
     return best
 
 
-def shared_rows(
-    prompt_ids_PL: Tensor,
-    prompt_lengths_P: Tensor,
-    response_ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    prompt_index_B: Tensor,
-    *,
-    layout: Layout,
-    dtype: torch.dtype,
-) -> Rows:
-    """Fill the rows of a layout; the batch as in ``shared_prompt.response_log_probs``, ``dtype`` that of the mask."""
-    device, mask_BT = prompt_ids_PL.device, response_mask_BT.bool()
+def shared_rows(request: ScoreRequest, layout: Layout, dtype: torch.dtype) -> Rows:
+    """Fill the rows of a layout; ``dtype`` is that of the mask."""
+    prompt_ids_PL, response_ids_BT, mask_BT = request.prompt_ids_PL, request.response_ids_BT, request.mask_BT
+    lengths_B = request.prompt_lengths_P[request.prompt_index_B]
     row_B, start_B, prompt_R = (
-        torch.tensor(of_rows, device=device) for of_rows in (layout.row_B, layout.start_B, layout.prompt_R)
+        torch.tensor(places, device=prompt_ids_PL.device) for places in (layout.row_B, layout.start_B, layout.prompt_R)
     )
-    ids_RW = torch.zeros(len(prompt_R), layout.width, dtype=torch.long, device=device)
+    ids_RW = torch.zeros(len(prompt_R), layout.width, dtype=torch.long, device=prompt_ids_PL.device)
     positions_RW, part_RW = torch.zeros_like(ids_RW), torch.full_like(ids_RW, -1)
-    in_prompt_RL = torch.arange(prompt_ids_PL.shape[1], device=device) < prompt_lengths_P[prompt_R, None]
-    row, column = in_prompt_RL.nonzero(as_tuple=True)
+    columns_L = torch.arange(prompt_ids_PL.shape[1], device=prompt_ids_PL.device)
+    row, column = (columns_L < request.prompt_lengths_P[prompt_R, None]).nonzero(as_tuple=True)
     ids_RW[row, column], positions_RW[row, column] = prompt_ids_PL[prompt_R[row], column], column
     part_RW[row, column] = 0
     response, step = mask_BT[:, 1:].nonzero(as_tuple=True)
     row, column = row_B[response], start_B[response] + step
-    ids_RW[row, column] = response_ids_BT[response, step]
-    positions_RW[row, column] = prompt_lengths_P[prompt_index_B[response]] + step
+    ids_RW[row, column], positions_RW[row, column] = response_ids_BT[response, step], lengths_B[response] + step
     part_RW[row, column] = response + 1
     response, step = mask_BT.nonzero(as_tuple=True)
-    at_prompt_M = prompt_lengths_P[prompt_index_B[response]] - 1
+    columns_M = torch.where(step == 0, lengths_B[response] - 1, start_B[response] + step - 1)
     seen_RWW = (part_RW[:, None] == part_RW[:, :, None]) | (part_RW[:, None] == 0)
+    return Rows(ids_RW, added_mask(seen_RWW, dtype), row_B[response], columns_M, positions_RW)
+
+
+def padded_rows(request: ScoreRequest) -> Rows:
+    """Rows (B, W) of prompt and response but for the last token, which predicts nothing scored.
+
+    They are padded at the right, so that positions are those that a model counts by itself.
+    """
+    mask_BT, lengths_B = request.mask_BT, request.prompt_lengths_P[request.prompt_index_B]
+    ids_BX = torch.cat((request.prompt_ids_PL[request.prompt_index_B], request.response_ids_BT), dim=1)
+    totals_B, offset = lengths_B + mask_BT.sum(1), request.prompt_ids_PL.shape[1]
+    columns_W = torch.arange(max(int(totals_B.max()) - 1, 1), device=lengths_B.device)
+    from_response_BW = (offset + columns_W - lengths_B[:, None]).clamp(max=ids_BX.shape[1] - 1)
+    source_BW = torch.where(columns_W < lengths_B[:, None], columns_W.clamp(max=offset - 1), from_response_BW)
+    rows_M, steps_M = mask_BT.nonzero(as_tuple=True)
     return Rows(
-        ids_RW,
-        added_mask(seen_RWW, dtype),
-        row_B[response],
-        torch.where(step == 0, at_prompt_M, start_B[response] + step - 1),
-        positions_RW,
+        ids_BX.gather(1, source_BW),
+        (columns_W < totals_B[:, None]).long(),
+        rows_M,
+        lengths_B[rows_M] - 1 + steps_M,
     )
 
 

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.grpo.kl import exact_kl
-from harness.models.scoring import TokenBan, check_batch, scatter_scores, score_tokens
+from harness.models.scoring import ScoreRequest, Scores, score_tokens
 
 VOCAB_SIZE = 5
 LENGTH = 3
 EMBEDDING_SIZE = 10
+_FIX = "set task.type to sorting, or model.type to preset"
 
 
 class SortingModel(nn.Module):
@@ -54,19 +55,17 @@ class SortingModel(nn.Module):
         def normal(divisor: float, *shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(*shape, generator=generator) / divisor)
 
+        matrix = embedding_size, embedding_size
         self.embedding = normal(1.0, vocab_size, embedding_size)
-        self.encode_weights = normal(math.sqrt(embedding_size), prompt_length, embedding_size, embedding_size)
-        self.decode_weights = normal(math.sqrt(embedding_size), response_length, embedding_size, embedding_size)
+        self.encode_weights = normal(math.sqrt(embedding_size), prompt_length, *matrix)
+        self.decode_weights = normal(math.sqrt(embedding_size), response_length, *matrix)
 
     def forward(self, prompt_ids_PL: Tensor, prompt_lengths_P: Tensor | None = None) -> Tensor:
-        """Return the logits of each position of the responses.
+        """Return the logits (P, T, V) of each position of the responses.
 
         Args:
-            prompt_ids_PL: (P, L) token ids, L at most ``prompt_length``.
-            prompt_lengths_P: (P,), tokens of each prompt; None: all of them.
-
-        Returns:
-            (P, T, V).
+            prompt_ids_PL: L at most ``prompt_length``.
+            prompt_lengths_P: tokens of each prompt; None: all of them.
 
         Raises:
             UserError: a prompt is too long.
@@ -83,11 +82,8 @@ class SortingModel(nn.Module):
     def check_prompt_length(self, length: int) -> None:
         """Raise UserError for more numbers than there are encode matrices."""
         if length > self.prompt_length:
-            raise UserError(
-                f"a prompt has {length} tokens, the sorting model takes at most {self.prompt_length}",
-                where="model.type",
-                fix="set task.type to sorting, or model.type to preset",
-            )
+            what = f"a prompt has {length} tokens, the sorting model takes at most {self.prompt_length}"
+            raise UserError(what, "model.type", _FIX)
 
     def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights as safetensors, and a config that says what they are; ``transformers`` cannot load it."""
@@ -111,9 +107,8 @@ class NumberTokenizer:
     Nothing is ever padded either, as all prompts and responses are equally long; the id to do it with is 0.
     """
 
-    def __init__(self, vocab_size: int = VOCAB_SIZE) -> None:
-        self.vocab_size = self.eos_token_id = vocab_size
-        self.pad_token_id = 0
+    vocab_size = eos_token_id = VOCAB_SIZE
+    pad_token_id = 0
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -126,11 +121,8 @@ class NumberTokenizer:
         """
         words = text.split()
         if not all(word.isdecimal() and int(word) < self.vocab_size for word in words):
-            raise UserError(
-                f"the prompt {text[:60]!r} has other words than the numbers 0 to {self.vocab_size - 1}",
-                where="model.type",
-                fix="set task.type to sorting, or model.type to preset",
-            )
+            what = f"the prompt {text[:60]!r} has other words than the numbers 0 to {self.vocab_size - 1}"
+            raise UserError(what, "model.type", _FIX)
         return [int(word) for word in words]
 
     def decode(self, token_ids: Any, **options: Any) -> str:
@@ -148,31 +140,22 @@ def sorting_policy(seed: int) -> tuple[SortingModel, NumberTokenizer]:
     return SortingModel(generator=generator).eval(), NumberTokenizer()
 
 
-def sorting_log_probs(
-    model: SortingModel,
-    prompt_ids_PL: Tensor,
-    prompt_lengths_P: Tensor,
-    response_ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    prompt_index_B: Tensor,
-    *,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-    entropy_gradient: bool = False,
-    ban: TokenBan | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Score responses; arguments, results and errors as in ``shared_prompt.response_log_probs``.
+def sorting_log_probs(model: SortingModel, request: ScoreRequest) -> Scores:
+    """Score responses; results as in ``shared_prompt.response_log_probs``.
 
     Each prompt runs once, and no response runs at all: no token depends on the ones before it. There is no end of
     sequence to ban.
     """
-    check_batch(prompt_ids_PL, prompt_lengths_P, response_ids_BT, response_mask_BT, prompt_index_B, temperature)
-    mask_BT = response_mask_BT.bool()
-    logits_BTV = model(prompt_ids_PL, prompt_lengths_P)[prompt_index_B, : mask_BT.shape[1]]
-    scored = score_tokens(
-        logits_BTV[mask_BT], response_ids_BT[mask_BT], temperature, with_entropy, entropy_gradient=entropy_gradient
+    mask_BT, index_B = request.mask_BT, request.prompt_index_B
+    logits_BTV = model(request.prompt_ids_PL, request.prompt_lengths_P)[index_B, : mask_BT.shape[1]]
+    scores = score_tokens(
+        logits_BTV[mask_BT],
+        request.response_ids_BT[mask_BT],
+        request.temperature,
+        request.with_entropy,
+        entropy_gradient=request.entropy_gradient,
     )
-    return scatter_scores(*scored, mask_BT)
+    return request.in_rows(scores)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -10,12 +9,13 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -32,18 +32,17 @@ if TYPE_CHECKING:
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth")
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-_HUB_NAME_PARTS = 2
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_NOT_STORED = "rotary_emb.inv_freq"
-"""Ends the names of tensors that older folders hold beside the weights."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias)$")
+"""Tensors that older versions of transformers saved beside the weights."""
+_MASKS = re.compile(r"\.(attn|attention)\.bias$")
+"""Those of GPT-2 and its kin, where they have four dimensions."""
 _OF_THE_SOURCE = ("quantization_config", "auto_map", "_name_or_path", "transformers_version")
 """What a ``config.json`` says of the files it came with, which saved ones are not."""
 _CAPPED_ATTENTION = re.compile("^attn.*soft_?cap")
 """Settings of attention that only transformers' reference implementation heeds."""
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 _OF_TRANSFORMERS_5 = ("backend", "is_local", "local_files_only")
 
 
@@ -71,7 +70,14 @@ def save_policy(
     """
     with _staged(Path(folder)) as staging:
         if isinstance(model, DecoderLM):
-            _write_decoder(model, tokenizer, staging, weights or model.state_dict())
+            tensors = {
+                name: tensor.detach().cpu().contiguous() for name, tensor in (weights or model.state_dict()).items()
+            }
+            save_file(tensors, staging / _WEIGHTS, metadata={"format": "pt"})
+            ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+            dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+            _write_object(staging / CONFIG, {**model.config.to_hf(**ends), "dtype": dtype})
+            _write_object(staging / GENERATION, {**ends, "do_sample": True})
         else:
             model.save_pretrained(staging, state_dict=None if weights is None else dict(weights))  # type: ignore[operator]
         if model in FOLDER_DEFAULTS:
@@ -99,42 +105,33 @@ def load_policy(
             fit the config, or code in the folder that would have to run.
     """
     folder, config = _open(name)
-    check_sizes(config, str(folder / CONFIG))
+    where, generation, reads_weights = str(folder / CONFIG), _read_generation(folder), str(device) != "meta"
+    check_sizes(config, where)
     try:
-        shape = ModelConfig.from_hf(config, str(folder / CONFIG))
+        shape = ModelConfig.from_hf(config, where)
     except UnsupportedModel:  # transformers may
         shape = None
-    _require_safetensors(folder)
     stored = _stored_weights(folder)
     tokenizer = _load_tokenizer(folder, config)
-    generation, without_weights = _read_generation(folder), str(device) == "meta"
     if shape is None:
-        model, said = _load_with_transformers(folder, config, dtype, stored)
-        model = model.to("cpu" if without_weights else device).eval()
-        return _with_defaults(model, FolderDefaults(said, generation), tokenizer, folder), tokenizer
-    if shape.tie_word_embeddings:
-        shape = dataclasses.replace(shape, tie_word_embeddings=_is_tied(stored))
-    empty = decoder_without_weights(shape, dtype)
-    _with_defaults(empty, FolderDefaults(config, generation), tokenizer, folder)
-    _require_fitting(stored, empty)
-    if without_weights:
-        return empty, tokenizer
-    for key, weight in empty.to_empty(device=device).state_dict().items():
-        tensor = _read(stored[key].file, key)
-        _require_finite(key, tensor, stored[key].file)
-        weight.copy_(tensor)
-    return empty, tokenizer
-
-
-def _with_defaults(
-    model: nn.Module, defaults: FolderDefaults, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> nn.Module:
-    """Note what a model's folder says of generation; refuse one whose responses would never end."""
-    FOLDER_DEFAULTS[model] = defaults
-    if not end_tokens(model, tokenizer):
+        model, config = _load_with_transformers(folder, config, dtype, stored)
+        model = model.to(device if reads_weights else "cpu").eval()
+    else:
+        if shape.tie_word_embeddings:
+            shape = replace(shape, tie_word_embeddings=_is_tied(stored))
+        model = decoder_without_weights(shape, dtype)
+    FOLDER_DEFAULTS[model] = FolderDefaults(config, generation)
+    if not end_tokens(model, tokenizer):  # its responses would never end
         what = "neither the tokenizer nor a config names an end-of-sequence token that the model knows"
         raise UserError(what, str(folder), "set eos_token in tokenizer_config.json")
-    return model
+    if shape is not None:
+        _require_fitting(stored, model, folder)
+        if reads_weights:
+            for key, weight in model.to_empty(device=device).state_dict().items():
+                tensor = _read(stored[key].file, key)
+                _require_finite(key, tensor, stored[key].file)
+                weight.copy_(tensor)
+    return model, tokenizer
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -144,35 +141,21 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 def stored_tensors(name: str | Path) -> dict[str, Tensor]:
     """Return the weights of a policy as its files hold them, mapped and not read."""
-    folder = _find_folder(name)
-    _require_safetensors(folder)
-    return {key: _read(found.file, key) for key, found in _stored_weights(folder).items()}
+    return {key: _read(stored.file, key) for key, stored in _stored_weights(_find_folder(name)).items()}
 
 
 def weight_files_state(name: str | Path) -> tuple[tuple[str, int, int], ...]:
     """Return path, bytes and time of the last change, in ns, of each file of a policy's weights."""
     files = [(path.resolve(), path.stat()) for path in _weight_files(_find_folder(name))]
-    return tuple((str(path), found.st_size, found.st_mtime_ns) for path, found in files)
+    return tuple((str(path), state.st_size, state.st_mtime_ns) for path, state in files)
 
 
 def stored_config(name: str | Path) -> dict[str, Any]:
     """Return what a policy's ``config.json`` and ``generation_config.json`` say, but for who wrote them and where."""
     folder = _find_folder(name)
-    told = {"model": _read_config(folder), "generation": _read_generation(folder) or {}}
+    configs = {"model": _read_config(folder), "generation": _read_generation(folder) or {}}
     writers = ("_name_or_path", "transformers_version", "_from_model_config")
-    return {part: {key: value for key, value in values.items() if key not in writers} for part, values in told.items()}
-
-
-def _write_decoder(
-    model: DecoderLM, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, Tensor]
-) -> None:
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = model.config.to_hf(**ends)
-    config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
-    save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
-    _write_object(folder / CONFIG, config)
-    _write_object(folder / GENERATION, {**ends, "do_sample": True})
+    return {part: {key: config[key] for key in config if key not in writers} for part, config in configs.items()}
 
 
 def _write_defaults(model: nn.Module, defaults: FolderDefaults, folder: Path) -> None:
@@ -181,14 +164,14 @@ def _write_defaults(model: nn.Module, defaults: FolderDefaults, folder: Path) ->
     A model of transformers gets the whole config: transformers 5 would write it in words of its own, which
     transformers 4 passes over without an error: other positions, other sizes.
     """
-    came_with, config = defaults.config, _read_object(folder / CONFIG)
+    source, config = defaults.config, _read_object(folder / CONFIG)
     if isinstance(model, DecoderLM):
-        config = {name: value for name, value in config.items() if name not in SPECIAL_IDS or name in came_with}
-        config |= {name: came_with[name] for name in SPECIAL_IDS if name in came_with}
+        config = {name: value for name, value in config.items() if name not in SPECIAL_IDS}
+        config |= {name: source[name] for name in SPECIAL_IDS if name in source}
     else:
-        types = [key for key in ("dtype", "torch_dtype") if key in came_with] or ["dtype"]
-        own = dict.fromkeys(types, config["dtype"]) | {"transformers_version": config["transformers_version"]}
-        config = {**came_with, **own}
+        types = [key for key in ("dtype", "torch_dtype") if key in source] or ["dtype"]
+        version = {"transformers_version": config["transformers_version"]}
+        config = {**source, **dict.fromkeys(types, config["dtype"]), **version}
     _write_object(folder / CONFIG, config)
     if defaults.generation is None:
         (folder / GENERATION).unlink(missing_ok=True)
@@ -199,7 +182,7 @@ def _write_defaults(model: nn.Module, defaults: FolderDefaults, folder: Path) ->
 def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a tokenizer in the words of transformers 4, which 5 reads too."""
     tokenizer.save_pretrained(folder)
-    path = folder / _TOKENIZER_CONFIG
+    path = folder / "tokenizer_config.json"
     if not path.exists():  # of a task's own
         return
     config = {name: value for name, value in _read_object(path).items() if name not in _OF_TRANSFORMERS_5}
@@ -236,10 +219,8 @@ def _staged(folder: Path) -> Iterator[Path]:
         # a full disk is an OSError to Python, a SafetensorError to safetensors, a bare Exception to tokenizers
         if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
             raise
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"cannot save the policy: {reason}", str(folder), "free space on that disk, or choose another folder"
-        ) from error
+        what = f"cannot save the policy: {getattr(error, 'strerror', None) or error}"
+        raise UserError(what, str(folder), "free space on that disk, or choose another folder") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -255,13 +236,12 @@ def _open(name: str | Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _find_folder(name: str | Path) -> Path:
-    folder = Path(os.path.expanduser(name))
+    folder, text = Path(os.path.expanduser(name)), str(name)
     if os.path.isdir(folder):  # Path's raises where a name is too long
         return folder
-    text = str(name)
     if os.path.exists(folder):
         raise UserError(f"{text} is a file, must be a folder", "model.path", "give the folder that holds config.json")
-    if text.startswith((".", "/", "~")) or len(text.split("/")) > _HUB_NAME_PARTS:
+    if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise UserError(
             f"no model folder {text}",
             "model.path",
@@ -270,7 +250,7 @@ def _find_folder(name: str | Path) -> Path:
         )
     try:
         return Path(snapshot_download(text, allow_patterns=_WANTED))
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
         raise UserError(
             f"no folder {text}, and the Hugging Face hub did not give a model of that name ({_first_line(error)})",
             "model.path",
@@ -279,10 +259,10 @@ def _find_folder(name: str | Path) -> Path:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _damaged(what: str, where: Path | str) -> UserError:
+def _damaged(what: str, where: Path) -> UserError:
     return UserError(what, str(where), "save the model again")
 
 
@@ -293,8 +273,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_generation(folder: Path) -> dict[str, Any] | None:
-    path = folder / GENERATION
-    return _read_object(path) if path.is_file() else None
+    return _read_object(folder / GENERATION) if (folder / GENERATION).is_file() else None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -310,58 +289,33 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _require_safetensors(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles:
-        raise UserError(
-            f"only pickled weights ({pickles[0]}), which are refused: loading a pickle can run any code",
-            str(folder),
-            "save the model with safetensors (save_pretrained of a recent transformers does)",
-        )
-    raise UserError(
-        "no weights in the model folder: config.json but no *.safetensors", str(folder), "save or download the weights"
-    )
-
-
 def _load_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # here, since it takes a second of every process that imports it
 
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers and tokenizers raise whatever a damaged file leads to
-        _refuse_own_code(folder, error)
-        raise UserError(
-            f"no usable tokenizer in the model folder ({type(error).__name__})",
-            str(folder),
-            "save the tokenizer into the same folder (tokenizer.save_pretrained)",
-        ) from error
+    fix = "save the tokenizer into the same folder (tokenizer.save_pretrained)"
+    tokenizer = _from_pretrained(AutoTokenizer, folder, "no usable tokenizer in the model folder", fix)
     added, vocab_size = tokenizer.added_tokens_decoder, config.get("vocab_size")
     # added tokens alone may stand beyond the vocabulary: Gemma 3's for images, one for padding in many folders
     size = 1 + max((place for place in tokenizer.get_vocab().values() if place not in added), default=-1)
     if isinstance(vocab_size, int) and size > vocab_size:
-        raise UserError(
-            f"the tokenizer has {size} tokens, the model's vocab_size is {vocab_size}",
-            str(folder),
-            "save model and tokenizer that belong together",
-        )
+        what = f"the tokenizer has {size} tokens, the model's vocab_size is {vocab_size}"
+        raise UserError(what, str(folder), "save model and tokenizer that belong together")
     return tokenizer
 
 
-def _refuse_own_code(folder: Path, error: Exception) -> None:
-    """Say it plainly where transformers refused to run code of the folder; other errors are the caller's.
+def _from_pretrained(auto: Any, folder: Path, failure: str, fix: str, **options: Any) -> Any:
+    """What a class of transformers makes of a folder, none of whose code runs.
 
     Without ``trust_remote_code=False`` transformers would ask on the terminal, and run it when someone types y.
     """
-    if "trust_remote_code" in str(error):
-        raise UserError(
-            "the model folder wants to run code of its own (auto_map in its JSON files), which is never done",
-            str(folder),
-            "give a model whose classes transformers has itself",
-        ) from error
+    try:
+        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    except Exception as error:  # transformers and tokenizers raise whatever a damaged file leads to
+        what = f"{failure}: {_first_line(error)}"
+        if "trust_remote_code" in str(error):
+            what = "the model folder wants to run code of its own (auto_map in its JSON files), which is never done"
+            fix = "give a model whose classes transformers has itself"
+        raise UserError(what, str(folder), fix) from error
 
 
 class _Stored(NamedTuple):
@@ -374,20 +328,28 @@ class _Stored(NamedTuple):
 
 def _weight_files(folder: Path) -> list[Path]:
     """The one file, or those an index names, or all there are."""
+    files, index = sorted(folder.glob("*.safetensors")), folder / _INDEX
+    if not files:
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        if not pickles:
+            what = "no weights in the model folder: config.json but no *.safetensors"
+            raise UserError(what, str(folder), "save or download the weights")
+        what = f"only pickled weights ({pickles[0]}), which are refused: loading a pickle can run any code"
+        fix = "save the model with safetensors (save_pretrained of a recent transformers does)"
+        raise UserError(what, str(folder), fix)
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
-    index = folder / _INDEX
     if not index.is_file():
-        return sorted(folder.glob("*.safetensors"))
+        return files
     names = _read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise _damaged(f"{_INDEX} has no weight_map from tensors to files", index)
-    files = [folder / name for name in sorted(set(names.values()))]
-    for file in files:
-        if not os.path.isfile(file) or file.parent != folder or file.suffix != ".safetensors":
+    named = [folder / name for name in sorted(set(names.values()))]
+    for file in named:
+        if file not in files or not os.path.isfile(file):
             what = f"{_INDEX} names {file.name[:60]!r}, which is no safetensors file of this folder"
             raise UserError(what, str(index), "save or download the weights again")
-    return files
+    return named
 
 
 @contextmanager
@@ -436,31 +398,30 @@ def _warn_of_other_head(where: Path) -> None:
     )
 
 
-def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module) -> None:
+def _require_fitting(stored: Mapping[str, _Stored], model: nn.Module, folder: Path) -> None:
     """Refuse weights that are not those which the config asks for: each of them, of its shape, and no others."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    folder = next(iter(stored.values())).file.parent if stored else ""
     for name, shape in expected.items():
         if name not in stored:
             raise _damaged(f"the weights lack {name} {shape}", folder)
         if stored[name].shape != shape:
             raise _damaged(f"{name} is {stored[name].shape}, config.json asks for {shape}", stored[name].file)
         _require_floats(name, stored[name])
-    known = {*expected, _HEAD}  # which are the embeddings once more
-    if spare := [name for name in stored if name not in known and not name.endswith(_NOT_STORED)]:
-        raise _no_place_for(spare, stored[spare[0]].file)
+    # a head that is there all the same is the embeddings once more
+    _require_known([name for name in stored if name not in expected and name != _HEAD], stored, folder)
 
 
-def _no_place_for(names: Sequence[str], where: Path) -> UserError:
-    what = f"the weights hold {len(names)} tensors that config.json has no place for, {min(names)} among them"
-    return UserError(what, str(where), "give the config.json of these weights")
-
-
-def _is_mask(name: str, tensor: _Stored | None) -> bool:
-    """Whether a tensor is a buffer that older versions of transformers saved with the weights of GPT-2 and its kin."""
-    if name.endswith((".masked_bias", ".rotary_emb.inv_freq")):
-        return True
-    return name.endswith((".attn.bias", ".attention.bias")) and tensor is not None and len(tensor.shape) == 4
+def _require_known(spare: Sequence[str], stored: Mapping[str, _Stored], folder: Path) -> None:
+    """Refuse tensors that no part of the model takes, but for those which transformers used to save."""
+    unknown = [
+        name
+        for name in spare
+        if not _BUFFERS.search(name) and not (_MASKS.search(name) and name in stored and len(stored[name].shape) == 4)
+    ]
+    if unknown:
+        what = f"the weights hold {len(unknown)} tensors that config.json has no place for, {min(unknown)} among them"
+        where = stored[min(unknown)].file if min(unknown) in stored else folder
+        raise UserError(what, str(where), "give the config.json of these weights")
 
 
 def _require_floats(name: str, tensor: _Stored) -> None:
@@ -479,30 +440,24 @@ def _require_finite(name: str, tensor: Tensor, file: Path) -> None:
 
 
 def _load_with_transformers(
-    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, stored: Mapping[str, _Stored]
+    folder: Path, config: dict[str, Any], dtype: torch.dtype, stored: Mapping[str, _Stored]
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return the model, and what the ``config.json`` of a folder that it is saved into has to say."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            generation_config=GenerationConfig(),  # the folder's is kept as it is, also where it is not valid
-            local_files_only=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
-    except Exception as error:  # transformers raises whatever a damaged file leads to
-        _refuse_own_code(folder, error)
-        what = f"transformers cannot load the model: {_first_line(error)}"
-        raise UserError(what, str(folder), "check the folder") from error
-    model: Any = loaded[0]
-    if missing := sorted(loaded[1]["missing_keys"]):
+    model, loaded = _from_pretrained(
+        AutoModelForCausalLM,
+        folder,
+        "transformers cannot load the model",
+        "check the folder",
+        dtype=dtype,
+        use_safetensors=True,
+        generation_config=GenerationConfig(),  # the folder's is kept as it is, also where it is not valid
+        output_loading_info=True,
+    )
+    if missing := sorted(loaded["missing_keys"]):
         raise _damaged(f"the weights lack {len(missing)} tensors, {missing[0]} among them", folder)
-    if unknown := [name for name in loaded[1]["unexpected_keys"] if not _is_mask(name, stored.get(name))]:
-        raise _no_place_for(unknown, folder)
+    _require_known(list(loaded["unexpected_keys"]), stored, folder)
     for name, parameter in model.named_parameters():
         if name in stored and parameter.is_floating_point():
             _require_floats(name, stored[name])

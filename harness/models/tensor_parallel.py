@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from harness.core.errors import UserError
 from harness.models.config import check_divides
-from harness.models.decoder import DecoderLM, Embedding, Projection, RMSNorm
+from harness.models.decoder import DecoderLM, Embedding, RMSNorm
 from harness.models.head import own_part
 from harness.models.layers import rms_norm
-from harness.models.matmul import linear
+from harness.models.matmul import FastLinear, linear
 
 
 def parallelise(policy: nn.Module, mesh: DeviceMesh) -> None:
@@ -51,14 +51,14 @@ def parallelise(policy: nn.Module, mesh: DeviceMesh) -> None:
             _cut(module, *_PLAN[role], mesh)
 
 
-class ColumnProjection(Projection):
+class ColumnProjection(FastLinear):
     """Some of the outputs of all tokens: (N, in) to (N, out / ranks). The input's gradient is a share of it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, _local(self.weight), None if self.bias is None else _local(self.bias))
 
 
-class RowProjection(Projection):
+class RowProjection(FastLinear):
     """All outputs of some of the tokens, from some of the inputs of all: (N, in / ranks) to (N / ranks, out)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ _PLAN: dict[str, tuple[type[nn.Module], Placement]] = {
     "up_proj": (ColumnProjection, Shard(0)),
     "down_proj": (RowProjection, Shard(1)),
     "norm": (LastNorm, Replicate()),
-    "lm_head": (Projection, Shard(0)),
+    "lm_head": (FastLinear, Shard(0)),
 }
 """What a module of that name becomes, and how its parameters are cut; a bias as the outputs are."""
 

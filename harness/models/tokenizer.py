@@ -33,10 +33,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, split_digits: bool
         UserError: ``vocab_size`` is below 258.
     """
     if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(
-            f"vocab_size is {vocab_size}, must be at least {SMALLEST_VOCABULARY}: 256 bytes and 2 special tokens",
-            fix=f"ask for {SMALLEST_VOCABULARY} or more",
-        )
+        what = f"vocab_size is {vocab_size}, must be at least {SMALLEST_VOCABULARY}: 256 bytes and 2 special tokens"
+        raise UserError(what, fix=f"ask for {SMALLEST_VOCABULARY} or more")
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = (

@@ -42,12 +42,14 @@ from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.make_folder import shape_config
 from harness.models.matmul import use_fast_products
-from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
+from harness.models.policy import policy_log_probs, score_rows, why_padded
+from harness.models.scoring import ScoreRequest
 from harness.models.shared_rows import Layout, cheapest_layout, lay_out, shared_rows
 from harness.models.tokenizer import train_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a script it has the path of its folder alone
 
+from tests.models.batches import padded_response_log_probs
 from tests.models.families import FAMILIES, Measured, make, measure, reopen
 from tests.models.family_process import TRAINED, in_process
 
@@ -240,11 +242,11 @@ def _rows_of(model: nn.Module, prompt: int, response: int, rounds: int) -> str:
     responses_BT = torch.randint(2, 512, (8, response), generator=generator)
     mask_BT, index_B = torch.ones_like(responses_BT, dtype=torch.bool), torch.zeros(8, dtype=torch.long)
     batch = prompts_PL, torch.tensor([prompt]), responses_BT, mask_BT, index_B
+    request = ScoreRequest(*batch)
     whole = lay_out([prompt], [response] * 8, [0] * 8, per_row=8)
 
     def in_one_row(policy: nn.Module, *_: Tensor) -> tuple[Tensor, Tensor | None]:
-        rows = shared_rows(*batch, layout=whole, dtype=torch.float32)
-        return score_rows(policy, rows, responses_BT, mask_BT)
+        return score_rows(policy, shared_rows(request, whole, torch.float32), request)
 
     def train(log_probs: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
         model.zero_grad()
@@ -259,7 +261,7 @@ def _rows_of(model: nn.Module, prompt: int, response: int, rounds: int) -> str:
             if number:
                 taken[which].append(found)
     low, middle, high = statistics.quantiles([b / a for b, a in zip(taken[0], taken[1], strict=True)], n=4)
-    layout: Layout | None = cheapest_layout(batch[1], mask_BT, index_B, model.config.hidden_size)  # type: ignore[union-attr, arg-type]
+    layout: Layout | None = cheapest_layout(request, model.config.hidden_size)  # type: ignore[union-attr, arg-type]
     chosen = "padded" if layout is None else f"{len(layout.prompt_R)} of {layout.width} tokens"
     padded, as_chosen, one_row = (statistics.median(times) for times in taken)
     return f"{padded:.2f} | {as_chosen:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}) | {chosen} | {one_row:.2f}"

@@ -14,9 +14,10 @@ from harness.grpo.batch import RolloutBatch, collate
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
-from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.policy import policy_log_probs
 from harness.models.tokenizer import train_tokenizer
 from harness.settings.optimizer import OptimizerSettings
+from tests.models.batches import padded_response_log_probs
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 SHAPE = dataclasses.replace(

@@ -26,8 +26,8 @@ from harness.models.decoder import DecoderLM
 from harness.models.flat_layout import BucketLayout
 from harness.models.head import score_hidden
 from harness.models.layers import attention, avoid_cudnn_attention, bias_from, rms_norm
+from harness.models.policy import policy_log_probs
 from harness.models.published import TINY_QWEN2
-from harness.models.shared_prompt import response_log_probs
 from harness.models.tokenizer import train_tokenizer
 from harness.run.builders import EXACT_BOUND
 from harness.transports.buffers import CopiedWeights
@@ -145,7 +145,7 @@ def _train_step(report: Report) -> None:
     def step(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         model = _own_model().to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
-            log_probs, entropies = response_log_probs(model, *(part.to(device) for part in batch), with_entropy=True)
+            log_probs, entropies = policy_log_probs(model, *(part.to(device) for part in batch), with_entropy=True)
         log_probs.sum().backward()
         assert entropies is not None
         return [log_probs, entropies, *(weight.grad for weight in model.parameters() if weight.grad is not None)]

@@ -21,8 +21,8 @@ from harness.models.config import PRESETS, ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.flat_layout import BucketLayout
 from harness.models.layers import attention_kernels, avoid_cudnn_attention
+from harness.models.policy import policy_log_probs
 from harness.models.published import QWEN2_5_MATH_1_5B
-from harness.models.shared_prompt import response_log_probs
 from harness.transports.buffers import CopiedWeights
 from harness.transports.checksum import checksum
 from tests.gpu_check.device import DEVICE, DTYPE, HAS_GPU, timed_ms
@@ -61,7 +61,7 @@ def transformers_model(like: ModelConfig) -> nn.Module:
 
 
 def microbatch(groups: int, longest: int, shortest: int | None = None) -> list[torch.Tensor]:
-    """Arguments of ``response_log_probs``: groups of responses, down to half of the longest if no shortest is given."""
+    """Arguments of ``policy_log_probs``: groups of responses, down to half of the longest if no shortest is given."""
     rows = groups * GROUP
     lengths = torch.randint(longest // 2 if shortest is None else shortest, longest + 1, (rows,))
     lengths[0] = longest
@@ -78,7 +78,7 @@ def microbatch(groups: int, longest: int, shortest: int | None = None) -> list[t
 def train(model: DecoderLM, batch: list[torch.Tensor]) -> None:
     """Forward and back."""
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_GPU):
-        log_probs, _ = response_log_probs(model, *batch, with_entropy=True)
+        log_probs, _ = policy_log_probs(model, *batch, with_entropy=True)
     log_probs.mean().backward()
     model.zero_grad(set_to_none=True)
 

@@ -29,10 +29,12 @@ from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
 from harness.models.decoder import DecoderLM
-from harness.models.policy import padded_response_log_probs, policy_log_probs, score_rows, why_padded
+from harness.models.policy import policy_log_probs, score_rows, why_padded
+from harness.models.scoring import ScoreRequest
 from harness.models.shared_rows import lay_out, shared_rows
 from harness.models.storage import load_policy, save_policy
 from harness.models.tokenizer import train_tokenizer
+from tests.models.batches import padded_response_log_probs
 
 WEIGHTS = "model.safetensors"
 _TEXTS = ["What is 12 + 34? Let us think. 12 + 34 = 46, so the answer is 46."]
@@ -640,8 +642,8 @@ def measure(folder: Path) -> Measured:
             layouts.append(padded_response_log_probs(model, *batch)[0])
         if not own and not why:
             layout = lay_out(PROMPT_LENGTHS, lengths, batch[4].tolist(), per_row=SAMPLES)
-            rows = shared_rows(*batch, layout=layout, dtype=torch.float32)
-            layouts.append(score_rows(model, rows, batch[2], mask_BT)[0])
+            request = ScoreRequest(*batch)
+            layouts.append(score_rows(model, shared_rows(request, layout, torch.float32), request)[0])
         scoring = max(gap(each_BT[mask_BT].split(lengths), expected) for each_BT in layouts)
         save_policy(model, tokenizer, folder / "saved")
         saved = gap(reference_log_probs(eager(folder / "saved"), of_rows, responses), expected)

@@ -8,8 +8,9 @@ import torch
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.models.head import score_hidden
-from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.policy import policy_log_probs
 from harness.models.scoring import TokenBan, score_tokens
+from tests.models.batches import padded_response_log_probs
 
 CONFIG = ModelConfig(
     vocab_size=11,

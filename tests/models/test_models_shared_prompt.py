@@ -13,8 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.models import shared_prompt
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
-from harness.models.policy import padded_response_log_probs, policy_log_probs
-from harness.models.shared_prompt import pack_batch, response_log_probs
+from harness.models.policy import policy_log_probs
+from harness.models.scoring import ScoreRequest
+from harness.models.shared_prompt import pack_batch
+from tests.models.batches import assert_equal, gradients, make_batch, padded_response_log_probs, row_by_row
 
 SHAPE = ModelConfig(
     vocab_size=53,
@@ -37,37 +39,6 @@ def own_model(**changes):
     return model
 
 
-def make_batch(prompt_lengths, response_lengths, prompt_index, width=None):
-    """Random tokens; padding holds random tokens too, which must not matter."""
-    generator = torch.Generator().manual_seed(7)
-    lengths_P, index_B = torch.tensor(prompt_lengths), torch.tensor(prompt_index)
-    width = max([*response_lengths, 1]) if width is None else width
-    prompts_PL = torch.randint(53, (len(prompt_lengths), max(prompt_lengths) + 1), generator=generator)
-    responses_BT = torch.randint(53, (len(response_lengths), width), generator=generator)
-    mask_BT = torch.arange(width) < torch.tensor(response_lengths)[:, None]
-    return prompts_PL, lengths_P, responses_BT, mask_BT, index_B
-
-
-def row_by_row(model, batch, temperature=1.0):
-    """log softmax of one unpadded row after another: the definition."""
-    prompts_PL, lengths_P, responses_BT, mask_BT, index_B = batch
-    dtype = model.output_weight.dtype
-    log_probs_BT, entropy_BT = (torch.zeros(mask_BT.shape, dtype=dtype) for _ in range(2))
-    for row, index in enumerate(index_B.tolist()):
-        length, count = int(lengths_P[index]), int(mask_BT[row].sum())
-        ids = torch.cat((prompts_PL[index, :length], responses_BT[row, :count]))
-        scored = (model(ids[None]).logits[0, length - 1 : -1] / temperature).log_softmax(-1)
-        picked = scored.gather(-1, responses_BT[row, :count, None])[:, 0]
-        log_probs_BT = log_probs_BT.index_put((torch.full((count,), row), torch.arange(count)), picked)
-        entropy_BT[row, :count] = -(scored.exp() * scored).sum(-1).detach()
-    return log_probs_BT, entropy_BT
-
-
-def gradients(model, log_probs_BT):
-    weights_BT = torch.randn(log_probs_BT.shape, generator=torch.Generator().manual_seed(11)).to(log_probs_BT)
-    return torch.autograd.grad((log_probs_BT * weights_BT).sum(), list(model.parameters()))
-
-
 BATCHES = {
     "ragged": ([4, 7, 2], [5, 1, 3, 8, 2, 6], [0, 0, 1, 1, 2, 2]),
     "rows in any order": ([4, 7, 2], [5, 1, 3, 8, 2, 6], [2, 0, 1, 2, 0, 1]),
@@ -83,7 +54,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("score", [response_log_probs, padded_response_log_probs])
+@pytest.mark.parametrize("score", [policy_log_probs, padded_response_log_probs])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance):
     model, batch = own_model().to(dtype), make_batch(*lengths)
@@ -93,26 +64,24 @@ def test_values_and_gradients_equal_plain_rows(lengths, score, dtype, tolerance)
     torch.testing.assert_close(entropy, expected_entropy, rtol=tolerance, atol=tolerance)
     assert not entropy.requires_grad
     if batch[3].any():
-        for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
-            assert (found - wanted).abs().max() <= tolerance * wanted.abs().max().clamp(min=1)
+        assert_equal(gradients(model, log_probs), gradients(model, expected), tolerance)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 def test_blocks_of_queries_change_nothing(lengths, size, monkeypatch):
     model, batch = own_model().double(), make_batch(*lengths)
-    expected, _ = response_log_probs(model, *batch)
+    expected, _ = policy_log_probs(model, *batch)
     monkeypatch.setattr(shared_prompt, "queries_per_block", lambda device: size)
-    log_probs, _ = response_log_probs(model, *batch)
+    log_probs, _ = policy_log_probs(model, *batch)
     torch.testing.assert_close(log_probs, expected, rtol=1e-12, atol=1e-12)
     if batch[3].any():
-        for found, wanted in zip(gradients(model, log_probs), gradients(model, expected), strict=True):
-            assert (found - wanted).abs().max() <= 1e-12 * wanted.abs().max().clamp(min=1)
+        assert_equal(gradients(model, log_probs), gradients(model, expected), 1e-12)
 
 
 def test_a_block_holds_the_rows_that_reach_it_and_the_keys_up_to_its_end(monkeypatch):
     monkeypatch.setattr(shared_prompt, "queries_per_block", lambda device: 3)
-    prompts, responses = pack_batch(*make_batch([4, 7], [2, 9, 5], [1, 0, 1])).rows
+    prompts, responses = pack_batch(ScoreRequest(*make_batch([4, 7], [2, 9, 5], [1, 0, 1]))).rows
     # a prompt of 8 columns, of which 7 are tokens; responses run all tokens but the last: 1, 8 and 4
     assert [(block.rows, block.end, block.keys) for block in prompts.blocks] == [(2, 3, 3), (2, 6, 6), (1, 8, 8)]
     assert [(block.rows, block.end, block.keys) for block in responses.blocks] == [(3, 3, 11), (2, 6, 14), (1, 8, 16)]
@@ -127,14 +96,14 @@ def test_values_equal_plain_rows_for_any_lengths(data):
     model = own_model(tie_word_embeddings=False, num_key_value_heads=4)
     with torch.no_grad():
         expected, _ = row_by_row(model, batch)
-        for score in (response_log_probs, padded_response_log_probs):
+        for score in (policy_log_probs, padded_response_log_probs):
             torch.testing.assert_close(score(model, *batch)[0], expected, rtol=1e-5, atol=2e-5)
 
 
 def test_masked_positions_are_zero_and_padding_does_not_matter():
     model = own_model()
     prompts_PL, lengths_P, responses_BT, mask_BT, index_B = make_batch([4, 7], [5, 2, 3], [0, 1, 1], width=9)
-    log_probs, entropy = response_log_probs(
+    log_probs, entropy = policy_log_probs(
         model, prompts_PL, lengths_P, responses_BT, mask_BT, index_B, with_entropy=True
     )
     assert log_probs.dtype == entropy.dtype == torch.float32
@@ -143,12 +112,12 @@ def test_masked_positions_are_zero_and_padding_does_not_matter():
     assert (log_probs[mask_BT] < 0).all()
     others = prompts_PL.clone(), responses_BT.clone()
     others[0][0, 4:], others[1][~mask_BT] = 0, 0
-    again, _ = response_log_probs(model, others[0], lengths_P, others[1], mask_BT.long(), index_B)
+    again, _ = policy_log_probs(model, others[0], lengths_P, others[1], mask_BT.long(), index_B)
     assert torch.equal(again, log_probs)
 
 
 def test_only_distinct_tokens_are_run():
-    batch = pack_batch(*make_batch([4, 7], [5, 0, 3, 1], [1, 0, 0, 1]))
+    batch = pack_batch(ScoreRequest(*make_batch([4, 7], [5, 0, 3, 1], [1, 0, 0, 1])))
     # prompts 4 + 7, responses without their last token 4 + 0 + 2 + 0: 17, filled up to 20; 9 scored, filled up to 12
     assert batch.token_ids_N.shape == (20,)
     assert batch.positions_N.tolist() == [*range(4), *range(7), 7, 8, 9, 10, 4, 5, 0, 0, 0]
@@ -158,7 +127,7 @@ def test_only_distinct_tokens_are_run():
 
 
 def test_tokens_are_filled_up_to_a_number_that_other_batches_have():
-    batch = pack_batch(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 96"]))
+    batch = pack_batch(ScoreRequest(*make_batch(*BATCHES["filled up, from 93 tokens to 96 and from 90 scored to 96"])))
     assert batch.token_ids_N.shape == batch.positions_N.shape == batch.attended_slots_N.shape == (96,)
     assert batch.scored_slots_M.shape == batch.scored_ids_M.shape == (96,)
 
@@ -197,10 +166,10 @@ class RecordTypes(TorchDispatchMode):
 
 def test_autocast_multiplies_in_bfloat16_and_normalises_in_float32():
     model, batch = own_model(), make_batch(*BATCHES["ragged"])
-    expected, _ = response_log_probs(model, *batch)
+    expected, _ = policy_log_probs(model, *batch)
     with RecordTypes() as record:
         with torch.autocast("cpu", torch.bfloat16):
-            log_probs, _ = response_log_probs(model, *batch)
+            log_probs, _ = policy_log_probs(model, *batch)
         log_probs.sum().backward()
     assert record.seen["mm"] == {torch.bfloat16}
     for operator in ("_softmax", "amax", "bmm", "linalg_vector_norm"):
@@ -224,14 +193,13 @@ def test_autocast_multiplies_in_bfloat16_and_normalises_in_float32():
         (4, torch.tensor([0, 1]), r"prompt_index is \(2,\), not \(3,\)"),
     ],
 )
-@pytest.mark.parametrize("score", [response_log_probs, padded_response_log_probs])
-def test_a_malformed_batch_is_refused(score, place, value, message):
+def test_a_malformed_batch_is_refused(place, value, message):
     batch = list(make_batch([4, 7], [5, 2, 3], [0, 1, 1]))
     batch[place] = value
     with pytest.raises(ValueError, match=message):
-        score(own_model(), *batch)
+        ScoreRequest(*batch)
 
 
 def test_temperature_zero_is_refused():
     with pytest.raises(ValueError, match="temperature is 0, must be above 0"):
-        response_log_probs(own_model(), *make_batch([4], [5], [0]), temperature=0)
+        ScoreRequest(*make_batch([4], [5], [0]), temperature=0)

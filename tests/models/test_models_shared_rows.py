@@ -9,17 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.models import policy
 from harness.models.decoder import checkpoint_layers
 from harness.models.head import has_plain_head
-from harness.models.policy import ScoringModel, padded_response_log_probs, policy_log_probs, why_padded
-from harness.models.scoring import TokenBan
+from harness.models.policy import ScoringModel, policy_log_probs, score_rows, why_padded
+from harness.models.scoring import ScoreRequest, TokenBan
 from harness.models.shared_rows import Layout, added_mask, cheapest_layout, lay_out, shared_rows
-
-Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+from tests.models.batches import Batch, assert_equal, gradients, make_batch, padded_response_log_probs, row_by_row
 
 NAMED = {
     "vocab_size": 53,
@@ -108,36 +106,6 @@ def made(kind: str, values: dict[str, Any], attention: str | None = None) -> nn.
     return model
 
 
-def make_batch(prompt_lengths: list[int], response_lengths: list[int], prompt_index: list[int]) -> Batch:
-    """Random tokens; padding holds random tokens too, which must not matter."""
-    generator = torch.Generator().manual_seed(7)
-    width = max([*response_lengths, 1])
-    prompts_PL = torch.randint(53, (len(prompt_lengths), max(prompt_lengths) + 1), generator=generator)
-    responses_BT = torch.randint(53, (len(response_lengths), width), generator=generator)
-    mask_BT = torch.arange(width) < torch.tensor(response_lengths)[:, None]
-    return prompts_PL, torch.tensor(prompt_lengths), responses_BT, mask_BT, torch.tensor(prompt_index)
-
-
-def one_by_one(model: nn.Module, batch: Batch, temperature: float) -> Tensor:
-    """log softmax of one unpadded row after another: the definition."""
-    prompts_PL, lengths_P, responses_BT, mask_BT, index_B = batch
-    rows = []
-    for row, index in enumerate(index_B.tolist()):
-        length, count = int(lengths_P[index]), int(mask_BT[row].sum())
-        ids = torch.cat((prompts_PL[index, :length], responses_BT[row, :count]))
-        scored = (model(input_ids=ids[None]).logits[0, length - 1 : -1] / temperature).log_softmax(-1)
-        picked = scored.gather(-1, responses_BT[row, :count, None])[:, 0]
-        rows.append(nn.functional.pad(picked, (0, mask_BT.shape[1] - count)))
-    return torch.stack(rows)
-
-
-def gradients(model: nn.Module, log_probs_BT: Tensor) -> list[Tensor]:
-    weights_BT = torch.randn(log_probs_BT.shape, generator=torch.Generator().manual_seed(11)).to(log_probs_BT)
-    wanted = list(model.parameters())
-    found = torch.autograd.grad((log_probs_BT * weights_BT).sum(), wanted, allow_unused=True)  # experts without tokens
-    return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(wanted, found, strict=True)]
-
-
 def shapes_run(model: nn.Module) -> list[tuple[int, ...]]:
     """A list that every forward pass adds the shape of its rows to."""
     shapes: list[tuple[int, ...]] = []
@@ -165,14 +133,9 @@ def assert_shared_rows_change_nothing(model: nn.Module, batch: Batch, tolerance:
     log_probs_BT, _ = policy_log_probs(model, *batch, temperature=0.7)
     (shape,) = shapes[tried:]
     assert shape[0] < len(batch[4])
-    expected_BT = one_by_one(model, batch, 0.7)
+    expected_BT = row_by_row(model, batch, 0.7)[0]
     torch.testing.assert_close(log_probs_BT, expected_BT, rtol=tolerance, atol=tolerance)
     assert_equal(gradients(model, log_probs_BT), gradients(model, expected_BT), tolerance)
-
-
-def assert_equal(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
-    for mine, other in zip(found, wanted, strict=True):
-        assert (mine - other).abs().max() <= tolerance * other.abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -196,7 +159,7 @@ def test_families_that_do_not(kind, values, reason):
     log_probs_BT, _ = policy_log_probs(model, *batch)
     expected_BT, _ = padded_response_log_probs(model, *batch)
     assert torch.equal(log_probs_BT, expected_BT)
-    torch.testing.assert_close(log_probs_BT, one_by_one(model, batch, 1.0), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(log_probs_BT, row_by_row(model, batch)[0], rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -287,7 +250,8 @@ def test_rows_by_hand():
     layout = lay_out([2, 3], [3, 1, 2], [0, 1, 0], per_row=2)
     # 11 12 | 31 32 | 51, and 21 22 23 with a response that runs nothing
     assert layout == Layout(prompt_R=[0, 1], row_B=[0, 1, 0], start_B=[2, 3, 4], width=5)
-    rows = shared_rows(prompts_PL, lengths_P, responses_BT, mask_BT, index_B, layout=layout, dtype=torch.float64)
+    request = ScoreRequest(prompts_PL, lengths_P, responses_BT, mask_BT, index_B)
+    rows = shared_rows(request, layout, torch.float64)
     assert rows.token_ids_RW.tolist() == [[11, 12, 31, 32, 51], [21, 22, 23, 0, 0]]
     assert rows.position_ids_RW.tolist() == [[0, 1, 2, 3, 2], [0, 1, 2, 0, 0]]
     assert rows.rows_M.tolist() == [0, 0, 0, 1, 0, 0]
@@ -308,8 +272,8 @@ def test_a_mask_of_all_is_causal():
 
 def chosen(prompt: int, response: int, group: int, hidden_size: int) -> tuple[int, int] | None:
     """Rows and columns of one group; None for unshared rows."""
-    mask_BT = torch.ones(group, response, dtype=torch.bool)
-    layout = cheapest_layout(torch.tensor([prompt]), mask_BT, torch.zeros(group, dtype=torch.long), hidden_size)
+    request = ScoreRequest(*make_batch([prompt], [response] * group, [0] * group))
+    layout = cheapest_layout(request, hidden_size)
     return layout and (len(layout.prompt_R), layout.width)
 
 
@@ -331,8 +295,7 @@ def test_shared_rows_never_take_more_tokens(data):
     prompts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
     rows = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, len(prompts) - 1)), min_size=1))
     lengths, index = (list(part) for part in zip(*rows, strict=True))
-    _, lengths_P, _, mask_BT, index_B = make_batch(prompts, lengths, index)
-    layout = cheapest_layout(lengths_P, mask_BT, index_B, 64)
+    layout = cheapest_layout(ScoreRequest(*make_batch(prompts, lengths, index)), 64)
     unshared = lay_out(prompts, lengths, index, per_row=1)
     assert len(unshared.prompt_R) == len(rows)
     if layout is not None:
@@ -350,8 +313,8 @@ def test_values_equal_padded_rows_for_any_lengths_and_any_number_in_a_row(data):
     with torch.no_grad():
         expected_BT, _ = padded_response_log_probs(MODEL, *batch)
         layout = lay_out(prompts, lengths, index, data.draw(st.integers(1, 5)))
-        these = shared_rows(*batch, layout=layout, dtype=torch.float64)
-        found_BT, _ = policy.score_rows(MODEL, these, batch[2], batch[3])
+        request = ScoreRequest(*batch)
+        found_BT, _ = score_rows(MODEL, shared_rows(request, layout, torch.float64), request)
     torch.testing.assert_close(found_BT, expected_BT, rtol=1e-12, atol=1e-12)
 
 

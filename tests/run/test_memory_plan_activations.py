@@ -13,9 +13,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from harness.models.config import PRESETS, ModelConfig, TransformersConfig, sizes_from_hf
 from harness.models.decoder import DecoderLM, checkpoint_layers
 from harness.models.limits import MAX_LOGITS, MAX_SCORES, PIECE_LOGITS
-from harness.models.policy import padded_response_log_probs, policy_log_probs
+from harness.models.policy import policy_log_probs
 from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
+from tests.models.batches import padded_response_log_probs
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
 NARROW = {**QWEN, "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "vocab_size": 300}

@@ -21,7 +21,7 @@ from harness.core.types import SamplingParams
 from harness.engines.native import NativeEngine
 from harness.learner.warm_start.lessons import Example, Lessons, Recipe, stream_seed
 from harness.models.decoder import DecoderLayer, DecoderLM
-from harness.models.shared_prompt import response_log_probs
+from harness.models.policy import policy_log_probs
 
 EMBEDDING_GAIN = 4.0
 COPY_GAIN = 2.0
@@ -198,7 +198,7 @@ def response_loss(model: DecoderLM, batch: Batch, precision: torch.dtype = torch
     """Mean of -log p over the response tokens of the batch; the prompt's tokens are not trained on."""
     *rows, trained_mask_BT = batch
     with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
-        log_probs_BT, _ = response_log_probs(model, *rows)
+        log_probs_BT, _ = policy_log_probs(model, *rows)
     return -log_probs_BT.masked_fill(~trained_mask_BT, 0.0).sum() / trained_mask_BT.sum()
 
 
