@@ -68,14 +68,10 @@ def _keyword_task(settings: Any) -> Task:
 
 def _jsonl_task(settings: Any) -> Task:
     from harness.tasks.jsonl import JsonlTask
-    from harness.tasks.rewards import RewardFunction
 
-    reward = settings.reward
-    if not isinstance(reward, str):
-        reward = [RewardFunction(part.function, part.weight, part.per, part.takes, part.name) for part in reward]
     return JsonlTask(
         settings.train,
-        reward,
+        settings.reward,
         validation=settings.validation,
         validation_fraction=settings.validation_fraction,
         fields=fields_of(settings),
@@ -91,7 +87,6 @@ def _maths_task(settings: Any) -> Task:
         validation_fraction=settings.validation_fraction,
         format=settings.format,
         prompt=settings.prompt,
-        symbolic_timeout_s=settings.symbolic_timeout_s,
         reward=settings.reward,
         fields=fields_of(settings),
     )

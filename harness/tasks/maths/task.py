@@ -10,32 +10,28 @@ Hendrycks et al. (arXiv 2103.03874) and Cobbe et al. (arXiv 2110.14168).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from harness.core.errors import UserError
+from harness.core.errors import UserError, quoted
 from harness.core.extras import how_to_install
 from harness.core.types import Prompt
 from harness.tasks.jsonl import read_parts
 from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer
 from harness.tasks.maths.prompts import PromptTemplate, prompt_template
 from harness.tasks.maths.reward import STOP_STRINGS, MathsReward, reward_of
-from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
 from harness.tasks.rows import (
     AUTO,
     Fields,
     Prompts,
-    RawRow,
     Row,
     checked_text,
-    parse_row,
     prompts_from,
     read_rows,
-    short,
     turns_as_text,
 )
 
@@ -63,16 +59,16 @@ def read_problems(file: str | Path, file_format: FileFormat = "auto", fields: Fi
     Raises:
         UserError: the file cannot be read or holds no problem, its format cannot be told, or rows are bad.
     """
-    rows = read_rows(file)
-    first = next(_sound(rows, file), None)
+    rows = read_rows(file, EXAMPLE)
+    first = next((row for row in rows if _is_sound(row)), None)
     read = fields.read if first is None else _Problems(first, file_format, fields).read
     return prompts_from(file, rows, read, EXAMPLE)
 
 
-def _sound(rows: Sequence[RawRow], file: str | Path) -> Iterator[Row]:
-    for raw in rows:
-        with suppress(UserError):
-            yield parse_row(raw, file, EXAMPLE)
+def _is_sound(row: Row) -> bool:
+    with suppress(UserError):
+        return isinstance(row.fields, dict)
+    return False
 
 
 class _Problems:
@@ -123,7 +119,7 @@ class _Problems:
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise UserError(
-                f"the field {name!r} is no text and no number: {short(value)}",
+                f"the field {name!r} is no text and no number: {quoted(value)}",
                 where=row.where,
                 fix="write the answer as text, or remove the row",
             )
@@ -180,7 +176,6 @@ class MathsTask:
         reward: how the answer is found in a response, ``r1_zero`` or ``question_only``; None: as the template of the
             package asks for it.
         fields: see ``read_problems``.
-        symbolic_timeout_s: seconds that the symbolic comparison of one answer may take; then the answer is wrong.
 
     Attributes:
         reward: the reward function, with a grader of its own; it pickles without the prompts.
@@ -199,7 +194,6 @@ class MathsTask:
         validation_fraction: float = 0.1,
         format: FileFormat = "auto",
         prompt: str = "r1_zero",
-        symbolic_timeout_s: float = SYMBOLIC_TIMEOUT_S,
         reward: str | None = None,
         fields: Fields = AUTO,
     ) -> None:
@@ -209,7 +203,7 @@ class MathsTask:
         self.train_prompts, self.validation_prompts = asked(parts.train, template), asked(parts.validation, template)
         self.notes = parts.notes
         self.stop = STOP_STRINGS[graded]
-        self.reward = MathsReward(graded, symbolic_timeout_s)
+        self.reward = MathsReward(graded)
 
 
 def asked(prompts: Sequence[Prompt], template: PromptTemplate) -> tuple[Prompt, ...]:
