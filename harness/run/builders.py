@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.core.plugins import PluginKind, make_plugin
 from harness.core.protocols import Engine, Task
-from harness.core.trace import HookedTracer, Interrupting, Tracer
+from harness.core.trace import InterruptingTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.stop_strings import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
@@ -170,7 +170,7 @@ def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learn
     settings = scenario.learner.offload
     if settings is None or scenario.model.type == "paced":
         return Offload(), tracer
-    tracer = HookedTracer(tracer, Interrupting())
+    tracer = InterruptingTracer(tracer)
     target = PinnedTarget() if device == "cuda" else FileTarget()
     return Offload(offloaded(scenario), target, tracer, lane), tracer
 
