@@ -73,6 +73,8 @@ class KeywordTask:
         UserError: a number is out of its bounds, or more prompts are asked for than there are sets of words.
     """
 
+    reward = staticmethod(keyword_reward)
+
     def __init__(
         self,
         keywords_per_prompt: int = 2,
@@ -94,10 +96,6 @@ class KeywordTask:
         self.train_prompts = draw("train_prompts", train_prompts, most, draw_training_keywords)
         most = blocks * math.comb(BLOCK_SIZE, words)
         self.validation_prompts = draw("validation_prompts", validation_prompts, most, draw_held_out_keywords)
-
-    def reward(self, response: str, ground_truth: str) -> dict[str, float]:
-        """Return ``reward``, ``format_reward`` (always 1: no format is asked for) and ``answer_reward``."""
-        return keyword_reward(response, ground_truth)
 
 
 _Draw = Callable[[random.Random, int], tuple[str, ...]]
