@@ -3,58 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.errors import UserError
 
 
-def from_1(text: str) -> int:
-    """Return the whole number that was typed.
-
-    Raises:
-        ArgumentTypeError: it is none, or below 1.
-    """
-    return _whole(text, 1)
-
-
-def from_0(text: str) -> int:
-    """Return the whole number that was typed.
-
-    Raises:
-        ArgumentTypeError: it is none, or negative.
-    """
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
+def _whole(least: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
     return int(text)
 
 
-def set_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Add changes to settings; ``more`` is added to what is said of them."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=f"change a setting: dotted key, YAML value; may be repeated{more}",
-    )
+from_0: Callable[[str], int] = partial(_whole, 0)
+from_1: Callable[[str], int] = partial(_whole, 1)
+"""The ``type`` of arguments that are whole numbers from 0 or 1 on."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses wrong usage with an error that names the fix, in place of argparse's lines on usage."""
+    """Refuses wrong usage with a ``UserError`` that names the fix, in place of argparse's lines on usage."""
 
     def error(self, message: str) -> NoReturn:
-        """See ``argparse``.
-
-        Raises:
-            UserError: always.
-        """
         raise UserError(message, None, f"{self.prog} --help shows what it takes")
+
+
+def set_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add changes to settings; ``more`` is added to what is said of them."""
+    about = f"change a setting: dotted key, YAML value; may be repeated{more}"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
 def out_argument(parser: argparse._ActionsContainer, default: Path | None, help: str, old: Sequence[str] = ()) -> None:
@@ -69,7 +47,7 @@ def out_argument(parser: argparse._ActionsContainer, default: Path | None, help:
 
 
 def file_argument(parser: argparse._ActionsContainer, default: Path | None, help: str, old: Sequence[str] = ()) -> None:
-    """Add ``-o FILE``, ``--output FILE``: every command's way to name a file; see ``out_argument``."""
+    """Add ``-o FILE``, ``--output FILE``: every command's way to name a file; arguments as of ``out_argument``."""
     parser.add_argument("-o", "--output", type=Path, default=default, metavar="FILE", help=help)
     also_as(parser, "output", *old, type=Path)
 
@@ -86,9 +64,5 @@ def json_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def quiet_argument(parser: argparse._ActionsContainer, result: str) -> None:
-    """Add ``--quiet``.
-
-    Args:
-        result: what the one line at the end says.
-    """
+    """Add ``--quiet``; ``result`` is what the one line at the end says."""
     parser.add_argument("--quiet", action="store_true", help=f"no progress; at the end one line, {result}")

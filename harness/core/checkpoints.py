@@ -266,8 +266,8 @@ def steps_in(checkpoints: Path) -> list[int]:
 
 def _sealed(said: Mapping[str, Any]) -> bytes:
     """Return JSON with a checksum of the rest in it."""
-    plain = json.dumps(said, sort_keys=True)
-    return (json.dumps({**said, "checksum": _of_text(plain)}, sort_keys=True, indent=1) + "\n").encode()
+    checksum = f"xxh3_128:{xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())}"
+    return (json.dumps({**said, "checksum": checksum}, sort_keys=True, indent=1) + "\n").encode()
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
@@ -289,7 +289,3 @@ def _unsealed(path: Path) -> dict[str, Any]:
     if sealed != raw:
         raise ValueError(f"its own checksum does not hold: it says {told}")
     return said
-
-
-def _of_text(text: str) -> str:
-    return f"xxh3_128:{xxhash.xxh3_128_hexdigest(text.encode())}"

@@ -17,11 +17,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-from harness.core.errors import Interrupted
+from harness.core.errors import Interrupted, quoted
 from harness.core.marked_processes import end_marked, with_mark
 from harness.core.terminal_text import plain
 
@@ -31,6 +31,7 @@ GRACE_S = 2.0
 """Seconds that it may take to end by itself."""
 POLL_S = 0.05
 """Seconds between two looks at ``should_stop`` while it works."""
+Message = dict[str, Any]
 
 _AT_ONCE_S = 0.001
 _LONGEST_ANSWER = 1 << 20  # bytes
@@ -38,8 +39,8 @@ _PIPE = 1 << 16  # bytes that a pipe holds
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _PROGRAM = (
     "import sys; _, module, function, connection, lifeline, *sys.path[:] = sys.argv; del sys.argv[1:]; "
-    "from importlib import import_module; from harness.core.child_process import end_with; end_with(int(lifeline)); "
-    "getattr(import_module(module), function)(int(connection))"
+    "from importlib import import_module; from harness.core.child_process import end_with, serve; "
+    "end_with(int(lifeline)); serve(int(connection), getattr(import_module(module), function))"
 )
 
 
@@ -51,15 +52,14 @@ class ChildProcess:
     their own too; but for what has another environment, where this process had ended by itself before.
 
     Args:
-        serve: what the process does, as ``package.module:function``. The function is called with the number of a file
-            descriptor, that of a connected socket, and returns when the connection ends.
+        prepare: what the process is to ``serve``, as ``package.module:function``.
         environment: its environment variables; None for this process's.
 
     Attributes:
         idle: it has started, and answered all that it was asked. For the caller to keep.
     """
 
-    def __init__(self, serve: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, prepare: str, environment: Mapping[str, str] | None = None) -> None:
         self.idle = False
         self._received = b""
         self._connection, theirs = socket.socketpair()
@@ -67,7 +67,7 @@ class ChildProcess:
         self._lifeline: int | None = writer
         environment, self._mark = with_mark(os.environ if environment is None else environment)
         with theirs:
-            arguments = [*serve.split(":"), str(theirs.fileno()), str(lifeline), *sys.path]
+            arguments = [*prepare.split(":"), str(theirs.fileno()), str(lifeline), *sys.path]
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -84,20 +84,31 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
-    def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        """Send one line.
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Send one line; where the process has ended or does not read, ``receive`` will tell."""
+        self._connection.settimeout(timeout_s)
+        with suppress(ConnectionError, TimeoutError):
+            self._connection.sendall(_line(message))
+
+    def wait_until_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Return when it can be asked.
 
         Raises:
-            ConnectionError: the process has ended.
-            TimeoutError: it does not read.
+            ConnectionError: it cannot start; the message says why.
+            Interrupted: ``should_stop`` said so.
         """
-        self._connection.settimeout(timeout_s)
-        self._connection.sendall(line_of(message))
+        try:
+            answer = self.receive(time.monotonic() + START_S, should_stop)
+        except TimeoutError:
+            raise ConnectionError(f"was not ready within {START_S:g} s") from None
+        except ConnectionError as error:
+            raise ConnectionError(f"{error} while it started") from None
+        if answer.get("ready") is not True:
+            raise ConnectionError(f"cannot start: {answer.get('failed')}")
 
-    def receive(self, deadline: float, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    def receive(self, deadline: float, should_stop: Callable[[], bool] = lambda: False) -> Message:
         """Return the next answer.
 
         Args:
@@ -117,18 +128,16 @@ class ChildProcess:
                 raise Interrupted("stopped while scoring")
             left_s = deadline - time.monotonic()
             is_late = left_s <= 0
-            if self._wait(min(max(left_s, _AT_ONCE_S), POLL_S)):
-                self._take()
+            self._wait(min(max(left_s, _AT_ONCE_S), POLL_S))
         self._show()  # what was printed before the answer
         line, _, self._received = self._received.partition(b"\n")
         with suppress(ValueError, RecursionError):
             if isinstance(answer := json.loads(line), dict):
                 return answer
-        text = repr(line)
-        raise ConnectionError(f"sent {text if len(text) <= 80 else f'{text[:77]}...'}, which is no answer")
+        raise ConnectionError(f"sent {quoted(line)}, which is no answer")
 
-    def _wait(self, timeout_s: float) -> bool:
-        """Wait for bytes, show what was printed, and return whether an answer may have come."""
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for bytes of an answer and take them; show what was printed meanwhile."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         for output in self._outputs:
@@ -136,13 +145,10 @@ class ChildProcess:
                 poll.register(output.pipe, select.POLLIN)
         ready = [number for number, _ in poll.poll(timeout_s * 1e3)]
         self._show()
-        return self._connection.fileno() in ready
-
-    def _take(self) -> None:
+        if self._connection.fileno() not in ready:
+            return
         try:
             data = self._connection.recv(_LONGEST_ANSWER, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
         except ConnectionResetError:  # it ended without reading all that it was sent
             data = b""
         if not data:
@@ -236,6 +242,26 @@ def end_with(lifeline_fd: int) -> None:
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
 
 
-def line_of(message: dict[str, Any]) -> bytes:
-    """Return a message as it travels: JSON in ASCII, and the end of the line."""
+def serve(connection_fd: int, prepare: Callable[[Iterator[Message]], Callable[[Message], Iterable[Message]]]) -> None:
+    """Answer one question after the other until the connection ends.
+
+    Args:
+        connection_fd: a connected socket.
+        prepare: is called once, may take the first messages as its own, and returns what answers each question.
+    """
+    os.set_inheritable(connection_fd, False)
+    with socket.socket(fileno=connection_fd) as connection, connection.makefile("rb") as lines:
+        questions = map(json.loads, lines)
+        try:
+            answers_to = prepare(questions)
+        except BaseException as error:
+            connection.sendall(_line({"failed": f"{type(error).__name__}: {error}"}))
+            return
+        connection.sendall(_line({"ready": True}))
+        for question in questions:
+            for answer in answers_to(question):
+                connection.sendall(_line(answer))
+
+
+def _line(message: Message) -> bytes:
     return json.dumps(message).encode() + b"\n"

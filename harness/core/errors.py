@@ -48,6 +48,12 @@ def _readable(line: str) -> str:
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 105]} ... {line[-100:]}"
 
 
+def quoted(value: object, limit: int = 80) -> str:
+    """Return a value as it is written in code, cut to ``limit`` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 class RunStopped(HarnessError):
     """The run had to stop: going on would do silent damage. The message carries every number."""
 

@@ -117,18 +117,14 @@ def make_plugin(path: str, kind: PluginKind, given: Mapping[str, Any], options: 
     except (UserError, Interrupted):
         raise
     except (Exception, SystemExit) as error:  # sys.exit(0) would end a failed run as a success
-        why, fix = (
-            f"cannot be made: it raised {described(error)}",
-            f"it was called with {', '.join(keywords) or 'nothing'}",
-        )
-        raise kind.refused(path, why, fix, last_line(error) or path) from error
+        why, fix = f"it raised {described(error)}", f"it was called with {', '.join(keywords) or 'nothing'}"
+        raise kind.refused(path, f"cannot be made: {why}", fix, last_line(error) or path) from error
     if kind.protocol is not None:
         check_methods(made, kind.protocol, path, kind)
     return made
 
 
 def _keywords(function: Callable[..., Any], given: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a plugin is called with: of what is given what it names, and all options."""
     return {**{name: given[name] for name in keywords_of(function, given)}, **options}
 
 
@@ -150,28 +146,22 @@ def check_methods(made: Any, protocol: type, path: str, kind: PluginKind) -> Non
     """
     wrong: dict[str, str] = {}
     of_class = isinstance(made, type)
-    for name in dict.fromkeys(name for base in protocol.__mro__ for name in vars(base) if _is_asked_for(base, name)):
+    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
+    for name in dict.fromkeys(name for base in bases for name in vars(base) if not name.startswith("_")):
         member, there = getattr(protocol, name), getattr(made, name, None)
+        definition = f"def {name}{str(inspect.signature(member)).replace(chr(39), '')}" if callable(member) else name
         if not inspect.isfunction(member):  # a property
             if not of_class and not hasattr(made, name):
                 wrong[f"it has no attribute {name}"] = f"set self.{name}: {inspect.getdoc(member) or name}"
         elif of_class and any(name in vars(base).get("__annotations__", {}) for base in made.__mro__):
             continue
         elif not callable(there) or getattr(there, "__func__", there) is member:  # that of the protocol itself
-            wrong[f"it has no method {name}"] = f"add {_definition(member)}"
+            wrong[f"it has no method {name}"] = f"add {definition}"
         elif not _takes(there, member, of_class and inspect.isfunction(inspect.getattr_static(made, name))):
             found = inspect.signature(there)
-            wrong[f"its {name}{found} cannot be called as the harness does"] = f"make it {_definition(member)}"
+            wrong[f"its {name}{found} cannot be called as the harness does"] = f"make it {definition}"
     if wrong:
         raise kind.refused(path, f"is no {protocol.__name__}: {'; '.join(wrong)}", "; ".join(wrong.values()))
-
-
-def _is_asked_for(base: type, name: str) -> bool:
-    return getattr(base, "_is_protocol", False) and not name.startswith("_")
-
-
-def _definition(member: Callable[..., Any]) -> str:
-    return f"def {member.__name__}{str(inspect.signature(member)).replace(chr(39), '')}"
 
 
 def _takes(method: Callable[..., Any], member: Callable[..., Any], unbound: bool) -> bool:
@@ -180,10 +170,8 @@ def _takes(method: Callable[..., Any], member: Callable[..., Any], unbound: bool
     by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     try:
         inspect.signature(method).bind(*parameters[: len(parameters) - len(by_name)], **dict.fromkeys(by_name))
-    except TypeError:
-        return False
-    except ValueError:  # a built-in says nothing
-        return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # a built-in says nothing
     return True
 
 
@@ -192,11 +180,9 @@ def plugin_digest(path: str) -> str | None:
     _look_here()
     try:
         spec = importlib.util.find_spec(path.partition(":")[0])
-    except (ImportError, ValueError, AttributeError):
+        return hashlib.sha256(Path(spec.origin or "").read_bytes()).hexdigest() if spec else None
+    except (ImportError, ValueError, AttributeError, OSError):
         return None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        return None
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
 def _look_here() -> None:

@@ -144,71 +144,127 @@ class SpanHook:
 
 
 class HookedTracer:
-    """Calls a hook at both edges of each span of another tracer."""
+    """Calls a hook at both edges of each span of another tracer. Of several the last one is the outermost of its kind.
+
+    Hooks around a ``HookedTracer`` share its spans, so that many of them cost little more than one.
+    """
 
     def __init__(self, tracer: Tracer, hook: SpanHook) -> None:
-        self._tracer, self._hook = tracer, hook
-        self._span_type = _SpanAroundHook if hook.inside else _SpanInHook
+        self.tracer, self.hooks = tracer, [hook]
+        if isinstance(tracer, HookedTracer):
+            self.tracer, self.hooks = tracer.tracer, [hook, *tracer.hooks]
+        inside, around = ([each for each in self.hooks if each.inside is side] for side in (True, False))
+        self.before, self.after = _each("begin", around), _each("end", around[::-1])
+        self.first, self.last = _each("begin", inside[::-1]), _each("end", inside)
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        return self._span_type(self._tracer, self._hook, lane, stage, step, version)
+        return HookedSpan(self, lane, stage, step, version)
+
+
+_AtEdge = Callable[["HookedSpan"], None]
+
+
+def _each(edge: str, hooks: Iterable[SpanHook]) -> _AtEdge | None:
+    """Return what calls each hook that does something there, although one of them raises; None where none does."""
+    calls = [getattr(hook, edge) for hook in hooks if getattr(type(hook), edge) is not getattr(SpanHook, edge)]
+
+    def call_each(span: HookedSpan, start: int = 0) -> None:
+        for place in range(start, len(calls)):
+            try:
+                calls[place](span)
+            except BaseException:
+                call_each(span, place + 1)
+                raise
+
+    return call_each if len(calls) > 1 else calls[0] if calls else None
 
 
 class HookedSpan:
-    """A span of a ``HookedTracer``. Its hook may change step and version before it begins, and interrupt it.
+    """A span of a ``HookedTracer``, as its hooks see it.
 
     Attributes:
-        kept: what the hook keeps of it from its begin to its end.
+        kept: what a hook keeps of it, by the hook, from its begin to its end.
     """
 
-    __slots__ = ("_hook", "_span", "_tracer", "kept", "lane", "stage", "step", "version")
+    __slots__ = ("_hooked", "_span", "kept", "lane", "stage", "step", "version")
 
-    kept: Any
-
-    def __init__(self, tracer: Tracer, hook: SpanHook, lane: str, stage: Stage, step: int, version: int) -> None:
-        self._tracer = tracer
-        self._hook = hook
+    def __init__(self, tracer: HookedTracer, lane: str, stage: Stage, step: int, version: int) -> None:
+        self._hooked = tracer
         self.lane = lane
         self.stage = stage
         self.step = step
         self.version = version
-
-    def resume(self) -> None:
-        """Begin the span, or begin it anew."""
-        self._span = span = self._tracer.span(self.lane, self.stage, self.step, self.version)
-        span.__enter__()
-
-    def interrupt(self) -> None:
-        """End what has been recorded of the span so far."""
-        self._span.__exit__(None, None, None)
-
-
-class _SpanAroundHook(HookedSpan):
-    __slots__ = ()
+        self.kept: dict[SpanHook, Any] = {}
 
     def __enter__(self) -> None:
-        self.resume()
-        self._hook.begin(self)
+        hooked = self._hooked
+        if hooked.before is not None:
+            hooked.before(self)
+        try:
+            self._span = span = hooked.tracer.span(self.lane, self.stage, self.step, self.version)
+            span.__enter__()
+        except BaseException:
+            if hooked.after is not None:
+                hooked.after(self)
+            raise
+        if hooked.first is not None:
+            hooked.first(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        hooked = self._hooked
         try:
-            self._hook.end(self)
+            if hooked.last is not None:
+                hooked.last(self)
         finally:
-            self._span.__exit__(kind, error, trace)
+            try:
+                self._span.__exit__(kind, error, trace)
+            finally:
+                if hooked.after is not None:
+                    hooked.after(self)
 
 
-class _SpanInHook(HookedSpan):
-    __slots__ = ()
+class InterruptingTracer:
+    """Interrupts a span while another one of its lane is open inside of it.
+
+    So the stages of a lane follow each other, and their sums count no second twice. A span without step and version
+    takes those of the one that it interrupts.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.open: dict[str, list[_InterruptibleSpan]] = {}
+
+    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
+        return _InterruptibleSpan(self, lane, stage, step, version)
+
+
+class _InterruptibleSpan:
+    def __init__(self, tracer: InterruptingTracer, lane: str, stage: Stage, step: int, version: int) -> None:
+        self._tracer, self._open = tracer.tracer, tracer.open.setdefault(lane, [])
+        self._begun = (lane, stage, step, version)
+
+    def _begin(self) -> None:
+        self._span = self._tracer.span(*self._begun)
+        self._span.__enter__()
+
+    def _go_on_outside(self) -> None:
+        self._open.pop()
+        if self._open:
+            self._open[-1]._begin()
 
     def __enter__(self) -> None:
-        self._hook.begin(self)
+        if self._open:
+            outer = self._open[-1]
+            outer._span.__exit__(None, None, None)
+            if self._begun[2:] == (-1, -1):
+                self._begun = (*self._begun[:2], *outer._begun[2:])
+        self._open.append(self)
         try:
-            self._span = span = self._tracer.span(self.lane, self.stage, self.step, self.version)
-            span.__enter__()
+            self._begin()
         except BaseException:
-            self._hook.end(self)
+            self._go_on_outside()
             raise
 
     def __exit__(
@@ -217,34 +273,7 @@ class _SpanInHook(HookedSpan):
         try:
             self._span.__exit__(kind, error, trace)
         finally:
-            self._hook.end(self)
-
-
-class Interrupting(SpanHook):
-    """Interrupts a span while another one of its lane is open inside of it.
-
-    So the stages of a lane follow each other, and their sums count no second twice. A span without step and version
-    takes those of the one that it interrupts.
-    """
-
-    inside = False
-
-    def __init__(self) -> None:
-        self._open: dict[str, list[HookedSpan]] = {}
-
-    def begin(self, span: HookedSpan) -> None:
-        outer = self._open.setdefault(span.lane, [])
-        if outer:
-            outer[-1].interrupt()
-            if (span.step, span.version) == (-1, -1):
-                span.step, span.version = outer[-1].step, outer[-1].version
-        outer.append(span)
-
-    def end(self, span: HookedSpan) -> None:
-        outer = self._open[span.lane]
-        outer.pop()
-        if outer:
-            outer[-1].resume()
+            self._go_on_outside()
 
 
 class _RecordedSpan:

@@ -12,7 +12,7 @@ from harness.core.errors import UserError
 from harness.core.types import Prompt
 from harness.tasks.maths.prompts import PromptTemplate, prompt_template
 from harness.tasks.maths.reward import REWARD_FUNCTIONS, STOP_STRINGS, MathsReward, reward_of
-from harness.tasks.rows import AUTO, Fields, parse_row, read_prompts, read_rows
+from harness.tasks.rows import AUTO, Fields, read_prompts, read_rows
 from harness.tasks.scoring import DirectRewards, GroupRewards, Reward, TimedRewards
 
 TaskName = Literal["maths", "keywords", "arithmetic", "own"]
@@ -143,8 +143,8 @@ def _task_of(data: Path | None, reward: str | None, fields: Fields) -> TaskName:
         return "own"
     if data is None:
         raise UserError("there is nothing to ask", "--data", "--data FILE.jsonl, or --task keywords or arithmetic")
-    first = [parse_row(raw, data, '{"question": "...", "answer": "... #### 18"}') for raw in read_rows(data)[:1]]
-    keys = set(first[0].fields) if first else set()
+    rows = read_rows(data, '{"question": "...", "answer": "... #### 18"}')
+    keys = set(rows[0].fields) if rows else set()
     if fields.prompt or {"question", "answer"} <= keys or {"problem"} <= keys:
         return "maths"
     found = ", ".join(map(repr, sorted(keys))) or "no field"
@@ -157,11 +157,10 @@ def _task_of(data: Path | None, reward: str | None, fields: Fields) -> TaskName:
 
 
 def _maths(data: Path, named: str, reward: str | None, fields: Fields) -> Questions:
-    from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
     from harness.tasks.maths.task import asked, check_installed, read_problems
 
     template, graded = prompt_template(named), reward_of(named, reward)
     check_installed()
     read = read_problems(data, "auto", fields)
-    prompts, function = asked(read.prompts, template), MathsReward(graded, SYMBOLIC_TIMEOUT_S)
+    prompts, function = asked(read.prompts, template), MathsReward(graded)
     return Questions("", "maths", prompts, function, template, STOP_STRINGS[graded], repeated=read.repeated)

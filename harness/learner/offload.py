@@ -163,7 +163,7 @@ class Offload:
         kinds: that leave the device; moving another kind does nothing.
         target: where to; None moves nothing and measures nothing.
         tracer, lane: record the stages ``offload`` and ``onload``. A move in the middle of another stage opens a span
-            inside of that one's; see ``Interrupting``.
+            inside of that one's; see ``InterruptingTracer``.
     """
 
     def __init__(

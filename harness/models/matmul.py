@@ -13,7 +13,6 @@ another machine. oneDNN's operator is the one that TorchInductor emits; since it
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from torch.nn import functional as F
 
 from harness.core.cache_folder import default_cache_folder
 from harness.core.errors import UserError
+from harness.core.machine import fingerprint, processor_fields
 
 Library = Literal["onednn", "mkl"]
 Kind = Literal["forward", "input_gradient", "weight_gradient"]
@@ -185,14 +185,11 @@ def measured(seconds_of: Callable[[Callable[[], object]], float] = _seconds_of) 
 
 def _place() -> Path:
     """The file that holds the choice for this processor, its cores, torch and these variables."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    processor = [line for line in lines if line.partition(":")[0].strip() in _PROCESSOR] or [platform.processor()]
-    facts = [processor, os.cpu_count(), torch.__version__, [os.environ.get(name) for name in _SPEEDS]]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return default_cache_folder() / f"matmul-{digest[:12]}.json"
+    fields = processor_fields()
+    processor = {name: fields[name] for name in _PROCESSOR if name in fields} or platform.processor()
+    speeds = [os.environ.get(name) for name in _SPEEDS]
+    facts = {"processor": processor, "cores": os.cpu_count(), "torch": torch.__version__, "variables": speeds}
+    return default_cache_folder() / f"matmul-{fingerprint(facts)}.json"
 
 
 def _read(place: Path) -> Choice | None:

@@ -85,12 +85,12 @@ class DeviceTimes(SpanHook):
 
     def begin(self, span: HookedSpan) -> None:
         self._newest_step = max(self._newest_step, training_step(span.stage, span.step))
-        span.kept = self._edge()
+        span.kept[self] = self._edge()
 
     def end(self, span: HookedSpan) -> None:
         ended = self._edge()
         with self._lock:
-            self._pending.append((span, span.kept, ended))
+            self._pending.append((span, span.kept[self], ended))
 
     def _edge(self) -> _Edge:
         event = self._new_event()

@@ -96,10 +96,10 @@ class NvtxRanges(SpanHook):
             attributes = self._of_thread.attributes
         except AttributeError:
             attributes = self._of_thread.attributes = self._register()
-        span.kept = self._domain.start_range(attributes[span.stage], payload=span.step)
+        span.kept[self] = self._domain.start_range(attributes[span.stage], payload=span.step)
 
     def end(self, span: HookedSpan) -> None:
-        self._domain.end_range(span.kept)
+        self._domain.end_range(span.kept[self])
 
     def _register(self) -> dict[Stage, Any]:
         return {stage: self._domain.get_event_attributes(stage.value, category=category(stage)) for stage in Stage}

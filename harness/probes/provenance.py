@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import platform
 import subprocess
 from contextlib import suppress
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness.core.machine import fingerprint, processor_fields
 from harness.core.spawn_pool import usable_cores
 from harness.probes.nvml import list_gpus
 
@@ -60,7 +59,9 @@ def machine_facts(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgrou
     other machine.
     """
     missing: dict[str, str] = {}
-    cpu = _cpu_model(proc / "cpuinfo")
+    fields = processor_fields(proc)
+    models = (fields[key] for key in ("model name", "Hardware", "cpu model") if key in fields)
+    cpu = next(models, platform.processor() or None)
     if cpu is None:
         missing["cpu"] = "no model name in /proc/cpuinfo"
     memory = _memory_gib(proc / "meminfo", cgroup / "memory.max")
@@ -83,11 +84,6 @@ def operating_system() -> dict[str, str | None]:
     return {"system": platform.system(), "kernel": platform.release(), "distribution": distribution}
 
 
-def fingerprint(facts: dict[str, Any]) -> str:
-    """Return 12 hex digits that depend on these facts only."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def code_state(folder: Path | None = None) -> CodeState:
     """Return the state of the repository around ``folder`` (default: the current folder)."""
     folder = folder or Path.cwd()
@@ -96,18 +92,6 @@ def code_state(folder: Path | None = None) -> CodeState:
         return CodeState(None, None)
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return CodeState(commit.strip(), None if changes is None else bool(changes.strip()))
-
-
-def _cpu_model(cpuinfo: Path) -> str | None:
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or None
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Hardware", "cpu model") and value.strip():
-            return " ".join(value.split())
-    return platform.processor() or None
 
 
 def _memory_gib(meminfo: Path, limit: Path) -> int | None:

@@ -129,19 +129,18 @@ class ProfilerWindow(SpanHook):
         self._lock = threading.Lock()
 
     def begin(self, span: HookedSpan) -> None:
-        span.kept = None
         if self._over:
             return
         if self._lanes is None or span.lane in self._lanes:
             with self._lock:
                 self._begins("" if self._lanes is None else span.lane, training_step(span.stage, span.step))
         if self._mark is not None and self._running:
-            span.kept = self._mark(span.stage)
-            span.kept.__enter__()
+            span.kept[self] = mark = self._mark(span.stage)
+            mark.__enter__()
 
     def end(self, span: HookedSpan) -> None:
-        if span.kept is not None:
-            span.kept.__exit__(None, None, None)
+        if self in span.kept:
+            span.kept[self].__exit__(None, None, None)
 
     def _begins(self, lane: str, step: int) -> None:
         if self._over:

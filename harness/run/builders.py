@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.core.plugins import PluginKind, make_plugin
 from harness.core.protocols import Engine, Task
-from harness.core.trace import HookedTracer, Interrupting, Tracer
+from harness.core.trace import InterruptingTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.stop_strings import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
@@ -68,14 +68,10 @@ def _keyword_task(settings: Any) -> Task:
 
 def _jsonl_task(settings: Any) -> Task:
     from harness.tasks.jsonl import JsonlTask
-    from harness.tasks.rewards import RewardFunction
 
-    reward = settings.reward
-    if not isinstance(reward, str):
-        reward = [RewardFunction(part.function, part.weight, part.per, part.takes, part.name) for part in reward]
     return JsonlTask(
         settings.train,
-        reward,
+        settings.reward,
         validation=settings.validation,
         validation_fraction=settings.validation_fraction,
         fields=fields_of(settings),
@@ -91,7 +87,6 @@ def _maths_task(settings: Any) -> Task:
         validation_fraction=settings.validation_fraction,
         format=settings.format,
         prompt=settings.prompt,
-        symbolic_timeout_s=settings.symbolic_timeout_s,
         reward=settings.reward,
         fields=fields_of(settings),
     )
@@ -175,7 +170,7 @@ def _offload(scenario: Scenario, tracer: Tracer, device: str, lane: str = "learn
     settings = scenario.learner.offload
     if settings is None or scenario.model.type == "paced":
         return Offload(), tracer
-    tracer = HookedTracer(tracer, Interrupting())
+    tracer = InterruptingTracer(tracer)
     target = PinnedTarget() if device == "cuda" else FileTarget()
     return Offload(offloaded(scenario), target, tracer, lane), tracer
 

@@ -155,8 +155,6 @@ class MathsTaskSettings(ChatSettings):
     """`r1_zero` (thoughts, then tags), `question_only`, `r1_zero_reworded`, or a text file with `{question}` in it."""
     reward: Literal["r1_zero", "question_only"] | None = None
     """How answers are found: in the tags of `r1_zero`, or anywhere; null: as the prompt asks, if it is no file."""
-    symbolic_timeout_s: Seconds = 2.0
-    """Time limit for the symbolic comparison of one answer; an answer that exceeds it counts as wrong."""
 
 
 class ArithmeticTaskSettings(Section):

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Literal, NamedTuple
 
-from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.types import Prompt
+from harness.tasks.drawn import distinct_prompts
 from harness.tasks.maths.answers import agree_exactly
 from harness.tasks.maths.prompts import prompt_template
 from harness.tasks.maths.reward import STOP_STRINGS, r1_zero_reward_fn
@@ -23,8 +23,6 @@ from harness.tasks.maths.reward import STOP_STRINGS, r1_zero_reward_fn
 PROMPT = "r1_zero_reworded"
 """The prompt template: the one that the warm start of the ``maths`` preset is taught with."""
 HELD_OUT_ONE_IN = 10
-MOST_PROMPTS = {"train_prompts": 20_000, "validation_prompts": 2_000}
-"""Far below the 69,000 and 7,700 different problems of the two splits, so that drawing them is quick."""
 Sign = Literal["+", "-", "*"]
 Kind = tuple[Sign, tuple[range, ...]]
 _TWO_DIGITS = range(10, 100)
@@ -91,19 +89,14 @@ class ArithmeticTask:
     stop = STOP_STRINGS["r1_zero"]
 
     def __init__(self, train_prompts: int = 4096, validation_prompts: int = 256, seed: int = 0) -> None:
-        _check_prompt_count("train_prompts", train_prompts)
-        _check_prompt_count("validation_prompts", validation_prompts)
 
-        def draw(split: str, count: int) -> tuple[Prompt, ...]:
-            problems: dict[Problem, Prompt] = {}
-            drawn = problem_stream(derive_seed("arithmetic task", split, seed), held_out=split == "validation")
-            while len(problems) < count:
-                problem = next(drawn)
-                problems.setdefault(problem, arithmetic_prompt(problem))
-            return tuple(problems.values())
+        def draw(name: str, count: int, most: int) -> tuple[Prompt, ...]:
+            split = name.removesuffix("_prompts")
+            problems = problem_stream(derive_seed("arithmetic task", split, seed), held_out=split == "validation")
+            return distinct_prompts(name, count, most, ((problem, arithmetic_prompt(problem)) for problem in problems))
 
-        self.train_prompts = draw("train", train_prompts)
-        self.validation_prompts = draw("validation", validation_prompts)
+        self.train_prompts = draw("train_prompts", train_prompts, 20_000)  # of 69,000 problems: quickly drawn
+        self.validation_prompts = draw("validation_prompts", validation_prompts, 2_000)  # of 7,700
 
     def reward(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return ``reward``, ``format_reward`` and ``answer_reward`` of the ``r1_zero`` format.
@@ -189,13 +182,3 @@ def worked_examples(seed: int, slip_rate: float = 0.0) -> Iterator[Example]:
 
 def _is_same_number(answer: str, ground_truth: str) -> bool:
     return agree_exactly(answer, ground_truth) is True
-
-
-def _check_prompt_count(name: str, count: int) -> None:
-    most = MOST_PROMPTS[name]
-    if not 1 <= count <= most:
-        raise UserError(
-            f"{name} is {count}; it must be 1 to {most}",
-            where=f"task.{name}",
-            fix=f"set task.{name} to {min(max(count, 1), most)}",
-        )

@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from harness.core.errors import UserError
+from harness.core.errors import UserError, quoted
 from harness.core.types import Prompt
-from harness.tasks.rewards import RewardFunction, UserReward
-from harness.tasks.rows import Fields, Prompts, read_prompts, short, words_of
+from harness.tasks.rewards import UserReward
+from harness.tasks.rows import Fields, Prompts, read_prompts, words_of
+
+if TYPE_CHECKING:
+    from harness.settings.task import RewardFunctionSettings
 
 
 class JsonlTask:
@@ -29,7 +32,6 @@ class JsonlTask:
         fields: where prompt and ground truth stand, which the reward function gets beside the response as text.
 
     Attributes:
-        reward: the function or functions; they pickle by their names, without the prompts.
         notes: what is to be said about the files when a run begins.
 
     Raises:
@@ -40,7 +42,7 @@ class JsonlTask:
     def __init__(
         self,
         train: str | Path,
-        reward: str | Sequence[RewardFunction],
+        reward: str | Sequence[RewardFunctionSettings],
         validation: str | Path | None = None,
         validation_fraction: float = 0.1,
         fields: Fields | None = None,
@@ -64,32 +66,31 @@ class Parts(NamedTuple):
 def read_parts(
     train: str | Path, validation: str | Path | None, validation_fraction: float, read: Callable[[str | Path], Prompts]
 ) -> Parts:
-    """Read a task's two files, or one that is split.
-
-    Args:
-        train, validation, validation_fraction: see ``JsonlTask``.
-        read: reads a file.
+    """Read a task's two files with ``read``, or one that is split; the others as in ``JsonlTask``.
 
     Raises:
         UserError: a file cannot be read, cannot be split, or a prompt is in both.
     """
-    trained = read(train)
-    notes = [_note(train, trained)]
-    if validation is None:
-        parts = split_prompts(trained.prompts, validation_fraction, str(train))
-    else:
-        held_out = read(validation)
-        parts = trained.prompts, held_out.prompts
-        refuse_shared(*parts, str(train), str(validation))
-        notes.append(_note(validation, held_out))
-    return Parts(*parts, tuple(filter(None, notes)))
-
-
-def _note(file: str | Path, read: Prompts) -> str:
-    rows = "1 row repeats" if read.repeated == 1 else f"{read.repeated:,} rows repeat"
-    return (
-        f"{file}: {rows} an earlier prompt with the same answer; {len(read.prompts):,} prompts" if read.repeated else ""
+    files = {file: read(file) for file in (train, validation) if file is not None}
+    notes = tuple(
+        f"{file}: {'1 row repeats' if found.repeated == 1 else f'{found.repeated:,} rows repeat'} an earlier prompt "
+        f"with the same answer; {len(found.prompts):,} prompts"
+        for file, found in files.items()
+        if found.repeated
     )
+    if validation is None:
+        return Parts(*split_prompts(files[train].prompts, validation_fraction, str(train)), notes)
+    parts = Parts(files[train].prompts, files[validation].prompts, notes)
+    trained_on = {words_of(prompt.text) for prompt in parts.train}
+    shared = [prompt for prompt in parts.validation if words_of(prompt.text) in trained_on]
+    if shared:
+        raise UserError(
+            f"{len(shared)} of {len(parts.validation)} validation prompts are training prompts too, "
+            f"the first is {quoted(shared[0].text)}; held-out prompts must not be trained on",
+            where=f"{train} and {validation}",
+            fix="remove them from one of the two files, or set task.validation to null to split the first",
+        )
+    return parts
 
 
 def split_prompts(
@@ -112,34 +113,16 @@ def split_prompts(
         )
     count = math.ceil(validation_fraction * len(prompts))
     if count >= len(prompts):
-        raise UserError(
-            f"{len(prompts)} prompts, of which {count} would be held out for validation, leave 0 to train on",
-            where=where,
-            fix="add prompts, or lower task.validation_fraction",
-        )
-    held_out = set(map(words_of, sorted((prompt.text for prompt in prompts), key=_digest)[:count]))
+        what = f"{len(prompts)} prompts, of which {count} would be held out for validation, leave 0 to train on"
+        raise UserError(what, where, "add prompts, or lower task.validation_fraction")
+    by_digest = sorted((prompt.text for prompt in prompts), key=_digest)
+    held_out = set(map(words_of, by_digest[:count]))
     train = tuple(prompt for prompt in prompts if words_of(prompt.text) not in held_out)
     if not train:
-        raise UserError(
-            f"{len(prompts)} prompts that differ in white space alone cannot be split",
-            where=where,
-            fix="name a file in task.validation",
-        )
+        what = f"{len(prompts)} prompts that differ in white space alone cannot be split"
+        raise UserError(what, where, "name a file in task.validation")
     return train, tuple(prompt for prompt in prompts if words_of(prompt.text) in held_out)
 
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def refuse_shared(train: tuple[Prompt, ...], validation: tuple[Prompt, ...], train_file: str, file: str) -> None:
-    """Raise UserError if a prompt is both trained on and held out."""
-    trained_on = {words_of(prompt.text) for prompt in train}
-    shared = [prompt for prompt in validation if words_of(prompt.text) in trained_on]
-    if shared:
-        raise UserError(
-            f"{len(shared)} of {len(validation)} validation prompts are training prompts too, "
-            f"the first is {short(shared[0].text)}; held-out prompts must not be trained on",
-            where=f"{train_file} and {file}",
-            fix="remove them from one of the two files, or set task.validation to null to split the first",
-        )

@@ -8,7 +8,6 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.core.types import Prompt
 from harness.tasks.jsonl import read_parts
 from harness.tasks.keywords import keyword_reward
-from harness.tasks.rows import Fields, Prompts, prompts_from, read_rows
+from harness.tasks.rows import Fields, Prompts, Row, prompts_from, read_rows
 
 EXAMPLE = '{"prompt": "Write a sentence that includes the words: apple, red.", "answer": "The red apple fell."}'
 
@@ -35,11 +34,13 @@ class KeywordFileTask:
             its line), or a set of keywords is asked for in both files.
     """
 
+    reward = staticmethod(keyword_reward)
+
     def __init__(self, train: str | Path, validation: str | Path, fields: Fields | None = None) -> None:
         parts = read_parts(train, validation, 0.0, lambda file: read_keyword_prompts(file, fields))
         self.train_prompts, self.validation_prompts, self.notes = parts
-        trained_on = {_keyword_set(prompt.ground_truth) for prompt in self.train_prompts}
-        shared = [prompt for prompt in self.validation_prompts if _keyword_set(prompt.ground_truth) in trained_on]
+        trained_on = {_keyword_set(prompt) for prompt in self.train_prompts}
+        shared = [prompt for prompt in self.validation_prompts if _keyword_set(prompt) in trained_on]
         if shared:
             raise UserError(
                 f"{len(shared)} of {len(self.validation_prompts)} validation prompts ask for keywords that a training "
@@ -47,10 +48,6 @@ class KeywordFileTask:
                 where=f"{train} and {validation}",
                 fix="remove them from one of the two files",
             )
-
-    def reward(self, response: str, ground_truth: str) -> dict[str, float]:
-        """Return ``reward``, ``format_reward`` (always 1: no format is asked for) and ``answer_reward``."""
-        return keyword_reward(response, ground_truth)
 
 
 def read_keyword_prompts(file: str | Path, fields: Fields | None = None) -> Prompts:
@@ -60,7 +57,21 @@ def read_keyword_prompts(file: str | Path, fields: Fields | None = None) -> Prom
         UserError: see ``KeywordFileTask``.
     """
     fields = fields or Fields()
-    return prompts_from(file, read_rows(file), lambda row: _keyword_prompt(fields.read(row)), EXAMPLE)
+
+    def read(row: Row) -> Prompt:
+        prompt = fields.read(row)
+        keywords = keywords_of(prompt.text)
+        if not keywords:
+            fix = "end it as in: Write a sentence that includes the words: apple, red."
+            raise UserError(f"the prompt names no keywords: {prompt.text[:80]!r}", row.where, fix)
+        answer = prompt.ground_truth
+        missing = ", ".join(repr(word) for word in keywords if not keyword_inclusion_reward_fn(answer, [word]))
+        if missing:
+            what = f"the answer lacks {missing}, which its prompt asks for: {answer[:80]!r}"
+            raise UserError(what, row.where, "remove the row, or give a sentence with every keyword")
+        return replace(prompt, ground_truth=", ".join(keywords))
+
+    return prompts_from(file, read_rows(file, EXAMPLE), read, EXAMPLE)
 
 
 def keywords_of(prompt: str) -> list[str]:
@@ -69,27 +80,5 @@ def keywords_of(prompt: str) -> list[str]:
     return [word for word in map(str.strip, listed.strip().removesuffix(".").split(",")) if word] if colon else []
 
 
-def _keyword_prompt(row: Prompt) -> Prompt:
-    keywords = keywords_of(row.text)
-    if not keywords:
-        raise UserError(
-            f"the prompt names no keywords: {row.text[:80]!r}",
-            where=row.where,
-            fix="end it as in: Write a sentence that includes the words: apple, red.",
-        )
-    missing = _missing(row.ground_truth, keywords)
-    if missing:
-        raise UserError(
-            f"the answer lacks {', '.join(map(repr, missing))}, which its prompt asks for: {row.ground_truth[:80]!r}",
-            where=row.where,
-            fix="remove the row, or give a sentence with every keyword",
-        )
-    return replace(row, ground_truth=", ".join(keywords))
-
-
-def _missing(answer: str, keywords: Sequence[str]) -> list[str]:
-    return [word for word in keywords if not keyword_inclusion_reward_fn(answer, [word])]
-
-
-def _keyword_set(listed: str) -> frozenset[str]:
-    return frozenset(word.strip().casefold() for word in listed.split(","))
+def _keyword_set(prompt: Prompt) -> frozenset[str]:
+    return frozenset(word.strip().casefold() for word in prompt.ground_truth.split(","))

@@ -8,6 +8,7 @@ together in training, whatever the seeds and however many keywords a prompt has,
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from harness.core.errors import UserError
 from harness.core.keyword_reward import keyword_inclusion_reward_fn
 from harness.core.seeds import derive_seed
 from harness.core.types import Prompt
+from harness.tasks.drawn import distinct_prompts
 from harness.tasks.words import WORDS
 
 BLOCK_SIZE = 8
@@ -71,6 +73,8 @@ class KeywordTask:
         UserError: a number is out of its bounds, or more prompts are asked for than there are sets of words.
     """
 
+    reward = staticmethod(keyword_reward)
+
     def __init__(
         self,
         keywords_per_prompt: int = 2,
@@ -79,24 +83,19 @@ class KeywordTask:
         seed: int = 0,
     ) -> None:
         check_keyword_count(keywords_per_prompt)
-        blocks = len(keyword_blocks())
-        _check_prompt_count(
-            "train_prompts", train_prompts, math.comb(blocks, keywords_per_prompt) * BLOCK_SIZE**keywords_per_prompt
-        )
-        _check_prompt_count(
-            "validation_prompts", validation_prompts, blocks * math.comb(BLOCK_SIZE, keywords_per_prompt)
-        )
 
-        def draw(split: str, count: int, draw_keywords: _Draw) -> tuple[Prompt, ...]:
+        def draw(name: str, count: int, most: int, draw_keywords: _Draw) -> tuple[Prompt, ...]:
+            split = name.removesuffix("_prompts")
             rng = random.Random(derive_seed("keyword task", split, keywords_per_prompt, seed))
-            return _distinct_prompts(rng, count, keywords_per_prompt, draw_keywords)
+            sets = (draw_keywords(rng, keywords_per_prompt) for _ in itertools.repeat(None))
+            draws = ((frozenset(keywords), keyword_prompt(keywords)) for keywords in sets)
+            return distinct_prompts(name, count, most, draws, ", the number of different sets of words for this split")
 
-        self.train_prompts = draw("train", train_prompts, draw_training_keywords)
-        self.validation_prompts = draw("validation", validation_prompts, draw_held_out_keywords)
-
-    def reward(self, response: str, ground_truth: str) -> dict[str, float]:
-        """Return ``reward``, ``format_reward`` (always 1: no format is asked for) and ``answer_reward``."""
-        return keyword_reward(response, ground_truth)
+        blocks, words = len(keyword_blocks()), keywords_per_prompt
+        most = math.comb(blocks, words) * BLOCK_SIZE**words
+        self.train_prompts = draw("train_prompts", train_prompts, most, draw_training_keywords)
+        most = blocks * math.comb(BLOCK_SIZE, words)
+        self.validation_prompts = draw("validation_prompts", validation_prompts, most, draw_held_out_keywords)
 
 
 _Draw = Callable[[random.Random, int], tuple[str, ...]]
@@ -111,21 +110,3 @@ def check_keyword_count(keywords_per_prompt: int) -> None:
             where="task.keywords_per_prompt",
             fix="set task.keywords_per_prompt to 2",
         )
-
-
-def _check_prompt_count(name: str, count: int, available: int) -> None:
-    if not 1 <= count <= available:
-        raise UserError(
-            f"{name} is {count}; it must be 1 to {available}, the number of different sets of words for this split",
-            where=f"task.{name}",
-            fix=f"set task.{name} to {min(max(count, 1), available)}",
-        )
-
-
-def _distinct_prompts(rng: random.Random, count: int, keywords: int, draw_keywords: _Draw) -> tuple[Prompt, ...]:
-    """Draw until ``count`` prompts with different sets of words have come."""
-    prompts: dict[frozenset[str], Prompt] = {}
-    while len(prompts) < count:
-        drawn = draw_keywords(rng, keywords)
-        prompts.setdefault(frozenset(drawn), keyword_prompt(drawn))
-    return tuple(prompts.values())

@@ -4,57 +4,25 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from harness.core.errors import UserError
+from harness.core.errors import UserError, quoted
 from harness.core.plugins import PluginKind, described, is_ctrl_c, last_line, load_callable
 from harness.core.rewards import reward_number
+
+if TYPE_CHECKING:  # pydantic would double the time in which the process of a reward starts
+    from harness.settings.task import RewardFunctionSettings
 
 PARTS = ("reward", "format_reward", "answer_reward")
 NAMED = "_reward"
 """Ends the key of a part that has a name: ``brevity_reward`` is shown as ``reward/brevity``."""
 Row = Mapping[str, Any]
 """A line of a data file, every field of it."""
-_EXPECTED = "a finite number, or a dict with the key 'reward' and a finite number"
 KIND = PluginKind(
-    "reward",
-    "task.reward",
-    "(response: str, ground_truth: str) -> float",
-    "docs.examples.own_task.reward:score",
+    "reward", "task.reward", "(response: str, ground_truth: str) -> float", "docs.examples.own_task.reward:score"
 )
-_RETURN_FIX = "return a float such as 1.0, or {'reward': 1.0}"
-
-
-@dataclass(frozen=True, slots=True)
-class RewardFunction:
-    """One of a user's reward functions, and how it is called.
-
-    Attributes:
-        path: ``package.module:function``.
-        weight: its part of the reward is multiplied by it.
-        per: called for each ``response``, or once for the ``group`` of responses to one prompt: a list in, a list out.
-        takes: its second argument: the ``ground_truth``, or the whole ``row`` of the data file as a dict.
-        name: what its part is called in metrics; None takes the function's name.
-    """
-
-    path: str
-    weight: float = 1.0
-    per: Literal["response", "group"] = "response"
-    takes: Literal["ground_truth", "row"] = "ground_truth"
-    name: str | None = None
-
-    @property
-    def label(self) -> str:
-        """What its part is called in metrics."""
-        return self.name or self.path.rpartition(":")[2]
-
-    @property
-    def called_as(self) -> str:
-        """How the function is called, in code."""
-        first = "response: str" if self.per == "response" else "responses: list[str]"
-        return f"fn({first}, {'ground_truth: str' if self.takes == 'ground_truth' else 'row: dict'})"
+_EXPECTED = "expected a finite number, or a dict with the key 'reward' and a finite number"
 
 
 class UserReward:
@@ -62,11 +30,13 @@ class UserReward:
 
     With a list of functions the reward is the weighted sum of theirs, and so is the answer's part of it; the format is
     right as far as it is for every function (the least of theirs); and each function's own reward is kept under its
-    name, unweighted, as in TRL's ``rewards/<name>``.
+    name, unweighted, as in TRL's ``rewards/<name>``. A plain number r counts as reward r, format 1, answer r; the same
+    fills in the parts that a dict leaves out.
 
     Args:
         reward: ``package.module:function``, called as ``fn(response, ground_truth)`` and returning a number or a dict;
-            or functions with their weights. They are imported with the current folder on the import path.
+            or functions with their weights. They are imported with the current folder on the import path, and pickle by
+            their names.
 
     Attributes:
         needs_rows: whether a function takes whole rows.
@@ -76,12 +46,14 @@ class UserReward:
         UserError: a path has no colon, a module cannot be imported, or a name is missing or not callable.
     """
 
-    def __init__(self, reward: str | Sequence[RewardFunction]) -> None:
+    def __init__(self, reward: str | Sequence[RewardFunctionSettings]) -> None:
         self._given = reward if isinstance(reward, str) else tuple(reward)
-        functions = (RewardFunction(reward),) if isinstance(reward, str) else tuple(reward)
-        self._functions = tuple(_Called(function) for function in functions)
-        self.needs_rows = any(function.takes == "row" for function in functions)
-        self.calls_groups = any(function.per == "group" for function in functions)
+        if isinstance(reward, str):
+            self._functions = [_Function(reward)]
+        else:
+            self._functions = [_Function(each.function, each.per, each.takes) for each in reward]
+        self.needs_rows = any(function.takes == "row" for function in self._functions)
+        self.calls_groups = any(function.per == "group" for function in self._functions)
 
     def __call__(self, response: str, ground_truth: str, row: Row | None = None) -> dict[str, float]:
         """Return the rewards of one response, as the only one of its group; see ``of_group``."""
@@ -91,8 +63,6 @@ class UserReward:
         self, responses: Sequence[str], ground_truth: str, row: Row | None = None
     ) -> Iterator[dict[str, float]]:
         """Call what is called per group at once, and return the rewards of each response in turn as they are asked for.
-
-        A plain number r counts as reward r, format 1, answer r; the same fills in the parts that a dict leaves out.
 
         Args:
             responses: to one prompt.
@@ -106,19 +76,8 @@ class UserReward:
             UserError: a function raised or called ``sys.exit``, or returned something that is not a finite number, or
                 not one for each response.
         """
-        at_once = {
-            index: called.with_group(responses, ground_truth, row)
-            for index, called in enumerate(self._functions)
-            if called.function.per == "group"
-        }
-
-        def parts(place: int, response: str) -> list[dict[str, float]]:
-            return [
-                at_once[index][place] if index in at_once else called.with_response(response, ground_truth, row)
-                for index, called in enumerate(self._functions)
-            ]
-
-        return (self._summed(parts(place, response)) for place, response in enumerate(responses))
+        parts = [function.of_group(responses, ground_truth, row) for function in self._functions]
+        return map(self._summed, zip(*parts, strict=True))
 
     def try_out(self, ground_truth: str, row: Row | None = None) -> None:
         """Call every function once, with an empty response, or where it takes groups with two; raises as they do."""
@@ -127,105 +86,92 @@ class UserReward:
     def _summed(self, parts: Sequence[dict[str, float]]) -> dict[str, float]:
         if isinstance(self._given, str):
             return parts[0]
-        functions = [called.function for called in self._functions]
-        weighted = {
-            key: sum(function.weight * part[key] for function, part in zip(functions, parts, strict=True))
-            for key in ("reward", "answer_reward")
-        }
-        named = {f"{function.label}{NAMED}": part["reward"] for function, part in zip(functions, parts, strict=True)}
-        least = min(part["format_reward"] for part in parts)
+        each = list(zip(self._given, parts, strict=True))
         return {
-            "reward": weighted["reward"],
-            "format_reward": least,
-            "answer_reward": weighted["answer_reward"],
-            **named,
+            "reward": sum(settings.weight * part["reward"] for settings, part in each),
+            "format_reward": min(part["format_reward"] for part in parts),
+            "answer_reward": sum(settings.weight * part["answer_reward"] for settings, part in each),
+            **{f"{settings.label}{NAMED}": part["reward"] for settings, part in each},
         }
 
-    def __reduce__(self) -> tuple[type[UserReward], tuple[str | tuple[RewardFunction, ...]]]:
-        """Pickle by name: another process imports the functions again."""
+    def __reduce__(self) -> tuple[type[UserReward], tuple[str | tuple[RewardFunctionSettings, ...]]]:
         return UserReward, (self._given,)
 
 
-class _Called:
-    """One imported function."""
+class _Function:
+    """One imported function; ``per`` and ``takes`` as in its settings."""
 
-    def __init__(self, function: RewardFunction) -> None:
-        self.function = function
-        self._call: Callable[..., Any] = load_callable(function.path, KIND)
+    def __init__(self, path: str, per: str = "response", takes: str = "ground_truth") -> None:
+        self.path, self.per, self.takes = path, per, takes
+        self._call = load_callable(path, KIND)
+        first = "response: str" if per == "response" else "responses: list[str]"
+        self._called_as = f"it is called as fn({first}, {'row: dict' if takes == 'row' else 'ground_truth: str'})"
 
-    def with_response(self, response: str, ground_truth: str, row: Row | None) -> dict[str, float]:
-        """Return the three parts of one response."""
-        value = self._returned_for(response, f"the response {_short(response)}", ground_truth, row)
-        return self._checked(value, "")
+    def of_group(self, responses: Sequence[str], ground_truth: str, row: Row | None) -> Iterator[dict[str, float]]:
+        """Return the three parts of each response, made now where the function takes groups, else as they are asked."""
+        if self.per == "group" and responses:
+            asked = f"{len(responses)} responses, the first {quoted(responses[0])},"
+            values = self._as_list(self._returned(list(responses), asked, ground_truth, row), len(responses))
+            numbered = enumerate(values, 1)
+            return iter([self._parts(value, f" for response {number} of the group") for number, value in numbered])
+        return (
+            self._parts(self._returned(response, f"the response {quoted(response)}", ground_truth, row))
+            for response in responses
+        )
 
-    def with_group(self, responses: Sequence[str], ground_truth: str, row: Row | None) -> list[dict[str, float]]:
-        """Return the three parts of each response."""
-        asked = f"{len(responses)} responses, the first {_short(responses[0])},"
-        values = self._returned_for(list(responses), asked, ground_truth, row)
-        if hasattr(values, "tolist"):  # of numpy or torch
-            values = values.tolist()
-        if not isinstance(values, list | tuple):
-            raise self._returned(
-                values, f"of type {type(values).__name__}; expected a list of {len(responses)} rewards", self._list_fix
-            )
-        if len(values) != len(responses):
-            what = f"{len(values)} rewards for {len(responses)} responses; expected one for each, in their order"
-            raise self._wrong(f"returned {what}", self._list_fix)
-        return [self._checked(value, f" for response {number} of the group") for number, value in enumerate(values, 1)]
-
-    def _returned_for(self, first: str | list[str], asked: str, ground_truth: str, row: Row | None) -> Any:
-        takes_row = self.function.takes == "row"
-        second: Any = copy.deepcopy(dict(row or {})) if takes_row else ground_truth
+    def _returned(self, first: str | list[str], asked: str, ground_truth: str, row: Row | None) -> Any:
+        second: Any
+        if self.takes == "row":
+            second, beside = copy.deepcopy(dict(row or {})), f"the row {quoted(dict(row or {}))}"
+        else:
+            second, beside = ground_truth, f"the ground truth {quoted(ground_truth)}"
         try:
             value = self._call(first, second)
         except BaseException as error:  # sys.exit(0) would end a failed run as a success
             if is_ctrl_c(error):
                 raise
-            beside = f"the row {_short(dict(row or {}))}" if takes_row else f"the ground truth {_short(ground_truth)}"
             raise UserError(
-                f"the reward function {self.function.path} raised {described(error)} for {asked} and {beside}",
-                where=last_line(error) or self.function.path,
-                fix=f"it is called as {self.function.called_as} and must answer for every text, also ''",
+                f"the reward function {self.path} raised {described(error)} for {asked} and {beside}",
+                where=last_line(error) or self.path,
+                fix=f"{self._called_as} and must answer for every text, also ''",
             ) from error
         if inspect.isawaitable(value):
             if inspect.iscoroutine(value):
                 value.close()  # else Python warns that it was never awaited
             fix = "make it a plain function (def), which may call asyncio.run"
-            raise self._wrong(f"returned a {type(value).__name__}: it is async, and rewards are not awaited", fix)
+            raise self._wrong(f"a {type(value).__name__}: it is async, and rewards are not awaited", fix)
         return value
 
-    def _checked(self, value: Any, which: str) -> dict[str, float]:
-        if not isinstance(value, Mapping):
-            value = {"reward": value}
-        elif "reward" not in value:
-            raise self._returned(dict(value), f"which lacks the key 'reward'{which}; expected {_EXPECTED}")
-        unknown = [key for key in value if key not in PARTS]
+    def _as_list(self, values: Any, count: int) -> Sequence[Any]:
+        fix = f"{self._called_as}: return a list of as many rewards as there are responses"
+        if hasattr(values, "tolist"):  # of numpy or torch
+            values = values.tolist()
+        if not isinstance(values, list | tuple):
+            kind = f"of type {type(values).__name__}; expected a list of {count} rewards"
+            raise self._wrong(f"{quoted(values)}, {kind}", fix)
+        if len(values) != count:
+            raise self._wrong(
+                f"{len(values)} rewards for {count} responses; expected one for each, in their order", fix
+            )
+        return values
+
+    def _parts(self, value: Any, which: str = "") -> dict[str, float]:
+        """Return the three parts; ``which`` of the group's responses the value is for is told in errors."""
+        given = dict(value) if isinstance(value, Mapping) else {"reward": value}
+        unknown = [key for key in given if key not in PARTS]
+        if "reward" not in given:
+            raise self._wrong(f"{quoted(given)}, which lacks the key 'reward'{which}; {_EXPECTED}")
         if unknown:
-            known = ", ".join(PARTS)
-            detail = f"whose key {unknown[0]!r} is none of {known}{which}; expected {_EXPECTED}"
-            raise self._returned(dict(value), detail)
-        reward = value["reward"]
-        parts = {"reward": reward, "format_reward": 1.0, "answer_reward": reward} | dict(value)
-        return {name: self._number(name, part, which) for name, part in parts.items()}
+            detail = f"whose key {unknown[0]!r} is none of {', '.join(PARTS)}{which}"
+            raise self._wrong(f"{quoted(given)}, {detail}; {_EXPECTED}")
+        parts: dict[str, float] = {}
+        for name, part in ({"reward": None, "format_reward": 1.0, "answer_reward": given["reward"]} | given).items():
+            try:
+                parts[name] = reward_number(part)
+            except ValueError as error:
+                what = f"{error}, " if str(error) else ""
+                raise self._wrong(f"{quoted(part)}, {what}as its {name}{which}; {_EXPECTED}") from None
+        return parts
 
-    def _number(self, name: str, value: Any, which: str) -> float:
-        try:
-            return reward_number(value)
-        except ValueError as error:
-            what = f"{error}, " if str(error) else ""
-            raise self._returned(value, f"{what}as its {name}{which}; expected {_EXPECTED}") from None
-
-    def _returned(self, value: Any, detail: str, fix: str = _RETURN_FIX) -> UserError:
-        return self._wrong(f"returned {_short(value)}, {detail}", fix)
-
-    def _wrong(self, what: str, fix: str) -> UserError:
-        return UserError(f"the reward function {self.function.path} {what}", where=self.function.path, fix=fix)
-
-    @property
-    def _list_fix(self) -> str:
-        return f"it is called as {self.function.called_as}: return a list of as many rewards as there are responses"
-
-
-def _short(value: Any, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    def _wrong(self, what: str, fix: str = "return a float such as 1.0, or {'reward': 1.0}") -> UserError:
+        return UserError(f"the reward function {self.path} returned {what}", where=self.path, fix=fix)

@@ -11,7 +11,8 @@ import torch
 
 from harness.core.rewards import reward_number, rewards_differ
 from harness.grpo import compute_group_normalized_rewards
-from harness.tasks.rewards import RewardFunction, UserReward
+from harness.settings.task import RewardFunctionSettings
+from harness.tasks.rewards import UserReward
 from harness.tasks.scoring import RewardFailed, checked
 
 TAKEN = [
@@ -65,7 +66,7 @@ def ways(value, monkeypatch):
     module = SimpleNamespace(one=lambda response, truth: value, group=lambda responses, truth: [value] * len(responses))
     module.part = lambda response, truth: {"reward": value, "format_reward": value}
     monkeypatch.setitem(__import__("sys").modules, "reward_kinds", module)
-    in_group = RewardFunction("reward_kinds:group", per="group")
+    in_group = RewardFunctionSettings(function="reward_kinds:group", per="group")
     dict_of_three = {"reward": value, "format_reward": value, "answer_reward": value}
     yield lambda: UserReward("reward_kinds:one")("text", "")["reward"]
     yield lambda: UserReward("reward_kinds:part")("text", "")["format_reward"]
@@ -97,7 +98,7 @@ def test_an_async_function_is_refused_as_one(per, monkeypatch):
 
     monkeypatch.setitem(__import__("sys").modules, "reward_kinds", SimpleNamespace(late=late))
     with pytest.raises(ValueError, match=r"reward_kinds:late returned a coroutine: it is async"):
-        UserReward([RewardFunction("reward_kinds:late", per=per)])("text", "")
+        UserReward([RewardFunctionSettings(function="reward_kinds:late", per=per)])("text", "")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import RunStopped
-from harness.core.trace import HookedTracer, Interrupting, NullTracer, RecordingTracer, Stage
+from harness.core.trace import InterruptingTracer, NullTracer, RecordingTracer, Stage
 from harness.core.types import Metrics, RolloutGroup, WeightHandle
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.offload import FileTarget, Offload, movable, pinned_memory
@@ -252,7 +252,7 @@ class Sleeper:
 def test_the_learner_is_away_before_the_engine_wakes_and_comes_back_after_it_sleeps() -> None:
     """One training step of a colocated Learner, stage by stage."""
     tracer = RecordingTracer(count(0, 10).__next__)
-    lane = HookedTracer(tracer, Interrupting())
+    lane = InterruptingTracer(tracer)
     offload = Offload(EVERYTHING, Counted(), lane)
     trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, replace(RICH, minibatches_per_epoch=1), offload=offload)
     worker = LearnerWorker(trainer, InProcessTransport(snapshot=True), tracer=lane, offload=offload)

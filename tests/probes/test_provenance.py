@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 import harness
+from harness.core.machine import fingerprint
 from harness.probes.nvml import gpu_limits
-from harness.probes.provenance import CodeState, code_state, fingerprint, machine_facts, package_versions
+from harness.probes.provenance import CodeState, code_state, machine_facts, package_versions
 from tests.stand_ins.fake_nvml import FakeDevice, FakeNvml
 
 

@@ -131,7 +131,8 @@ def test_a_megabyte_is_searched_in_one_pass(text: str) -> None:
 
 
 def test_closing_rewards_ends_the_process_and_the_next_answer_starts_another() -> None:
-    reward = MathsReward("r1_zero", 600.0)
+    reward = MathsReward("r1_zero")
+    reward.grader.symbolic.timeout_s = 600.0
     rewards = DirectRewards(reward, never)
     assert rewards([r"</think> <answer>\sqrt{4}</answer>"], "2") == [RIGHT]
     rewards.close()
@@ -142,7 +143,8 @@ def test_closing_rewards_ends_the_process_and_the_next_answer_starts_another() -
 
 
 def test_the_reward_pickles_without_its_process() -> None:
-    reward = MathsReward("question_only", 600.0)
+    reward = MathsReward("question_only")
+    reward.grader.symbolic.timeout_s = 600.0
     assert reward(r"\boxed{\sqrt{4}}", "2") == RIGHT
     copied = pickle.loads(pickle.dumps(reward))
     assert copied.grader.symbolic.counts.started == 0

@@ -331,7 +331,7 @@ def test_bytes_that_never_make_an_answer_do_not_outlast_the_limit(timed, write: 
 
 
 def test_killing_a_process_twice_closes_nothing_of_others() -> None:
-    process = ChildProcess("harness.tasks.scoring:serve_rewards")
+    process = ChildProcess("harness.tasks.scoring:prepare_rewards")
     process.kill()
     others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]  # they get the numbers that have become free
     process.kill()
@@ -352,7 +352,7 @@ def test_the_stop_signal_ends_a_function_that_hangs(timed, write: Write) -> None
     [
         (
             "raise ImportError('only once')",
-            "the reward function cannot be had in a process of its own: UserError: the reward "
+            "the process of the reward function cannot start: UserError: the reward "
             f"'{NAME}:score' cannot be imported: importing it raised ImportError: only once",
         ),
         ("os._exit(5)", "the process of the reward function ended with exit code 5 while it started"),

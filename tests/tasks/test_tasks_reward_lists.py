@@ -13,8 +13,9 @@ from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer
 from harness.core.types import Completion, GroupData, Metric, Prompt, Purpose, RolloutGroup, WorkItem
 from harness.run.workers import ScorerWorker
+from harness.settings.task import RewardFunctionSettings
 from harness.tasks.jsonl import JsonlTask
-from harness.tasks.rewards import RewardFunction, UserReward
+from harness.tasks.rewards import UserReward
 from harness.tasks.scoring import DirectRewards, GroupRewards, RewardFailed, TimedRewards
 
 NAME = "reward_list_under_test"
@@ -75,7 +76,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Return what makes group rewards of each kind, closed at the end."""
     made: list[GroupRewards] = []
 
-    def of(*functions: RewardFunction, timeout_s: float = 600.0) -> GroupRewards:
+    def of(*functions: RewardFunctionSettings, timeout_s: float = 600.0) -> GroupRewards:
         reward = UserReward(functions)
         direct = request.param == "direct"
         made.append(DirectRewards(reward, lambda: False) if direct else TimedRewards(reward, timeout_s, lambda: False))
@@ -86,15 +87,15 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         rewards.close()
 
 
-def function(called: str, **settings: object) -> RewardFunction:
-    return RewardFunction(f"{NAME}:{called}", **settings)  # type: ignore[arg-type]
+def function(called: str, **settings: object) -> RewardFunctionSettings:
+    return RewardFunctionSettings(function=f"{NAME}:{called}", **settings)  # type: ignore[arg-type]
 
 
-def row(called: str, **settings: object) -> RewardFunction:
+def row(called: str, **settings: object) -> RewardFunctionSettings:
     return function(called, takes="row", **settings)
 
 
-def group(called: str, **settings: object) -> RewardFunction:
+def group(called: str, **settings: object) -> RewardFunctionSettings:
     return function(called, per="group", **settings)
 
 

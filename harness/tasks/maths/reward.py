@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from harness.core.errors import UserError
 from harness.tasks.maths.extraction import ANSWER_END, boxed_answer, stated_answer, tagged_answer
 from harness.tasks.maths.symbolic import AnswerGrader, shared_grader
 
-
-class AnswersAgree(Protocol):
-    """Tells whether an answer means the same as the ground truth."""
-
-    def __call__(self, answer: str, ground_truth: str) -> bool: ...
+AnswersAgree = Callable[[str, str], bool]
+"""Tells whether an answer means the same as the ground truth."""
 
 
 def r1_zero_reward_fn(response: str, ground_truth: str, *, agree: AnswersAgree | None = None) -> dict[str, float]:
@@ -93,26 +89,21 @@ def reward_of(prompt: str, reward: str | None = None) -> str:
 
 
 class MathsReward:
-    """The reward of a maths task: one of ``REWARD_FUNCTIONS`` with a grader of its own.
+    """The reward of a maths task: one of ``REWARD_FUNCTIONS`` by its name, with a grader of its own.
 
-    Args:
-        reward: its name.
-        symbolic_timeout_s: seconds that the symbolic comparison of one answer may take.
+    It pickles without the grader: another process makes its own.
     """
 
-    def __init__(self, reward: str, symbolic_timeout_s: float) -> None:
-        self._name, self._symbolic_timeout_s = reward, symbolic_timeout_s
-        self._function = REWARD_FUNCTIONS[reward]
-        self.grader = AnswerGrader(symbolic_timeout_s)
+    def __init__(self, reward: str) -> None:
+        self._name, self.grader = reward, AnswerGrader()
 
     def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
         """Return ``reward``, ``format_reward`` and ``answer_reward`` of one response."""
-        return self._function(response, ground_truth, agree=self.grader)
+        return REWARD_FUNCTIONS[self._name](response, ground_truth, agree=self.grader)
 
     def close(self) -> None:
         """End the grader's process; the next symbolic comparison starts another."""
         self.grader.close()
 
-    def __reduce__(self) -> tuple[type[MathsReward], tuple[str, float]]:
-        """Pickle without the grader: another process makes its own."""
-        return MathsReward, (self._name, self._symbolic_timeout_s)
+    def __reduce__(self) -> tuple[type[MathsReward], tuple[str]]:
+        return MathsReward, (self._name,)

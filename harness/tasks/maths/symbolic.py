@@ -11,18 +11,18 @@ import re
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from harness.core.child_process import START_S, ChildProcess
+from harness.core.child_process import ChildProcess
 from harness.core.errors import UserError
 from harness.core.extras import how_to_install
 from harness.tasks.maths.answers import agree_exactly, comparable, separate_parts, split_parts
 from harness.tasks.maths.spelling import compiled, rewritten
 from harness.tasks.maths.units import DEGREE, take_off_unit
 
+SYMBOLIC_TIMEOUT_S = 2.0
+"""Seconds that one comparison may take; then the answer counts as wrong."""
 MAX_SYMBOLIC_CHARS = 300
 """A longer text is wrong without asking."""
 MAX_DEPTH = 20
@@ -31,6 +31,7 @@ REMEMBERED = 4096
 """Verdicts kept, so that a group that repeats an answer asks once."""
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
+_OWN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 _FUNCTIONS = "sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|sinh|cosh|tanh|min|max|gcd|lcm"
 _AS_LATEX = compiled(
     (r"(?<![\d.}])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}", r"(\1+\\frac{\2}{\3})"),  # algebra reads a product
@@ -81,17 +82,17 @@ class SymbolicComparer:
     The process starts at the first comparison. It is killed when this object goes, and ends with this process.
 
     Args:
-        timeout_s: seconds that one comparison may take; then the answer counts as wrong. Neither the start of the
-            process counts nor the wait for another thread's comparison.
+        timeout_s: seconds that one comparison may take. Neither the start of the process counts nor the wait for
+            another thread's comparison.
 
     Attributes:
         counts: what became of the comparisons.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float = SYMBOLIC_TIMEOUT_S) -> None:
         self.timeout_s, self.counts = timeout_s, Counts()
         self._lock = threading.Lock()
-        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._verdicts: dict[tuple[str, str], bool] = {}  # those asked for last at the end
         self._running: list[ChildProcess] = []
         weakref.finalize(self, _kill_all, self._running)
 
@@ -106,55 +107,47 @@ class SymbolicComparer:
             if asked is None:
                 self.counts.refused += 1
                 return False
-            if asked in self._verdicts:
-                self.counts.remembered += 1
-                self._verdicts.move_to_end(asked)
-                return self._verdicts[asked]
-            verdict = self._verdicts[asked] = self._ask(*asked)
+            self.counts.remembered += asked in self._verdicts
+            verdict = self._verdicts.pop(asked) if asked in self._verdicts else self._ask(*asked)
+            self._verdicts[asked] = verdict
             if len(self._verdicts) > REMEMBERED:
-                self._verdicts.popitem(last=False)
+                del self._verdicts[next(iter(self._verdicts))]
             return verdict
 
     def _ask(self, answer: str, truth: str) -> bool:
         process = self._started()
         self.counts.asked += 1
-        question = {"number": self.counts.asked, "answer": answer, "truth": truth}
         began = time.monotonic()
+        process.send({"number": self.counts.asked, "answer": answer, "truth": truth}, self.timeout_s)
+        reply = {}
         try:
-            process.send(question, self.timeout_s)
-            reply = process.receive(began + self.timeout_s, _never)
+            reply = process.receive(began + self.timeout_s)
         except TimeoutError:
             self.counts.timed_out += 1
-            reply = {}
         except ConnectionError:
             self.counts.died += 1
-            reply = {}
         self.counts.longest_s = max(self.counts.longest_s, time.monotonic() - began)
-        trusted = reply.get("number") == question["number"]
-        if not trusted or reply.get("last"):
+        is_trusted = reply.get("number") == self.counts.asked
+        if not is_trusted or reply.get("last"):
             _kill_all(self._running)
-        return trusted and reply.get("equal") is True
+        return is_trusted and reply.get("equal") is True
 
     def _started(self) -> ChildProcess:
-        """Return the process, started and ready."""
         if self._running:
             return self._running[0]
-        process = ChildProcess("harness.tasks.maths.symbolic_process:serve_comparisons", _environment())
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _OWN_ENVIRONMENT
+        process = ChildProcess("harness.tasks.maths.symbolic_process:prepare_comparisons", environment)
         self._running.append(process)
         self.counts.started += 1
         try:
-            reply: dict[str, Any] = process.receive(time.monotonic() + START_S, _never)
-        except TimeoutError:
-            reply = {"failed": f"it was not ready within {START_S:g} s"}
+            process.wait_until_ready()
         except ConnectionError as error:
-            reply = {"failed": f"it {error}"}
-        if reply.get("ready") is not True:
             _kill_all(self._running)
             raise UserError(
-                f"the process that compares answers by algebra cannot start: {str(reply.get('failed'))[:200]}",
+                f"the process that compares answers by algebra {str(error)[:200]}",
                 where="harness.tasks.maths.symbolic",
                 fix=f"install the harness again, math-verify included: {how_to_install('train')}",
-            )
+            ) from None
         return process
 
     def forget(self) -> None:
@@ -208,29 +201,13 @@ def _worth_asking(text: str) -> bool:
     return deepest <= MAX_DEPTH
 
 
-def _environment() -> dict[str, str]:
-    """Return what little the process gets of this one's environment."""
-    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
 def _kill_all(running: list[ChildProcess]) -> None:
     while running:
         running.pop().kill()
 
 
-def _never() -> bool:
-    return False
-
-
-SYMBOLIC_TIMEOUT_S = 2.0
-
-
 class AnswerGrader:
     """Compares answers; any thread may call it.
-
-    Args:
-        symbolic_timeout_s: seconds that the symbolic comparison of one answer may take; then the answer is wrong.
 
     Attributes:
         symbolic: compares what exact rules cannot decide, and counts what became of it.
@@ -249,7 +226,5 @@ class AnswerGrader:
         self.symbolic.close()
 
 
-@cache
-def shared_grader() -> AnswerGrader:
-    """Return this process's grader, for reward functions that are called without one."""
-    return AnswerGrader()
+shared_grader = cache(AnswerGrader)
+"""Returns this process's grader, for reward functions that are called without one."""

@@ -1,8 +1,7 @@
 """What the process of the symbolic comparison does: the one place where sympy and math-verify are loaded.
 
-    answered   {"ready": true} or {"failed": why}            once, at the start
     asked      {"number": 7, "answer": "...", "truth": "..."}
-    answered   {"number": 7, "equal": true, "last": false}; with "last" the process ends
+    answered   {"number": 7, "equal": true, "last": false}; after "last" the process is to end
 
 math-verify has two readers. The one for plain expressions hands text to sympy's ``parse_expr``, and so to Python's
 ``eval``; it is not used. The one for LaTeX (latex2sympy) has a grammar, and builds expressions out of what that finds;
@@ -12,24 +11,22 @@ any text, and evaluated text may name nothing but a few of sympy's numbers: see 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import resource
-import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import CodeType
 from typing import Any
 
-from harness.core.child_process import line_of
+from harness.core.child_process import Message
 
 MEMORY_BYTES = 1 << 30
 """Address space of the process; what asks for more gets a MemoryError, and its answer is wrong."""
 KEPT_BYTES = 512 << 20
-"""A process that has grown beyond this ends after its answer."""
+"""A process that has grown beyond this is replaced after its answer."""
 
 NAMES_IN_TEXT = frozenset({"sympy", "Integer", "Float", "Rational"})
 """What evaluated text may name: sympy reads a number as ``Integer(3)``, and polynomials (``monomial_``) write code."""
@@ -47,34 +44,19 @@ class Forbidden(Exception):
     """The process tried what no comparison needs."""
 
 
-def serve_comparisons(connection_fd: int) -> None:
-    """Answer one question after the other until the connection ends.
+def prepare_comparisons(_messages: Iterator[Message]) -> Callable[[Message], list[Message]]:
+    """Load the library, confine the process, and return what answers a question."""
+    compare = _load()
+    confine()
 
-    Args:
-        connection_fd: the socket.
-    """
-    os.set_inheritable(connection_fd, False)
-    with socket.socket(fileno=connection_fd) as connection, connection.makefile("rb") as requests:
+    def answer(question: Message) -> list[Message]:
         try:
-            compare = _load()
-            confine()
-        except Exception as error:
-            connection.sendall(line_of({"failed": f"{type(error).__name__}: {error}"}))
-            return
-        connection.sendall(line_of({"ready": True}))
-        for request in requests:
-            answer = _answer(compare, json.loads(request))
-            connection.sendall(line_of(answer))
-            if answer["last"]:
-                return
+            equal = compare(question["answer"], question["truth"])
+        except Exception:  # whatever it is, it is the text's fault: nobody can tell that the answers agree
+            equal = False
+        return [{"number": question["number"], "equal": equal is True, "last": _resident_bytes() > KEPT_BYTES}]
 
-
-def _answer(compare: _Compare, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        equal = compare(request["answer"], request["truth"])
-    except Exception:  # whatever it is, it is the text's fault: nobody can tell that the answers agree
-        equal = False
-    return {"number": request["number"], "equal": equal is True, "last": _resident_bytes() > KEPT_BYTES}
+    return answer
 
 
 def _resident_bytes() -> int:

@@ -10,32 +10,28 @@ Hendrycks et al. (arXiv 2103.03874) and Cobbe et al. (arXiv 2110.14168).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from harness.core.errors import UserError
+from harness.core.errors import UserError, quoted
 from harness.core.extras import how_to_install
 from harness.core.types import Prompt
 from harness.tasks.jsonl import read_parts
 from harness.tasks.maths.extraction import MAX_ANSWER_CHARS, boxed_answer
 from harness.tasks.maths.prompts import PromptTemplate, prompt_template
 from harness.tasks.maths.reward import STOP_STRINGS, MathsReward, reward_of
-from harness.tasks.maths.symbolic import SYMBOLIC_TIMEOUT_S
 from harness.tasks.rows import (
     AUTO,
     Fields,
     Prompts,
-    RawRow,
     Row,
     checked_text,
-    parse_row,
     prompts_from,
     read_rows,
-    short,
     turns_as_text,
 )
 
@@ -63,16 +59,16 @@ def read_problems(file: str | Path, file_format: FileFormat = "auto", fields: Fi
     Raises:
         UserError: the file cannot be read or holds no problem, its format cannot be told, or rows are bad.
     """
-    rows = read_rows(file)
-    first = next(_sound(rows, file), None)
+    rows = read_rows(file, EXAMPLE)
+    first = next((row for row in rows if _is_sound(row)), None)
     read = fields.read if first is None else _Problems(first, file_format, fields).read
     return prompts_from(file, rows, read, EXAMPLE)
 
 
-def _sound(rows: Sequence[RawRow], file: str | Path) -> Iterator[Row]:
-    for raw in rows:
-        with suppress(UserError):
-            yield parse_row(raw, file, EXAMPLE)
+def _is_sound(row: Row) -> bool:
+    with suppress(UserError):
+        return isinstance(row.fields, dict)
+    return False
 
 
 class _Problems:
@@ -83,18 +79,17 @@ class _Problems:
     """
 
     def __init__(self, first: Row, file_format: FileFormat, fields: Fields) -> None:
-        self._fields, self._format, self._answer = fields, file_format, fields.answer
+        self._fields, self._is_auto, self._named = fields, file_format == "auto", fields.answer
+        self._answer = fields.answer or "answer"
         usual = {"gsm8k": "question", "math": "problem"}.get(file_format)
         self._question = fields.prompt or usual or _detected(first)
-        self._style = {"gsm8k": "hashes", "math": "bare"}.get(file_format) or self._style_of(first)
-
-    def _style_of(self, row: Row) -> str:
-        text = row.find(self._answer or "answer")
-        if not isinstance(text, str):
-            return "bare"
-        if HASHES in text:
-            return "hashes"
-        return "boxed" if self._answer is not None and boxed_answer(text) is not None else "bare"
+        self._style = {"gsm8k": "hashes", "math": "bare"}.get(file_format, "bare")
+        text = first.find(self._answer)
+        if self._is_auto and isinstance(text, str):
+            if HASHES in text:
+                self._style = "hashes"
+            elif self._named is not None and boxed_answer(text) is not None:
+                self._style = "boxed"
 
     def read(self, row: Row) -> Prompt:
         """Return the problem of a row.
@@ -105,66 +100,48 @@ class _Problems:
         question, turns = self._fields.asked(row, self._question)
         answer = self._answer_of(row).strip()
         if not answer or len(answer) > MAX_ANSWER_CHARS:
-            raise UserError(
-                f"the answer has {len(answer)} characters; it must have 1 to {MAX_ANSWER_CHARS}",
-                where=row.where,
-                fix="write the answer alone",
-            )
+            what = f"the answer has {len(answer)} characters; it must have 1 to {MAX_ANSWER_CHARS}"
+            raise UserError(what, row.where, "write the answer alone")
         return Prompt(question.strip(), answer, turns=turns, where=row.where)
 
     def _answer_of(self, row: Row) -> str:
-        name = self._answer or "answer"
-        if self._answer is None and self._style == "bare" and row.find(name) is None and "solution" in row.fields:
+        name, style = self._answer, self._style
+        if self._named is None and style == "bare" and row.find(name) is None and "solution" in row.fields:
             return _in_box(row, "solution", ", and no field 'answer'")
-        if self._style == "boxed":
+        if style == "boxed":
             return _in_box(row, name)
         value = row.needed(name, "task.answer_field")
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):  # as OlympiadBench has it
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UserError(
-                f"the field {name!r} is no text and no number: {short(value)}",
-                where=row.where,
-                fix="write the answer as text, or remove the row",
-            )
+            what = f"the field {name!r} is no text and no number: {quoted(value)}"
+            raise UserError(what, row.where, "write the answer as text, or remove the row")
         text = checked_text(value, name, row.where) if isinstance(value, str) else row.answer(name)
-        if self._style == "hashes":
-            if HASHES not in text:
-                raise UserError(
-                    f"no {HASHES} in the field {name!r}, behind which the answer stands",
-                    where=row.where,
-                    fix='end the field with the answer, as in "... #### 18", or have bare answers in all rows',
-                )
-            return text.rpartition(HASHES)[2]
-        if HASHES in text and self._format == "auto":
-            raise UserError(
-                f"{HASHES} in the field {name!r}, which that of the first row does not have",
-                where=row.where,
-                fix=f"write all answers alone, or all behind {HASHES}",
-            )
-        return text
+        if style == "hashes" and HASHES not in text:
+            what = f"no {HASHES} in the field {name!r}, behind which the answer stands"
+            fix = 'end the field with the answer, as in "... #### 18", or have bare answers in all rows'
+            raise UserError(what, row.where, fix)
+        if style == "bare" and HASHES in text and self._is_auto:
+            what = f"{HASHES} in the field {name!r}, which that of the first row does not have"
+            raise UserError(what, row.where, f"write all answers alone, or all behind {HASHES}")
+        return text.rpartition(HASHES)[2] if style == "hashes" else text
 
 
 def _detected(row: Row) -> str:
     for name in ("problem", "question"):
         if name in row.fields:
             return name
-    raise UserError(
-        "neither a field 'problem' (as in MATH) nor a field 'question' (as in GSM8K); it has "
-        f"{', '.join(map(repr, row.fields)) or 'no field at all'}",
-        where=row.where,
-        fix=row.advice("problem", "task.prompt_field"),
-    )
+    there = ", ".join(map(repr, row.fields)) or "no field at all"
+    what = f"neither a field 'problem' (as in MATH) nor a field 'question' (as in GSM8K); it has {there}"
+    raise UserError(what, row.where, row.advice("problem", "task.prompt_field"))
 
 
 def _in_box(row: Row, name: str, beside: str = "") -> str:
     boxed = boxed_answer(checked_text(row.needed(name, "task.answer_field"), name, row.where))
     if boxed is None:
-        raise UserError(
-            rf"no \boxed{{...}} that is closed again in the field {name!r}{beside}",
-            where=row.where,
-            fix=r'box the answer, as in "... $\\boxed{18}$", or name the field with the answer in task.answer_field',
-        )
+        what = rf"no \boxed{{...}} that is closed again in the field {name!r}{beside}"
+        fix = r'box the answer, as in "... $\\boxed{18}$", or name the field with the answer in task.answer_field'
+        raise UserError(what, row.where, fix)
     return boxed
 
 
@@ -180,7 +157,6 @@ class MathsTask:
         reward: how the answer is found in a response, ``r1_zero`` or ``question_only``; None: as the template of the
             package asks for it.
         fields: see ``read_problems``.
-        symbolic_timeout_s: seconds that the symbolic comparison of one answer may take; then the answer is wrong.
 
     Attributes:
         reward: the reward function, with a grader of its own; it pickles without the prompts.
@@ -199,7 +175,6 @@ class MathsTask:
         validation_fraction: float = 0.1,
         format: FileFormat = "auto",
         prompt: str = "r1_zero",
-        symbolic_timeout_s: float = SYMBOLIC_TIMEOUT_S,
         reward: str | None = None,
         fields: Fields = AUTO,
     ) -> None:
@@ -209,20 +184,20 @@ class MathsTask:
         self.train_prompts, self.validation_prompts = asked(parts.train, template), asked(parts.validation, template)
         self.notes = parts.notes
         self.stop = STOP_STRINGS[graded]
-        self.reward = MathsReward(graded, symbolic_timeout_s)
+        self.reward = MathsReward(graded)
 
 
 def asked(prompts: Sequence[Prompt], template: PromptTemplate) -> tuple[Prompt, ...]:
     """Return bare prompts as a template asks them; of turns it asks the last one."""
-    return tuple(_asked(prompt, template) for prompt in prompts)
 
+    def one(prompt: Prompt) -> Prompt:
+        if prompt.turns is None:
+            return replace(prompt, text=template.render(prompt.text))
+        *before, (role, content) = prompt.turns
+        turns = (*before, (role, template.render(content)))
+        return replace(prompt, text=turns_as_text(turns), turns=turns)
 
-def _asked(prompt: Prompt, template: PromptTemplate) -> Prompt:
-    if prompt.turns is None:
-        return replace(prompt, text=template.render(prompt.text))
-    *before, (role, content) = prompt.turns
-    turns = (*before, (role, template.render(content)))
-    return replace(prompt, text=turns_as_text(turns), turns=turns)
+    return tuple(map(one, prompts))
 
 
 def check_installed() -> None:
@@ -232,8 +207,5 @@ def check_installed() -> None:
         UserError: math-verify is not installed.
     """
     if find_spec("math_verify") is None:
-        raise UserError(
-            "math-verify is not installed, which compares answers by algebra",
-            where="task.type: maths",
-            fix=how_to_install("train"),
-        )
+        what = "math-verify is not installed, which compares answers by algebra"
+        raise UserError(what, "task.type: maths", how_to_install("train"))
