@@ -120,12 +120,7 @@ class StopStrings:
 
     def completed_by_last(self, token_ids: Sequence[int]) -> bool:
         """Whether a response, in which no stop string was complete one token ago, now holds one."""
-        text = decode_text(self._tokenizer, token_ids)
-        ignored = self._ignored_length(token_ids)
+        text, ignored = decode_text(self._tokenizer, token_ids), 0
+        if self._min_tokens:  # it must end behind the characters of so many tokens
+            ignored = len(decode_text(self._tokenizer, token_ids[: self._min_tokens]).rstrip(_REPLACEMENT))
         return any(text.find(stop, max(0, ignored - len(stop) + 1)) >= 0 for stop in self.texts)
-
-    def _ignored_length(self, token_ids: Sequence[int]) -> int:
-        """Characters of the first ``min_tokens`` tokens: a stop string must end behind them."""
-        if not self._min_tokens:
-            return 0
-        return len(decode_text(self._tokenizer, token_ids[: self._min_tokens]).rstrip(_REPLACEMENT))

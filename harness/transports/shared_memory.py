@@ -23,7 +23,7 @@ from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
 from harness.models.flat_layout import BucketLayout, copy_weights
 from harness.transports.buffers import BufferPool, from_read_only
-from harness.transports.protocol import TransportOptions
+from harness.transports.protocol import OneSidedSender, TransportOptions
 from harness.transports.shards import Draft, Part, Shard, weight_handle_of
 
 _HEADER = struct.Struct("<16sq")  # nonce, version
@@ -132,7 +132,7 @@ class Segment:
         self.views, self.memory = {}, torch.empty(0, dtype=torch.uint8)
 
 
-class SharedMemorySender:
+class SharedMemorySender(OneSidedSender):
     """Publishes segments of shared memory: one for each version, into which all ranks of a Learner copy their pieces.
 
     Rank 0 makes the segments. The others map each of them once, to write.
@@ -140,7 +140,6 @@ class SharedMemorySender:
     """
 
     def __init__(self, options: TransportOptions) -> None:
-        self.notes: tuple[str, ...] = ()
         self._pool = BufferPool(self._make, options.buffers_at_start)
         self._begun: Draft | None = None  # the version that is not complete
         self._segments = _Segments()
@@ -157,9 +156,6 @@ class SharedMemorySender:
 
     def published(self, version: int) -> Mapping[str, Tensor]:
         return self._pool[version].views
-
-    def outgoing(self, version: int) -> list[Tensor]:
-        return []
 
     def begin(self, version: int, still_needed: frozenset[int], weights: Mapping[str, Tensor]) -> Draft:
         """Take a segment that is not needed, or a new one.
