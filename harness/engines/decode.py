@@ -89,7 +89,6 @@ class PaddedPrompts(NamedTuple):
 
     token_ids_PT: Tensor
     positions_PT: Tensor
-    lengths_P: Tensor
     mask_P1TT: Tensor | None
 
 
@@ -97,15 +96,12 @@ def pad(prompts: Sequence[Sequence[int]], longest: int, device: torch.device) ->
     """Align prompts at their ends. Positions count from each prompt's first token; padding sees itself alone."""
     lengths = [len(prompt) for prompt in prompts]
     token_ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    lengths_P = torch.tensor(lengths, device=device)
-    columns = torch.arange(longest, device=device)
-    positions_PT = columns - (longest - lengths_P)[:, None]
-    mask = None
+    columns, mask = torch.arange(longest, device=device), None
+    positions_PT = columns - (longest - torch.tensor(lengths, device=device))[:, None]
     if min(lengths) < longest:
-        itself = columns == columns[:, None]
-        causal = columns <= columns[:, None]
+        itself, causal = columns == columns[:, None], columns <= columns[:, None]
         mask = (causal & (positions_PT >= 0)[:, None, :] | itself)[:, None]
-    return PaddedPrompts(token_ids, positions_PT.clamp_(min=0), lengths_P, mask)
+    return PaddedPrompts(token_ids, positions_PT.clamp_(min=0), mask)
 
 
 def padding_bias(padding_R: Tensor, widest: int) -> Tensor | None:

@@ -42,12 +42,7 @@ def split_stop(tokenizer: Tokenizer, stop: Sequence[str]) -> tuple[tuple[int, ..
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer that may stand within a response: all but those that end it.
-
-    Args:
-        tokenizer: names its special tokens, if it has any, in ``added_tokens_decoder``.
-        ends: the tokens that end a response.
-    """
+    """The special tokens of a tokenizer that may stand within a response: all but those that end it."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -72,7 +67,6 @@ class StopStrings:
     string that ends in whitespace makes every token a suspect.
 
     Args:
-        tokenizer: decodes token ids.
         stop: the strings.
         min_tokens: a stop string completed within so many tokens is ignored, for good.
         ends: the end tokens of the policy.
