@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.core.errors import Diverged, Interrupted
 from harness.core.protocols import Tokenizer
@@ -29,9 +29,6 @@ from harness.models.ends import end_tokens
 
 Row = tuple[int, int]
 """(prompt index, sample index)."""
-
-Versions = npt.NDArray[np.int64]
-"""(T,): the policy version that sampled each token; the rows of a batch share it, since they step together."""
 
 
 class DecodeBackend(Protocol):
@@ -56,10 +53,7 @@ class DecodeBackend(Protocol):
     def prefill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Sequence[int], max_tokens: int) -> Tensor:
         """Start a batch: run each prompt once, give every row its prompt's cache; return logits (R, V), float32.
 
-        Args:
-            prompts: token ids, ragged.
-            prompt_of_row: for each row the index into ``prompts``.
-            max_tokens: most tokens that will follow.
+        ``prompt_of_row`` has for each row the index into ``prompts``; at most ``max_tokens`` tokens will follow.
         """
 
     def step(self, token_ids_R: Tensor) -> Tensor:
@@ -83,17 +77,6 @@ class DecodeStats:
     sampled_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What ``generate`` was asked for."""
-
-    prompts: Sequence[Sequence[int]]
-    sampling: SamplingParams
-    seed: int
-    places: Sequence[int] | None
-    stops: StopStrings
-
-
 class BatchEngine:
     """Samples and scores with a backend: all of an engine but the way in which weights get there.
 
@@ -103,11 +86,9 @@ class BatchEngine:
     the call; then all of them do.
 
     Args:
-        backend: the model side.
-        tokenizer: decodes.
         max_batch: most rows decoded at a time; larger requests are served in turns.
         should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
-        ends: tokens that end a response; None: the tokenizer's end of sequence.
+        ends: tokens that end a response; None: those that ``model``, where it is given, and tokenizer name.
 
     Attributes:
         last_stats: what the last ``generate`` computed.
@@ -121,6 +102,7 @@ class BatchEngine:
         backend: DecodeBackend,
         tokenizer: Tokenizer,
         *,
+        model: nn.Module | None = None,
         max_batch: int = 256,
         should_stop: Callable[[], bool] | None = None,
         ends: Sequence[int] | None = None,
@@ -128,7 +110,7 @@ class BatchEngine:
         if max_batch < 1:
             raise ValueError(f"max_batch is {max_batch}, must be at least 1")
         self._backend, self._tokenizer, self._max_batch = backend, tokenizer, max_batch
-        self._should_stop, self._ends = should_stop, end_tokens(None, tokenizer) if ends is None else ends
+        self._should_stop, self._ends = should_stop, end_tokens(model, tokenizer) if ends is None else ends
         self.last_stats = DecodeStats()
 
     @property
@@ -155,18 +137,17 @@ class BatchEngine:
             backend = self._backend
             check_request(prompts, num_samples, sampling, backend.vocab_size, backend.context_length)
             stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, backend.vocab_size)
-            request = _Request(prompts, sampling, seed, places, stops)
             self.last_stats = DecodeStats()
             started_with = backend.version
-            completions: dict[Row, Completion] = {}
-            batch_versions: list[tuple[Sequence[Row], Versions]] = []
+            batches = []
             for rows in split_into_batches(len(prompts), num_samples, self._max_batch):
-                batch = self._run(request, rows)
-                completions |= zip(rows, batch.completions(), strict=True)
-                batch_versions.append((rows, batch.versions_T))
-        if any((versions_T != started_with).any() for _, versions_T in batch_versions):
-            completions = with_versions(completions, batch_versions)
-        return [tuple(completions[prompt, sample] for sample in range(num_samples)) for prompt in range(len(prompts))]
+                batch = _Rows(rows, stream_rows(rows, places), sampling, seed, stops)
+                self._run(batch, prompts, sampling, seed)
+                batch.check_finite()
+                batches.append(batch)
+            told = any((batch.versions_T != started_with).any() for batch in batches)
+            completions = [each for batch in batches for each in batch.completions(self._tokenizer, told)]
+        return [tuple(completions[first : first + num_samples]) for first in range(0, len(completions), num_samples)]
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
@@ -179,17 +160,16 @@ class BatchEngine:
         """One that loses nothing when it starts a batch, with the weights loaded last."""
         return self._backend
 
-    def _run(self, request: _Request, rows: Sequence[Row]) -> _Rows:
-        sampling, streams, stats = request.sampling, stream_rows(rows, request.places), self.last_stats
-        batch = _Rows(rows, request, streams, self._tokenizer)
+    def _run(self, batch: _Rows, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int) -> None:
+        rows, stats = batch.rows, self.last_stats
         first_prompt, last_prompt = rows[0][0], rows[-1][0]
-        wanted = request.prompts[first_prompt : last_prompt + 1]
+        wanted = prompts[first_prompt : last_prompt + 1]
         self._poll(0, sampling)
         logits_RV = self._backend.prefill(wanted, [row[0] - first_prompt for row in rows], sampling.max_tokens)
         stats.prefill_tokens += sum(len(prompt) for prompt in wanted)
         uniforms_TR = None
         if sampling.temperature > 0:
-            uniforms_TR = torch.from_numpy(row_uniforms(request.seed, streams, sampling.max_tokens))
+            uniforms_TR = torch.from_numpy(row_uniforms(seed, batch.streams, sampling.max_tokens))
             uniforms_TR = uniforms_TR.to(logits_RV.device)
         while True:
             tokens_R = self._draw(batch, logits_RV, sampling, uniforms_TR)
@@ -200,7 +180,6 @@ class BatchEngine:
             stats.decode_steps += 1
             stats.decode_row_steps += len(tokens_R)
         stats.sampled_tokens += int(batch.lengths_R.sum())
-        return batch
 
     def _draw(self, batch: _Rows, logits_RV: Tensor, sampling: SamplingParams, uniforms_TR: Tensor | None) -> Tensor:
         """Draw and record a token for each live row, let finished rows leave, and return the tokens that go on."""
@@ -242,17 +221,6 @@ def split_into_batches(num_prompts: int, num_samples: int, max_batch: int) -> It
         yield [(prompt, sample) for prompt in range(first, last) for sample in range(num_samples)]
 
 
-def with_versions(
-    completions: dict[Row, Completion], batch_versions: Sequence[tuple[Sequence[Row], Versions]]
-) -> dict[Row, Completion]:
-    """Give each completion the versions of its tokens, from those of the batch that it was sampled in."""
-    return {
-        row: replace(completions[row], versions=versions_T[: len(completions[row].token_ids)].copy())
-        for rows, versions_T in batch_versions
-        for row in rows
-    }
-
-
 def fill_holes(finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], int]:
     """Plan how the rows that go on close ranks: (slots to move from, slots to move to, number of rows left)."""
     num_left = int((~finished).sum())
@@ -264,11 +232,12 @@ def fill_holes(finished: npt.NDArray[np.bool_]) -> tuple[list[int], list[int], i
 class _Rows:
     """What the rows of one batch have sampled so far, and which row sits in which slot."""
 
-    def __init__(self, rows: Sequence[Row], request: _Request, streams: Sequence[Row], tokenizer: Tokenizer) -> None:
-        sampling, stops, bounds = request.sampling, request.stops, request.sampling.pinned_lengths
-        shape = (sampling.max_tokens, len(rows))
-        self._rows, self._sampling, self._tokenizer, self._stops = rows, sampling, tokenizer, stops
-        self._pinned_R = None if bounds is None else pinned_lengths(request.seed, streams, bounds)
+    def __init__(
+        self, rows: Sequence[Row], streams: Sequence[Row], sampling: SamplingParams, seed: int, stops: StopStrings
+    ) -> None:
+        shape, bounds = (sampling.max_tokens, len(rows)), sampling.pinned_lengths
+        self.rows, self.streams, self._sampling, self._stops = rows, streams, sampling, stops
+        self._pinned_R = None if bounds is None else pinned_lengths(seed, streams, bounds)
         self.ends, self._ends_E1 = stops.ends, np.array(stops.ends, dtype=np.int64)[:, None]
         self._token_ids_TR = np.zeros(shape, dtype=np.int64)
         self._log_probs_TR = np.zeros(shape, dtype=np.float32)
@@ -289,13 +258,13 @@ class _Rows:
         return np.where(self._stopped_at_R, self._stopped_at_R, self.length)
 
     @property
-    def versions_T(self) -> Versions:
-        """The version that sampled each token, up to the longest row's."""
+    def versions_T(self) -> npt.NDArray[np.int64]:
+        """The policy version that sampled each token, up to the longest row's: all rows step together."""
         return self._versions_T[: self.length]
 
     def of_live_rows(self, values_R: Tensor) -> Tensor:
         """Pick, from one value for each row, those of the rows still in a slot, in the order of the slots."""
-        if len(self._row_in_slot) == len(self._rows):
+        if len(self._row_in_slot) == len(self.rows):
             return values_R
         if self._rows_on_device is None:
             self._rows_on_device = torch.from_numpy(self._row_in_slot).to(values_R.device)
@@ -335,28 +304,26 @@ class _Rows:
         self._row_in_slot, self._rows_on_device = self._row_in_slot[:num_rows].copy(), None
         return sources, targets, num_rows
 
-    def completions(self) -> list[Completion]:
-        """The rows as completions, in the order they were given.
-
-        Raises:
-            Diverged: a log-probability is not a number.
-        """
+    def check_finite(self) -> None:
+        """Raise ``Diverged`` where a log-probability is not a number."""
         if not np.isfinite(self._log_probs_TR).all():
             token, row = np.argwhere(~np.isfinite(self._log_probs_TR))[0].tolist()
             raise Diverged(
-                f"the policy's logits are not finite at prompt {self._rows[row][0]}, sample {self._rows[row][1]}, "
+                f"the policy's logits are not finite at prompt {self.rows[row][0]}, sample {self.rows[row][1]}, "
                 f"token {token}: its weights have diverged"
             )
-        return [self._completion(row, length) for row, length in enumerate(self.lengths_R.tolist())]
 
-    def _completion(self, row: int, length: int) -> Completion:
-        token_ids = self._token_ids_TR[:length, row].copy()
-        return Completion(
-            token_ids,
-            self._log_probs_TR[:length, row].copy(),
-            decode_text(self._tokenizer, token_ids.tolist()),
-            "stop" if self._stopped_at_R[row] and self._pinned_R is None else "length",
-        )
+    def completions(self, tokenizer: Tokenizer, with_versions: bool) -> Iterator[Completion]:
+        """The rows as completions, in the order they were given."""
+        for row, length in enumerate(self.lengths_R.tolist()):
+            token_ids = self._token_ids_TR[:length, row].copy()
+            yield Completion(
+                token_ids,
+                self._log_probs_TR[:length, row].copy(),
+                decode_text(tokenizer, token_ids.tolist()),
+                "stop" if self._stopped_at_R[row] and self._pinned_R is None else "length",
+                self._versions_T[:length].copy() if with_versions else None,
+            )
 
 
 def forced_log_probs(

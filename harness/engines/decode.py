@@ -45,11 +45,6 @@ class KeyValueCache:
     """Keys and values (L, 2, R, Hkv, T, D), allocated for the largest batch so far and reused.
 
     Prompts are aligned at their ends, so that all rows write the same column at each step.
-
-    Args:
-        config: the model's shape.
-        device: where the cache lives.
-        dtype: of keys and values.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
@@ -94,7 +89,6 @@ class PaddedPrompts(NamedTuple):
 
     token_ids_PT: Tensor
     positions_PT: Tensor
-    lengths_P: Tensor
     mask_P1TT: Tensor | None
 
 
@@ -102,15 +96,12 @@ def pad(prompts: Sequence[Sequence[int]], longest: int, device: torch.device) ->
     """Align prompts at their ends. Positions count from each prompt's first token; padding sees itself alone."""
     lengths = [len(prompt) for prompt in prompts]
     token_ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    lengths_P = torch.tensor(lengths, device=device)
-    columns = torch.arange(longest, device=device)
-    positions_PT = columns - (longest - lengths_P)[:, None]
-    mask = None
+    columns, mask = torch.arange(longest, device=device), None
+    positions_PT = columns - (longest - torch.tensor(lengths, device=device))[:, None]
     if min(lengths) < longest:
-        itself = columns == columns[:, None]
-        causal = columns <= columns[:, None]
+        itself, causal = columns == columns[:, None], columns <= columns[:, None]
         mask = (causal & (positions_PT >= 0)[:, None, :] | itself)[:, None]
-    return PaddedPrompts(token_ids, positions_PT.clamp_(min=0), lengths_P, mask)
+    return PaddedPrompts(token_ids, positions_PT.clamp_(min=0), mask)
 
 
 def padding_bias(padding_R: Tensor, widest: int) -> Tensor | None:
@@ -128,46 +119,23 @@ def rotation_table(config: ModelConfig, length: int) -> Tensor:
     return torch.complex(cos, sin).squeeze(1)
 
 
-class _Buffers(NamedTuple):
-    """What a step overwrites, made once for each number of rows; some of it seen in two ways.
+class _Buffers:
+    """What a step overwrites, made once for each number of rows; some of it seen in two ways."""
 
-    Args:
-        normed_RC: input of a projection.
-        rotation_RF: what qkv's pairs (R, F = Hkv * (G + 2) * D/2) are multiplied with; 1 for the values.
-        rotation: the same, (R, Hkv, G + 1, D/2), without the values.
-        rotated_RF: qkv's pairs when rotated.
-        queries: the queries among them, (R * Hkv, G, D).
-        keys_values: the keys and values among them, (2, R * Hkv, D).
-        attended: the attention's output, (R * Hkv, G, D).
-        attended_RC: the same, (R, Hq * D).
-    """
-
-    normed_RC: Tensor
-    rotation_RF: Tensor
-    rotation: Tensor
-    rotated_RF: Tensor
-    queries: Tensor
-    keys_values: Tensor
-    attended: Tensor
-    attended_RC: Tensor
-
-
-def _make_buffers(config: ModelConfig, num_rows: int, dtype: torch.dtype, device: torch.device) -> _Buffers:
-    groups, group_size, head_dim = config.num_key_value_heads, config.queries_per_key, config.head_dim
-    rotation = torch.ones(num_rows, groups, group_size + 2, head_dim // 2, dtype=torch.complex64, device=device)
-    rotated = torch.empty_like(rotation)
-    heads = torch.view_as_real(rotated).view(num_rows * groups, group_size + 2, head_dim)
-    attended = torch.empty(num_rows * groups, group_size, head_dim, device=device)
-    return _Buffers(
-        torch.empty(num_rows, config.hidden_size, dtype=dtype, device=device),
-        rotation.view(num_rows, -1),
-        rotation[:, :, : group_size + 1],
-        rotated.view(num_rows, -1),
-        heads[:, :group_size],
-        heads[:, group_size:].transpose(0, 1),
-        attended,
-        attended.view(num_rows, config.query_size),
-    )
+    def __init__(self, config: ModelConfig, num_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        groups, group_size, head_dim = config.num_key_value_heads, config.queries_per_key, config.head_dim
+        self.normed_RC = torch.empty(num_rows, config.hidden_size, dtype=dtype, device=device)
+        # what qkv's pairs (R, F = Hkv * (G + 2) * D/2) are multiplied with, 1 for the values; and without the values
+        rotation = torch.ones(num_rows, groups, group_size + 2, head_dim // 2, dtype=torch.complex64, device=device)
+        self.rotation_RF, self.rotation = rotation.view(num_rows, -1), rotation[:, :, : group_size + 1]
+        # the pairs when rotated: among them queries (R * Hkv, G, D), keys and values (2, R * Hkv, D)
+        rotated = torch.empty_like(rotation)
+        heads = torch.view_as_real(rotated).view(num_rows * groups, group_size + 2, head_dim)
+        self.rotated_RF = rotated.view(num_rows, -1)
+        self.queries, self.keys_values = heads[:, :group_size], heads[:, group_size:].transpose(0, 1)
+        # the attention's output, (R * Hkv, G, D) and (R, Hq * D)
+        self.attended = torch.empty(num_rows * groups, group_size, head_dim, device=device)
+        self.attended_RC = self.attended.view(num_rows, config.query_size)
 
 
 class CachedDecoder:
@@ -178,9 +146,7 @@ class CachedDecoder:
     new ones, over the cache of the old.
 
     Args:
-        config: the model's shape.
         dtype: of the weights.
-        device: where everything lives.
         cache_dtype: of the cached keys and values, and of the products with them.
 
     Attributes:
@@ -222,7 +188,7 @@ class CachedDecoder:
         widest = self._length - min(lengths[prompt] for prompt in prompt_of_row)
         self._padding_R1T = padding_bias(self._length - self._positions_R, widest)
         self._cache.allocate(len(rows), self._length + max_tokens - 1)
-        self._buffers = _make_buffers(self.config, len(rows), self._dtype, self._device)
+        self._buffers = _Buffers(self.config, len(rows), self._dtype, self._device)
         at_once = len(prompts) if self.prompt_tokens is None else max(1, self.prompt_tokens // self._length)
         logits = [
             self._prefill_part(weights, prompts[first : first + at_once], first, prompt_of_row)
@@ -270,7 +236,7 @@ class CachedDecoder:
         if num_slots >= len(self._positions_R):
             return
         self._cache.resize(num_slots)
-        self._buffers = _make_buffers(self.config, num_slots, self._dtype, self._device)
+        self._buffers = _Buffers(self.config, num_slots, self._dtype, self._device)
         self._positions_R = self._positions_R[:num_slots]
         if self._padding_R1T is not None:
             self._padding_R1T = self._padding_R1T[:num_slots]

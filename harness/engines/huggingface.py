@@ -19,7 +19,6 @@ from harness.core.protocols import Tokenizer
 from harness.engines.batch import BatchEngine
 from harness.engines.weights import check_names_and_shapes, shapes_of
 from harness.models.config import context_length
-from harness.models.ends import end_tokens
 
 
 class TransformersBackend:
@@ -97,26 +96,18 @@ class HuggingFaceEngine(BatchEngine):
 
     Args:
         model: becomes the engine's own, weights and all: hand over a copy of a model that is trained elsewhere.
-        tokenizer: decodes.
-        ends: tokens that end a response; None: those that model and tokenizer name.
-        options: ``max_batch`` and ``should_stop`` of ``BatchEngine``.
+        options: of ``BatchEngine``.
     """
 
-    def __init__(
-        self, model: nn.Module, tokenizer: Tokenizer, *, ends: Sequence[int] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, **options: Any) -> None:
         self._model = model.eval().requires_grad_(False)
-        ends = end_tokens(model, tokenizer) if ends is None else ends
-        super().__init__(TransformersBackend(model), tokenizer, ends=ends, **options)
+        super().__init__(TransformersBackend(model), tokenizer, model=model, **options)
         self.weights_in_use = threading.Lock()
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
-        """Copy these weights over the engine's own, once no ``generate`` runs.
+        """Copy these weights over the engine's own, once no ``generate`` runs; no version is told.
 
-        Args:
-            weights: by the names of the model's parameters; buffers and the second name of a tied weight may be among
-                them.
-            version: not used.
+        Buffers and the second name of a tied weight may be among them.
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.

@@ -14,29 +14,26 @@ def check_sampling(sampling: SamplingParams, num_samples: int) -> None:
     Raises:
         UserError: with the value, the bound and the key.
     """
-    most, pinned = sampling.max_tokens, sampling.pinned_lengths
+    most, fewest, pinned = sampling.max_tokens, sampling.min_tokens, sampling.pinned_lengths
+    in_order = f"two numbers from 1 to max_tokens, which is {most}, the smaller one first"
     rules = (
-        (num_samples >= 1, num_samples, "at least 1", "group_size"),
-        (0 <= sampling.temperature < float("inf"), sampling.temperature, "0 (greedy) or more", "sampling.temperature"),
-        (0 < sampling.top_p <= 1, sampling.top_p, "above 0 and at most 1", "sampling.top_p"),
-        (most >= 1, most, "at least 1", "sampling.max_tokens"),
-        (
-            0 <= sampling.min_tokens <= most,
-            sampling.min_tokens,
-            f"from 0 to max_tokens, which is {most}",
-            "sampling.min_tokens",
-        ),
-        (
-            pinned is None or 1 <= pinned[0] <= pinned[1] <= most,
-            pinned,
-            f"two numbers from 1 to max_tokens, which is {most}, the smaller one first",
-            "sampling.pinned_lengths",
-        ),
+        ("num_samples", num_samples, num_samples >= 1, "at least 1"),
+        ("temperature", sampling.temperature, 0 <= sampling.temperature < float("inf"), "0 (greedy) or more"),
+        ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("max_tokens", most, most >= 1, "at least 1"),
+        ("min_tokens", fewest, 0 <= fewest <= most, f"from 0 to max_tokens, which is {most}"),
+        ("pinned_lengths", pinned, pinned is None or 1 <= pinned[0] <= pinned[1] <= most, in_order),
     )
-    for holds, value, bound, key in rules:
+    for name, value, holds, bound in rules:
         if not holds:
-            name = "num_samples" if key == "group_size" else key.removeprefix("sampling.")
+            key = "group_size" if name == "num_samples" else f"sampling.{name}"
             raise UserError(f"{name} is {value}, must be {bound}", key, f"set {key} within its bounds")
+
+
+def _check_known(tokens: Sequence[int], vocab_size: int, where: str, more: str = "") -> None:
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        what = f"token ids from {min(tokens)} to {max(tokens)}, the model knows 0 to {vocab_size - 1}"
+        raise UserError(what, where, f"encode it with the model's own tokenizer{more}")
 
 
 def check_request(
@@ -56,12 +53,7 @@ def check_request(
         where = f"prompt {index} of the request"
         if not len(prompt):
             raise UserError("the prompt has no tokens", where, "give it at least one token to continue from")
-        if min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise UserError(
-                f"token ids from {min(prompt)} to {max(prompt)}, the model knows 0 to {vocab_size - 1}",
-                where,
-                "encode it with the model's own tokenizer, without added tokens that the model has no row for",
-            )
+        _check_known(prompt, vocab_size, where, ", without added tokens that the model has no row for")
         if context_length is not None and len(prompt) + sampling.max_tokens > context_length:
             raise UserError(
                 f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} make "
@@ -86,16 +78,10 @@ def check_scored(
         UserError: names the response by its index, and gives the numbers.
     """
     for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        where = f"response {index} of those to score"
-        tokens = [*prompt, *response]
+        where, tokens = f"response {index} of those to score", [*prompt, *response]
         if not len(prompt) or not len(response):
             raise UserError("the prompt or the response has no tokens", where, "give each at least one token")
-        if min(tokens) < 0 or max(tokens) >= vocab_size:
-            raise UserError(
-                f"token ids from {min(tokens)} to {max(tokens)}, the model knows 0 to {vocab_size - 1}",
-                where,
-                "encode it with the model's own tokenizer",
-            )
+        _check_known(tokens, vocab_size, where)
         if context_length is not None and len(tokens) + room > context_length:
             behind = f" and {room} behind them" if room else ""
             raise UserError(

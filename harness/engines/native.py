@@ -19,17 +19,12 @@ from harness.engines.sorting import SortingEngine
 from harness.engines.weights import build_weights
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
-from harness.models.ends import end_tokens
 from harness.models.sorting import SortingModel
 
 Precision = Literal["float32", "bfloat16", "float16"]
 CachePrecision = Literal["float32", "bfloat16"]
 
-_DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class NativeEngine(BatchEngine):
@@ -45,13 +40,9 @@ class NativeEngine(BatchEngine):
     (docs/measured/h100.md).
 
     Args:
-        config: the model's shape.
-        tokenizer: decodes.
         precision: of weights and hidden states.
         kv_cache: precision of cached keys and values and of the products with them; softmax is float32 either way.
-        device: where weights and cache live.
-        should_stop: polled before every token; true ends ``generate`` with ``Interrupted``.
-        options: ``max_batch`` and ``ends`` of ``BatchEngine``.
+        options: of ``BatchEngine``.
     """
 
     def __init__(
@@ -62,13 +53,12 @@ class NativeEngine(BatchEngine):
         precision: Precision = "float32",
         kv_cache: CachePrecision = "float32",
         device: str | torch.device = "cpu",
-        should_stop: Callable[[], bool] | None = None,
         **options: Any,
     ) -> None:
         self.config, self.precision, self._device = config, precision, torch.device(device)
         self._new_decoder = partial(CachedDecoder, config, _DTYPES[precision], self._device, _DTYPES[kv_cache])
         self._decoder = self._new_decoder()
-        super().__init__(self._decoder, tokenizer, should_stop=should_stop, **options)
+        super().__init__(self._decoder, tokenizer, **options)
         self._scoring: CachedDecoder | None = None
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int = 0) -> None:
@@ -114,13 +104,13 @@ def native_engine(
         raise UserError(
             f"{type(model).__name__} keeps its own cache, not one in {kv_cache}", "engine.kv_cache", "leave it out"
         )
-    ends, dtype = end_tokens(model, tokenizer) if ends is None else ends, _DTYPES[precision]
+    dtype = _DTYPES[precision]
     options: dict[str, Any] = {"max_batch": max_batch, "should_stop": should_stop, "ends": ends}
     if isinstance(model, SortingModel):
         return SortingEngine(model, tokenizer, dtype=dtype, device=device, **options)
     if not isinstance(model, DecoderLM):
         return HuggingFaceEngine(copy.deepcopy(model).to(device=device, dtype=dtype), tokenizer, **options)
-    options |= {"precision": precision, "kv_cache": kv_cache, "device": device}
+    options |= {"precision": precision, "kv_cache": kv_cache, "device": device, "model": model}
     engine = NativeEngine(model.config, tokenizer, **options)
     engine.load_weights(model.state_dict())
     return engine

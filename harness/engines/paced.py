@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from harness.core.seeds import derive_seed
 from harness.core.types import Completion, SamplingParams
 from harness.engines.limits import check_request
 from harness.engines.rng import stream_rows
-from harness.engines.weights import check_names_and_shapes
+from harness.engines.weights import check_names_and_shapes, shapes_of
 
 SLICE_S = 0.01
 """Longest sleep between two polls of ``should_stop``."""
@@ -49,13 +49,6 @@ class PacedTokenizer:
         return _FIRST_MADE_UP + _MADE_UP_TOKENS
 
 
-class _Load(NamedTuple):
-    """When a version's weights were in place, in seconds on the engine's clock."""
-
-    at_s: float
-    version: int
-
-
 class PacedEngine:
     """Takes a fixed time for a batch and makes its tokens up; what it makes up depends on no weights.
 
@@ -70,10 +63,7 @@ class PacedEngine:
         generate_s: seconds of one batch.
         spread: how far they may differ from that, as a fraction; drawn evenly from the call's seed.
         prompts_per_batch: prompts of a whole batch.
-        device: where its own tensors are.
         should_stop: polled at least every ``SLICE_S``; true ends ``generate`` with ``Interrupted``.
-        sleep: waits so many seconds.
-        clock: seconds, monotonic.
 
     Attributes:
         weights: its own tensors by name, into which weights are copied.
@@ -94,15 +84,11 @@ class PacedEngine:
     ) -> None:
         self._generate_s, self._spread, self._prompts_per_batch = generate_s, spread, prompts_per_batch
         self._device, self._should_stop, self._sleep, self._clock = device, should_stop, sleep, clock
-        self._loads: list[_Load] = []
+        self._loads: list[tuple[float, int]] = []  # seconds on the clock when a version was in place
         self.weights: dict[str, Tensor] = {}
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
         """Copy these weights into the engine's own tensors; the first load allocates them.
-
-        Args:
-            weights: of any names; the same ones with the same shapes at each load.
-            version: the tag of the tokens from now on.
 
         Raises:
             ValueError: there are none, or one is missing, misshapen or unknown; the old weights stay.
@@ -110,15 +96,13 @@ class PacedEngine:
         if not weights:
             raise ValueError("weights not loaded: there are none")
         if not self.weights:
-            self.weights = {
-                name: torch.empty_like(tensor, requires_grad=False, device=self._device)
-                for name, tensor in weights.items()
-            }
-        check_names_and_shapes(weights, {name: tuple(own.shape) for name, own in self.weights.items()}, {})
+            made: dict[str, Any] = {"requires_grad": False, "device": self._device}
+            self.weights = {name: torch.empty_like(tensor, **made) for name, tensor in weights.items()}
+        check_names_and_shapes(weights, shapes_of(self.weights), {})
         with torch.no_grad():
             for name, own in self.weights.items():
                 own.copy_(weights[name])
-        self._loads.append(_Load(self._clock(), version))
+        self._loads.append((self._clock(), version))
 
     def generate(
         self,
@@ -128,7 +112,7 @@ class PacedEngine:
         seed: int,
         places: Sequence[int] | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """Sleep, then make up ``num_samples`` responses to each prompt; see ``protocols.Engine``.
+        """Sleep, then make up ``num_samples`` responses to each prompt.
 
         Raises:
             UserError: bad sampling parameters, or an empty prompt.
@@ -139,7 +123,7 @@ class PacedEngine:
         check_request(prompts, num_samples, sampling, largest + 1, None)
         if not self._loads:
             raise RunStopped("the engine was asked to generate before any weights were loaded")
-        started_with, started_s = self._loads[-1].version, self._clock()
+        started_with, started_s = self._loads[-1][1], self._clock()
         seconds = self.seconds(len(prompts), seed, places[0] if places else 0)
         self._wait(started_s, seconds)
         length = min(_whole_length(sampling), sampling.max_tokens)
@@ -168,9 +152,8 @@ class PacedEngine:
 
     def _versions(self, moments_T: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Return the version in place at each moment, none of which is before the first load."""
-        loads = list(self._loads)
-        loads_before_T = np.searchsorted([load.at_s for load in loads], moments_T, side="right")
-        return np.array([load.version for load in loads], dtype=np.int64)[loads_before_T - 1]
+        at_s, versions = zip(*self._loads, strict=True)
+        return np.array(versions, dtype=np.int64)[np.searchsorted(at_s, moments_T, side="right") - 1]
 
 
 def _whole_length(sampling: SamplingParams) -> int:

@@ -107,10 +107,7 @@ def invert_in_blocks(
     64 rows of 151,936 on an H100. Nothing waits for the device. Rounding may draw the neighbour of the token that
     ``invert`` draws, about once in a thousand tokens.
 
-    Args:
-        probs_RV, uniforms_R: as in ``invert``.
-        block: tokens in one.
-        scan: sums along a dimension, as ``torch.cumsum`` does; on a GPU the order in which it adds is not defined.
+    ``scan`` sums along a dimension, as ``torch.cumsum`` does; on a GPU the order in which it adds is not defined.
     """
     blocks_RNB = F.pad(probs_RV, (0, -probs_RV.shape[1] % block)).unflatten(1, (-1, block))
     masses_RN = blocks_RNB.sum(-1)

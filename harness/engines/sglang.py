@@ -26,17 +26,13 @@ from torch import Tensor, nn
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.private_dir import PrivateDir
 from harness.core.protocols import Tokenizer
-from harness.core.seeds import derive_seed
-from harness.core.types import Completion, SamplingParams
-from harness.engines.batch import Row
-from harness.engines.limits import check_request, check_scored
-from harness.engines.response_rows import ResponseRow, to_completions
-from harness.engines.rng import pinned_lengths, stream_rows
-from harness.engines.stop_strings import StopStrings
-from harness.engines.weights import check_names_and_shapes
+from harness.core.types import SamplingParams
+from harness.engines.limits import check_scored
+from harness.engines.serving import ResponseRow, ServingEngine
 from harness.models.config import context_length
-from harness.models.ends import GENERATION, end_tokens
+from harness.models.ends import GENERATION
 from harness.models.storage import save_policy
+from harness.settings.engine import SglangEngineSettings
 
 POLL_S = 0.05
 """Seconds between two looks at the stop signal while SGLang samples."""
@@ -45,7 +41,7 @@ _RAW_LOG_PROBS = ("SGLANG_RETURN_ORIGINAL_LOGPROB", "RETURN_ORIGINAL_LOGPROB")
 
 
 def sglang_engine(
-    settings: Any,
+    settings: SglangEngineSettings,
     model: nn.Module,
     tokenizer: Any,
     *,
@@ -56,12 +52,9 @@ def sglang_engine(
     """Start SGLang with a copy of the policy's weights.
 
     Args:
-        settings: see ``SglangEngineSettings``.
-        model: the policy: a ``DecoderLM`` or a model of transformers.
-        tokenizer: of the policy.
-        ends: tokens that end a response; None: those that policy and tokenizer name, see ``models.ends``.
+        model, tokenizer: the policy: a ``DecoderLM`` or a model of transformers.
         device: ``cuda``, or ``cpu``, where its seeds have no effect.
-        should_stop: polled while SGLang samples; true ends ``generate`` with ``Interrupted``.
+        ends, should_stop: of ``ServingEngine``.
 
     Raises:
         UserError: SGLang is not installed, or it cannot serve the model.
@@ -98,7 +91,7 @@ def check_sglang_usable(environment: Mapping[str, str] = os.environ) -> None:
         raise UserError(what, "engine.type", "install it as docs/sglang.md says, or set engine.type to native or vllm")
 
 
-def engine_options(folder: Path, settings: Any, device: str) -> dict[str, Any]:
+def engine_options(folder: Path, settings: SglangEngineSettings, device: str) -> dict[str, Any]:
     """Return what SGLang's ``Engine`` is told.
 
     Seeds of requests count only with deterministic inference, which also makes a row independent of its batch. Of the
@@ -133,111 +126,55 @@ def _start(options: Mapping[str, Any]) -> Any:
         ) from error
 
 
-class SglangEngine:
+class SglangEngine(ServingEngine):
     """Samples from the weights that SGLang's processes hold.
 
     One set of weights serves a whole ``generate``: loading waits until a call on another thread has ended.
 
-    Attributes:
-        context_length: most tokens a prompt and its response may have together; None if the config does not say.
-
     Args:
         engine: SGLang's ``Engine``.
-        model: the policy, whose names and shapes each load must have; it is not kept.
-        tokenizer: decodes.
-        ends: tokens that end a response; None: those that policy and tokenizer name.
-        max_batch: most rows sampled at a time.
         device: where weights are put before they are handed over.
-        should_stop: polled while SGLang samples.
+        model, tokenizer, options: of ``ServingEngine``.
     """
 
     def __init__(
-        self,
-        engine: Any,
-        model: nn.Module,
-        tokenizer: Tokenizer,
-        *,
-        ends: Sequence[int] | None = None,
-        max_batch: int = 256,
-        device: str = "cuda",
-        should_stop: Callable[[], bool] | None = None,
+        self, engine: Any, model: nn.Module, tokenizer: Tokenizer, *, device: str = "cuda", **options: Any
     ) -> None:
-        self._engine, self._tokenizer, self._max_batch, self._device = engine, tokenizer, max_batch, device
-        self._should_stop, self._ends = should_stop, end_tokens(model, tokenizer) if ends is None else ends
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-        self._second_names = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         config: Any = model.config
-        self._vocab_size: int = config.vocab_size
-        self.context_length: int | None = context_length(config)
-        self._lock = threading.Lock()
+        context = context_length(config)
+        super().__init__(model, tokenizer, vocab_size=config.vocab_size, context_length=context, **options)
+        self._engine, self._device, self._lock = engine, device, threading.Lock()
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
-        """Hand these weights to SGLang, and have it forget what it cached with the old ones.
-
-        Args:
-            weights: by the names of the policy's parameters; buffers and the second name of a tied weight may be among
-                them.
-            version: not used.
+        """Hand these weights to SGLang, and have it forget what it cached with the old ones; no version is told.
 
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
             RunStopped: SGLang did not take them.
         """
-        check_names_and_shapes(weights, self._shapes, self._second_names)
+        known = self._known(weights)
         with self._lock:
             # SGLang moves what it is given into memory that it shares, so it gets copies
-            tensors = [(name, weights[name].detach().to(self._device, copy=True)) for name in self._shapes]
+            tensors = [(name, tensor.to(self._device, copy=True)) for name, tensor in known.items()]
             _require_taken(self._engine.begin_weight_update())
             _require_taken(self._engine.update_weights_from_tensor(tensors, flush_cache=True))
             _require_taken(self._engine.end_weight_update())
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: SamplingParams,
-        seed: int,
-        places: Sequence[int] | None = None,
-    ) -> list[tuple[Completion, ...]]:
-        """Sample ``num_samples`` responses to each prompt of token ids; see ``protocols.Engine``.
-
-        Raises:
-            UserError: bad sampling parameters, ``top_p`` below 1, or a prompt that is empty, unknown or too long.
-            Interrupted: ``should_stop`` said so.
-            RunStopped: SGLang gave a request up.
-            Diverged: the model's logits are not numbers.
-        """
-        check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
-        _require_whole_distribution(sampling)
-        order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
-        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._vocab_size)
-        rows = [ResponseRow(row, sampling, stops) for row in order]
-        params = request_params(stream_rows(order, places), sampling, seed, stops)
-        with self._lock:
-            for first in range(0, len(order), self._max_batch):
-                part = slice(first, first + self._max_batch)
-                inputs = [list(map(int, prompts[prompt])) for prompt, _ in order[part]]
-                answers = self._engine.loop.run_until_complete(self._ask(inputs, params[part], sampling.max_tokens))
-                for row, answer in zip(rows[part], answers, strict=True):
-                    take_answer(row, answer)
-        return to_completions(rows, len(prompts), 0, self._tokenizer)
-
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     ) -> list[npt.NDArray[np.float32]]:
-        """See ``protocols.ScoringEngine``; SGLang runs prompt and response as one prompt, at temperature 1.
+        """Return log-probabilities at temperature 1; SGLang runs prompt and response as one prompt.
 
         It waits for a ``generate`` that is under way.
         """
         check_scored(prompts, responses, self._vocab_size, self.context_length, room=1)
         joined = [[*map(int, prompt), *map(int, response)] for prompt, response in zip(prompts, responses, strict=True)]
-        starts = [len(prompt) - 1 for prompt in prompts]
         with self._lock:
             answers = self._engine.generate(
                 input_ids=joined,
                 sampling_params={"max_new_tokens": 1, "temperature": 1.0},
                 return_logprob=True,
-                logprob_start_len=starts,
+                logprob_start_len=[len(prompt) - 1 for prompt in prompts],
             )
         return [scored_tokens(answer, response) for answer, response in zip(answers, responses, strict=True)]
 
@@ -245,9 +182,23 @@ class SglangEngine:
         """End SGLang's processes. It ends every child of this process, which is therefore an actor of its own."""
         self._engine.shutdown()
 
-    async def _ask(
-        self, inputs: list[list[int]], params: list[dict[str, Any]], max_tokens: int
-    ) -> list[dict[str, Any]]:
+    def _sample(self, rows: Sequence[ResponseRow], sampling: SamplingParams) -> None:
+        if sampling.top_p < 1 and sampling.temperature > 0:
+            raise UserError(
+                f"top_p is {sampling.top_p} with engine.type sglang, whose log-probabilities are of the whole "
+                "distribution",
+                "sampling.top_p",
+                "set sampling.top_p to 1, or engine.type to native or vllm",
+            )
+        with self._lock:
+            for first in range(0, len(rows), self._max_batch):
+                part = rows[first : first + self._max_batch]
+                answers = self._engine.loop.run_until_complete(self._ask(part, sampling))
+                for row, answer in zip(part, answers, strict=True):
+                    take_answer(row, answer)
+
+    async def _ask(self, rows: Sequence[ResponseRow], sampling: SamplingParams) -> list[dict[str, Any]]:
+        inputs, params = [list(map(int, row.prompt)) for row in rows], [row_options(row, sampling) for row in rows]
         call = self._engine.async_generate(input_ids=inputs, sampling_params=params, return_logprob=True)
         task = asyncio.ensure_future(call)
         while not task.done():
@@ -255,36 +206,27 @@ class SglangEngine:
             if self._should_stop is not None and self._should_stop():
                 self._engine.tokenizer_manager.abort_request(abort_all=True)
                 await asyncio.wait({task})
-                raise Interrupted(f"sampling of at most {max_tokens} tokens a response was stopped")
+                raise Interrupted(f"sampling of at most {sampling.max_tokens} tokens a response was stopped")
         answers: list[dict[str, Any]] = task.result()
         return answers
 
 
-def request_params(
-    streams: Sequence[Row], sampling: SamplingParams, seed: int, stops: StopStrings
-) -> list[dict[str, Any]]:
-    """Return SGLang's sampling parameters of each row.
+def row_options(row: ResponseRow, sampling: SamplingParams) -> dict[str, Any]:
+    """Return SGLang's sampling parameters of one row.
 
     Stop strings are handed over so that SGLang stops there, unless they are to be ignored at first, which it cannot;
     ``ResponseRow`` finds them in any case. A row of pinned length never draws an end token.
     """
-    lengths = (
-        None if sampling.pinned_lengths is None else pinned_lengths(seed, streams, sampling.pinned_lengths).tolist()
-    )
-    stops_itself = lengths is None and sampling.min_tokens <= 1
-    params = []
-    for number, stream in enumerate(streams):
-        most = sampling.max_tokens if lengths is None else lengths[number]
-        own: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "max_new_tokens": most,
-            "min_new_tokens": sampling.min_tokens if lengths is None else most,
-            "sampling_seed": derive_seed(seed, *stream) % 2**31,
-            "stop_token_ids": list(stops.ends),
-            "skip_special_tokens": True,
-        }
-        params.append(own | ({"stop": list(stops.texts)} if stops.texts and stops_itself else {}))
-    return params
+    options: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "max_new_tokens": row.max_tokens,
+        "min_new_tokens": row.min_tokens,
+        "sampling_seed": row.seed % 2**31,
+        "stop_token_ids": list(row.stops.ends),
+        "skip_special_tokens": True,
+    }
+    stops_itself = row.stops.texts and not row.is_pinned and sampling.min_tokens <= 1
+    return options | ({"stop": list(row.stops.texts)} if stops_itself else {})
 
 
 def take_answer(row: ResponseRow, answer: Mapping[str, Any]) -> None:
@@ -321,12 +263,3 @@ def _require_taken(answer: Any) -> None:
     taken, message = answer if isinstance(answer, tuple) else (bool(answer), "")
     if not taken:
         raise RunStopped(f"SGLang did not take the weights: {message or 'no reason given'}")
-
-
-def _require_whole_distribution(sampling: SamplingParams) -> None:
-    if sampling.top_p < 1 and sampling.temperature > 0:
-        raise UserError(
-            f"top_p is {sampling.top_p} with engine.type sglang, whose log-probabilities are of the whole distribution",
-            "sampling.top_p",
-            "set sampling.top_p to 1, or engine.type to native or vllm",
-        )

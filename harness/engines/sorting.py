@@ -21,13 +21,12 @@ from harness.core.types import Completion, SamplingParams
 from harness.engines.batch import BatchEngine
 from harness.engines.limits import check_sampling
 from harness.engines.weights import check_names_and_shapes, shapes_of
-from harness.models.ends import end_tokens
 from harness.models.sorting import SortingModel
 
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """A model that nobody changes any more, and its version."""
+    """A model that nobody changes any more."""
 
     model: SortingModel
     version: int
@@ -83,10 +82,8 @@ class SortingEngine(BatchEngine):
 
     Args:
         model: copied.
-        tokenizer: decodes.
         dtype, device: of the copy.
-        ends: tokens that end a response before its last position; None: those that model and tokenizer name.
-        options: ``max_batch`` and ``should_stop`` of ``BatchEngine``.
+        options: of ``BatchEngine``; ``ends`` end a response before its last position.
     """
 
     _backend: _SortingBackend
@@ -98,12 +95,10 @@ class SortingEngine(BatchEngine):
         *,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-        ends: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
         copied = copy.deepcopy(model).to(device=device, dtype=dtype).requires_grad_(False)
-        ends = end_tokens(model, tokenizer) if ends is None else ends
-        super().__init__(_SortingBackend(_Loaded(copied, 0)), tokenizer, ends=ends, **options)
+        super().__init__(_SortingBackend(_Loaded(copied, 0)), tokenizer, model=model, **options)
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
         """Put a copy of these weights in the place of the engine's own.

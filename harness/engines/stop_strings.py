@@ -42,12 +42,7 @@ def split_stop(tokenizer: Tokenizer, stop: Sequence[str]) -> tuple[tuple[int, ..
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer that may stand within a response: all but those that end it.
-
-    Args:
-        tokenizer: names its special tokens, if it has any, in ``added_tokens_decoder``.
-        ends: the tokens that end a response.
-    """
+    """The special tokens of a tokenizer that may stand within a response: all but those that end it."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -72,7 +67,6 @@ class StopStrings:
     string that ends in whitespace makes every token a suspect.
 
     Args:
-        tokenizer: decodes token ids.
         stop: the strings.
         min_tokens: a stop string completed within so many tokens is ignored, for good.
         ends: the end tokens of the policy.
@@ -120,12 +114,7 @@ class StopStrings:
 
     def completed_by_last(self, token_ids: Sequence[int]) -> bool:
         """Whether a response, in which no stop string was complete one token ago, now holds one."""
-        text = decode_text(self._tokenizer, token_ids)
-        ignored = self._ignored_length(token_ids)
+        text, ignored = decode_text(self._tokenizer, token_ids), 0
+        if self._min_tokens:  # it must end behind the characters of so many tokens
+            ignored = len(decode_text(self._tokenizer, token_ids[: self._min_tokens]).rstrip(_REPLACEMENT))
         return any(text.find(stop, max(0, ignored - len(stop) + 1)) >= 0 for stop in self.texts)
-
-    def _ignored_length(self, token_ids: Sequence[int]) -> int:
-        """Characters of the first ``min_tokens`` tokens: a stop string must end behind them."""
-        if not self._min_tokens:
-            return 0
-        return len(decode_text(self._tokenizer, token_ids[: self._min_tokens]).rstrip(_REPLACEMENT))

@@ -9,18 +9,23 @@ write to; with tied embeddings its own ``reload_weights`` then leaves the old ou
 So oneDNN is switched off before the engine starts (``vllm_worker``).
 
 With several workers (``engine.tensor_parallel``) the scheduler stays in this process, and the model is cut over
-processes of vLLM's. They read whole tensors from a file in memory, and each copies its slices (``vllm_weights``).
+processes of vLLM's. They read whole tensors from a file in memory, and each copies its slices.
 """
 
 from __future__ import annotations
 
-import gc
+import itertools
 import os
-import signal
+import random
+import secrets
+import shutil
+import tempfile
+import threading
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,35 +37,41 @@ from torch import Tensor, nn
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.private_dir import PrivateDir
 from harness.core.protocols import Tokenizer
-from harness.core.seeds import derive_seed
-from harness.core.types import Completion, SamplingParams
-from harness.engines.limits import check_request, check_scored
-from harness.engines.response_rows import ResponseRow, to_completions
-from harness.engines.rng import stream_rows
-from harness.engines.stop_strings import StopStrings
-from harness.engines.vllm_machine import (
-    as_it_was,
+from harness.core.types import SamplingParams
+from harness.engines.limits import check_scored
+from harness.engines.serving import ResponseRow, ServingEngine
+from harness.engines.vllm_options import (
+    ALONE,
+    Neighbours,
     check_vllm_installed,
-    classes_as_they_were,
     context_of,
     environment,
     head_size,
-    meeting_place,
-    process_group_in_memory,
-    reason_of,
     vllm_options,
-    workers_meet,
 )
-from harness.engines.vllm_memory import ALONE, Neighbours
-from harness.engines.vllm_requests import Requests, into_scores, lengths_of, row_options
-from harness.engines.vllm_weights import first_values, in_memory_file, packed_away, put, put_file
-from harness.engines.weights import check_names_and_shapes
-from harness.models.ends import GENERATION, end_tokens
+from harness.engines.vllm_worker import (
+    drop_names,
+    first_values,
+    in_memory_file,
+    packed_away,
+    put,
+    put_file,
+    settle_worker,
+)
+from harness.models.ends import GENERATION
 from harness.models.storage import save_policy
+from harness.settings.engine import VllmEngineSettings
+
+Sink = Callable[[Any, int], None]
+"""Takes what vLLM says of one request after a step, and the version of the weights that made the step."""
+
+_NUMBERS = itertools.count()
+_SHARED_MEMORY = Path("/dev/shm")
+_LONGEST_FOLDER = 107 - 37 - len("/vllm-") - 16
 
 
 def vllm_engine(
-    settings: Any,
+    settings: VllmEngineSettings,
     model: nn.Module,
     tokenizer: Any,
     *,
@@ -75,18 +86,18 @@ def vllm_engine(
     The policy is written into a private temporary folder, from which vLLM reads it, and which is removed again.
 
     Args:
-        settings: see ``VllmEngineSettings``.
         model, tokenizer: the policy: a ``DecoderLM`` or a model of transformers.
-        device: ``cpu`` or ``cuda``.
         neighbours: what else the memory plan puts on the engine's GPU.
-        ends, sleeps, should_stop: see ``VllmEngine``; on a CPU none sleeps.
+        ends, sleeps, should_stop: of ``VllmEngine``; on a CPU none sleeps.
 
     Raises:
         UserError: vLLM is not installed, cannot be imported here, does not fit onto the GPU, or cannot serve the model.
     """
     check_vllm_installed()
-    context = context_of(settings, model.config)
-    options = vllm_options(model, settings, context, device, sleeps, neighbours=neighbours)
+    context, gpu_memory = context_of(settings, model.config), (0, 0)
+    if device == "cuda":
+        gpu_memory = torch.cuda.mem_get_info()
+    options = vllm_options(model, settings, context, device, sleeps, neighbours=neighbours, gpu_memory=gpu_memory)
     with PrivateDir() as scratch:
         folder = scratch / "policy"
         save_policy(model, tokenizer, folder)
@@ -107,7 +118,7 @@ def vllm_engine(
     return engine
 
 
-class VllmEngine:
+class VllmEngine(ServingEngine):
     """Samples from the weights that a vLLM in this process holds.
 
     Log-probabilities are those of the distribution a token was drawn from: after temperature and top-p, and without the
@@ -117,17 +128,11 @@ class VllmEngine:
     Weights may be loaded on one thread while ``generate`` runs on another: they go in between two steps, and keys and
     values cached by the older ones are computed anew. ``Completion.versions`` says which weights sampled each token.
 
-    Attributes:
-        context_length: most tokens a prompt and its response may have together.
-
     Args:
         llm: vLLM's ``LLM``.
-        model: the policy, whose names and shapes each load must have; it is not kept.
-        ends: tokens that end a response; None: those that policy and tokenizer name.
-        max_batch: most rows sampled at a time.
         workers: that the model is cut over; more than 1 are processes of their own.
         sleeps: give the GPU's memory back after each ``generate``, until the next load or call.
-        should_stop: polled before every step; true ends ``generate`` with ``Interrupted``.
+        model, tokenizer, options: of ``ServingEngine``.
     """
 
     def __init__(
@@ -136,23 +141,16 @@ class VllmEngine:
         model: nn.Module,
         tokenizer: Tokenizer,
         *,
-        ends: Sequence[int] | None = None,
-        max_batch: int = 256,
         workers: int = 1,
         sleeps: bool = False,
-        should_stop: Callable[[], bool] | None = None,
+        **options: Any,
     ) -> None:
-        if max_batch < 1:
-            raise ValueError(f"max_batch is {max_batch}, must be at least 1")
-        self._llm, self._tokenizer, self._max_batch, self._workers = llm, tokenizer, max_batch, workers
-        self._sleeps, self._should_stop = sleeps, should_stop
-        self._ends = end_tokens(model, tokenizer) if ends is None else ends
+        vocab_size, context = llm.model_config.get_vocab_size(), llm.model_config.max_model_len
+        super().__init__(model, tokenizer, vocab_size=vocab_size, context_length=context, **options)
+        if embedding := self._shapes.get("model.embed_tokens.weight"):
+            self._second_names.setdefault("lm_head.weight", embedding)  # where the embeddings stand for it
+        self._llm, self._workers, self._sleeps = llm, workers, sleeps
         self._requests = Requests(llm.llm_engine)
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-        stored = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        self._second_names = stored | _tied_head(self._shapes)
-        self._vocab_size: int = llm.model_config.get_vocab_size()
-        self.context_length: int = llm.model_config.max_model_len
         _ALIVE.add(self)
 
     def require_replaceable(self, model: nn.Module) -> None:
@@ -178,7 +176,6 @@ class VllmEngine:
 
     @property
     def version(self) -> int:
-        """Version of the weights in place."""
         return self._requests.version
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
@@ -186,56 +183,17 @@ class VllmEngine:
 
         An engine that sleeps between calls stays awake afterwards, for the ``generate`` to come.
 
-        Args:
-            weights: by the names of the policy's parameters; buffers and the second name of a tied weight may be among
-                them.
-            version: of the weights.
-
         Raises:
             ValueError: one is missing, misshapen or unknown; the old weights stay.
             RunStopped: vLLM did not take them all, or kept what it had cached with the old ones; or a worker is gone.
         """
-        check_names_and_shapes(weights, self._shapes, self._second_names)
-        wanted = {name: weights[name].detach() for name in self._shapes}
+        wanted = self._known(weights)
         with self._awake(then="stay"), self._requests.paused() as engine:
             if left := self._put(wanted):
                 raise RunStopped(f"vLLM left its {left[0]} (and {len(left) - 1} more) as it was when weights came")
             if not engine.reset_prefix_cache(reset_running_requests=True):
                 raise RunStopped("vLLM would not forget the keys and values that the old weights made")
             self._requests.version = version
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
-        sampling: SamplingParams,
-        seed: int,
-        places: Sequence[int] | None = None,
-    ) -> list[tuple[Completion, ...]]:
-        """Sample ``num_samples`` responses to each prompt of token ids; arguments as in ``core.protocols.Engine``.
-
-        Raises:
-            UserError: bad sampling parameters, or a prompt that is empty, unknown to the model or too long.
-            Interrupted: ``should_stop`` said so.
-            Diverged: the model's logits are not numbers.
-            RunStopped: vLLM lost a request or a worker.
-        """
-        check_request(prompts, num_samples, sampling, self._vocab_size, self.context_length)
-        started_with = self.version
-        order = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_samples)]
-        streams = dict(zip(order, stream_rows(order, places), strict=True))
-        lengths = lengths_of(streams, sampling, seed)
-        stops = StopStrings(self._tokenizer, sampling.stop, sampling.min_tokens, self._ends, self._vocab_size)
-        rows = [ResponseRow(row, sampling, stops) for row in order]
-
-        def add(row: ResponseRow) -> str:
-            own_seed, length = derive_seed(seed, *streams[row.row]), lengths.get(row.row)
-            params = _sampling_params(**row_options(sampling, own_seed, ends=stops.ends, length=length))
-            return self._requests.add(prompts[row.row[0]], params, row)
-
-        with self._awake(then="sleep"):
-            self._run(rows, add, sampling.max_tokens)
-        return to_completions(rows, len(prompts), started_with, self._tokenizer)
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
@@ -247,8 +205,8 @@ class VllmEngine:
         with self._awake(then="as before"):
             try:
                 for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-                    take = into_scores(scored, number, len(prompt), response)
-                    params = _sampling_params(max_tokens=1, prompt_logprobs=0)
+                    take = partial(take_scores, scored, number, len(prompt), response)
+                    params = _sampling_params({"max_tokens": 1, "prompt_logprobs": 0})
                     names.append(self._requests.add([*prompt, *response], params, take))
                 while len(scored) < len(prompts):
                     if not self._requests.step() and len(scored) < len(prompts):
@@ -278,26 +236,27 @@ class VllmEngine:
         with in_memory_file(weights) as file:
             return sorted({name for left in self._llm.apply_model(partial(put_file, file=file)) for name in left})
 
-    def _run(self, rows: Sequence[ResponseRow], add: Callable[[ResponseRow], str], max_tokens: int) -> None:
-        """Have every row sampled, ``max_batch`` at a time; ``add`` requests one and returns its name."""
+    def _sample(self, rows: Sequence[ResponseRow], sampling: SamplingParams) -> None:
         waiting, under_way, steps = deque(rows), dict[str, ResponseRow](), 0
-        try:
-            while waiting or under_way:
-                if self._should_stop is not None and self._should_stop():
-                    raise Interrupted(f"sampling was stopped after {steps} steps of at most {max_tokens}")
-                while waiting and len(under_way) < self._max_batch:
-                    row = waiting.popleft()
-                    under_way[add(row)] = row
-                goes_on = self._requests.step()
-                steps += 1
-                ended = {name: row for name, row in under_way.items() if row.is_done}
-                if not goes_on and len(ended) < len(under_way):
-                    raise RunStopped(f"vLLM has lost {len(under_way) - len(ended)} of {len(under_way)} responses")
-                self._requests.drop([name for name, row in ended.items() if row.was_cut])
-                for name in ended:
-                    del under_way[name]
-        finally:
-            self._requests.drop(list(under_way))
+        with self._awake(then="sleep"):
+            try:
+                while waiting or under_way:
+                    if self._should_stop is not None and self._should_stop():
+                        raise Interrupted(f"sampling was stopped after {steps} steps of at most {sampling.max_tokens}")
+                    while waiting and len(under_way) < self._max_batch:
+                        row = waiting.popleft()
+                        params = _sampling_params(row_options(row, sampling))
+                        under_way[self._requests.add(row.prompt, params, partial(take_output, row))] = row
+                    goes_on = self._requests.step()
+                    steps += 1
+                    ended = {name: row for name, row in under_way.items() if row.is_done}
+                    if not goes_on and len(ended) < len(under_way):
+                        raise RunStopped(f"vLLM has lost {len(under_way) - len(ended)} of {len(under_way)} responses")
+                    self._requests.drop([name for name, row in ended.items() if row.was_cut])
+                    for name in ended:
+                        del under_way[name]
+            finally:
+                self._requests.drop(list(under_way))
 
     @contextmanager
     def _awake(self, then: Literal["stay", "sleep", "as before"]) -> Iterator[None]:
@@ -333,7 +292,68 @@ _CLOSED: list[Any] = []
 """Closed ones that must outlive the others."""
 
 
-def _sampling_params(**options: Any) -> Any:
+class Requests:
+    """The requests in a vLLM, which any thread may take one step further; what comes out goes to whoever asked.
+
+    Attributes:
+        version: of the weights in place.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._turnstile, self._lock = threading.Lock(), threading.Lock()
+        self._sinks: dict[str, Sink] = {}
+        self.version = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[Any]:
+        """Hold all requests between two steps. Whoever waits here comes before the next step, even of a busy thread."""
+        with self._turnstile, self._lock:
+            yield self._engine
+
+    def add(self, token_ids: Sequence[int], params: Any, sink: Sink) -> str:
+        """Add a request; return its name."""
+        name = f"{next(_NUMBERS)}"
+        with self.paused() as engine:
+            engine.add_request(name, {"type": "token", "prompt_token_ids": [int(token) for token in token_ids]}, params)
+            self._sinks[name] = sink
+        return name
+
+    def step(self) -> bool:
+        """Take all requests one step further; return whether there were any: another thread may have ended the last."""
+        with self.paused() as engine:
+            if not engine.has_unfinished_requests():
+                return False
+            for output in engine.step():
+                sink = self._sinks.get(output.request_id)
+                if output.finished:
+                    self._sinks.pop(output.request_id, None)
+                if sink is not None:
+                    sink(output, self.version)
+            return True
+
+    def drop(self, names: Sequence[str]) -> None:
+        """End requests that nobody needs any more."""
+        alive = [name for name in names if self._sinks.pop(name, None) is not None]
+        if alive:
+            with self.paused() as engine:
+                engine.abort_request(alive)
+
+
+def row_options(row: ResponseRow, sampling: SamplingParams) -> dict[str, Any]:
+    """Return what vLLM's ``SamplingParams`` is told of one row."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
+        "min_tokens": row.min_tokens,
+        "max_tokens": row.max_tokens,
+        "stop_token_ids": list(row.stops.ends),
+        "seed": row.seed,
+        "logprobs": 0,
+    }
+
+
+def _sampling_params(options: Mapping[str, Any]) -> Any:
     """vLLM's parameters of a request that says what is new after each step, as token ids alone."""
     from vllm import SamplingParams as VllmParams
     from vllm.sampling_params import RequestOutputKind
@@ -341,33 +361,33 @@ def _sampling_params(**options: Any) -> Any:
     return VllmParams(ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA, **options)
 
 
-def settle_worker(worker: Any) -> None:
-    """Leave Ctrl-C to the process that the worker belongs to, which ends it, and names of shared memory to nobody."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+def take_output(row: ResponseRow, output: Any, version: int) -> None:
+    """Put what vLLM newly sampled of a row into it.
 
-    if frozen := gc.get_freeze_count():  # what vLLM has frozen is not listed
-        gc.unfreeze()
-    _drop_names(each for each in gc.get_objects() if type(each) is ShmRingBuffer)
-    if frozen:
-        gc.freeze()
-
-
-def _drop_names(buffers: Iterable[Any]) -> None:
-    """Take the names off vLLM's queues in shared memory, once all have mapped them.
-
-    They would stay where processes are killed; Ray kills those below an actor, Python's watch over such names too.
+    Raises:
+        RunStopped: vLLM gave the request up.
     """
-    for buffer in buffers:
-        if buffer.is_creator:
-            buffer.shared_memory.unlink()
-            buffer.is_creator = False
+    sampled = output.outputs[0]
+    if sampled.finish_reason not in (None, "stop", "length"):
+        raise RunStopped(f"vLLM ended a response by itself, of prompt {row.row[0]}: {sampled.finish_reason}")
+    of_tokens = zip(sampled.logprobs, sampled.token_ids, strict=True)
+    log_probs = [of_token[token].logprob for of_token, token in of_tokens]
+    row.take(sampled.token_ids, log_probs, version, sampled.finish_reason)
 
 
-def _tied_head(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The output projection's name where the embeddings stand for it."""
-    embedding = shapes.get("model.embed_tokens.weight")
-    return {} if embedding is None else {"lm_head.weight": embedding}
+def take_scores(
+    scored: dict[int, npt.NDArray[np.float32]],
+    number: int,
+    prompt_length: int,
+    response: Sequence[int],
+    output: Any,
+    version: int,
+) -> None:
+    """Put the log-probabilities (T,) of a response into ``scored`` under its number."""
+    if output.finished:
+        of_tokens = zip(output.prompt_logprobs[prompt_length:], response, strict=True)
+        log_probs = [of_token[token].logprob for of_token, token in of_tokens]
+        scored[number] = np.array(log_probs, dtype=np.float32)
 
 
 def _start(folder: Path, options: Mapping[str, Any], device: str, head_dim: int) -> Any:
@@ -378,7 +398,7 @@ def _start(folder: Path, options: Mapping[str, Any], device: str, head_dim: int)
     """
     os.environ.update(environment(device) | {"VLLM_RPC_BASE_PATH": str(meeting_place())})
     try:
-        with as_it_was():
+        with _process_as_it_was():
             return _start_as_told(folder, options, device, head_dim)
     except Exception as error:  # of a worker, vLLM raises no narrower one
         raise UserError(
@@ -386,21 +406,6 @@ def _start(folder: Path, options: Mapping[str, Any], device: str, head_dim: int)
             "engine.type: vllm",
             "set engine.type to native, or see docs/engines.md",
         ) from error
-
-
-def _check_head_size(head_dim: int) -> None:
-    """Refuse heads that vLLM's attention on CPUs would give up on at the first request.
-
-    Raises:
-        RuntimeError: with the sizes that it has.
-    """
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
-    if head_dim not in sizes:
-        raise RuntimeError(
-            f"the model has attention heads of {head_dim} channels; on CPUs vLLM serves {', '.join(map(str, sizes))}"
-        )
 
 
 def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_dim: int) -> Any:
@@ -411,15 +416,103 @@ def _start_as_told(folder: Path, options: Mapping[str, Any], device: str, head_d
         raise RuntimeError(f"this build of it computes on {current_platform.device_type}, not on {device}")
     workers: int = options.get("tensor_parallel_size", 1)
     if device == "cpu":
-        _check_head_size(head_dim)
-        if workers == 1:
-            process_group_in_memory()
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        sizes = CPUAttentionBackend.get_supported_head_sizes()
+        if head_dim not in sizes:  # it would give up at the first request
+            served = ", ".join(map(str, sizes))
+            raise RuntimeError(f"the model has attention heads of {head_dim} channels; on CPUs vLLM serves {served}")
+        if workers == 1 and not torch.distributed.is_initialized():
+            # else vLLM keeps the group's store in a file of the temporary folder, which stays when it is killed
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+            torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     with workers_meet(workers):
         llm = LLM(model=str(folder), trust_remote_code=False, **options)
     if workers > 1:
         llm.collective_rpc(settle_worker)
-        _drop_names([llm.llm_engine.model_executor.rpc_broadcast_mq.buffer])
+        drop_names([llm.llm_engine.model_executor.rpc_broadcast_mq.buffer])
     for empty in llm.apply_model(packed_away):
         if empty:
             raise RuntimeError(f"it has packed {empty[0]} away, where new weights cannot reach it")
     return llm
+
+
+def reason_of(error: Exception) -> str:
+    """Return the line of an error that says something; pydantic's first one only counts the others."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        lines = lines[1:]
+    return lines[0] if lines else type(error).__name__
+
+
+@cache
+def meeting_place() -> Path:
+    """Return where workers and this process find each other while a vLLM starts: a folder that is made for that long.
+
+    vLLM keeps the first name that it is told, whichever of the process' engines it is for. A socket's name has 107
+    letters at most, of which vLLM takes 37.
+    """
+    folder = tempfile.gettempdir()
+    return Path("/tmp" if len(folder) > _LONGEST_FOLDER else folder, f"vllm-{secrets.token_hex(8)}")
+
+
+@contextmanager
+def workers_meet(workers: int) -> Iterator[None]:
+    """Have workers that start in the block share this process' threads, and leave no file of theirs behind it.
+
+    Sockets and the store of the process group have names in a folder, and memory in which workers add up has names that
+    begin with the store's. What is connected, or mapped, needs no name any more.
+    """
+    if workers == 1:
+        yield
+        return
+    kept, threads, place = tempfile.tempdir, os.environ.get("OMP_NUM_THREADS"), meeting_place()
+    place.mkdir(mode=0o700)
+    os.environ["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // workers))
+    tempfile.tempdir = str(place)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = kept
+        del os.environ["OMP_NUM_THREADS"]
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = threads
+        for store in place.glob("vllm_dist_*"):
+            for shared in _SHARED_MEMORY.glob(f"{store.name}-*"):  # stays where a worker is killed
+                shared.unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def classes_as_they_were(model: nn.Module) -> Iterator[None]:
+    """Let other models of the policy's classes be made and run in this process, after a vLLM has started on them.
+
+    A family that vLLM has no code for it builds of transformers' own classes. It changes these: their instances then
+    ask for vLLM's config, and for whether they are compiled, which the Learner's own model cannot say.
+    """
+    classes: set[Any] = {type(module) for module in model.modules()}
+    made_by = {kind: kind.__init__ for kind in classes}
+    try:
+        yield
+    finally:
+        for kind, make in made_by.items():
+            if kind.__init__ is not make:
+                kind.__init__ = make
+                kind.do_not_compile = True
+
+
+@contextmanager
+def _process_as_it_was() -> Iterator[None]:
+    """Put back what starting vLLM changes for the whole process: random states, and how torch takes its threads."""
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    drawn, drawn_by_numpy, drawn_by_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        random.setstate(drawn)
+        np.random.set_state(drawn_by_numpy)
+        torch.set_rng_state(drawn_by_torch)

@@ -21,7 +21,7 @@ numbers before anything relies on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -31,25 +31,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harness.models.config import ModelConfig
+from harness.models.decoder import DecoderLM
 
 ROWS_HINT = 64
 """Rows that a weight is packed for; among 1, 64 and 256 the best or within 2% of it for 2 to 832 rows."""
 
 
 class Linear(Protocol):
-    """x -> x W^T + b for x (R, in), with what may follow it fused in where the kernel can; most have no b."""
+    """x -> x W^T + b for x (R, in), with what may follow it fused in where the kernel can; most have no b.
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x W^T + b (R, out)."""
+    ``plus``, ``times`` and ``silu`` are x W^T + other, x W^T * other and silu(x W^T): for projections without bias.
+    """
 
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """Return x W^T + other; for a projection without bias, as the two below."""
-
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """Return x W^T * other."""
-
-    def silu(self, x: Tensor) -> Tensor:
-        """Return silu(x W^T)."""
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def plus(self, x: Tensor, other: Tensor) -> Tensor: ...
+    def times(self, x: Tensor, other: Tensor) -> Tensor: ...
+    def silu(self, x: Tensor) -> Tensor: ...
 
 
 class PackedLinear:
@@ -62,20 +59,16 @@ class PackedLinear:
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
-        result: Tensor = self._unary(x, self._weight, self._bias, "none", [], "")
-        return result
+        return self._unary(x, self._weight, self._bias, "none", [], "")
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        result: Tensor = self._binary(x, other, self._weight, None, "add")
-        return result
+        return self._binary(x, other, self._weight, None, "add")
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
-        result: Tensor = self._binary(x, other, self._weight, None, "mul")
-        return result
+        return self._binary(x, other, self._weight, None, "mul")
 
     def silu(self, x: Tensor) -> Tensor:
-        result: Tensor = self._unary(x, self._weight, None, "swish", [], "")
-        return result
+        return self._unary(x, self._weight, None, "swish", [], "")
 
 
 class PlainLinear:
@@ -85,9 +78,7 @@ class PlainLinear:
         self._weight_t, self._bias = weight.t().contiguous(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._bias is not None:
-            return torch.addmm(self._bias, x, self._weight_t)
-        return torch.mm(x, self._weight_t)
+        return torch.mm(x, self._weight_t) if self._bias is None else torch.addmm(self._bias, x, self._weight_t)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         return torch.addmm(other, x, self._weight_t)
@@ -99,11 +90,8 @@ class PlainLinear:
         return F.silu(torch.mm(x, self._weight_t), inplace=True)
 
 
-class MakeLinear(Protocol):
-    """Makes a projection of a weight (out, in) and perhaps a bias (out,), both in the precision of the products."""
-
-    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Return the projection."""
+MakeLinear = Callable[..., Linear]
+"""Makes a projection of a weight (out, in) and perhaps a bias (out,), both in the precision of the products."""
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -142,7 +130,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer: qkv (C -> Hkv * (G + 2) * D, see ``group_heads``), o, gate, up, down.
+    """One decoder layer; qkv maps C to Hkv * (G + 2) * D, see ``group_heads``.
 
     ``head_gains`` (G + 1, D) in float32 are what the normed queries and the normed key of a group are multiplied with,
     where the model norms them.
@@ -166,32 +154,11 @@ class InferenceWeights:
     version: int = 0
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The Hugging Face names of the weights that a model of this shape must be given, with their shapes."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    of_layer: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (config.query_size, hidden),
-        "self_attn.k_proj.weight": (config.key_size, hidden),
-        "self_attn.v_proj.weight": (config.key_size, hidden),
-        "self_attn.o_proj.weight": (hidden, config.query_size),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    if config.attention_bias:
-        of_layer |= {
-            f"self_attn.{part}_proj.bias": (config.query_size,) if part == "q" else (config.key_size,) for part in "qkv"
-        }
-    if config.head_norms:
-        of_layer |= {f"self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
-    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    for index in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in of_layer.items()}
-    if not config.tie_word_embeddings:
-        shapes[_HEAD] = (config.vocab_size, hidden)
-    return shapes
+@cache
+def expected_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Return the Hugging Face names of the weights that a model of this shape must be given, with their shapes."""
+    with torch.device("meta"):
+        return shapes_of(dict(DecoderLM(config, seed=None).named_parameters()))
 
 
 def check_names_and_shapes(
@@ -227,16 +194,11 @@ def build_weights(
     linear: MakeLinear = make_linear,
     version: int = 0,
 ) -> InferenceWeights:
-    """Check the weights, copy them, and lay them out for decoding.
+    """Check the weights, copy them to this dtype and device, and lay them out for decoding.
 
     Args:
         weights: by Hugging Face name, any float dtype, any device. With tied embeddings ``lm_head.weight`` may
             be among them if it equals the embeddings.
-        config: the model's shape.
-        dtype: of the copy.
-        device: of the copy.
-        linear: makes the projections.
-        version: of these weights.
 
     Raises:
         ValueError: a weight is missing, unknown or misshapen, or the tied ``lm_head`` differs from the embeddings.
@@ -256,11 +218,7 @@ def build_weights(
 
 
 def _layer(
-    source: Mapping[str, Tensor],
-    prefix: str,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    linear: MakeLinear,
+    source: Mapping[str, Tensor], prefix: str, config: ModelConfig, dtype: torch.dtype, linear: MakeLinear
 ) -> LayerWeights:
     def weight(name: str) -> Tensor:
         return source[f"{prefix}{name}.weight"]

@@ -204,13 +204,14 @@ def _native_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
 
 def _vllm_engine(scenario: Scenario, policy: Policy, device: str, should_stop: StopSignal) -> Engine:
     from harness.engines.vllm import vllm_engine
-    from harness.engines.vllm_memory import ALONE
+    from harness.engines.vllm_options import ALONE
     from harness.run.memory.generator import beside_vllm
     from harness.run.memory.shape import shape_for
 
     assert policy.model is not None
+    settings: Any = scenario.engine
     return vllm_engine(
-        scenario.engine,
+        settings,
         policy.model,
         policy.tokenizer,
         ends=policy.ends,
@@ -225,8 +226,9 @@ def _sglang_engine(scenario: Scenario, policy: Policy, device: str, should_stop:
     from harness.engines.sglang import sglang_engine
 
     assert policy.model is not None
+    settings: Any = scenario.engine
     return sglang_engine(
-        scenario.engine, policy.model, policy.tokenizer, ends=policy.ends, device=device, should_stop=should_stop
+        settings, policy.model, policy.tokenizer, ends=policy.ends, device=device, should_stop=should_stop
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.core.errors import UserError
 from harness.core.spawn_pool import usable_cores
 from harness.core.trace import RecordingTracer
-from harness.engines.vllm_machine import check_vllm_installed
+from harness.engines.vllm_options import check_vllm_installed
 from harness.probes.load import load_profile
 from harness.run.guardian import Guardian
 from harness.run.inprocess import InProcessParts

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from harness.core.errors import UserError
-from harness.engines.vllm_machine import check_no_share
+from harness.engines.vllm_options import check_no_share
 from harness.models.config import check_divides
 from harness.probes.load import load_profile
 from harness.probes.nsight import check_nsight

@@ -25,7 +25,6 @@ from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.batch_plan import BatchPlan
 from harness.settings.learner import Publish
 from harness.transports import shards
-from harness.transports.gather import gather_per_tensor, gather_whole
 from harness.transports.protocol import WeightSender
 from harness.transports.sharded import shard_sender
 
@@ -227,8 +226,8 @@ class LearnerRank(LearnerWorker):
     def _gather(self) -> dict[str, Tensor]:
         held = self.trainer.weights()  # on the device, wherever they were
         if self._publish == "rank0":
-            return gather_whole(self._policy_trainer.model)
-        return gather_per_tensor(held, self._policy_trainer.whole)
+            return shards.gather_whole(self._policy_trainer.model)
+        return shards.gather_per_tensor(held, self._policy_trainer.whole)
 
     def _proof_by(self, rows: Sequence[ProbeRow] | None, version: int) -> LogProbProbe | None:
         self._probe_rows = self._probe_rows if rows is None else rows

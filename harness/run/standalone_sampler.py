@@ -90,9 +90,8 @@ def make_sampler(
         from harness.engines.vllm import vllm_engine
 
         assert policy.model is not None
-        made = vllm_engine(
-            scenario.engine, policy.model, policy.tokenizer, ends=policy.ends, device=chosen, should_stop=never
-        )
+        settings: Any = scenario.engine
+        made = vllm_engine(settings, policy.model, policy.tokenizer, ends=policy.ends, device=chosen, should_stop=never)
     else:
         made = BUILDERS["engine", engine](scenario, policy, chosen, never)
     return Sampler(policy, made, chosen, checksums)

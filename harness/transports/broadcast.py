@@ -49,16 +49,9 @@ _ends: dict[str, Any] = {}  # the senders and receivers of this process, by the 
 class End:
     """A sender or receiver, as the other one calls it."""
 
-    name: str
     lane: str
-    actor: Any = field(repr=False, compare=False)
-
-    @classmethod
-    def of(cls, end: object, lane: str) -> End:
-        """Make it known in this process, which is an actor's."""
-        name = uuid4().hex
-        _ends[name] = end
-        return cls(name, lane, ray.get_runtime_context().current_actor)
+    name: str = field(default_factory=lambda: uuid4().hex)
+    actor: Any = field(repr=False, compare=False, default_factory=lambda: ray.get_runtime_context().current_actor)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call it, and return the reference of what it returns."""
@@ -91,29 +84,20 @@ class _Order:
 
 
 class _Group:
-    """A process group beside torch's default one.
+    """A process group beside torch's default one, whose members find each other in ``store``.
 
-    Args:
-        store: where its members find each other, under ``name``.
-        rank, size: of this member, and of the group.
-        device: of the tensors: gloo on CPUs, NCCL on GPUs.
-        interface: on which gloo listens.
+    It moves tensors of ``device``: by gloo on CPUs, which listens on ``interface``, and by NCCL on GPUs.
     """
 
     def __init__(self, store: Any, name: str, rank: int, size: int, device: torch.device, interface: str) -> None:
-        limit = timedelta(seconds=TIMEOUT_S)
         there = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        self.name, self._wakes = name, threading.Event()
-        self._group: Any
-        if device.type == "cuda":
-            of_nccl: Any = dist.ProcessGroupNCCL.Options()
-            of_nccl._timeout = limit
-            self._group = dist.ProcessGroupNCCL(there, rank, size, of_nccl)
-        else:
-            options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        on_gpu = device.type == "cuda"
+        options: Any = dist.ProcessGroupNCCL.Options() if on_gpu else dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=TIMEOUT_S)
+        if not on_gpu:
             options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
-            options._timeout = limit
-            self._group = dist.ProcessGroupGloo(there, rank, size, options)
+        kind: Any = dist.ProcessGroupNCCL if on_gpu else dist.ProcessGroupGloo
+        self.name, self._wakes, self._group = name, threading.Event(), kind(there, rank, size, options)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Send the tensor from rank 0 to all others.
@@ -168,7 +152,8 @@ class BroadcastSender(BufferSender[CopiedWeights]):
         super().__init__(CopiedWeights, options.buffers_at_start)
         self._interface, host = options.interface, reachable_at(options.interface)
         self._store = listen(host)
-        self._where = BroadcastPayload(End.of(self, "learner"), (host, self._store.port))
+        self._where = BroadcastPayload(End("learner"), (host, self._store.port))
+        _ends[self._where.sender.name] = self
         self._sending = threading.Lock()  # one version after the other, whoever asks for it
         self.members: list[End] = []
         self._needed: frozenset[int] = frozenset()
@@ -187,8 +172,8 @@ class BroadcastSender(BufferSender[CopiedWeights]):
             if version in self._pool:
                 raise ValueError(f"version {version} is published already")
             self._needed = still_needed | {version}
-            layout, on_cpu = BucketLayout.of(weights), not next(iter(weights.values())).is_cuda
-            order = _Order(version, layout, on_cpu, self._needed)
+            on_cpu = not next(iter(weights.values())).is_cuda
+            order = _Order(version, BucketLayout.of(weights), on_cpu, self._needed)
             is_same = self._group is not None and self._in_group == self.members
             calls = self._call(self.members, order) if is_same else []  # they get ready meanwhile
             handle = super().publish_weights(weights, version, still_needed)
@@ -217,13 +202,7 @@ class BroadcastSender(BufferSender[CopiedWeights]):
         return self._where
 
     def _send(self, members: Sequence[End], order: _Order, calls: Sequence[Any] = ()) -> None:
-        """Send a version; members that have not got it at the end are left out.
-
-        Args:
-            members: those that get it.
-            order: says which.
-            calls: references of their answers, if they have been called already.
-        """
+        """Send a version to members, whose ``calls`` may be under way; those that have not got it are left out."""
         tensor, waiting, done = self._pool[order.version].tensor, list(members), set[End]()
         for _ in range(ATTEMPTS):
             if not calls:
@@ -236,10 +215,8 @@ class BroadcastSender(BufferSender[CopiedWeights]):
             calls = []
         for member in [member for member in members if member not in done]:
             self.members.remove(member)
-            print(
-                f"broadcast: {member.lane} did not take version {order.version} and is left out until it joins",
-                flush=True,
-            )
+            what = f"did not take version {order.version} and is left out until it joins"
+            print(f"broadcast: {member.lane} {what}", flush=True)
 
     def _call(self, members: Sequence[End], order: _Order) -> list[Any]:
         """Call members to take part in a broadcast, and return the references of their answers."""
@@ -302,7 +279,8 @@ class BroadcastReceiver:
 
     def __init__(self, options: TransportOptions) -> None:
         self.notes: tuple[str, ...] = ()
-        self._options, self._end = options, End.of(self, options.who)
+        self._options, self._end = options, End(options.who)
+        _ends[self._end.name] = self
         self._ordered = threading.Lock()  # the sender's calls are followed one after the other
         self._held: dict[int, tuple[BucketLayout, Tensor]] = {}
         self._free: list[Tensor] = []
@@ -358,7 +336,11 @@ class BroadcastReceiver:
             try:
                 if self._group is None or self._group.name != group:
                     self._end_group()
-                    self._store = self._store or self._store_of_sender()
+                    if self._store is None:
+                        assert self._sender is not None
+                        host, port = self._sender.store
+                        limit = timedelta(seconds=TIMEOUT_S)
+                        self._store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
                     self._group = _Group(self._store, group, rank, size, buffer.device, self._options.interface)
                 if self._given_up == group:
                     raise RuntimeError("the Learner gave this group up")
@@ -390,11 +372,6 @@ class BroadcastReceiver:
             self._free = [torch.empty(size, dtype=torch.uint8, device=device).fill_(0) for _ in range(more)]
         self._coming = self._free.pop()
         return self._coming
-
-    def _store_of_sender(self) -> Any:
-        assert self._sender is not None
-        limit = timedelta(seconds=TIMEOUT_S)
-        return dist.TCPStore(*self._sender.store, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _leave(self) -> None:
         self._end_group()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from harness.core.types import WeightHandle
 from harness.models.flat_layout import BucketLayout, copy_weights
+from harness.transports.protocol import OneSidedSender, held_version
 
 
 def from_read_only(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Tensor]:
@@ -127,16 +128,10 @@ class BufferPool(Generic[P]):
         return buffer
 
     def __getitem__(self, version: int) -> P:
-        if version not in self._held:
-            raise ValueError(f"version {version} is not held; versions {sorted(self._held)} are")
-        return self._held[version]
+        return held_version(self._held, version)
 
     def drop(self, version: int) -> None:
-        """Close the buffer of a version that will never be complete, which somebody may still write to.
-
-        Raises:
-            ValueError: the version is not held.
-        """
+        """Close the buffer of a version that will never be complete, which somebody may still write to."""
         self[version].close()
         del self._held[version]
 
@@ -147,16 +142,10 @@ class BufferPool(Generic[P]):
         self._held, self.free = {}, []
 
 
-class BufferSender(ABC, Generic[P]):
-    """A ``protocol.WeightSender`` that copies each version into a buffer; what receivers need to find it is its own.
-
-    Args:
-        make: makes a buffer for weights of a layout.
-        buffers_at_start: buffers that the first ``publish_weights`` makes and fills.
-    """
+class BufferSender(OneSidedSender, ABC, Generic[P]):
+    """A ``protocol.WeightSender`` that copies each version into a buffer; what receivers need to find it is its own."""
 
     def __init__(self, make: Make[P], buffers_at_start: int) -> None:
-        self.notes: tuple[str, ...] = ()
         self._pool = BufferPool(make, buffers_at_start)
 
     def publish_weights(
@@ -168,9 +157,6 @@ class BufferSender(ABC, Generic[P]):
     def published(self, version: int) -> Mapping[str, Tensor]:
         return self._pool[version].views
 
-    def outgoing(self, version: int) -> list[Tensor]:
-        return []
-
     def close(self) -> None:
         self._pool.close()
 
@@ -179,11 +165,10 @@ class BufferSender(ABC, Generic[P]):
         """Return what a receiver finds this buffer by."""
 
 
-class StoringSender(ABC, Generic[T]):
+class StoringSender(OneSidedSender, ABC, Generic[T]):
     """A ``protocol.WeightSender`` that makes something new of each version, which is also the payload."""
 
     def __init__(self) -> None:
-        self.notes: tuple[str, ...] = ()
         self._stored: dict[int, T] = {}
 
     def publish_weights(
@@ -197,12 +182,7 @@ class StoringSender(ABC, Generic[T]):
         return WeightHandle(version, layout.payload_bytes, len(weights), None, stored)
 
     def published(self, version: int) -> Mapping[str, Tensor]:
-        if version not in self._stored:
-            raise ValueError(f"version {version} is not held; versions {sorted(self._stored)} are")
-        return self._read(self._stored[version])
-
-    def outgoing(self, version: int) -> list[Tensor]:
-        return []
+        return self._read(held_version(self._stored, version))
 
     def close(self) -> None:
         self._keep(frozenset())

@@ -66,20 +66,12 @@ class TransportKind:
             )
 
     def sender(self, options: TransportOptions) -> WeightSender:
-        """Make the Learner's end, inside its actor.
-
-        Raises:
-            UserError: it needs a GPU, a package or a folder that is not there.
-        """
+        """Make the Learner's end, inside its actor; errors as of ``check_here``, or a folder cannot be made."""
         self.check_here()
         return self.sender_type(options)
 
     def receiver(self, options: TransportOptions) -> WeightReceiver:
-        """Make a Generator's end, inside its actor.
-
-        Raises:
-            UserError: it needs a GPU or a package that is not there.
-        """
+        """Make a Generator's end, inside its actor; errors as of ``check_here``."""
         self.check_here()
         return self.receiver_type(options)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from harness.core.types import WeightHandle
+from harness.transports.protocol import OneSidedSender, held_version
 
 
 class Streams(Protocol):
@@ -17,7 +18,7 @@ class Streams(Protocol):
     generator: torch.cuda.Stream
 
 
-class InProcessTransport:
+class InProcessTransport(OneSidedSender):
     """Hands the weights over by reference.
 
     Args:
@@ -28,8 +29,6 @@ class InProcessTransport:
             and the Learner's uses its memory again only when it was read. None where one stream keeps that order.
     """
 
-    notes: tuple[str, ...] = ()
-
     def __init__(self, snapshot: bool, streams: Streams | None = None, to_host: bool = False) -> None:
         self._snapshot, self._streams, self._to_host = snapshot, streams, to_host
         self._published: dict[int, Mapping[str, torch.Tensor]] = {}
@@ -37,7 +36,6 @@ class InProcessTransport:
     def publish_weights(
         self, weights: Mapping[str, torch.Tensor], version: int, still_needed: frozenset[int] = frozenset()
     ) -> WeightHandle:
-        """Return a weight_handle for these weights, by Hugging Face name."""
         payload = {
             name: self._copy(tensor.detach()) if self._snapshot else tensor.detach() for name, tensor in weights.items()
         }
@@ -51,21 +49,9 @@ class InProcessTransport:
         return tensor.to("cpu", copy=True) if self._to_host else tensor.clone()
 
     def published(self, version: int) -> Mapping[str, torch.Tensor]:
-        """Return the published weights by name.
-
-        Raises:
-            ValueError: the version is not held.
-        """
-        if version not in self._published:
-            raise ValueError(f"version {version} is not held; versions {sorted(self._published)} are")
-        return self._published[version]
-
-    def outgoing(self, version: int) -> list[torch.Tensor]:
-        """Nothing moves."""
-        return []
+        return held_version(self._published, version)
 
     def receive(self, weight_handle: WeightHandle, arrived: list[torch.Tensor] | None = None) -> Mapping[str, Any]:
-        """Return the published weights by name."""
         weights: Mapping[str, torch.Tensor]
         weights, copied = weight_handle.payload
         if self._streams is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from harness.core.types import WeightHandle
 from harness.settings.transport import ActorTransportSettings
 
 Weights = Mapping[str, Tensor]
+T = TypeVar("T")
 
 
 class WeightSender(Protocol):
@@ -100,6 +101,26 @@ class TransportOptions:
     buffers_at_start: int = 1
     interface: str = "lo"
     who: str = "a Generator"
+
+
+def held_version(held: Mapping[int, T], version: int) -> T:
+    """Return what a sender holds of a version.
+
+    Raises:
+        ValueError: nothing.
+    """
+    if version not in held:
+        raise ValueError(f"version {version} is not held; versions {sorted(held)} are")
+    return held[version]
+
+
+class OneSidedSender:
+    """What senders have in common from which Ray moves nothing by itself."""
+
+    notes: tuple[str, ...] = ()
+
+    def outgoing(self, version: int) -> list[Tensor]:
+        return []
 
 
 class StatelessReceiver:

@@ -21,6 +21,12 @@ from harness.transports.protocol import TransportOptions, WeightReceiver, Weight
 from harness.transports.shards import Draft, Part, Shard, weight_handle_of
 from harness.transports.shared_memory import SharedMemorySender
 
+_WHY_NOT = {
+    "gloo": "Ray's gloo group must be part of the process group that torch has by default, which in a rank of a "
+    "Learner is the Learner's own and has no Generators in it",
+    "nccl": "sending parts from several ranks through Ray's NCCL group has not been run",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ShardedPayload:
@@ -82,8 +88,7 @@ class AssemblingReceiver:
     A handle of whole weights is handed on to the first receiver.
 
     Args:
-        kind: the transport.
-        options: its; ``device`` is where the tensors are put together.
+        options: of the transport; ``device`` is where the tensors are put together.
     """
 
     def __init__(self, kind: TransportKind, options: TransportOptions) -> None:
@@ -142,19 +147,8 @@ def check_takes_shards(name: str) -> TransportKind:
     return kind
 
 
-_WHY_NOT = {
-    "gloo": "Ray's gloo group must be part of the process group that torch has by default, which in a rank of a "
-    "Learner is the Learner's own and has no Generators in it",
-    "nccl": "sending parts from several ranks through Ray's NCCL group has not been run",
-}
-
-
 def rank_sender(name: str, options: TransportOptions, rank: int) -> WeightSender:
-    """Make the sender of one rank of a Learner, inside its actor; with a folder, its files go to a subfolder.
-
-    Raises:
-        UserError: see ``check_takes_shards``, and ``TransportKind.sender``.
-    """
+    """Make the sender of one rank of a Learner, inside its actor; with a folder, its files go to a subfolder."""
     if options.folder is not None:
         options = replace(options, folder=os.path.join(options.folder, f"rank{rank}"))
     return check_takes_shards(name).sender(options)
@@ -166,9 +160,5 @@ def shard_sender(sender: WeightSender) -> ShardSender:
 
 
 def shard_receiver(name: str, options: TransportOptions) -> AssemblingReceiver:
-    """Make a Generator's end of what several ranks publish, inside its actor.
-
-    Raises:
-        UserError: see ``check_takes_shards``, and ``TransportKind.receiver``.
-    """
+    """Make a Generator's end of what several ranks publish, inside its actor."""
     return AssemblingReceiver(check_takes_shards(name), options)

@@ -2,21 +2,23 @@
 
 A rank holds one block of each tensor: a shard of it (FSDP2, tensor parallel), or the whole (DDP, a norm beside sharded
 layers). Blocks that several ranks hold are divided between them. Who holds what is exchanged once (``agree``); after
-that no rank needs another to know its pieces, and publishing needs no collective.
+that no rank needs another to know its pieces, and publishing needs no collective. What publishing pieces is compared
+with, whole weights gathered on rank 0, is here too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -60,12 +62,15 @@ class TensorSlice:
         return all(max(at, there) < min(at + size, there + long) for at, size, there, long in pairs)
 
 
+def _block(tensor: Tensor, start: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    return tensor[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
+
+
 @dataclass(frozen=True, slots=True)
 class WritePlan:
     """What one rank holds, and what of it this rank writes.
 
     Attributes:
-        rank: of the Learner.
         held: its block of each tensor, empty ones too.
         written: the pieces of them that it writes, none of them empty; at most one of each tensor.
         replicated: names of the tensors whose block other ranks hold too.
@@ -107,9 +112,7 @@ class Part:
     """What one rank has written of a version.
 
     Attributes:
-        rank: of the Learner.
-        slices: the pieces that it wrote.
-        checksum: of their values by name; None: not taken.
+        checksum: of the values of its pieces by name; None: not taken.
         handle: of these pieces alone, where each rank publishes its own.
     """
 
@@ -130,16 +133,15 @@ def weight_handle_of(draft: Draft, parts: Sequence[Part], payload: object) -> We
     Raises:
         RunStopped: the parts do not add up to all elements, two are of one rank, or only some have checksums.
     """
-    elements = sum(math.prod(entry.shape) for entry in draft.layout.entries)
+    layout, ranks = draft.layout, [part.rank for part in parts]
+    elements = sum(math.prod(entry.shape) for entry in layout.entries)
     written = sum(block.numel for part in parts for block in part.slices)
-    ranks = [part.rank for part in parts]
     checksums = tuple(PartChecksum(part.rank, part.checksum, part.slices) for part in parts if part.checksum)
     if written != elements or len(set(ranks)) != len(ranks) or len(checksums) not in (0, len(parts)):
         raise RunStopped(
             f"version {draft.version} is not complete: ranks {ranks} of the Learner wrote {written} of {elements} "
             f"elements, and {len(checksums)} of them took a checksum"
         )
-    layout = draft.layout
     return WeightHandle(draft.version, layout.payload_bytes, len(layout.entries), checksums or None, payload)
 
 
@@ -149,17 +151,17 @@ def held_slices(weights: Mapping[str, Tensor]) -> tuple[TensorSlice, ...]:
     Raises:
         ValueError: a tensor is a sum over ranks that was not formed.
     """
-    return tuple(_held_slice(name, tensor) for name, tensor in weights.items())
-
-
-def _held_slice(name: str, tensor: Tensor) -> TensorSlice:
-    shape = tuple(tensor.shape)
-    if not isinstance(tensor, DTensor):
-        return TensorSlice(name, tensor.dtype, shape, (0,) * len(shape), shape)
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError(f"{name} is a sum over ranks that was not formed: its placements are {tensor.placements}")
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return TensorSlice(name, tensor.dtype, shape, tuple(offsets), tuple(sizes))
+    slices = []
+    for name, tensor in weights.items():
+        sizes = shape = tuple(tensor.shape)
+        offsets: tuple[int, ...] = (0,) * len(shape)
+        if isinstance(tensor, DTensor):
+            if any(placement.is_partial() for placement in tensor.placements):
+                what = f"{name} is a sum over ranks that was not formed: its placements are {tensor.placements}"
+                raise ValueError(what)
+            sizes, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+        slices.append(TensorSlice(name, tensor.dtype, shape, tuple(offsets), tuple(sizes)))
+    return tuple(slices)
 
 
 def agree(weights: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> tuple[WritePlan, ...]:
@@ -203,13 +205,12 @@ def _pieces(block: TensorSlice, count: int) -> list[TensorSlice]:
         return [block]
     long_enough = (axis for axis, size in enumerate(block.sizes) if size >= count)
     axis = next(long_enough, max(range(len(block.sizes)), key=lambda axis: block.sizes[axis]))
-    bounds = [block.sizes[axis] * part // count for part in range(count + 1)]
     pieces = []
-    for start, end in pairwise(bounds):
+    for start, end in pairwise(block.sizes[axis] * part // count for part in range(count + 1)):
         offsets, sizes = list(block.offsets), list(block.sizes)
         offsets[axis] += start
         sizes[axis] = end - start
-        pieces.append(TensorSlice(block.name, block.dtype, block.shape, tuple(offsets), tuple(sizes)))
+        pieces.append(replace(block, offsets=tuple(offsets), sizes=tuple(sizes)))
     return pieces
 
 
@@ -228,9 +229,8 @@ def check_cover(written: Sequence[Sequence[TensorSlice]], needed: Iterable[Tenso
     for block in needed:
         known = whole.setdefault(block.name, block)
         if (known.dtype, known.shape) != (block.dtype, block.shape):
-            raise ValueError(
-                f"{block.name} is {known.dtype} {known.shape} and {block.dtype} {block.shape} to the ranks"
-            )
+            kinds = f"{known.dtype} {known.shape} and {block.dtype} {block.shape}"
+            raise ValueError(f"{block.name} is {kinds} to the ranks")
     pieces: dict[str, list[tuple[int, TensorSlice]]] = {name: [] for name in whole}
     for rank, slices in enumerate(written):
         for piece in slices:
@@ -238,9 +238,8 @@ def check_cover(written: Sequence[Sequence[TensorSlice]], needed: Iterable[Tenso
                 raise ValueError(f"rank {rank} writes {piece}, which nobody needs")
             known = whole[piece.name]
             if (known.dtype, known.shape) != (piece.dtype, piece.shape):
-                raise ValueError(
-                    f"rank {rank} writes {piece} of {piece.dtype} {piece.shape}, not {known.dtype} {known.shape}"
-                )
+                kinds = f"{piece.dtype} {piece.shape}, not {known.dtype} {known.shape}"
+                raise ValueError(f"rank {rank} writes {piece} of {kinds}")
             pieces[piece.name].append((rank, piece))
     for name, found in pieces.items():
         for (rank, piece), (other_rank, other) in combinations(found, 2):
@@ -257,19 +256,14 @@ def check_cover(written: Sequence[Sequence[TensorSlice]], needed: Iterable[Tenso
 def shards_of(weights: Mapping[str, Tensor], plan: WritePlan) -> list[Shard]:
     """Return what this rank writes, as views of its live parameters.
 
-    Args:
-        weights: the parameters that the plan was made of.
-        plan: of this rank.
-
     Raises:
         ValueError: this rank does not hold the block of the plan now: FSDP2 keeps parameters whole between forward and
             backward pass, or the model was sharded anew.
     """
-    blocks = _held_blocks(weights, plan, None)
-    held = {block.name: block for block in plan.held}
+    held = {block.name: (block, local) for block, local in _held_blocks(weights, plan)}
     shards = []
     for piece in plan.written:
-        block, whole = blocks[piece.name], held[piece.name]
+        whole, block = held[piece.name]
         if piece.sizes != whole.sizes:
             start = [at - zero for at, zero in zip(piece.offsets, whole.offsets, strict=True)]
             block = _block(block, start, piece.sizes)
@@ -277,12 +271,10 @@ def shards_of(weights: Mapping[str, Tensor], plan: WritePlan) -> list[Shard]:
     return shards
 
 
-def _held_blocks(weights: Mapping[str, Tensor], plan: WritePlan, names: frozenset[str] | None) -> dict[str, Tensor]:
-    blocks = {}
+def _held_blocks(weights: Mapping[str, Tensor], plan: WritePlan) -> list[tuple[TensorSlice, Tensor]]:
+    blocks = []
     with torch.no_grad():
         for held in plan.held:
-            if names is not None and held.name not in names:
-                continue
             tensor = weights[held.name]
             local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
             if tuple(local.shape) != held.sizes:
@@ -290,16 +282,11 @@ def _held_blocks(weights: Mapping[str, Tensor], plan: WritePlan, names: frozense
                     f"rank {plan.rank} holds {tuple(local.shape)} of {held.name} instead of {held.sizes} ({held}): "
                     "call reshard() on the FSDP modules first, or agree anew"
                 )
-            blocks[held.name] = local
+            blocks.append((held, local))
     return blocks
 
 
-def _block(tensor: Tensor, start: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    return tensor[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))]
-
-
-@dataclass(frozen=True, slots=True)
-class DifferingReplica:
+class DifferingReplica(NamedTuple):
     """A block that should be equal on several ranks and is not: ranks that agree stand together, most of them first."""
 
     slice: TensorSlice
@@ -307,23 +294,15 @@ class DifferingReplica:
 
 
 def replica_checksums(weights: Mapping[str, Tensor], plan: WritePlan) -> dict[str, str]:
-    """Return the checksum of each block of this rank that others hold too, by name.
-
-    Raises:
-        ValueError: see ``shards_of``.
-    """
-    blocks = _held_blocks(weights, plan, plan.replicated)
-    return {name: checksum({name: block}) for name, block in blocks.items()}
+    """Return the checksum of each block of this rank that others hold too, by name; errors as of ``shards_of``."""
+    blocks = ((held.name, local) for held, local in _held_blocks(weights, plan) if held.name in plan.replicated)
+    return {name: checksum({name: local}) for name, local in blocks}
 
 
 def differing_replicas(
     plans: Sequence[WritePlan], checksums: Sequence[Mapping[str, str]]
 ) -> tuple[DifferingReplica, ...]:
-    """Compare the replicas of all ranks: training that silently went apart shows here.
-
-    Args:
-        plans: of all ranks.
-        checksums: what ``replica_checksums`` returned on each of them.
+    """Compare the replicas of all ranks by their ``replica_checksums``: training that silently went apart shows here.
 
     Raises:
         ValueError: a rank's checksums are not of the blocks of its plan.
@@ -341,3 +320,36 @@ def differing_replicas(
         for block, alike in found.items()
         if len(alike) > 1
     )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor, a collective call where it is a DTensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def gather_per_tensor(weights: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor] = whole) -> dict[str, Tensor]:
+    """Gather one tensor after the other by ``whole``, on all ranks together; at most one is whole beside the result.
+
+    Returns:
+        On rank 0 the whole tensors by name, on the CPU: those that were whole already may be the live ones. On other
+        ranks nothing.
+    """
+    keeps, gathered = dist.get_rank() == 0, {}
+    for name, tensor in weights.items():
+        full = whole(tensor).detach()
+        if keeps:
+            gathered[name] = full.cpu()
+    return gathered
+
+
+def gather_whole(model: nn.Module) -> dict[str, Tensor]:
+    """Gather the model's parameters at once, by torch's ``get_model_state_dict``, on all ranks together.
+
+    Returns:
+        On rank 0 the whole parameters by name, on the CPU; on other ranks nothing.
+    """
+    whole_on_rank_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state: dict[str, Any] = get_model_state_dict(model, options=whole_on_rank_0)
+    names = (name.removeprefix("module.") for name, _ in model.named_parameters())  # a name that only DDP gives
+    return {name: state[name] for name in names if name in state}

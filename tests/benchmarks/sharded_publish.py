@@ -38,9 +38,8 @@ from harness.models.decoder import DecoderLM
 from harness.models.flat_layout import copy_weights
 from harness.transports.catalogue import transport_kind
 from harness.transports.checksum import checksum, verify
-from harness.transports.gather import gather_per_tensor, gather_whole
 from harness.transports.protocol import TransportOptions
-from harness.transports.shards import agree, shards_of
+from harness.transports.shards import agree, gather_per_tensor, gather_whole, shards_of
 from harness.transports.shared_memory import SharedMemorySender
 from tests.rank_pool import RankPool
 

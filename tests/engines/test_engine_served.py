@@ -1,17 +1,19 @@
 """Rows that vLLM samples, and what it is told and asks of a machine: without any vLLM."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from harness.core.errors import Diverged, RunStopped, UserError
+from harness.core.seeds import derive_seed
 from harness.core.types import SamplingParams
-from harness.engines.response_rows import ResponseRow, to_completions
 from harness.engines.rng import pinned_lengths
+from harness.engines.serving import ResponseRow, response_rows, to_completions
 from harness.engines.stop_strings import StopStrings
-from harness.engines.vllm_machine import check_vllm_installed, context_of, reason_of
-from harness.engines.vllm_requests import Requests, into_scores, lengths_of, row_options
+from harness.engines.vllm import Requests, reason_of, row_options, take_output, take_scores
+from harness.engines.vllm_options import check_vllm_installed, context_of
 
 
 class Letters:
@@ -102,25 +104,31 @@ def test_the_reason_of_an_error_is_its_first_line_that_says_something() -> None:
 
 
 def test_what_vllm_is_told_of_a_row() -> None:
-    plain = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=20)
-    assert row_options(plain, 5, ends=[0], length=None) == {
+    def told(sampling):
+        return row_options(ResponseRow((0, 0), sampling, StopStrings(LETTERS, (), ends=[0]), seed=5), sampling)
+
+    assert told(SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=20)) == {
         "temperature": 0.7, "top_p": 0.9, "min_tokens": 2, "max_tokens": 20, "stop_token_ids": [0], "seed": 5,
         "logprobs": 0,
     }  # fmt: skip
-    greedy = row_options(SamplingParams(temperature=0.0, top_p=0.5), 5, ends=[0], length=None)
-    assert greedy["top_p"] == 1.0  # its log-probs are of the whole distribution
+    assert (
+        told(SamplingParams(temperature=0.0, top_p=0.5))["top_p"] == 1.0
+    )  # its log-probs are of the whole distribution
 
 
 def test_a_row_of_pinned_length_has_that_many_tokens_at_least_and_at_most() -> None:
-    rows = [(0, 0), (0, 1), (3, 0)]
+    stops = StopStrings(LETTERS, ())
     pinned = SamplingParams(min_tokens=1, max_tokens=24, pinned_lengths=(3, 20))
-    streams = dict(zip(rows, [(8, 0), (8, 1), (11, 0)], strict=True))
-    lengths = lengths_of(streams, pinned, 5)
-    assert list(lengths) == rows
-    assert list(lengths.values()) == pinned_lengths(5, list(streams.values()), (3, 20)).tolist()
-    told = row_options(pinned, 5, ends=[0], length=lengths[3, 0])
-    assert told["min_tokens"] == told["max_tokens"] == lengths[3, 0]
-    assert lengths_of(streams, SamplingParams(), 5) == lengths_of({}, pinned, 5) == {}
+    rows = response_rows([[1], [2]], 2, pinned, 5, [8, 11], stops)
+    assert [row.row for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    streams = [(8, 0), (8, 1), (11, 0), (11, 1)]  # by the places of the prompts
+    assert [row.seed for row in rows] == [derive_seed(5, *stream) for stream in streams]
+    lengths = pinned_lengths(5, streams, (3, 20)).tolist()
+    told = [row_options(row, pinned) for row in rows]
+    assert [own["min_tokens"] for own in told] == [own["max_tokens"] for own in told] == lengths
+    (free,) = response_rows([[1]], 1, SamplingParams(max_tokens=24), 5, None, stops)
+    assert (free.min_tokens, free.max_tokens) == (0, 24)
+    assert response_rows([], 2, pinned, 5, None, stops) == []
 
 
 def said(finish=None, **log_probs):
@@ -133,17 +141,17 @@ def said(finish=None, **log_probs):
 
 def test_outputs_go_into_their_row_with_the_version_that_made_them() -> None:
     row = row_of("")
-    row(said(a=-0.5), 3)
-    row(said("length", b=-1.5), 4)
+    take_output(row, said(a=-0.5), 3)
+    take_output(row, said("length", b=-1.5), 4)
     assert (row.token_ids, row.log_probs, row.versions) == ([97, 98], [-0.5, -1.5], [3, 4])
     with pytest.raises(RunStopped, match="vLLM ended a response by itself, of prompt 0: abort"):
-        row(said("abort"), 4)
+        take_output(row, said("abort"), 4)
 
 
 def test_scores_are_those_of_the_tokens_behind_the_prompt() -> None:
     scored = {}
     per_place = [None, {98: SimpleNamespace(logprob=-1.0)}, {99: SimpleNamespace(logprob=-2.0)}]
-    take = into_scores(scored, 7, 2, [99])
+    take = partial(take_scores, scored, 7, 2, [99])
     take(SimpleNamespace(finished=False, prompt_logprobs=None), 0)
     assert scored == {}
     take(SimpleNamespace(finished=True, prompt_logprobs=per_place), 0)

@@ -19,12 +19,12 @@ import torch
 
 from harness.core.errors import Diverged, Interrupted, RunStopped, UserError
 from harness.core.types import SamplingParams
-from harness.engines.response_rows import ResponseRow
+from harness.engines.serving import ResponseRow, response_rows
 from harness.engines.sglang import (
     SglangEngine,
     check_sglang_usable,
     engine_options,
-    request_params,
+    row_options,
     scored_tokens,
     take_answer,
 )
@@ -36,7 +36,6 @@ from harness.scenario.load import load_scenario
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 MODEL = DecoderLM(dataclasses.replace(PRESETS["tiny"], vocab_size=len(TOKENIZER), max_position_embeddings=64))
-ORDER = [(0, 0), (0, 1), (1, 0)]
 LOOP = asyncio.new_event_loop()
 
 
@@ -48,7 +47,8 @@ def closed_loop() -> Iterator[None]:
 
 
 def params_of(sampling, seed):
-    return request_params(ORDER, sampling, seed, StopStrings(TOKENIZER, sampling.stop, ends=(1, 7)))
+    stops = StopStrings(TOKENIZER, sampling.stop, ends=(1, 7))
+    return [row_options(row, sampling) for row in response_rows([[5], [6], [7]], 1, sampling, seed, None, stops)]
 
 
 def answer(tokens: list[int], finish: str = "length", log_prob: float = -0.5, **meta: Any) -> dict[str, Any]:

@@ -14,17 +14,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.types import SamplingParams
-from harness.engines.vllm import VllmEngine
-from harness.engines.vllm_machine import (
-    classes_as_they_were,
+from harness.engines.vllm import VllmEngine, classes_as_they_were, meeting_place, workers_meet
+from harness.engines.vllm_options import (
+    ALONE,
+    MOST_CACHE_BYTES,
+    WORKSPACE_BYTES,
+    Cache,
+    Neighbours,
     context_of,
     environment,
-    meeting_place,
+    gpu_share,
     vllm_options,
-    workers_meet,
 )
-from harness.engines.vllm_memory import ALONE, MOST_CACHE_BYTES, WORKSPACE_BYTES, Cache, Neighbours, gpu_share
-from harness.engines.vllm_weights import in_memory_file, put_file
+from harness.engines.vllm_worker import in_memory_file, put_file
 from harness.models.config import PRESETS, sizes_from_hf
 from harness.models.decoder import DecoderLM
 from harness.models.published import PUBLIC_SHAPES
@@ -88,7 +90,7 @@ def test_an_actor_gets_the_environment_of_its_device(device) -> None:
 
 def test_on_a_gpu_it_compiles_and_takes_graphs_on_a_cpu_it_does_neither() -> None:
     model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4)
-    memory = {"gpu_memory": lambda: (20 * GIB, CARD_24)}
+    memory = {"gpu_memory": (20 * GIB, CARD_24)}
     cuda = vllm_options(model, settings, 256, "cuda", True, **memory)
     cpu = vllm_options(model, settings, 256, "cpu", True)
     assert (cuda["enforce_eager"], cuda["enable_chunked_prefill"], cuda["enable_sleep_mode"]) == (False, True, True)
@@ -195,7 +197,7 @@ def test_a_share_of_a_gpu_is_refused_on_a_cpu() -> None:
     model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4, gpu_memory_utilization=0.5)
     with pytest.raises(UserError):
         vllm_options(model, settings, 256, "cpu", True)
-    told = vllm_options(model, settings, 256, "cuda", True, gpu_memory=lambda: (20 * GIB, CARD_24))
+    told = vllm_options(model, settings, 256, "cuda", True, gpu_memory=(20 * GIB, CARD_24))
     assert told["gpu_memory_utilization"] == 0.5
     assert "kv_cache_memory_bytes" not in told
 
@@ -210,7 +212,7 @@ def test_the_memory_plan_says_what_the_engine_takes() -> None:
         scenario = load_scenario("vllm_sync", changes)
         model, shape = DecoderLM(config), config
         for device in ("cpu", "cuda"):
-            memory = {"gpu_memory": lambda: (H200, H200)}
+            memory = {"gpu_memory": (H200, H200)}
             told = vllm_options(model, scenario.engine, config.max_position_embeddings, device, False, **memory)
             _, of_engine = generator_amounts(scenario, shape, 48, device == "cuda")
             amounts = {amount.name: amount for amount in of_engine}
@@ -228,7 +230,7 @@ def test_the_config_of_transformers_counts_the_same() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     settings = VllmEngineSettings(precision="bfloat16", max_batch=64)
-    told = vllm_options(model, settings, 4096, "cuda", False, gpu_memory=lambda: (H200, H200))
+    told = vllm_options(model, settings, 4096, "cuda", False, gpu_memory=(H200, H200))
     assert told == told | gpu_share(qwen_cache(), WEIGHTS, ALONE, H200, H200)
 
 
@@ -520,7 +522,7 @@ def test_weights_that_one_worker_leaves_out_stop_the_run() -> None:
 def test_workers_are_told_how_many_they_are_and_share_weights_and_cache() -> None:
     model, settings = DecoderLM(PRESETS["tiny"]), VllmEngineSettings(max_batch=4)
     two = settings.model_copy(update={"tensor_parallel": 2})
-    memory = {"gpu_memory": lambda: (20 * GIB, CARD_24)}
+    memory = {"gpu_memory": (20 * GIB, CARD_24)}
     for device in ("cpu", "cuda"):
         alone = vllm_options(model, settings, 256, device, False, **memory)
         shared = vllm_options(model, two, 256, device, False, **memory)

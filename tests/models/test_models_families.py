@@ -17,7 +17,7 @@ from harness.core.types import SamplingParams
 from harness.engines.huggingface import HuggingFaceEngine
 from harness.engines.native import native_engine
 from harness.engines.stop_strings import decode_text
-from harness.engines.vllm_machine import context_of
+from harness.engines.vllm_options import context_of
 from harness.models.config import PRESETS, context_length
 from harness.models.decoder import DecoderLM
 from harness.models.ends import end_tokens, padding_token

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.vllm_memory import Neighbours
+from harness.engines.vllm_options import Neighbours
 from harness.models.config import ModelConfig, sizes_from_hf
 from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.activations import Batch, layer_bytes

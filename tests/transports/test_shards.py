@@ -21,7 +21,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from harness.core.errors import RunStopped, UserError
 from harness.core.types import WeightHandle
-from harness.transports import gather
 from harness.transports.checksum import verify
 from harness.transports.protocol import TransportOptions, WeightReceiver
 from harness.transports.sharded import ShardSender, check_takes_shards, rank_sender, shard_receiver, shard_sender
@@ -32,6 +31,8 @@ from harness.transports.shards import (
     agree,
     check_cover,
     differing_replicas,
+    gather_per_tensor,
+    gather_whole,
     held_slices,
     replica_checksums,
     shards_of,
@@ -180,7 +181,7 @@ def publish_and_receive(rank: int, case: str, transport: str, folder: str | None
     assert handles[3].num_tensors == len(weights)
     assert handles[3].num_bytes == sum(w.numel() * w.element_size() for w in wanted[3].values())
     if transport == "shared_memory":
-        assert len({handle.payload.address for handle in handles}) == 2  # mapped once, and used again
+        assert len({handle.payload for handle in handles}) == 2  # mapped once, and used again
     with pytest.raises(RunStopped, match="version 0 holds version 2" if folder is None else "not on disk"):
         receiver.receive(handles[0])
     receiver.close()
@@ -241,7 +242,7 @@ def leave_out_and_begin_again(rank: int) -> None:
         with pytest.raises(RunStopped, match=r"version 7 is not complete: ranks \[0, 0\] of the Learner wrote"):
             sender.finish(draft, [parts[0], dataclasses.replace(parts[1], rank=0)])
     again = published(sender, weights, plan, 7)  # the first one was given up: a slow rank may still write into it
-    assert again.payload.address != draft.payload.address
+    assert again.payload != draft.payload
     wanted = full_tensors(weights)
     with pytest.raises(
         RunStopped, match=f"rank {rank} of the Learner cannot write version 7 any more|cannot be opened"
@@ -274,7 +275,7 @@ def fill_spares(rank: int) -> None:
         assert differing(sender._map(payload, rank)[1], wanted) == []
     dist.barrier()
     again = from_rank_0(sender.begin(0, frozenset(), weights) if rank == 0 else None)  # gives all of them up
-    places = {payload.address for payload in (*draft.spare, draft.payload, *again.spare, again.payload)}
+    places = {*draft.spare, draft.payload, *again.spare, again.payload}
     assert len(places) == 6
     with pytest.raises(
         RunStopped, match=f"rank {rank} of the Learner cannot write version 0 any more|cannot be opened"
@@ -338,7 +339,7 @@ def gathered(rank: int, case: str) -> None:
     wanted = full_tensors(weights) if rank == 0 else None
     if rank:
         full_tensors(weights)
-    for found in (gather.gather_per_tensor(weights), gather.gather_whole(model)):
+    for found in (gather_per_tensor(weights), gather_whole(model)):
         if wanted is None:
             assert found == {}
         else:

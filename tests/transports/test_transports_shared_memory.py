@@ -39,8 +39,7 @@ def in_use():
 
 
 def with_address(weight_handle, **changes):
-    address = dataclasses.replace(weight_handle.payload.address, **changes)
-    return dataclasses.replace(weight_handle, payload=dataclasses.replace(weight_handle.payload, address=address))
+    return dataclasses.replace(weight_handle, payload=dataclasses.replace(weight_handle.payload, **changes))
 
 
 def test_received_weights_are_the_published_memory_itself(ends):
@@ -148,4 +147,4 @@ def test_a_segment_cannot_shrink_under_its_readers(ends):
     sender, _ = ends
     weight_handle = sender.publish_weights(weights_of(0), 0, frozenset())
     with pytest.raises(PermissionError):
-        os.ftruncate(weight_handle.payload.address.descriptor, 0)
+        os.ftruncate(weight_handle.payload.descriptor, 0)

@@ -16,7 +16,7 @@ import ray
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.core.types import GroupData
-from harness.engines.vllm_machine import environment as vllm_environment
+from harness.engines.vllm_options import environment as vllm_environment
 from harness.learner.flight_recorder import FlightRecorder, read_flight
 from harness.learner.process_group import RankGroup
 from harness.probes.memory import DeviceFigure

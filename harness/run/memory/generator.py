@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.engines.vllm_memory import MOST_CACHE_BYTES, WORKSPACE_BYTES, Neighbours, cache_of
+from harness.engines.vllm_options import MOST_CACHE_BYTES, WORKSPACE_BYTES, Neighbours, cache_of
 from harness.models.config import ModelConfig
 from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
 from harness.run.memory.learner import gives_back, learner_amounts, present
