@@ -170,7 +170,7 @@ class _Message:
             return f"leave the quotes out: {self.name}: {value}"
         if expected == "a list" and not isinstance(value, dict) and value is not None:
             return f"put it in brackets: {self.name}: [{value}]"
-        if expected == "text" and not isinstance(value, list | dict) and value is not None:
+        if expected == "text" and not isinstance(value, list | tuple | dict) and value is not None:
             return f"put it in quotes: {self.name}: '{shown(value)}'"
         return None
 

@@ -12,13 +12,12 @@ from harness.settings.base import (
     Positive,
     Precision,
     SecondsOr0,
-    Section,
     Seed,
-    usual_type,
+    Settings,
 )
 
 
-class PolicySettings(Section):
+class PolicySettings(Settings):
     """What every kind of policy has."""
 
     precision: Precision = "float32"
@@ -76,5 +75,4 @@ class SortingModelSettings(PolicySettings):
 ModelSettings = Annotated[
     PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings,
     BY_TYPE,
-    usual_type("preset"),
 ]
