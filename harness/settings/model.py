@@ -12,7 +12,6 @@ from harness.settings.base import (
     Positive,
     Precision,
     SecondsOr0,
-    Seed,
     Settings,
 )
 
@@ -67,9 +66,7 @@ class SortingModelSettings(PolicySettings):
     """The model of the sorting task: it writes all positions at once, each from its own matrix."""
 
     type: Literal["sorting"] = "sorting"
-    """The model of `task.type: sorting`."""
-    seed: Seed | None = None
-    """Seed of the initial weights; null takes the scenario's."""
+    """The model of `task.type: sorting`; the scenario's seed draws its initial weights."""
 
 
 ModelSettings = Annotated[
