@@ -70,8 +70,9 @@ class RolloutBatch:
 
     def to(self, device: torch.device | str) -> RolloutBatch:
         """Return the batch with every tensor on the device."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return RolloutBatch(**{name: None if each is None else each.to(device) for name, each in tensors.items()})
+        tensors: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: each if each is None else each.to(device) for name, each in tensors.items()}
+        return RolloutBatch(**moved)
 
     def rows(self, index_B: Tensor | Sequence[int]) -> RolloutBatch:
         """Return the rollouts at these positions, in this order, with only the prompts they answer.

@@ -269,12 +269,10 @@ RULES = (
         "dynamic_sampling with {cause}, where groups of equal rewards have an advantage and are worth keeping",
         "set advantage.delta to another one, such as centered_rewards, or dynamic_sampling.attempts to 0",
     ),
-    must(
+    Rule(
         "rollouts_are_equal",
-        "endpoint",
-        "seconds_per_step or weight_sync_seconds",
-        "dynamic_sampling.attempts not 0",
-        "dynamic_sampling.attempts to 0",
-        ", which generates rollouts that are never used",
+        lambda s: s.dynamic_sampling.attempts and s.endpoint == "reward_at_rollouts",
+        "endpoint is {endpoint} with dynamic_sampling, which generates rollouts that are never used",
+        "set endpoint to seconds_per_step, or dynamic_sampling.attempts to 0",
     ),
 )

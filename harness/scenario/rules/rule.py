@@ -84,9 +84,8 @@ def value_of(scenario: Scenario, key: str) -> object:
 def usual(key: str) -> object:
     """Return the default of a setting."""
     *sections, name = key.split(".")
-    return next(
-        kind.model_fields[name].default for kind in classes_at(tuple(sections), Scenario) if name in kind.model_fields
-    )
+    fields = [kind.model_fields[name] for kind in classes_at(tuple(sections), Scenario) if name in kind.model_fields]
+    return fields[0].get_default(call_default_factory=True)
 
 
 def given(scenario: Scenario, *keys: str) -> dict[str, str] | None:

@@ -8,7 +8,6 @@ from harness.core.named_files import nearest
 from harness.scenario.derived import workers_of
 from harness.scenario.rules.rule import Rule, must, value_of
 from harness.scenario.schema import Scenario
-from harness.settings.engine import VllmEngineSettings
 from harness.settings.model import PresetModelSettings
 from harness.settings.task import (
     KEYWORD_BLOCKS,
@@ -17,7 +16,6 @@ from harness.settings.task import (
     PROMPT_TEMPLATES,
     TAKEN_NAMES,
     ArithmeticTaskSettings,
-    ChatSettings,
     JsonlTaskSettings,
     KeywordsTaskSettings,
     MathsTaskSettings,
@@ -77,14 +75,6 @@ def _unknown_prompt(scenario: Scenario) -> object:
         return None
     near = nearest(task.prompt, PROMPT_TEMPLATES)
     return {"prompt": repr(task.prompt), "guess": f"did you mean `{near[0]}`? " if near else ""}
-
-
-def _chats(scenario: Scenario) -> ChatSettings:
-    return scenario.task if isinstance(scenario.task, ChatSettings) else ChatSettings()
-
-
-def _share_of_gpu(scenario: Scenario) -> float | None:
-    return scenario.engine.gpu_memory_utilization if isinstance(scenario.engine, VllmEngineSettings) else None
 
 
 def _workers(scenario: Scenario) -> dict[str, object] | None:
@@ -170,22 +160,15 @@ RULES = (
         "model.type to folder",
         ", whose tokenizer has no chat template",
     ),
-    must(
-        "chat_template_of_a_folder",
-        "task.system_prompt",
-        None,
-        "task.chat_template false",
-        "task.chat_template to true",
+    *(
+        must("chat_template_of_a_folder", key, None, "task.chat_template false", "task.chat_template to true")
+        for key in ("task.system_prompt", "task.chat_template_kwargs")
     ),
     Rule(
         "chat_template_of_a_folder",
-        lambda s: _chats(s).chat_template_kwargs and not _chats(s).chat_template,
-        "task.chat_template_kwargs has arguments of a template, and task.chat_template is false",
-        "set task.chat_template to true",
-    ),
-    Rule(
-        "chat_template_of_a_folder",
-        lambda s: next(({"name": name} for name in sorted(_chats(s).chat_template_kwargs) if name in OF_CHATS), None),
+        lambda s: next(
+            ({"name": name} for name in sorted(getattr(s.task, "chat_template_kwargs", ())) if name in OF_CHATS), None
+        ),
         "task.chat_template_kwargs has {name}, which is set for every prompt",
         "leave it out",
     ),
@@ -216,7 +199,9 @@ RULES = (
     ),
     Rule(
         "one_size_of_vllms_cache",
-        lambda s: _share_of_gpu(s) and s.device_of(s.placement.generator, has_gpu=True) == "cpu",
+        lambda s: (
+            value_of(s, "engine.gpu_memory_utilization") and s.device_of(s.placement.generator, has_gpu=True) == "cpu"
+        ),
         "engine.gpu_memory_utilization is {engine.gpu_memory_utilization}, and the Generator is on the CPU",
         "set engine.kv_cache_gib instead, or give the Generator a GPU (placement.generator.gpus: 1)",
     ),
