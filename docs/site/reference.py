@@ -199,7 +199,7 @@ def _bounds(schema: Json) -> str:
     elif schema.get("minLength"):
         said.append("not empty")
     if schema.get("minItems") and "prefixItems" not in schema:
-        said.append(f"at least {schema['minItems']}")
+        said.append("not empty" if schema["minItems"] == 1 else f"at least {schema['minItems']}")
     parts = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("prefixItems", ())[:1]]
     parts += [part for part in (schema.get("items"), schema.get("additionalProperties")) if isinstance(part, Mapping)]
     return ", ".join(dict.fromkeys([*said, *filter(None, map(_bounds, parts))]))

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.core.errors import UserError
-from harness.core.types import Completion, GroupData
+from harness.core.types import GroupData
 from harness.grpo.masking import shape_of
 
 
@@ -47,8 +47,7 @@ class RolloutBatch:
     reference_log_probs_BT: Tensor | None = None
 
     def __post_init__(self) -> None:
-        prompts, rows = self.prompt_ids_PL.shape[0], self.response_ids_BT.shape[0]
-        width = self.response_ids_BT.shape[1]
+        prompts, (rows, width) = self.prompt_ids_PL.shape[0], self.response_ids_BT.shape
         expected: dict[str, tuple[int, ...]] = {
             "prompt_lengths_P": (prompts,),
             "response_mask_BT": (rows, width),
@@ -71,10 +70,8 @@ class RolloutBatch:
 
     def to(self, device: torch.device | str) -> RolloutBatch:
         """Return the batch with every tensor on the device."""
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            tensor = getattr(self, field.name)
-            moved[field.name] = None if tensor is None else tensor.to(device)
+        tensors: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: each if each is None else each.to(device) for name, each in tensors.items()}
         return RolloutBatch(**moved)
 
     def rows(self, index_B: Tensor | Sequence[int]) -> RolloutBatch:
@@ -94,20 +91,20 @@ class RolloutBatch:
             raise UserError("rows() was asked for no row, at least one is needed", where="index_B")
         prompt_rows_P, prompt_index_B = torch.unique(self.prompt_index_B[index_B], return_inverse=True)
         prompt_lengths_P = self.prompt_lengths_P[prompt_rows_P]
-        longest_prompt = int(prompt_lengths_P.max())
         mask_BT = self.response_mask_BT[index_B]
-        longest_response = _last_column(mask_BT)
+        used = mask_BT.any(dim=0).nonzero()
+        longest = int(used[-1]) + 1 if used.numel() else 1
 
-        def cut(tensor_BT: Tensor | None) -> Tensor | None:
-            return None if tensor_BT is None else tensor_BT[index_B, :longest_response]
+        def cut(tensor_BT: Tensor | None) -> Any:
+            return None if tensor_BT is None else tensor_BT[index_B, :longest]
 
         return RolloutBatch(
-            prompt_ids_PL=self.prompt_ids_PL[prompt_rows_P, :longest_prompt],
+            prompt_ids_PL=self.prompt_ids_PL[prompt_rows_P, : int(prompt_lengths_P.max())],
             prompt_lengths_P=prompt_lengths_P,
-            response_ids_BT=self.response_ids_BT[index_B, :longest_response],
-            response_mask_BT=mask_BT[:, :longest_response],
+            response_ids_BT=cut(self.response_ids_BT),
+            response_mask_BT=mask_BT[:, :longest],
             prompt_index_B=prompt_index_B,
-            engine_log_probs_BT=self.engine_log_probs_BT[index_B, :longest_response],
+            engine_log_probs_BT=cut(self.engine_log_probs_BT),
             rewards_B=self.rewards_B[index_B],
             advantages_B1=self.advantages_B1[index_B],
             old_log_probs_BT=cut(self.old_log_probs_BT),
@@ -124,7 +121,7 @@ def collate(
         groups: P groups; the rollouts keep their order, group after group.
         rewards: P sequences, the rewards of each group.
         pad_token_id: fills the ids on the right; the masks and lengths leave it out.
-        advantages_B: (B,), as ``group_advantages`` returns them.
+        advantages_B: (B,), as ``deltas_per_group`` returns them.
 
     Returns:
         A batch padded to its longest prompt and its longest response.
@@ -133,54 +130,32 @@ def collate(
         UserError: there is no rollout, or the counts of rewards, advantages, tokens or log-probs do not match.
     """
     completions = list(chain.from_iterable(group.completions for group in groups))
-    _check_counts(groups, completions, rewards, advantages_B)
-    group_sizes = torch.tensor([len(group.completions) for group in groups])
+    sizes, counts = [len(group.completions) for group in groups], [len(of_group) for of_group in rewards]
+    if not completions:
+        raise UserError(f"{len(groups)} groups hold no rollout, at least one is needed", where="groups")
+    if sizes != counts:
+        raise UserError(f"the groups have {sizes} rollouts but {counts} rewards", where="rewards")
+    if tuple(advantages_B.shape) != (len(completions),):
+        raise UserError(f"{len(completions)} rollouts but advantages {shape_of(advantages_B)}", where="advantages_B")
+    for row, completion in enumerate(completions):
+        if len(completion.token_ids) != len(completion.log_probs):
+            unequal = f"{len(completion.token_ids)} tokens and {len(completion.log_probs)} log-probs"
+            raise UserError(f"rollout {row} has {unequal}", where="groups")
     prompt_ids = [group.prompt_token_ids for group in groups]
     lengths_B = torch.tensor([len(completion.token_ids) for completion in completions])
     width = max(int(lengths_B.max()), 1)
-    response_ids = [completion.token_ids for completion in completions]
-    log_probs = [completion.log_probs for completion in completions]
     return RolloutBatch(
         prompt_ids_PL=_pad(prompt_ids, max(map(len, prompt_ids)), pad_token_id, torch.int64),
         prompt_lengths_P=torch.tensor([len(ids) for ids in prompt_ids]),
-        response_ids_BT=_pad(response_ids, width, pad_token_id, torch.int64),
+        response_ids_BT=_pad([each.token_ids for each in completions], width, pad_token_id, torch.int64),
         response_mask_BT=torch.arange(width) < lengths_B[:, None],
-        prompt_index_B=torch.arange(len(groups)).repeat_interleave(group_sizes),
-        engine_log_probs_BT=_pad(log_probs, width, 0, torch.float32),
+        prompt_index_B=torch.arange(len(groups)).repeat_interleave(torch.tensor(sizes)),
+        engine_log_probs_BT=_pad([each.log_probs for each in completions], width, 0, torch.float32),
         rewards_B=torch.tensor(list(chain.from_iterable(rewards)), dtype=torch.float32),
         advantages_B1=advantages_B.float().reshape(-1, 1),
     )
 
 
-def _check_counts(
-    groups: Sequence[GroupData],
-    completions: Sequence[Completion],
-    rewards: Sequence[Sequence[float]],
-    advantages_B: Tensor,
-) -> None:
-    if not completions:
-        raise UserError(f"{len(groups)} groups hold no rollout, at least one is needed", where="groups")
-    rollouts = [len(group.completions) for group in groups]
-    if rollouts != [len(of_group) for of_group in rewards]:
-        raise UserError(
-            f"the groups have {rollouts} rollouts but {[len(of_group) for of_group in rewards]} rewards",
-            where="rewards",
-        )
-    if tuple(advantages_B.shape) != (len(completions),):
-        raise UserError(f"{len(completions)} rollouts but advantages {shape_of(advantages_B)}", where="advantages_B")
-    for row, completion in enumerate(completions):
-        if len(completion.token_ids) != len(completion.log_probs):
-            raise UserError(
-                f"rollout {row} has {len(completion.token_ids)} tokens and {len(completion.log_probs)} log-probs",
-                where="groups",
-            )
-
-
 def _pad(rows: Sequence[npt.NDArray[Any]], width: int, fill: int, dtype: torch.dtype) -> Tensor:
     padded = pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
     return functional.pad(padded, (0, width - padded.shape[1]), value=fill)
-
-
-def _last_column(mask_BT: Tensor) -> int:
-    used = mask_BT.any(dim=0).nonzero()
-    return int(used[-1]) + 1 if used.numel() else 1

@@ -9,7 +9,6 @@ all bounds cannot turn the other gradients into NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -34,44 +33,8 @@ class ClipRange(NamedTuple):
     dual: float | None = None
 
 
-def _naive(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
-    return -advantages * at_least_float32(tokens.log_probs), {}
-
-
-def _unclipped(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
-    ratio_BT = tokens.ratio(level, by)
-    return -ratio_BT * advantages, {"ratio": ratio_BT.detach()}
-
-
-def _grpo_clip(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
-    ratio_BT = tokens.ratio(level, by)
-    unclipped_BT = ratio_BT * advantages
-    bounded_BT = ratio_BT.clamp(1 - clip.low, 1 + clip.high) * advantages
-    objective_BT = torch.minimum(unclipped_BT, bounded_BT)
-    metadata = {"ratio": ratio_BT.detach(), "clipped": bounded_BT < unclipped_BT}
-    if clip.dual is not None:
-        lowest_BT = clip.dual * advantages
-        dual_clipped_BT = (advantages < 0) & (objective_BT < lowest_BT)
-        objective_BT = torch.where(dual_clipped_BT, lowest_BT, objective_BT)
-        metadata |= {"clipped": metadata["clipped"] | dual_clipped_BT, "dual_clipped": dual_clipped_BT}
-    return -objective_BT, metadata
-
-
-def _cispo(tokens: TokenBatch, advantages: Tensor, level: str, by: str, clip: ClipRange) -> LossAndMetadata:
-    ratio_BT = tokens.ratio(level, by).detach()
-    weights_BT = ratio_BT.clamp(1 - clip.low, 1 + clip.high)
-    loss_BT = -weights_BT * advantages * at_least_float32(tokens.log_probs)
-    return loss_BT, {"ratio": ratio_BT, "clipped": weights_BT != ratio_BT}
-
-
-LOSSES: dict[str, Callable[[TokenBatch, Tensor, str, str, ClipRange], LossAndMetadata]] = {
-    "no_baseline": _naive,  # of the raw rewards
-    "reinforce_with_baseline": _naive,
-    "naive": _naive,
-    "unclipped": _unclipped,
-    "grpo_clip": _grpo_clip,
-    "cispo": _cispo,
-}
+NAIVE = ("no_baseline", "reinforce_with_baseline", "naive")
+LOSSES = (*NAIVE, "unclipped", "grpo_clip", "cispo")
 
 
 def token_loss(tokens: TokenBatch, loss_type: str, clip: ClipRange, level: str = "token") -> LossAndMetadata:
@@ -81,10 +44,29 @@ def token_loss(tokens: TokenBatch, loss_type: str, clip: ClipRange, level: str =
         UserError: the type is unknown, or a tensor that it needs is missing.
     """
     if loss_type not in LOSSES:
-        raise unknown_choice("loss_type", loss_type, tuple(LOSSES))
+        raise unknown_choice("loss_type", loss_type, LOSSES)
     by = f"loss_type {loss_type!r}"
     advantages = tokens.needed("raw_rewards" if loss_type == "no_baseline" else "advantages", by)
-    return LOSSES[loss_type](tokens, advantages, level, by, clip)
+    if loss_type in NAIVE:
+        return -advantages * at_least_float32(tokens.log_probs), {}
+    ratio_BT = tokens.ratio(level, by)
+    metadata = {"ratio": ratio_BT.detach()}
+    if loss_type == "unclipped":
+        return -ratio_BT * advantages, metadata
+    if loss_type == "cispo":
+        weights_BT = metadata["ratio"].clamp(1 - clip.low, 1 + clip.high)
+        metadata["clipped"] = weights_BT != metadata["ratio"]
+        return -weights_BT * advantages * at_least_float32(tokens.log_probs), metadata
+    unclipped_BT = ratio_BT * advantages
+    bounded_BT = ratio_BT.clamp(1 - clip.low, 1 + clip.high) * advantages
+    objective_BT = torch.minimum(unclipped_BT, bounded_BT)
+    metadata["clipped"] = bounded_BT < unclipped_BT
+    if clip.dual is not None:
+        lowest_BT = clip.dual * advantages
+        dual_clipped_BT = (advantages < 0) & (objective_BT < lowest_BT)
+        objective_BT = torch.where(dual_clipped_BT, lowest_BT, objective_BT)
+        metadata |= {"clipped": metadata["clipped"] | dual_clipped_BT, "dual_clipped": dual_clipped_BT}
+    return -objective_BT, metadata
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:

@@ -136,8 +136,7 @@ def _folder_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> 
 def _sorting_policy(scenario: Scenario, device: str, should_stop: StopSignal) -> Policy:
     from harness.models.sorting import sorting_policy
 
-    settings: Any = scenario.model
-    model, tokenizer = sorting_policy(scenario.seed if settings.seed is None else settings.seed)
+    model, tokenizer = sorting_policy(scenario.seed)
     return Policy(model.to("cpu" if device == "meta" else device), tokenizer, None)
 
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +19,10 @@ from harness.scenario.messages import problems_of
 from harness.scenario.problems import MOST_TOLD, Problem, as_user_error, broken, dotted, shown
 from harness.scenario.rules import broken_rules
 from harness.scenario.schema import Scenario
-from harness.scenario.tree import Tree, paths_in, tree_of_key, value_at
+from harness.scenario.tree import Tree, tree_of_key, value_at
 
-MAX_VARIANTS = 10_000
-_FIXED_KEYS = ("name", "arms", "sweep", "extends", "endpoint", "blocks", "interleaving", "stop_at_half_width")
-_RESERVED_ARMS = ("pictures",)
-_MAX_NAME = 100
+MAX_VARIANTS, _LONGEST_NAME = 10_000, 100
+_SAME_FOR_ALL = ("name", "arms", "sweep", "extends", "endpoint", "blocks", "interleaving", "stop_at_half_width")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +67,15 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     subject = subject or f"scenario {scenario.name}"
     data = scenario.model_dump(mode="json")
     tree = Tree(data, dict(origins)) if origins is not None else Tree.of(data, subject)
-    problems = [problem.located(tree.origins) for problem in (*_axis_problems(scenario), *_block_problems(scenario))]
-    if problems:
-        raise as_user_error(problems, subject)
+
+    def refuse(problems: Iterable[Problem]) -> None:
+        if located := [problem.located(tree.origins) for problem in problems]:
+            raise as_user_error(located, subject)
+
+    def changes(path: Path, values: Mapping[str, Any]) -> list[Tree]:
+        return [tree_of_key(key, value, tree.origins.get((*path, key), dotted(path))) for key, value in values.items()]
+
+    refuse((*_axis_problems(scenario), *_block_problems(scenario)))
     base = tree.without("arms", "sweep")
     variants: list[Variant] = []
     found: dict[Problem, list[str]] = {}
@@ -79,23 +83,21 @@ def expand(scenario: Scenario, origins: Mapping[Path, str] | None = None, subjec
     arms: list[str | None] = [*scenario.arms] or [None]
     for values, arm in itertools.product(itertools.product(*scenario.sweep.values()), arms):
         point = dict(zip(scenario.sweep, values, strict=True))
-        changes = [] if arm is None else _changes(tree, ("arms", arm), scenario.arms[arm])
-        resolved, wrong = check_variant(base.overlaid(Scenario, *changes, *_changes(tree, ("sweep",), point)))
+        of_arm = [] if arm is None else changes(("arms", arm), scenario.arms[arm])
+        resolved, problems = check_variant(base.overlaid(Scenario, *of_arm, *changes(("sweep",), point)))
         label = _label(arm, point)
-        for problem in wrong:
+        for problem in problems:
             found.setdefault(problem, []).append(label)
         if resolved is not None:
-            variants.append(Variant(arm, point, label, resolved, len(variants)))
+            variants.append(Variant(arm, point, label, resolved))
         looked_at, refused = looked_at + 1, refused + (resolved is None)
         if refused == MOST_TOLD:
             break
-    wrong = [_in_variants(problem, labels, looked_at, _count(scenario)) for problem, labels in found.items()]
-    wrong = wrong or [problem.located(tree.origins) for problem in _endpoint_problems(scenario, variants)]
-    if wrong:
-        raise as_user_error(wrong, subject)
-    variants = _with_folder_names(_in_blocks(variants, scenario.blocks))
-    object.__setattr__(scenario, "_variants", tuple(variants))
-    return variants
+    refuse(_in_variants(problem, labels, looked_at, _count(scenario)) for problem, labels in found.items())
+    refuse(_endpoint_problems(scenario, variants))
+    runs = tuple(_runs(variants, scenario.blocks))
+    object.__setattr__(scenario, "_variants", runs)
+    return list(runs)
 
 
 def identical_arms(variants: Sequence[Variant]) -> list[str]:
@@ -128,23 +130,24 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "
             yield name
 
 
-def _changes(tree: Tree, path: Path, changes: Mapping[str, Any]) -> list[Tree]:
-    """Return dotted keys as trees; ``path`` leads to them in the tree, which knows where they were written."""
-    return [tree_of_key(key, value, tree.origins.get((*path, key), dotted(path))) for key, value in changes.items()]
+def _runs(variants: Sequence[Variant], blocks: int) -> Iterator[Variant]:
+    """Yield the runs of each block, which has one seed, so that they share prompts and draws.
 
-
-def _in_blocks(variants: list[Variant], blocks: int) -> list[Variant]:
-    """Repeat the runs in each block, with a seed of its own: everything in one block shares prompts and draws."""
-    if blocks == 1:
-        return variants
-    repeated: list[Variant] = []
-    for block in range(blocks):
-        for variant in variants:
+    Long names are shortened, and equal ones told apart, also on file systems that ignore case.
+    """
+    taken: set[str] = set()
+    for block, variant in itertools.product(range(blocks), variants):
+        name, run = variant.name, replace(variant, position=len(taken))
+        if blocks > 1:
             own = {"seed": variant.scenario.seed + block, "blocks": 1, "stop_at_half_width": None}
-            seeded = variant.scenario.model_copy(update=own)
-            name = ",".join(filter(None, (variant.name, f"block={block:0{len(str(blocks - 1))}d}")))
-            repeated.append(replace(variant, name=name, scenario=seeded, position=len(repeated), block=block))
-    return repeated
+            run = replace(run, block=block, scenario=variant.scenario.model_copy(update=own))
+            name = ",".join(filter(None, (name, f"block={block:0{len(str(blocks - 1))}d}")))
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        name = next(candidate for candidate in candidates if candidate.casefold() not in taken)
+        taken.add(name.casefold())
+        yield replace(run, name=name)
 
 
 def _count(scenario: Scenario) -> int:
@@ -153,20 +156,19 @@ def _count(scenario: Scenario) -> int:
 
 def _block_problems(scenario: Scenario) -> Iterator[Problem]:
     """Blocks set the seed; nothing else may. Stopping early needs blocks enough, and something to compare."""
-    blocks, width = scenario.blocks, scenario.stop_at_half_width
+    blocks, width, runs = scenario.blocks, scenario.stop_at_half_width, _count(scenario)
     if blocks > 1 and scenario.transport_sweep is not None:
         what = f"blocks is {blocks} with a transport_sweep, whose transports take turns in each of its own repeats"
         yield broken(what, "leave blocks out, and set transport_sweep.repeats", "blocks")
-    if blocks > 1:
-        setters: list[Path] = [("sweep", "seed")] if "seed" in scenario.sweep else []
-        setters += [("arms", arm, "seed") for arm, changes in scenario.arms.items() if "seed" in changes]
-        for path in setters:
-            what = f"blocks is {blocks}, and `seed` is set by `{dotted(path[:-1])}`: each block has a seed of its own"
-            yield Problem(what, "leave the seed out there, or set blocks to 1", (path,))
-        if scenario.seed + blocks > 2**32:
-            what = f"seed {scenario.seed} and {blocks} blocks go beyond the largest seed, {2**32 - 1}"
-            yield broken(what, "take a smaller seed", "seed")
-    runs = _count(scenario)
+    sections: dict[Path, Mapping[str, Any]] = {("sweep",): scenario.sweep}
+    sections |= {("arms", arm): changes for arm, changes in scenario.arms.items()}
+    for path, settings in sections.items():
+        if blocks > 1 and "seed" in settings:
+            what = f"blocks is {blocks}, and `seed` is set by `{dotted(path)}`: each block has a seed of its own"
+            yield Problem(what, "leave the seed out there, or set blocks to 1", ((*path, "seed"),))
+    if blocks > 1 and scenario.seed + blocks > 2**32:
+        what = f"seed {scenario.seed} and {blocks} blocks go beyond the largest seed, {2**32 - 1}"
+        yield broken(what, "take a smaller seed", "seed")
     if blocks * runs > MAX_VARIANTS >= runs:
         what = f"blocks, arms and sweep make {blocks * runs} runs, must be at most {MAX_VARIANTS}"
         yield broken(what, f"set blocks to at most {MAX_VARIANTS // runs}", "blocks")
@@ -178,19 +180,16 @@ def _block_problems(scenario: Scenario) -> Iterator[Problem]:
 
 def _endpoint_problems(scenario: Scenario, variants: Sequence[Variant]) -> Iterator[Problem]:
     """Rewards are compared at the same number of rollouts, over seeds."""
-    compared = len({variant.label for variant in variants}) > 1
-    if scenario.endpoint != "reward_at_rollouts" or not compared:
+    rollouts = {variant.label: variant.scenario.steps * variant.scenario.rollout_batch_size for variant in variants}
+    if scenario.endpoint != "reward_at_rollouts" or len(rollouts) < 2:
         return
-    seeds = max(scenario.blocks, len(scenario.sweep.get("seed", ())))
-    if seeds < 2:
+    if max(scenario.blocks, len(scenario.sweep.get("seed", ()))) < 2:
         what = "endpoint is reward_at_rollouts with one seed, and one seed cannot tell arms from luck"
         yield broken(what, "set blocks to 6 or more: each has a seed of its own", "endpoint", "blocks")
-    rollouts = {variant.label: variant.scenario.steps * variant.scenario.rollout_batch_size for variant in variants}
-    if len(set(rollouts.values())) > 1:
-        fewest, most = (choose(rollouts, key=rollouts.__getitem__) for choose in (min, max))
-        what = (
-            f"endpoint is reward_at_rollouts, and {most} samples {rollouts[most]} rollouts, {fewest} {rollouts[fewest]}"
-        )
+    fewest, most = (choose(rollouts, key=rollouts.__getitem__) for choose in (min, max))
+    if rollouts[fewest] < rollouts[most]:
+        sampled = f"{most} samples {rollouts[most]} rollouts, {fewest} {rollouts[fewest]}"
+        what = f"endpoint is reward_at_rollouts, and {sampled}"
         yield broken(what, "give all runs the same steps x rollout_batch_size", "endpoint", "steps")
 
 
@@ -198,12 +197,12 @@ def _axis_problems(scenario: Scenario) -> Iterator[Problem]:
     """Arms and axes have names that can be folders, set what may differ, and no two of them set the same thing."""
     arms, sweep = scenario.arms, scenario.sweep
     for arm in arms:
-        if arm.lower() in _RESERVED_ARMS:
+        if arm.lower() == "pictures":
             what = f"an arm cannot be called `{arm}`: that folder holds the pictures"
             yield Problem(what, "give it another name", (("arms", arm),))
     set_in_arms = [("arms", arm, key) for arm, changes in arms.items() for key in changes]
     for path in (*set_in_arms, *(("sweep", axis) for axis in sweep)):
-        if path[-1].split(".")[0] in _FIXED_KEYS:
+        if path[-1].split(".")[0] in _SAME_FOR_ALL:
             what = f"`{path[-1]}` cannot differ between the runs of one scenario"
             yield Problem(what, "leave it out here", (path,))
     for axis, values in sweep.items():
@@ -223,11 +222,12 @@ def _axis_problems(scenario: Scenario) -> Iterator[Problem]:
         yield broken(what, "sweep fewer values", "sweep")
 
 
-def _leaves(changes: Mapping[str, Any]) -> Iterator[str]:
-    for path in paths_in(dict(changes)):
-        below = value_at(changes, path)
-        if path and all(isinstance(part, str) for part in path) and not (isinstance(below, dict) and below):
-            yield ".".join(map(str, path))
+def _leaves(changes: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in changes.items():
+        if value and isinstance(value, dict):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield above + key
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -247,10 +247,10 @@ def _in_variants(problem: Problem, labels: list[str], looked_at: int, count: int
 
 
 def _label(arm: str | None, point: Mapping[str, Any]) -> str:
-    last_parts = [key.rpartition(".")[2] for key in point]
-    named = (last if last_parts.count(last) == 1 else key for key, last in zip(point, last_parts, strict=True))
-    parts = (f"{name}={_as_name(value)}" for name, value in zip(named, point.values(), strict=True))
-    return ",".join([*([] if arm is None else [arm]), *parts])
+    lasts = [key.rpartition(".")[2] for key in point]
+    named = (last if lasts.count(last) == 1 else key for key, last in zip(point, lasts, strict=True))
+    axes = (f"{name}={_as_name(value)}" for name, value in zip(named, point.values(), strict=True))
+    return ",".join([*([] if arm is None else [arm]), *axes])
 
 
 def _as_name(value: Any) -> str:
@@ -261,21 +261,6 @@ def _as_name(value: Any) -> str:
         return str(value)
     text = value if isinstance(value, str) else json.dumps(value)
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip("-.") or "empty"
-
-
-def _with_folder_names(variants: list[Variant]) -> list[Variant]:
-    """Shorten long names and tell equal ones apart, also on file systems that ignore case."""
-    taken: set[str] = set()
-    named = []
-    for variant in variants:
-        name = variant.name
-        if len(name) > _MAX_NAME:
-            name = f"{name[: _MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        name = next(candidate for candidate in candidates if candidate.casefold() not in taken)
-        taken.add(name.casefold())
-        named.append(replace(variant, name=name))
-    return named
 
 
 def parse_scenario(tree: Tree) -> tuple[Scenario | None, list[Problem]]:

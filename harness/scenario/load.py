@@ -52,7 +52,7 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
     if len(overrides) > MOST_OVERRIDES:
         what = f"--set is given {len(overrides):,} times, must be at most {MOST_OVERRIDES:,}"
         raise UserError(what, None, "write a scenario file with these settings")
-    tops = list[Tree]()
+    tops: list[Tree] = []
     for override in overrides:
         if override.partition("=")[0].strip() == "arms":
             tree, *tops = (each.without("arms") for each in (tree, *tops))
@@ -86,7 +86,7 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
 
     A name and a description are not inherited. ``arms`` replace those of the base, and ``arms+`` come beside them.
     """
-    tree = read_tree(SCENARIOS, path)
+    tree = _read(SCENARIOS, path)
     if path.name.endswith(".resolved.yaml"):  # of a run that was made, perhaps by the release before
         tree = Tree(without_removed(tree.data), tree.origins, tree.problems)
     base_name = tree.data.get("extends")
@@ -137,13 +137,17 @@ def _name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.+=,-]+", "-", path.stem).lstrip("-.+=,")[:100] or "unnamed"
 
 
-def read_tree(files: NamedFiles, path: Path) -> Tree:
-    """Return what stands in a file.
-
-    Raises:
-        UserError: it cannot be read, is no UTF-8 or no YAML, or its top is no mapping.
-    """
-    return parse_document(read_text(path), display(path), files.kind, files.example)
+def _read(files: NamedFiles, path: Path) -> Tree:
+    """Return what stands in a file that a person wrote."""
+    try:
+        text = read_regular(path, MOST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"the file is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
+        raise UserError(what, display(path), "save it as UTF-8") from None
+    except OSError as error:
+        fix = "name a file of settings that may be read"
+        raise UserError(f"cannot read the file: {error.strerror}", display(path), fix) from None
+    return parse_document(text, display(path), files.kind, files.example)
 
 
 def load_checked(
@@ -161,7 +165,7 @@ def load_checked(
         UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
     """
     path = files.find(path_or_name)
-    tree = read_tree(files, path)
+    tree = _read(files, path)
     problems = list(tree.problems)
     try:  # as JSON, whose lists are tuples too
         checked = model.model_validate_json(json.dumps({"name": path.stem, **tree.data}))
@@ -171,22 +175,6 @@ def load_checked(
     if problems:
         raise as_user_error([problem.located(tree.origins) for problem in problems], display(path))
     return checked
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file that a person wrote.
-
-    Raises:
-        UserError: it is not UTF-8, far too large, or cannot be read.
-    """
-    try:
-        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"the file is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
-        raise UserError(what, display(path), "save it as UTF-8") from None
-    except OSError as error:
-        fix = "name a file of settings that may be read"
-        raise UserError(f"cannot read the file: {error.strerror}", display(path), fix) from None
 
 
 # ---- side by side: ``python -m harness bench A B``
@@ -207,16 +195,21 @@ def load_side_by_side(
         UserError: one cannot be loaded, or has arms or a sweep of its own beside others.
     """
     scenarios = [load_scenario(name, overrides) for name in names]
-    base = scenarios[0]
+    base, called = scenarios[0], [scenario.name for scenario in scenarios]
     data = base.model_dump(mode="json") | dict(settings or {})
     if data["blocks"] == 1 and "blocks" not in (settings or {}):
         data["blocks"] = USUAL_BLOCKS
     if len(scenarios) > 1:
-        _refuse_variants(scenarios)
-        arms = _arm_names([scenario.name for scenario in scenarios])
-        data["name"] = VERSUS.join(dict.fromkeys(scenario.name for scenario in scenarios))[:100]
-        data["description"] = f"{' against '.join(arms)}."
-        data["arms"] = {arm: _changes(base, scenario) for arm, scenario in zip(arms, scenarios, strict=True)}
+        arms: dict[str, Any] = {}
+        for index, scenario in enumerate(scenarios):
+            if kind := "arms" if scenario.arms else "sweep" if scenario.sweep else None:
+                what = f"{scenario.name} has {kind} of its own, and cannot be one arm among others"
+                fix = f"bench it alone (its arms are compared), or name scenarios without {kind}"
+                raise UserError(what, f"scenario {scenario.name}", fix)
+            before = called[:index].count(scenario.name)
+            arms[f"{scenario.name}-{before + 1}" if before else scenario.name] = _changes(base, scenario)
+        names_of_arms = {"name": VERSUS.join(dict.fromkeys(called))[:100], "description": f"{' against '.join(arms)}."}
+        data |= names_of_arms | {"arms": arms}
     if again and AGAIN in data["arms"]:
         what = f"{data['name']} has an arm called {AGAIN!r} already"
         raise UserError(what, f"scenario {data['name']}", "leave --again out")
@@ -224,25 +217,6 @@ def load_side_by_side(
         first = next(iter(data["arms"]), base.name)
         data["arms"] = (data["arms"] or {first: {}}) | {AGAIN: data["arms"].get(first, {})}
     return check_data(data, " ".join(("bench", *names)))
-
-
-def _refuse_variants(scenarios: Sequence[Scenario]) -> None:
-    for scenario in scenarios:
-        kind = "arms" if scenario.arms else "sweep" if scenario.sweep else None
-        if kind is not None:
-            raise UserError(
-                f"{scenario.name} has {kind} of its own, and cannot be one arm among others",
-                f"scenario {scenario.name}",
-                f"bench it alone (its arms are compared), or name scenarios without {kind}",
-            )
-
-
-def _arm_names(names: Sequence[str]) -> list[str]:
-    """Number the names that occur more than once: ``quickstart``, ``quickstart-2``."""
-    return [
-        name if names[:index].count(name) == 0 else f"{name}-{names[:index].count(name) + 1}"
-        for index, name in enumerate(names)
-    ]
 
 
 def _changes(base: Scenario, other: Scenario) -> dict[str, Any]:
@@ -288,9 +262,9 @@ def scenario_hash(scenario: Scenario) -> str:
 
 
 def _plain(scenario: Scenario) -> dict[str, Any]:
+    """Return what is written out: every ``type`` first in its section, and no arms or sweep where there are none."""
     data = scenario.model_dump(mode="json")
-    return {key: _type_first(value) for key, value in data.items() if key not in ("arms", "sweep") or value}
-
-
-def _type_first(value: Any) -> Any:
-    return {"type": value["type"], **value} if isinstance(value, dict) and "type" in value else value
+    for key, value in data.items():
+        if isinstance(value, dict) and "type" in value:
+            data[key] = {"type": value["type"], **value}
+    return {key: value for key, value in data.items() if key not in ("arms", "sweep") or value}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sized
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -34,12 +35,13 @@ _EXPECTED = {
     "model_type": _MAPPING,
     "model_attributes_type": _MAPPING,
 }
-_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
 _BOUNDS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
+    "greater_than": ", must be above {gt}",
+    "greater_than_equal": ", must be at least {ge}",
+    "less_than": ", must be below {lt}",
+    "less_than_equal": ", must be at most {le}",
+    "too_short": ": has {items} items, must have at least {min_length}",
+    "too_long": ": has {items} items, must have at most {max_length}",
 }
 
 
@@ -74,13 +76,10 @@ class _Message:
         if kind in ("union_tag_invalid", "literal_error"):
             return self._not_a_choice()
         if kind in _BOUNDS:
-            bound, words = _BOUNDS[kind]
-            return self._problem(f"{named}, must be {words} {self.context[bound]}")
+            items = len(self.value) if isinstance(self.value, Sized) else 1
+            return self._problem(named + _BOUNDS[kind].format(**self.context, items=items))
         if kind in _EXPECTED:
             return self._problem(f"{named}, expected {_EXPECTED[kind]}", self._rewritten(_EXPECTED[kind]))
-        if kind in _LENGTHS:
-            bound, words = _LENGTHS[kind]
-            return self._problem(f"{named}: has {len(self.value)} items, must have {words} {self.context[bound]}")
         if kind == "string_pattern_mismatch":
             return self._problem(f"{named}: must be {FORMS.get(self.context['pattern'], self.context['pattern'])}")
         return self._problem(f"{named}: {re.sub('^[A-Z][a-z]+ should ', 'must ', self.details['msg'])}")
@@ -164,13 +163,15 @@ class _Message:
         value = self.value
         if expected == _MAPPING:
             return self._below_it(value)
-        if expected == "true or false" and isinstance(value, str):
+        if isinstance(value, str) and expected == "true or false":
             return "write true or false, without quotes (yes, no, on and off are text)"
-        if expected.endswith("number") and isinstance(value, str) and value.isascii() and _is_number(value):
+        if isinstance(value, str) and expected.endswith("number") and value.isascii() and _is_number(value):
             return f"leave the quotes out: {self.name}: {value}"
-        if expected == "a list" and not isinstance(value, dict) and value is not None:
+        if value is None or isinstance(value, dict):
+            return None
+        if expected == "a list":
             return f"put it in brackets: {self.name}: [{value}]"
-        if expected == "text" and not isinstance(value, list | dict) and value is not None:
+        if expected == "text" and not isinstance(value, list | tuple):
             return f"put it in quotes: {self.name}: '{shown(value)}'"
         return None
 
@@ -179,12 +180,8 @@ class _Message:
         section = below(self.owners, self.name)
         if not section or self.root is not Scenario:
             return None
-        types = [
-            name
-            for model in section
-            if "type" in model.model_fields
-            for name in get_args(model.model_fields["type"].annotation)
-        ]
+        typed: list[Any] = [model.model_fields["type"].annotation for model in section if "type" in model.model_fields]
+        types = [name for annotation in typed for name in get_args(annotation)]
         if isinstance(value, str) and (close := nearest(value, types)):
             return f"write `{self.key}.type={close[0]}` with --set, or `{self.name}: {{type: {close[0]}}}` in a file"
         if self.key == "model" and isinstance(value, str):

@@ -57,7 +57,7 @@ def shown(value: object, limit: int = 60) -> str:
         return "true" if value else "false"
     kind = "text " if isinstance(value, str) else "the list " if isinstance(value, list | tuple) else ""
     kind = "the mapping " if isinstance(value, dict) else kind
-    text = repr(value)
+    text = repr(list(value) if isinstance(value, tuple) else value)
     return kind + (text if len(text) <= limit else text[: limit - 3] + "...") + odd_letter(value)
 
 

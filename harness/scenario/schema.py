@@ -17,13 +17,11 @@ from harness.settings.base import (
     OF_PLUGIN,
     AtLeast0,
     AtLeast1,
-    EmptyIfNull,
     FolderName,
-    FromList,
     NonEmptyText,
     PluginName,
-    Section,
     Seed,
+    Settings,
 )
 from harness.settings.checkpoint import CheckpointSettings
 from harness.settings.engine import EngineSettings, NativeEngineSettings
@@ -54,7 +52,7 @@ Tracker = Annotated[
 EndpointName = Literal["seconds_per_step", "weight_sync_seconds", "reward_at_rollouts"]
 
 
-class Scenario(Section):
+class Scenario(Settings):
     """One experiment: everything that decides what a run does."""
 
     __slots__ = ("_variants",)  # those that `expand` made: no part of its value, so not compared, copied or sent along
@@ -71,7 +69,7 @@ class Scenario(Section):
     """The policy that is trained."""
     engine: EngineSettings = NativeEngineSettings()
     """What samples the rollouts."""
-    sampling: Annotated[SamplingSettings, EmptyIfNull] = SamplingSettings()
+    sampling: SamplingSettings = SamplingSettings()
     """How responses are sampled."""
     steps: AtLeast1 = 60
     """Training steps, each of which consumes one rollout batch."""
@@ -89,32 +87,32 @@ class Scenario(Section):
     """Parts into which an optimizer step is split to save memory; the result is the same."""
     allow_uncorrected: bool = False
     """Allow a loss without off-policy correction on off-policy data."""
-    loss: Annotated[LossSettings, EmptyIfNull] = LossSettings()
+    loss: LossSettings = LossSettings()
     """The policy-gradient loss."""
-    advantage: Annotated[AdvantageSettings, EmptyIfNull] = AdvantageSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
     """How rewards become advantages."""
-    optimizer: Annotated[OptimizerSettings, EmptyIfNull] = OptimizerSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer."""
-    learner: Annotated[LearnerSettings, EmptyIfNull] = LearnerSettings()
+    learner: LearnerSettings = LearnerSettings()
     """How the Learner uses its ranks."""
-    evaluation: Annotated[EvaluationSettings, EmptyIfNull] = EvaluationSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     """Validation on held-out prompts."""
     max_lag: AtLeast0 = 0
     """Policy versions by which a Generator may be behind the Learner; 0 is synchronous."""
     lag_control: Literal["wait", "drop", "in_flight"] = "wait"
     """At max_lag: Generators wait, what is too old is dropped, or weights are swapped between two tokens."""
-    replay: Annotated[ReplaySettings, EmptyIfNull] = ReplaySettings()
+    replay: ReplaySettings = ReplaySettings()
     """Training on rollouts more than once."""
-    dynamic_sampling: Annotated[DynamicSamplingSettings, EmptyIfNull] = DynamicSamplingSettings()
+    dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
     """Sampling groups again whose rewards are all equal."""
     max_failed_batches: AtLeast0 = 0
     """Rollout batches in a row without any reward (the reward function failed for every group) that do not end the run;
     their training steps leave the policy as it is."""
-    placement: Annotated[PlacementSettings, EmptyIfNull] = PlacementSettings()
+    placement: PlacementSettings = PlacementSettings()
     """Where the parts run."""
     transport: TransportSettings = InProcessTransportSettings()
     """How weights move from the Learner to the Generators; any type but `in_process` runs the parts as Ray actors."""
-    faults: Annotated[FaultSettings, EmptyIfNull] = FaultSettings()
+    faults: FaultSettings = FaultSettings()
     """What to do when a part dies or hangs, and faults for tests."""
     transport_sweep: TransportSweepSettings | None = None
     """Measure weight syncs instead of training; most other settings then have no effect."""
@@ -124,7 +122,7 @@ class Scenario(Section):
     """Save the trained policy as a Hugging Face folder."""
     save_policy_every: AtLeast1 | None = None
     """Training steps between two saved policies, each a folder `policies/step_N`; null saves none."""
-    checkpoint: Annotated[CheckpointSettings, EmptyIfNull] = CheckpointSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints from which a stopped or killed run continues; training steps kept for `recompute`."""
     endpoint: EndpointName = "seconds_per_step"
     """Primary endpoint: seconds of a step or of a weight sync, or validation reward at equal rollouts."""
@@ -137,11 +135,11 @@ class Scenario(Section):
     make no checkpoints."""
     profile: NonEmptyText = "light"
     """Probes beside the stage spans: a profile in profiles/ (off, light, full, nsight, pyspy), or a YAML file."""
-    trackers: Annotated[tuple[Tracker, ...], FromList] = ("jsonl", "tensorboard")
+    trackers: tuple[Tracker, ...] = ("jsonl", "tensorboard")
     """Trackers that also get each step's metrics; your own as `package.module:Name`."""
-    arms: Annotated[dict[FolderName, ArmChanges], EmptyIfNull] = Field(default_factory=dict)
+    arms: dict[FolderName, ArmChanges] = Field(default_factory=dict)
     """Variants compared in one run: for each name, the dotted keys it changes."""
-    sweep: Annotated[dict[str, AxisValues], Field(max_length=MOST_AXES), EmptyIfNull] = Field(default_factory=dict)
+    sweep: Annotated[dict[str, AxisValues], Field(max_length=MOST_AXES)] = Field(default_factory=dict)
     """Axes: for each dotted key, its values; every combination is run."""
 
     @property

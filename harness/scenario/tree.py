@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,9 +44,18 @@ NUMBER_PATTERNS = {
     "float": r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
 }
-_PATTERNS = {"null": r"^(?:null|Null|NULL|~|)$", "bool": r"^(?:true|True|TRUE|false|False|FALSE)$", **NUMBER_PATTERNS}
-_KINDS = {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
-_TAG = "tag:yaml.org,2002:"
+_KINDS = {
+    "null": r"^(?:null|Null|NULL|~|)$",
+    "bool": r"^(?:true|True|TRUE|false|False|FALSE)$",
+    **NUMBER_PATTERNS,
+}
+_READ: dict[str, Callable[[str], Any]] = {
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
+    "float": lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
+    "str": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +82,18 @@ class Tree:
             tops: the layer, in order: a file, or what all of ``--set``, or an arm and its point, change.
         """
         layer = frozenset(path for top in tops for path in paths_in(top.data))
-        tree = self
+        data, origins, problems = self.data, self.origins, self.problems
         for top in tops:
-            tree = tree._overlaid(root, top, layer)
-        return tree
-
-    def _overlaid(self, root: SectionClass, top: Tree, layer: frozenset[Path]) -> Tree:
-        def merges(path: Path) -> bool:
-            return isinstance(value_at(self.data, path), dict) and isinstance(value_at(top.data, path), dict)
-
-        data = _merged(root, self.data, top.data, (), layer)
-        kept = {path: self.origins[path] for path in top.origins if path in self.origins and merges(path)}
-        return Tree(data, {**self.origins, **top.origins, **kept}, self.problems + top.problems)
+            kept = {
+                path: origins[path]
+                for path in top.origins
+                if path in origins
+                and isinstance(value_at(data, path), dict)
+                and isinstance(value_at(top.data, path), dict)
+            }
+            data, origins = _merged(root, data, top.data, (), layer), {**origins, **top.origins, **kept}
+            problems += top.problems
+        return Tree(data, origins, problems)
 
     def without(self, *keys: str) -> Tree:
         """Return this tree without some of its top-level keys."""
@@ -190,8 +199,7 @@ class _Reader:
             next(self._events)
             if isinstance(next(self._events), StreamEndEvent):
                 return None
-            top: Any = next(self._events)
-            value = self._value(top, (), 0)
+            value = self._value(next(self._events), (), 0)
             next(self._events)
             other = next(self._events)
         except yaml.MarkedYAMLError as error:
@@ -205,20 +213,22 @@ class _Reader:
 
     def _syntax_error(self, details: str, mark: Any) -> UserError:
         lines = self._text.split("\n")
-        at = (mark.line, mark.column) if mark.line < len(lines) else (len(lines) - 1, len(lines[-1]))
+        line, column = (mark.line, mark.column) if mark.line < len(lines) else (len(lines) - 1, len(lines[-1]))
         fix = "check the indentation, the colons and the quotes up to there; indent with spaces, never tabs"
-        place = f"{self.source}, line {at[0] + 1}, column {at[1] + 1}"
+        place = f"{self.source}, line {line + 1}, column {column + 1}"
         return UserError(f"YAML syntax error: {details}", place, fix)
 
-    def _place(self, event: NodeEvent) -> str:
-        mark: Any = event.start_mark
-        return f"{self.source}, line {mark.line + 1}"
+    def _place(self, event: Any) -> str:
+        return f"{self.source}, line {event.start_mark.line + 1}"
 
-    def _value(self, event: NodeEvent, path: Path, level: int) -> Any:
+    def _refusal(self, event: Any, what: str, fix: str) -> UserError:
+        return UserError(what, self._place(event), fix)
+
+    def _value(self, event: Any, path: Path, level: int) -> Any:
         self._count(event)
         if level > MOST_LEVELS:
             what = f"mappings and lists are nested more than {MOST_LEVELS} deep"
-            raise UserError(what, self._place(event), "write fewer levels")
+            raise self._refusal(event, what, "write fewer levels")
         if isinstance(event, AliasEvent):
             return self._repeat(event, path)
         if path:
@@ -230,7 +240,9 @@ class _Reader:
         elif isinstance(event, MappingStartEvent):
             value = self._mapping(path, level)
         else:
-            value = self._sequence(path, level)
+            value = []
+            while not isinstance(event_of_item := next(self._events), SequenceEndEvent):
+                value.append(self._value(event_of_item, (*path, len(value)), level + 1))
         if event.anchor is not None:
             self._anchors[event.anchor] = path, value
         return value
@@ -241,27 +253,27 @@ class _Reader:
             raise self._syntax_error(f"found undefined alias {alias.anchor!r}", alias.start_mark)
         anchored = self._anchors[alias.anchor]
         if anchored is None:
-            raise UserError("an alias contains itself", self._place(alias), "write the value out")
+            raise self._refusal(alias, "an alias contains itself", "write the value out")
         origin, value = anchored
         for below in paths_in(value):
             self._repeated += 1
             if self._repeated > MOST_REPEATED:
                 what = f"aliases repeat more than {MOST_REPEATED:,} values"
-                raise UserError(what, self._place(alias), "write fewer of them, and none within another")
+                raise self._refusal(alias, what, "write fewer of them, and none within another")
             self.origins.setdefault((*path, *below), self.origins[(*origin, *below)])
         return copy.deepcopy(value)
 
     def _count(self, event: NodeEvent) -> None:
         self._values += 1
         if self._values > MOST_VALUES:
-            raise UserError(f"keys and values are more than {MOST_VALUES:,}", self._place(event), "write fewer")
+            raise self._refusal(event, f"keys and values are more than {MOST_VALUES:,}", "write fewer")
 
     def _mapping(self, path: Path, level: int) -> dict[str, Any]:
         data: dict[str, Any] = {}
         while not isinstance(event := next(self._events), MappingEndEvent):
             self._count(event)
             if not isinstance(event, ScalarEvent):
-                raise UserError("a key must be one word", self._place(event), "write `key: value`")
+                raise self._refusal(event, "a key must be one word", "write `key: value`")
             key = self._text_of(event)
             here = (*path, key)
             if key in data:
@@ -271,51 +283,28 @@ class _Reader:
             data.setdefault(key, self._value(next(self._events), here, level + 1))
         return data
 
-    def _sequence(self, path: Path, level: int) -> list[Any]:
-        items: list[Any] = []
-        while not isinstance(event := next(self._events), SequenceEndEvent):
-            items.append(self._value(event, (*path, len(items)), level + 1))
-        return items
-
     def _scalar(self, event: ScalarEvent) -> Any:
-        text = self._text_of(event)
-        if event.tag in (None, "!"):
-            plain = event.implicit[0] and event.tag is None
-            kind = next((kind for kind, pattern in _KINDS.items() if pattern.match(text)), "str") if plain else "str"
-        else:
-            kind = event.tag.removeprefix(_TAG)
+        text, kind = self._text_of(event), "str"
+        if event.tag not in (None, "!"):
+            kind = event.tag.removeprefix("tag:yaml.org,2002:")
+        elif event.implicit[0] and event.tag is None:
+            kind = next((kind for kind, pattern in _KINDS.items() if re.match(pattern, text)), "str")
         if kind in NUMBER_PATTERNS and len(text) > MOST_DIGITS:
             what = f"the number {text[:20]}... has {len(text)} characters, must have at most {MOST_DIGITS}"
-            raise UserError(what, self._place(event), "write a plain number")
+            raise self._refusal(event, what, "write a plain number")
+        if kind not in _READ:
+            raise self._refusal(event, f"the YAML tag {event.tag} is not supported", "leave it out")
         try:
-            value = _value_of(kind, text)
-        except KeyError:
-            raise UserError(f"the YAML tag {event.tag} is not supported", self._place(event), "leave it out") from None
+            value = _READ[kind](text)
         except ValueError:
-            raise UserError(f"{text[:40]!r} is no number", self._place(event), "write a plain number") from None
+            raise self._refusal(event, f"{text[:40]!r} is no number", "write a plain number") from None
         if isinstance(value, int | float) and abs(value) > MOST_NUMBER and not text.lstrip("+-").startswith("."):
-            raise UserError(f"the number {text} is beyond {MOST_NUMBER:g}", self._place(event), "write a smaller one")
+            raise self._refusal(event, f"the number {text} is beyond {MOST_NUMBER:g}", "write a smaller one")
         return value
 
     def _text_of(self, event: ScalarEvent) -> str:
         text = str(event.value)
         if "\0" in text:
             what = f"the text {text[: text.index(chr(0))][-20:]!r} is followed by U+0000, which no text may hold"
-            raise UserError(what, self._place(event), "leave it out")
+            raise self._refusal(event, what, "leave it out")
         return text
-
-
-def _value_of(kind: str, text: str) -> Any:
-    """Return a scalar's value; KeyError for a kind that there is not."""
-    match kind:
-        case "null":
-            return None
-        case "bool":
-            return text.lower() == "true"
-        case "int":
-            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-        case "float":
-            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        case "str":
-            return text
-    raise KeyError(kind)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 MOST_COUNT = 10**9
 """Steps, rollouts, tokens: whatever is counted. Products of two of them fit into 64 bits."""
@@ -58,21 +58,6 @@ BY_TYPE = Field(discriminator="type")
 """Makes a union of sections one section with a ``type``."""
 
 
-def usual_type(usual: str) -> Any:
-    """Return what fills in the ``type`` of a section where the file leaves it out."""
-
-    def fill(value: object) -> object:
-        if value is None:
-            return {"type": usual}
-        return {"type": usual, **value} if isinstance(value, dict) else value
-
-    return BeforeValidator(fill)
-
-
-FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-EmptyIfNull = BeforeValidator(lambda value: {} if value is None else value)
-
-
 @dataclass(frozen=True, slots=True)
 class HoldsFor:
     """Marks a setting whose value means something for one kind of its section, as a clip range for one kind of ratio.
@@ -93,3 +78,22 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+class Settings(Section):
+    """A section of a scenario, whose file has lists for tuples, and may leave a section empty or its ``type`` out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        written = dict(data)
+        for key in data.keys() & cls.model_fields.keys():
+            field, value = cls.model_fields[key], data[key]
+            if value is None and (isinstance(field.default, Section) or field.default_factory is dict):
+                value = {}
+            if isinstance(value, dict) and hasattr(field.default, "type"):
+                value = {"type": field.default.type, **value}
+            written[key] = tuple(value) if isinstance(value, list) else value
+        return written

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from harness.settings.base import AtLeast0, AtLeast1, FromList, Section
+from harness.settings.base import AtLeast0, AtLeast1, Settings
 
 
-class CheckpointSettings(Section):
+class CheckpointSettings(Settings):
     """Checkpoints of the whole run, from which `run --resume` and `sweep` go on."""
 
     every: AtLeast1 | None = None
@@ -16,7 +14,7 @@ class CheckpointSettings(Section):
     """How many are kept; if the newest is damaged, the one before it is used."""
     asynchronous: bool = False
     """Continue training while it is written; the Learner waits only for a copy in main memory."""
-    keep_steps: Annotated[tuple[AtLeast0, ...], FromList] = ()
+    keep_steps: tuple[AtLeast0, ...] = ()
     """Training steps, counted from 0, that are kept whole for `recompute`."""
     keep_steps_every: AtLeast1 | None = None
     """The same for every training step that this number divides; null: no others."""

@@ -19,12 +19,11 @@ from harness.settings.base import (
     Positive,
     Precision,
     SecondsOr0,
-    Section,
-    usual_type,
+    Settings,
 )
 
 
-class NativeEngineSettings(Section):
+class NativeEngineSettings(Settings):
     """The project's own sampling engine."""
 
     type: Literal["native"] = "native"
@@ -39,7 +38,7 @@ class NativeEngineSettings(Section):
     """Largest gap between engine and Learner log-probs after a weight sync, else the run stops; null: not measured."""
 
 
-class PacedEngineSettings(Section):
+class PacedEngineSettings(Settings):
     """An engine that sleeps instead of sampling; needs `model.type: paced`."""
 
     type: Literal["paced"] = "paced"
@@ -50,7 +49,7 @@ class PacedEngineSettings(Section):
     """How far the seconds of one batch may differ from that, as a fraction; drawn from the seed."""
 
 
-class ServingEngineSettings(Section):
+class ServingEngineSettings(Settings):
     """What engines of other makers have in common."""
 
     precision: Precision = "float32"
@@ -104,5 +103,4 @@ EngineSettings = Annotated[
     ]
     | Annotated[PluginEngineSettings, OF_PLUGIN],
     BY_COLON,
-    usual_type("native"),
 ]

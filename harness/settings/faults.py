@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from harness.settings.base import AtLeast0, EmptyIfNull, Positive, Seconds, SecondsOr0, Section
+from harness.settings.base import AtLeast0, Positive, Seconds, SecondsOr0, Settings
 
 DelayedStage = Literal[
     "generate", "score", "prepare_batch", "old_logprobs", "reference_logprobs", "update",
@@ -15,7 +15,7 @@ DelayedStage = Literal[
 ]  # fmt: skip
 
 
-class SlowRank(Section):
+class SlowRank(Settings):
     """One of the Learner's ranks computes slowly."""
 
     rank: AtLeast0
@@ -24,12 +24,12 @@ class SlowRank(Section):
     """Share of its computing time that is added: 0.3 makes computing take 1.3 times as long. Waits stay as they are."""
 
 
-class FaultSettings(Section):
+class FaultSettings(Settings):
     """What to do when a part dies or nothing moves, and faults on purpose."""
 
     max_replacements: AtLeast0 = 10
     """How many dead Generators and Scorers are replaced; the next death ends the run."""
-    delays: Annotated[dict[DelayedStage, SecondsOr0], EmptyIfNull] = Field(default_factory=dict)
+    delays: dict[DelayedStage, SecondsOr0] = Field(default_factory=dict)
     """Seconds added to each span of a stage, by stage: to see whether a comparison finds it."""
     slow_rank: SlowRank | None = None
     """A rank of the Learner that computes slowly: to see whether the report names it and its cause."""

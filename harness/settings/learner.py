@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from harness.settings.base import EmptyIfNull, Parts, Section
+from harness.settings.base import Parts, Settings
 
 Sharding = Literal["none", "ddp", "fsdp2", "deepspeed"]
 ZeroStage = Literal[1, 2, 3]
@@ -56,7 +56,7 @@ class MeshShape:
         return rank % self.tensor == 0
 
 
-class MeshSettings(Section):
+class MeshSettings(Settings):
     """How ranks are laid out; the number of shards follows from the others."""
 
     replicate: Parts | None = None
@@ -65,7 +65,7 @@ class MeshSettings(Section):
     """Ranks that split each layer's matrices (tensor parallelism) and train on the same rollouts."""
 
 
-class OffloadSettings(Section):
+class OffloadSettings(Settings):
     """What leaves the Learner's device between the phases that use it: a GPU's memory for that of the host, a CPU's for
     a file."""
 
@@ -78,7 +78,7 @@ class OffloadSettings(Section):
     """The optimizer's state, except in optimizer steps."""
 
 
-class LearnerSettings(Section):
+class LearnerSettings(Settings):
     """How the Learner works, and how it is spread over `placement.learner.ranks`."""
 
     sharding: Sharding = "none"
@@ -86,7 +86,7 @@ class LearnerSettings(Section):
     deepspeed: as much of these as zero_stage says, by DeepSpeed's engine."""
     zero_stage: ZeroStage | None = None
     """What ZeRO shards with deepspeed: 1 the optimizer, 2 gradients too, 3 weights too; null: 2."""
-    mesh: Annotated[MeshSettings, EmptyIfNull] = MeshSettings()
+    mesh: MeshSettings = MeshSettings()
     """The mesh of ranks."""
     balance: Balance = "longest_first"
     """How groups are divided: in turns, or the longest or the costliest first to the rank that has least."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from harness.core.clip_ranges import usual_clip_range
-from harness.settings.base import FUNCTION, AtLeast1, EmptyIfNull, Fraction, HoldsFor, NotNegative, Positive, Section
+from harness.settings.base import FUNCTION, AtLeast1, Fraction, HoldsFor, NotNegative, Positive, Settings
 
 LossType = Literal["no_baseline", "reinforce_with_baseline", "naive", "unclipped", "grpo_clip", "cispo", "own"]
 Delta = Literal[
@@ -49,7 +49,7 @@ def _bounds_of(importance: Mapping[str, Any]) -> object:
     return importance.get("mode", "off")
 
 
-class KlSettings(Section):
+class KlSettings(Settings):
     """KL divergence to a reference policy: in the loss, monitored, or both."""
 
     coefficient: NotNegative = 0.0
@@ -77,7 +77,7 @@ USUAL_BOUNDS = {
 """Smallest and largest ratio of each mode, where none is set."""
 
 
-class ImportanceSettings(Section):
+class ImportanceSettings(Settings):
     """Weights proximal / engine on the loss, bounded."""
 
     mode: Literal["off", "tis", "icepop", "seq-mask-tis"] = "off"
@@ -96,7 +96,7 @@ class ImportanceSettings(Section):
         return (floor if self.floor is None else self.floor, cap if self.cap is None else self.cap)
 
 
-class LossSettings(Section):
+class LossSettings(Settings):
     """The policy-gradient loss."""
 
     type: LossType = "grpo_clip"
@@ -122,11 +122,11 @@ class LossSettings(Section):
     """Leave responses cut at sampling.max_tokens out of the loss; their rewards still count in their group's mean."""
     ban_eos: bool = False
     """Have the Learner leave the end tokens out where the engine had to (sampling.min_tokens), which is exact."""
-    kl: Annotated[KlSettings, EmptyIfNull] = KlSettings()
+    kl: KlSettings = KlSettings()
     """KL divergence to a reference policy."""
     proximal: Literal["engine", "recompute"] = "engine"
     """With lag or replay, what the ratio divides by: the engine's log-probs, or the Learner's at the step's start."""
-    importance: Annotated[ImportanceSettings, EmptyIfNull] = ImportanceSettings()
+    importance: ImportanceSettings = ImportanceSettings()
     """Importance sampling: weights that correct for an engine or a policy that differs from the Learner's."""
 
     @property
@@ -138,7 +138,7 @@ class LossSettings(Section):
         return low, high if self.cliprange_high is None else self.cliprange_high
 
 
-class AdvantageSettings(Section):
+class AdvantageSettings(Settings):
     """How rewards become advantages, within each group."""
 
     eps: Positive = 1e-6

@@ -12,13 +12,11 @@ from harness.settings.base import (
     Positive,
     Precision,
     SecondsOr0,
-    Section,
-    Seed,
-    usual_type,
+    Settings,
 )
 
 
-class PolicySettings(Section):
+class PolicySettings(Settings):
     """What every kind of policy has."""
 
     precision: Precision = "float32"
@@ -68,13 +66,10 @@ class SortingModelSettings(PolicySettings):
     """The model of the sorting task: it writes all positions at once, each from its own matrix."""
 
     type: Literal["sorting"] = "sorting"
-    """The model of `task.type: sorting`."""
-    seed: Seed | None = None
-    """Seed of the initial weights; null takes the scenario's."""
+    """The model of `task.type: sorting`; the scenario's seed draws its initial weights."""
 
 
 ModelSettings = Annotated[
     PresetModelSettings | FolderModelSettings | PacedModelSettings | SortingModelSettings,
     BY_TYPE,
-    usual_type("preset"),
 ]

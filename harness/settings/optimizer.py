@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.settings.base import AtLeast0, FromList, NotNegative, Positive, Section
+from harness.settings.base import AtLeast0, NotNegative, Positive, Settings
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerSettings(Section):
+class OptimizerSettings(Settings):
     """AdamW."""
 
     learning_rate: NotNegative = 1e-5
     """Step size, after the warm-up and before any decay."""
-    betas: Annotated[tuple[Beta, Beta], FromList] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay of the two running averages."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay, of all parameters but norms and biases."""

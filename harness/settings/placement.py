@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.settings.base import EmptyIfNull, FromList, NonEmptyText, NotNegative, Parts, Section
+from harness.settings.base import NonEmptyText, NotNegative, Parts, Settings
 
 
-class PartSettings(Section):
+class PartSettings(Settings):
     """What one part may use."""
 
     cpus: NotNegative = 1.0
@@ -25,7 +25,7 @@ class LearnerPartSettings(PartSettings):
 
     ranks: Parts = 1
     """Processes that train together, see `learner`; cpus, gpus and threads are those of each."""
-    per_node: Annotated[tuple[Parts, ...], FromList, Field(min_length=1)] | None = None
+    per_node: Annotated[tuple[Parts, ...], Field(min_length=1)] | None = None
     """Ranks on each node, in order, such as [4, 2]; null leaves it to Ray."""
 
 
@@ -43,18 +43,18 @@ class ScorerSettings(ReplicatedPartSettings):
     """CPUs that Ray reserves for it; 0, since most reward functions are light."""
 
 
-class PlacementSettings(Section):
+class PlacementSettings(Settings):
     """Where the parts run: in this process with `transport.type: in_process`, else as Ray actors."""
 
     colocated: bool = True
     """Generator and Learner take turns on the same cores or device."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
-    generator: Annotated[ReplicatedPartSettings, EmptyIfNull] = ReplicatedPartSettings()
+    generator: ReplicatedPartSettings = ReplicatedPartSettings()
     """The Generators."""
-    scorer: Annotated[ScorerSettings, EmptyIfNull] = ScorerSettings()
+    scorer: ScorerSettings = ScorerSettings()
     """The Scorers."""
-    learner: Annotated[LearnerPartSettings, EmptyIfNull] = LearnerPartSettings()
+    learner: LearnerPartSettings = LearnerPartSettings()
     """The Learner."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """How Ray places the parts on the nodes of a cluster."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from harness.settings.base import AtLeast0, AtLeast1, Section
+from harness.settings.base import AtLeast0, AtLeast1, Settings
 
 
-class ReplaySettings(Section):
+class ReplaySettings(Settings):
     """The replay buffer: each fresh batch enters it, and each training step takes a sample of it."""
 
     capacity: AtLeast0 = 0
@@ -21,7 +21,7 @@ class ReplaySettings(Section):
     """Groups that a step takes; null: as many as a fresh batch has."""
 
 
-class DynamicSamplingSettings(Section):
+class DynamicSamplingSettings(Settings):
     """Dynamic sampling (DAPO): a group whose rewards are all equal teaches nothing, so another takes its place."""
 
     attempts: AtLeast0 = 0

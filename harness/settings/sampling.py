@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import Field
 
 from harness.core.types import SamplingParams
-from harness.settings.base import AtLeast0, AtLeast1, FromList, NonEmptyText, Positive, Section
+from harness.settings.base import AtLeast0, AtLeast1, NonEmptyText, Positive, Settings
 
 
-class SamplingSettings(Section):
+class SamplingSettings(Settings):
     """How responses are sampled."""
 
     temperature: Positive = 1.0
@@ -21,11 +21,11 @@ class SamplingSettings(Section):
     """A response cannot end before this many tokens. Ratios and KL allow for that only with `loss.ban_eos`."""
     max_tokens: AtLeast1 = 32
     """A response is cut after this many tokens."""
-    stop: Annotated[tuple[NonEmptyText, ...], FromList] = ()
+    stop: tuple[NonEmptyText, ...] = ()
     """Strings that end a response; they stay part of it. A special or added token of the tokenizer ends by its id."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the texts that are rewarded; false keeps those that do not end a response."""
-    pinned_lengths: Annotated[tuple[AtLeast1, AtLeast1] | None, FromList] = None
+    pinned_lengths: tuple[AtLeast1, AtLeast1] | None = None
     """[shortest, longest]: lengths are drawn from the seed and nothing ends a response early: arms do equal work."""
 
     def to_params(self) -> SamplingParams:
@@ -35,7 +35,7 @@ class SamplingSettings(Section):
         )
 
 
-class EvaluationSettings(Section):
+class EvaluationSettings(Settings):
     """Validation on held-out prompts: before the first step, every `every` steps, and after the last."""
 
     every: AtLeast1 = 10

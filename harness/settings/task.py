@@ -18,9 +18,8 @@ from harness.settings.base import (
     PluginName,
     PluginOptions,
     Seconds,
-    Section,
     Seed,
-    usual_type,
+    Settings,
 )
 
 TAKEN_NAMES = ("total", "format", "answer")
@@ -38,7 +37,7 @@ OF_CHATS = ("add_generation_prompt", "chat_template", "continue_final_message", 
 ChatArguments = Annotated[dict[str, bool | int | float | str | None], Field(max_length=100)]
 
 
-class ChatSettings(Section):
+class ChatSettings(Settings):
     """What tasks of language models have: prompts as turns of a chat."""
 
     chat_template: bool = False
@@ -68,7 +67,7 @@ class KeywordsTaskSettings(ChatSettings):
     """Seed of the prompts. Independent of the scenario's seed, so that seeds share one set of prompts."""
 
 
-class RewardFunctionSettings(Section):
+class RewardFunctionSettings(Settings):
     """One of several reward functions, or one with other arguments."""
 
     function: Annotated[str, Field(pattern=FUNCTION)]
@@ -90,9 +89,9 @@ class RewardFunctionSettings(Section):
 
 def _as_functions(value: object) -> object:
     """Return a list of rewards as a tuple of mappings; what has one mapping alone is a list too."""
-    if not isinstance(value, dict | list):
+    parts = (value,) if isinstance(value, dict) else value
+    if not isinstance(parts, tuple):
         return value
-    parts = value if isinstance(value, list) else [value]
     return tuple({"function": part} if isinstance(part, str) else part for part in parts)
 
 
@@ -157,7 +156,7 @@ class MathsTaskSettings(ChatSettings):
     """How answers are found: in the tags of `r1_zero`, or anywhere; null: as the prompt asks, if it is no file."""
 
 
-class ArithmeticTaskSettings(Section):
+class ArithmeticTaskSettings(Settings):
     """Generated arithmetic problems with verified answers, which a small model can learn on a CPU."""
 
     type: Literal["arithmetic"] = "arithmetic"
@@ -170,7 +169,7 @@ class ArithmeticTaskSettings(Section):
     """Seed of the problems. Independent of the scenario's seed, so that seeds share one set of problems."""
 
 
-class SortingTaskSettings(Section):
+class SortingTaskSettings(Settings):
     """Sort three numbers: the smallest task on which policy gradients can be watched."""
 
     type: Literal["sorting"] = "sorting"
@@ -199,5 +198,4 @@ TaskSettings = Annotated[
     ]
     | Annotated[PluginTaskSettings, OF_PLUGIN],
     BY_COLON,
-    usual_type("keywords"),
 ]

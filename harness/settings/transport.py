@@ -13,14 +13,12 @@ from harness.settings.base import (
     OF_PLUGIN,
     AtLeast0,
     AtLeast1,
-    FromList,
     NonEmptyText,
     Parts,
     PluginName,
     PluginOptions,
     Positive,
-    Section,
-    usual_type,
+    Settings,
 )
 
 TransportName = Literal[
@@ -28,14 +26,14 @@ TransportName = Literal[
 ]
 
 
-class InProcessTransportSettings(Section):
+class InProcessTransportSettings(Settings):
     """Weights stay in the process."""
 
     type: Literal["in_process"] = "in_process"
     """No transport: all parts live in one process."""
 
 
-class ActorTransportSettings(Section):
+class ActorTransportSettings(Settings):
     """What every transport between Ray actors has."""
 
     verify: bool = True
@@ -137,15 +135,14 @@ TransportSettings = Annotated[
     ]
     | Annotated[PluginTransportSettings, OF_PLUGIN],
     BY_COLON,
-    usual_type("in_process"),
 ]
 AnyTransportName = Annotated[Annotated[TransportName, OF_HARNESS] | Annotated[PluginName, OF_PLUGIN], BY_COLON]
 
 
-class TransportSweepSettings(Section):
+class TransportSweepSettings(Settings):
     """Measures weight syncs alone: every transport with every size, in turns, with real actors and no training."""
 
-    transports: Annotated[tuple[AnyTransportName, ...], FromList, Field(min_length=1)] = (
+    transports: Annotated[tuple[AnyTransportName, ...], Field(min_length=1)] = (
         "object_store",
         "object_store_numpy",
         "nixl",
@@ -154,11 +151,11 @@ class TransportSweepSettings(Section):
         "shared_memory",
     )
     """Which transports."""
-    megabytes: Annotated[tuple[Positive, ...], FromList, Field(min_length=1)] = (1.0, 10.0, 100.0, 1000.0)
+    megabytes: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0, 10.0, 100.0, 1000.0)
     """Sizes of the weights, in units of 10^6 bytes."""
-    tensors: Annotated[tuple[AtLeast1, ...], FromList, Field(min_length=1)] = (1,)
+    tensors: Annotated[tuple[AtLeast1, ...], Field(min_length=1)] = (1,)
     """Numbers of tensors that the weights are split into."""
-    receivers: Annotated[tuple[Parts, ...], FromList, Field(min_length=1)] = (1,)
+    receivers: Annotated[tuple[Parts, ...], Field(min_length=1)] = (1,)
     """Numbers of Generators that load the same weights."""
     repeats: Annotated[int, Field(ge=3)] = 9
     """Timed syncs of each kind, in turns; one more before them is not counted."""

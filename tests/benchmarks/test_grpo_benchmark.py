@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.grpo.advantages import group_advantages
+from harness.grpo.advantages import group_deltas
 from harness.grpo.aggregate import loss_denominator
 from harness.grpo.log_probs import entropy_of, log_softmax, select
 from harness.grpo.loss import surrogate_loss
@@ -24,7 +24,7 @@ def batch(rows, width):
 @pytest.mark.parametrize("rollouts", [64, 4096])
 def test_group_advantages(benchmark, rollouts):
     rewards = torch.rand(rollouts, generator=torch.Generator().manual_seed(0))
-    advantages = benchmark(group_advantages, rewards, 8)
+    advantages = benchmark(group_deltas, rewards, 8, "normalized_rewards")
     assert advantages.reshape(-1, 8).sum(dim=1).abs().max().item() < 1e-4
 
 

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from harness.core.errors import UserError
 from harness.core.types import RolloutGroup
 from harness.grpo import compute_group_normalized_rewards
-from harness.grpo.advantages import DELTAS, deltas_per_group, group_advantages
+from harness.grpo.advantages import DELTAS, deltas_per_group, group_deltas
 from harness.loop.replay import SIGNAL_FLOOR, signal_weights
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 REWARDS = st.integers(-8, 8).map(lambda eighths: eighths / 8)
+
+
+def group_advantages(rewards, group_size, eps=1e-6, normalize_by_std=True):
+    return group_deltas(rewards, group_size, "normalized_rewards" if normalize_by_std else "centered_rewards", eps)
 
 
 def test_two_groups_by_hand():

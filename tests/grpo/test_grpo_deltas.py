@@ -12,7 +12,7 @@ from harness.grpo import (
     compute_policy_gradient_loss,
     compute_unclipped_loss,
 )
-from harness.grpo.advantages import deltas_per_group, group_advantages, group_deltas
+from harness.grpo.advantages import deltas_per_group, group_deltas
 from harness.grpo.aggregate import loss_denominator
 from harness.grpo.loss import surrogate_loss
 from harness.grpo.tokens import TokenBatch
@@ -63,7 +63,8 @@ def test_groups_of_several_sizes_have_deltas_of_their_own() -> None:
 
 def test_equally_large_groups_get_the_deltas_of_the_whole() -> None:
     rewards = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(deltas_per_group(rewards.tolist(), "normalized_rewards"), group_advantages(rewards, 4))
+    alike = group_deltas(rewards, 4, "normalized_rewards")
+    assert torch.equal(deltas_per_group(rewards.tolist(), "normalized_rewards"), alike)
 
 
 def test_one_reward_is_enough_where_nothing_is_divided() -> None:

@@ -29,7 +29,7 @@ def test_every_run_keeps_the_endpoint_so_that_its_folder_explains_itself(tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("endpoint: weight_sync_seconds\n", "transport.type in_process moves no weights"),
+        ("endpoint: weight_sync_seconds\n", "transport.type in_process, which moves no weights"),
         (
             "endpoint: weight_sync_seconds\narms: {a: {transport: {type: nixl}}, b: {}}\n",
             "in `b`: endpoint is weight_sync_seconds",
@@ -41,9 +41,12 @@ def test_every_run_keeps_the_endpoint_so_that_its_folder_explains_itself(tmp_pat
         ),
         (
             "endpoint: reward_at_rollouts\nmax_lag: 1\nlag_control: drop\nplacement: {colocated: false}\n",
-            "reward_at_rollouts with lag_control drop",
+            "endpoint is reward_at_rollouts, must be .* with lag_control drop",
         ),
-        ("endpoint: weight_sync_seconds\ntransport_sweep: {}\n", "a transport_sweep neither trains nor has arms"),
+        (
+            "endpoint: weight_sync_seconds\ntransport_sweep: {}\n",
+            "which neither trains nor has arms",
+        ),
         ("arms: {a: {endpoint: reward_at_rollouts}, b: {}}\n", "`endpoint` cannot differ between the runs"),
         ("endpoint: fastest\n", "valid: seconds_per_step, weight_sync_seconds, reward_at_rollouts"),
     ],

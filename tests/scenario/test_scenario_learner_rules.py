@@ -182,8 +182,8 @@ CASES = [
     (
         {"faults": {"slow_rank": {"rank": 0, "share": 0.3}}},
         "rank_faults_strike",
-        "1 2",
-        "1 2",
+        "1",
+        "2",
         ["faults.slow_rank", "placement.learner.ranks"],
     ),
     (

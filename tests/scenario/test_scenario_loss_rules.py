@@ -38,9 +38,9 @@ def with_delta(loss_type, delta, **advantage):
         ),
         (
             with_delta("grpo_clip", "normalized_rewards", normalize_by_std=False),
-            "advantage.normalize_by_std is false with advantage.delta normalized_rewards, which says by itself what is "
-            "divided [rule: delta_fits_the_normalization]",
-            "leave advantage.normalize_by_std out, or set advantage.delta to centered_rewards",
+            "advantage.normalize_by_std is false, must be true with advantage.delta normalized_rewards, "
+            "which says by itself what is divided [rule: delta_fits_the_normalization]",
+            "set advantage.delta to centered_rewards, or leave advantage.normalize_by_std out",
             ["advantage.normalize_by_std", "advantage.delta"],
         ),
         (
@@ -181,9 +181,9 @@ def own(path="losses:mine", **loss):
             "task.validation_fraction task.validation",
         ),
         ({"loss": {"type": "own"}}, "own_loss_is_named", "loss.type loss.function"),
-        ({"loss": {"function": "losses:mine"}}, "own_loss_is_named", "loss.type loss.function"),
+        ({"loss": {"function": "losses:mine"}}, "own_loss_is_named", "loss.function loss.type"),
         ({"advantage": {"delta": "own"}}, "own_advantage_is_named", "advantage.delta advantage.function"),
-        ({"advantage": {"function": "losses:mine"}}, "own_advantage_is_named", "advantage.delta advantage.function"),
+        ({"advantage": {"function": "losses:mine"}}, "own_advantage_is_named", "advantage.function advantage.delta"),
         (
             {"loss": {"mask_truncated": True}, "sampling": {"pinned_lengths": [4, 8]}},
             "truncation_says_something",

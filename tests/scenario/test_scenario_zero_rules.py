@@ -31,14 +31,14 @@ CASES = [
         settings(mesh={"tensor": 2}),
         "deepspeed_takes_one_dimension",
         "2 1",
-        "2",
+        "1 2",
         ["learner.mesh.tensor", "learner.sharding"],
     ),
     (
         settings(4, mesh={"replicate": 2}),
         "deepspeed_takes_one_dimension",
         "2 1",
-        "2",
+        "1 2",
         ["learner.mesh.replicate", "learner.sharding"],
     ),
     (
@@ -51,7 +51,7 @@ CASES = [
     (
         settings(model={"precision": "float16"}),
         "deepspeed_trains_float32",
-        "16",
+        "16 16 32",
         "16 32",
         ["model.precision", "learner.sharding"],
     ),

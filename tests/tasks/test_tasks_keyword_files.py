@@ -70,13 +70,19 @@ def test_the_same_words_in_another_order_are_no_held_out_prompt(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["task.train=t.jsonl"], "task.train names a file and task.validation is null"),
-        (["task.validation=v.jsonl"], "task.validation names a file and task.train is null"),
+        (
+            ["task.train=t.jsonl"],
+            "task.train is t.jsonl, must be null with task.validation null: the keyword task reads both",
+        ),
+        (
+            ["task.validation=v.jsonl"],
+            "task.validation is v.jsonl, must be null with task.train null: the keyword task reads both",
+        ),
         (
             ["task.train=t.jsonl", "task.validation=v.jsonl", "task.train_prompts=7"],
-            "task.train_prompts is 7, and with task.train all prompts come from the files",
+            "task.train_prompts is 7, must be 4096 with task.train t.jsonl: all prompts come from the files",
         ),
-        (["task.train=t.jsonl", "task.validation=v.jsonl", "task.seed=1"], "task.seed is 1, and with task.train"),
+        (["task.train=t.jsonl", "task.validation=v.jsonl", "task.seed=1"], "task.seed is 1, must be 0 with task.train"),
     ],
 )
 def test_a_scenario_names_both_files_and_nothing_that_would_be_ignored(settings: list[str], expected: str) -> None:

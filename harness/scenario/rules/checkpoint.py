@@ -5,39 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.scenario.rules.learner import deepspeed_ranks
-from harness.scenario.rules.rule import Rule, given, value_of
+from harness.scenario.rules.rule import Rule, given, must
 from harness.scenario.schema import Scenario
 
-
-def _saved(key: str, breaks: Callable[[Scenario], object], why: str, instead: str = "") -> Rule:
-    """Return what is needed so that there is a state to save, and it can be read back."""
-    return Rule(
-        "checkpoints_have_a_state",
-        lambda s: value_of(s, key) and breaks(s),
-        f"{key} is {{{key}}} with {why}",
-        f"leave {key} out{instead}",
-    )
-
-
+_WITHOUT_STATE: tuple[tuple[str, str, str, Callable[[Scenario], object]], ...] = (
+    ("transport_sweep set", "", ", which trains nothing", lambda s: True),
+    ("model.type paced", "model.type to preset", ", which learns nothing", lambda s: True),
+    (
+        "learner.sharding deepspeed",
+        "learner.sharding to fsdp2",
+        ", whose optimizer keeps flat pieces without the parameters' names",
+        deepspeed_ranks,
+    ),
+)
+"""Where there is no state to save, or none that can be read back."""
 RULES = (
     *(
-        rule
+        must("checkpoints_have_a_state", key, None, beside, way_out, why, when)
         for key in ("checkpoint.every", "checkpoint.keep_steps", "checkpoint.keep_steps_every")
-        for rule in (
-            _saved(key, lambda s: s.transport_sweep, "a transport_sweep, which trains nothing"),
-            _saved(
-                key,
-                lambda s: s.model.type == "paced",
-                "model.type paced, which learns nothing",
-                ", or train a policy",
-            ),
-            _saved(
-                key,
-                deepspeed_ranks,
-                "learner.sharding deepspeed, whose optimizer keeps flat pieces without the parameters' names",
-                ", or set learner.sharding to fsdp2",
-            ),
-        )
+        for beside, way_out, why, when in _WITHOUT_STATE
     ),
     Rule(
         "checkpoints_are_made",
@@ -62,10 +48,5 @@ RULES = (
         "checkpoint.keep_steps names training step {named}, and the last of {steps} is {last}",
         "name steps from 0 to {last}, or raise steps",
     ),
-    Rule(
-        "kept_policies_are_saved",
-        lambda s: s.save_policy_every and not s.save_policy,
-        "save_policy_every is {save_policy_every} with save_policy false",
-        "leave one of them out",
-    ),
+    must("kept_policies_are_saved", "save_policy_every", None, "save_policy false", "save_policy to true"),
 )

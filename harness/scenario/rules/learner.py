@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from harness.scenario.derived import mesh_shape, offloaded, zero_stage
-from harness.scenario.rules.rule import Rule, given
+from harness.scenario.derived import mesh_shape, offloaded
+from harness.scenario.rules.rule import Rule, fits, given, must, only_with
 from harness.scenario.schema import Scenario
 from harness.settings.learner import BATCH_WIDE
 
@@ -44,18 +45,34 @@ def _offloaded(scenario: Scenario) -> dict[str, str] | None:
     return given(scenario, *(f"learner.offload.{kind}" for kind in ("weights", "gradients", "optimizer")))
 
 
-def _without_ranks_mesh(name: str) -> Rule:
-    return Rule(
-        "deepspeed_takes_one_dimension",
-        lambda s: s.learner.sharding == "deepspeed" and getattr(s.learner.mesh, name) not in (None, 1),
-        f"learner.mesh.{name} is {{learner.mesh.{name}}}, must be 1 with learner.sharding deepspeed, which cuts over "
-        "all ranks",
-        "leave it out, or set learner.sharding to fsdp2",
-    )
+_ONE_STEP = "since the weights change once, behind the last part"
+_PARTS_ADD_UP: tuple[tuple[str, str | Callable[[Scenario], object], str, str], ...] = (
+    ("placement.generator.count", "1", "2 or more", "which makes the parts of a batch"),
+    ("placement.colocated", "true", "false", "since it trains beside Generators"),
+    ("epochs_per_batch", "not 1", "1", _ONE_STEP),
+    ("minibatches_per_epoch", "not 1", "1", _ONE_STEP),
+    ("replay.capacity", "not 0", "0", "since it draws from whole batches"),
+    ("lag_control", "drop", "wait or in_flight", "since a batch is then what came first"),
+    (
+        "advantage.delta",
+        " or ".join((*BATCH_WIDE, "own")),
+        "one of a group alone, such as normalized_rewards",
+        "since others are of the whole batch",
+    ),
+    (
+        "model.precision",
+        "float16",
+        "bfloat16 or float32",
+        "since a gradient that does not fit would need all parts again",
+    ),
+    ("learner.sharding", deepspeed_ranks, "ddp or fsdp2", "since its engine keeps the gradients"),
+    ("learner.offload", offloaded, "null", "since the Learner would not be without work while Generators sample"),
+)
+"""What a Learner that trains on parts of a batch needs: key, values or scenarios that break it, bound and reason."""
 
 
-def _stream(breaks: Callable[[Scenario], object], key: str, bound: str, why: str) -> Rule:
-    """Return what a Learner that trains on parts of a batch needs, so that they add up."""
+def _stream(key: str, wrong: str | Callable[[Scenario], object], bound: str, why: str) -> Rule:
+    breaks = wrong if callable(wrong) else lambda scenario: fits(scenario, f"{key} {wrong}")
     return Rule(
         "stream_adds_up",
         lambda s: s.learner.stream and breaks(s),
@@ -64,7 +81,8 @@ def _stream(breaks: Callable[[Scenario], object], key: str, bound: str, why: str
     )
 
 
-_ONE_STEP = "since the weights change once, behind the last part"
+_no_overlap = partial(must, "publish_overlaps_training", "learner.overlapped_publish", "false")
+
 RULES = (
     Rule(
         "offload_has_something",
@@ -78,17 +96,19 @@ RULES = (
         "{given} with model.type paced, which trains nothing",
         "leave learner.offload out",
     ),
-    Rule(
+    must(
         "ranks_share_something",
-        lambda s: _ranks(s) and s.learner.sharding == "none",
-        "placement.learner.ranks is {placement.learner.ranks}, must be 1 with learner.sharding none",
-        "set learner.sharding to ddp, fsdp2 or deepspeed, or placement.learner.ranks to 1",
+        "placement.learner.ranks",
+        "1",
+        "learner.sharding none",
+        "learner.sharding to ddp, fsdp2 or deepspeed",
     ),
-    Rule(
+    must(
         "ranks_share_something",
-        lambda s: _ranks(s) and not s.uses_ray,
-        "placement.learner.ranks is {placement.learner.ranks}, must be 1 with transport.type in_process",
-        "set transport.type to shared_memory or object_store_numpy, so that each rank is a process",
+        "placement.learner.ranks",
+        "1",
+        "transport.type in_process",
+        "transport.type to shared_memory or object_store_numpy, so that each rank is a process",
     ),
     Rule(
         "ranks_share_something",
@@ -104,31 +124,34 @@ RULES = (
         "group of such a transport torch's default one, which the ranks have already",
         "set transport.type to shared_memory, nixl or object_store_numpy",
     ),
-    Rule(
-        "ranks_share_something",
-        lambda s: _ranks(s) and s.model.type == "paced",
-        "placement.learner.ranks is {placement.learner.ranks}, must be 1 with model.type paced, which trains nothing",
-        "set placement.learner.ranks to 1",
+    must("ranks_share_something", "placement.learner.ranks", "1", "model.type paced", why=", which trains nothing"),
+    only_with("zero_stage_is_deepspeeds", "learner.zero_stage", "learner.sharding", "deepspeed"),
+    *(
+        must(
+            "deepspeed_takes_one_dimension",
+            f"learner.mesh.{name}",
+            bound,
+            "learner.sharding deepspeed",
+            "learner.sharding to fsdp2",
+            ", which cuts over all ranks",
+        )
+        for name, bound in (("tensor", "1"), ("replicate", "null or 1"))
     ),
-    Rule(
-        "zero_stage_is_deepspeeds",
-        lambda s: s.learner.zero_stage and s.learner.sharding != "deepspeed",
-        "learner.zero_stage is {learner.zero_stage} with learner.sharding {learner.sharding}, which has no stages",
-        "set learner.sharding to deepspeed, or leave it out",
-    ),
-    _without_ranks_mesh("tensor"),
-    _without_ranks_mesh("replicate"),
-    Rule(
+    must(
         "deepspeed_takes_one_dimension",
-        lambda s: deepspeed_ranks(s) and zero_stage(s) == 3 and s.learner.publish != "per_tensor",
-        "learner.publish is {learner.publish} with learner.zero_stage 3, whose pieces are no blocks of a tensor",
-        "set learner.publish to per_tensor",
+        "learner.publish",
+        "per_tensor",
+        "learner.zero_stage 3",
+        why=", whose pieces are no blocks of a tensor",
+        when=deepspeed_ranks,
     ),
-    Rule(
+    must(
         "deepspeed_trains_float32",
-        lambda s: deepspeed_ranks(s) and s.model.precision == "float16",
-        "model.precision is float16 with learner.sharding deepspeed: its optimizer steps past our loss scaling",
-        "set model.precision to bfloat16 or float32",
+        "model.precision",
+        "bfloat16 or float32",
+        "learner.sharding deepspeed",
+        why=": its optimizer steps past our loss scaling",
+        when=_ranks,
     ),
     Rule(
         "deepspeed_trains_float32",
@@ -154,63 +177,28 @@ RULES = (
         "{copies} x learner.mesh.tensor {learner.mesh.tensor})",
         "set it to {enough}, or make the mesh smaller",
     ),
-    Rule(
-        "publish_overlaps_training",
-        lambda s: s.learner.overlapped_publish and s.max_lag == 0,
-        "learner.overlapped_publish is true with max_lag 0: Generators wait for the weights before the next training "
-        "step has a batch",
-        "set max_lag to 1 or more, or learner.overlapped_publish to false",
+    _no_overlap(
+        "max_lag 0",
+        "max_lag to 1 or more",
+        ": Generators wait for the weights before the next training step has a batch",
     ),
-    Rule(
-        "publish_overlaps_training",
-        lambda s: s.learner.overlapped_publish and s.transport.type in ("gloo", "nccl"),
-        "learner.overlapped_publish is true with transport.type {transport.type}, whose sender takes part in each "
-        "transfer and would do so between training steps",
-        "set transport.type to shared_memory, nixl or object_store_numpy",
+    _no_overlap(
+        "transport.type gloo or nccl",
+        "transport.type to shared_memory, nixl or object_store_numpy",
+        ", whose sender takes part in each transfer and would do so between training steps",
     ),
-    Rule(
-        "publish_overlaps_training",
-        lambda s: s.learner.overlapped_publish and _ranks(s) and s.learner.publish != "shards",
-        "learner.overlapped_publish is true with learner.publish {learner.publish}, which gathers weights by "
-        "collectives of the group that trains meanwhile",
-        "set learner.publish to shards, or learner.overlapped_publish to false",
+    _no_overlap(
+        "learner.publish per_tensor or rank0",
+        "learner.publish to shards",
+        ", which gathers weights by collectives of the group that trains meanwhile",
+        when=_ranks,
     ),
-    Rule(
-        "publish_overlaps_training",
-        lambda s: s.learner.overlapped_publish and s.learner.offload,
-        "learner.overlapped_publish is true with learner.offload, which moves away what the training step beside it "
-        "works with",
-        "leave learner.offload out, or set learner.overlapped_publish to false",
+    _no_overlap(
+        "learner.offload set",
+        "learner.offload to null",
+        ", which moves away what the training step beside it works with",
     ),
-    _stream(
-        lambda s: s.placement.generator.count == 1,
-        "placement.generator.count",
-        "2 or more",
-        "which makes the parts of a batch",
-    ),
-    _stream(lambda s: s.placement.colocated, "placement.colocated", "false", "since it trains beside Generators"),
-    _stream(lambda s: s.epochs_per_batch > 1, "epochs_per_batch", "1", _ONE_STEP),
-    _stream(lambda s: s.minibatches_per_epoch > 1, "minibatches_per_epoch", "1", _ONE_STEP),
-    _stream(lambda s: s.replay.capacity, "replay.capacity", "0", "since it draws from whole batches"),
-    _stream(
-        lambda s: s.lag_control == "drop", "lag_control", "wait or in_flight", "since a batch is then what came first"
-    ),
-    _stream(
-        lambda s: s.advantage.delta in (*BATCH_WIDE, "own"),
-        "advantage.delta",
-        "one of a group alone, such as normalized_rewards",
-        "since others are of the whole batch",
-    ),
-    _stream(
-        lambda s: s.model.precision == "float16",
-        "model.precision",
-        "bfloat16 or float32",
-        "since a gradient that does not fit would need all parts again",
-    ),
-    _stream(deepspeed_ranks, "learner.sharding", "ddp or fsdp2", "since its engine keeps the gradients"),
-    _stream(
-        offloaded, "learner.offload", "null", "since the Learner would not be without work while Generators sample"
-    ),
+    *(_stream(*row) for row in _PARTS_ADD_UP),
     Rule(
         "ranks_have_rows",
         _too_many_data_ranks,
@@ -218,12 +206,7 @@ RULES = (
         "set placement.learner.ranks to at most {most}, or raise rollout_batch_size",
         ("placement.learner.ranks", "rollout_batch_size", "minibatches_per_epoch"),
     ),
-    Rule(
-        "rank_faults_strike",
-        lambda s: s.faults.slow_rank and not _ranks(s),
-        "faults.slow_rank is set with placement.learner.ranks 1, must be 2 or more",
-        "leave faults.slow_rank out, or set placement.learner.ranks to 2",
-    ),
+    must("rank_faults_strike", "faults.slow_rank", "null", "placement.learner.ranks 1", "placement.learner.ranks to 2"),
     Rule(
         "rank_faults_strike",
         lambda s: (
@@ -249,12 +232,13 @@ RULES = (
         "{learner.mesh.tensor}",
         "keep the ranks that cut a matrix on one node",
     ),
-    Rule(
+    must(
         "ranks_stand_on_nodes",
-        lambda s: _per_node(s) and s.placement.colocated,
-        "placement.learner.per_node is {placement.learner.per_node} with placement.colocated, where all parts share "
-        "one place",
-        "set placement.colocated to false, or leave per_node out",
+        "placement.learner.per_node",
+        "null",
+        "placement.colocated true",
+        "placement.colocated to false",
+        ", where all parts share one place",
     ),
     Rule(
         "ranks_stand_on_nodes",

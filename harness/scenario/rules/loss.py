@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.rewards import SIGNAL_WITHOUT_SPREAD
-from harness.scenario.rules.rule import Rule, any_of, given, only_with, value_of, written
+from harness.scenario.rules.rule import Rule, any_of, given, must, only_with, together, value_of, written
 from harness.scenario.schema import Scenario
 from harness.settings.loss import CLIP_RANGE, CLIPPED, LEAST_FOR_TOKENS, WITH_RATIO
 
@@ -84,23 +84,28 @@ RULES = (
         "minibatches_per_epoch {minibatches_per_epoch}), must be at least group_size {group_size}",
         "set minibatches_per_epoch to at most {most}",
     ),
-    Rule(
+    must(
         "endpoint_is_measured",
-        lambda s: s.transport_sweep and s.endpoint != "seconds_per_step",
-        "endpoint is {endpoint}, and a transport_sweep neither trains nor has arms to decide between",
-        "leave endpoint out",
+        "endpoint",
+        None,
+        "transport_sweep set",
+        why=", which neither trains nor has arms to decide between",
     ),
-    Rule(
+    must(
         "endpoint_is_measured",
-        lambda s: s.endpoint == "weight_sync_seconds" and s.transport.type == "in_process",
-        "endpoint is {endpoint}, and transport.type in_process moves no weights",
-        "set transport.type to another one, such as shared_memory",
+        "endpoint",
+        "seconds_per_step or reward_at_rollouts",
+        "transport.type in_process",
+        "transport.type to another one, such as shared_memory",
+        ", which moves no weights",
     ),
-    Rule(
+    must(
         "endpoint_is_measured",
-        lambda s: s.endpoint == "reward_at_rollouts" and s.lag_control == "drop",
-        "endpoint is {endpoint} with lag_control drop, which generates rollouts that are never used",
-        "set lag_control to wait, or endpoint to seconds_per_step",
+        "endpoint",
+        "seconds_per_step or weight_sync_seconds",
+        "lag_control drop",
+        "lag_control to wait",
+        ", which generates rollouts that are never used",
     ),
     Rule(
         "groups_compare",
@@ -127,12 +132,13 @@ RULES = (
         "advantage.delta is {advantage.delta}, must be {allowed} with loss.type {loss.type}",
         "set loss.type to naive, which is the same loss for any delta, or leave advantage.delta out",
     ),
-    Rule(
+    must(
         "delta_fits_the_normalization",
-        lambda s: not s.advantage.normalize_by_std and s.advantage.delta not in (None, "centered_rewards"),
-        "advantage.normalize_by_std is false with advantage.delta {advantage.delta}, which says by itself what is "
-        "divided",
-        "leave advantage.normalize_by_std out, or set advantage.delta to centered_rewards",
+        "advantage.normalize_by_std",
+        None,
+        "advantage.delta not null or centered_rewards",
+        "advantage.delta to centered_rewards",
+        ", which says by itself what is divided",
     ),
     Rule(
         "whole_distribution",
@@ -141,20 +147,8 @@ RULES = (
         "distribution, the Learner's log-probs are of the whole one, so ratios and KL would be wrong",
         "set sampling.top_p to 1, or {ways_out}",
     ),
-    Rule(
-        "reclone_interval",
-        lambda s: s.loss.kl.reference == "reclone" and s.loss.kl.reclone_every is None,
-        "loss.kl.reference is reclone, and loss.kl.reclone_every is null",
-        "set loss.kl.reclone_every to 10",
-    ),
-    only_with("reclone_interval", "loss.kl.reclone_every", "loss.kl.reference", "reclone"),
-    Rule(
-        "polyak_weight",
-        lambda s: s.loss.kl.reference == "polyak" and s.loss.kl.alpha is None,
-        "loss.kl.reference is polyak, and loss.kl.alpha is null",
-        "set loss.kl.alpha to 0.1",
-    ),
-    only_with("polyak_weight", "loss.kl.alpha", "loss.kl.reference", "polyak"),
+    *together("reclone_interval", "loss.kl.reclone_every", "10", "loss.kl.reference", "reclone"),
+    *together("polyak_weight", "loss.kl.alpha", "0.1", "loss.kl.reference", "polyak"),
     only_with("constant_is_used", "loss.constant", "loss.aggregation", "constant"),
     Rule(
         "importance_has_two_policies",
@@ -163,11 +157,12 @@ RULES = (
         "{replay.capacity} does nothing while loss.proximal is engine",
         "set loss.proximal to recompute, or loss.importance.mode to off",
     ),
-    Rule(
+    must(
         "sequence_mask_weighs_tokens",
-        lambda s: s.loss.importance.mode == "seq-mask-tis" and s.loss.importance.level != "token",
-        "loss.importance.level is sequence, must be token with loss.importance.mode seq-mask-tis",
-        "set loss.importance.level to token, or loss.importance.mode to tis or icepop",
+        "loss.importance.level",
+        "token",
+        "loss.importance.mode seq-mask-tis",
+        "loss.importance.mode to tis or icepop",
     ),
     Rule(
         "k1_has_no_gradient",
@@ -177,11 +172,13 @@ RULES = (
         "set loss.kl.estimator to k3 or k2, or loss.kl.weighted_by_ratio to true",
         ("loss.kl.weighted_by_ratio",),
     ),
-    Rule(
+    must(
         "kl_weight_is_used",
-        lambda s: s.loss.kl.weighted_by_ratio and not s.loss.kl.coefficient,
-        "loss.kl.weighted_by_ratio is true, and loss.kl.coefficient is 0: there is no KL in the loss",
-        "set loss.kl.coefficient to 0.01, or leave loss.kl.weighted_by_ratio out",
+        "loss.kl.weighted_by_ratio",
+        None,
+        "loss.kl.coefficient 0",
+        "loss.kl.coefficient to 0.01",
+        ": there is no KL in the loss",
     ),
     Rule(
         "proximal_is_another_policy",
@@ -220,31 +217,23 @@ RULES = (
         "leave loss.{name} out, which takes GSPO's own (0.0003 and 0.0004), or set loss.type to unclipped",
     ),
     only_with("dual_clip_is_used", "loss.dual_clip", "loss.type", "grpo_clip"),
-    Rule(
+    must(
         "dual_clip_is_used",
-        lambda s: s.loss.dual_clip and s.advantage.delta in ("max_rewards", "max_centered_rewards"),
-        "loss.dual_clip is {loss.dual_clip} with advantage.delta {advantage.delta}: it bounds negative advantages, of "
-        "which there are none",
-        "leave loss.dual_clip out, or advantage.delta",
+        "loss.dual_clip",
+        None,
+        "advantage.delta max_rewards or max_centered_rewards",
+        "advantage.delta to null",
+        ": it bounds negative advantages, of which there are none",
     ),
-    Rule(
-        "own_loss_is_named",
-        lambda s: (s.loss.type == "own") != (s.loss.function is not None),
-        "loss.type is {loss.type} and loss.function is {loss.function}: your own loss needs both",
-        "set loss.type to own and loss.function to package.module:function, or leave loss.function out",
-    ),
-    Rule(
-        "own_advantage_is_named",
-        lambda s: (s.advantage.delta == "own") != (s.advantage.function is not None),
-        "advantage.delta is {advantage.delta} and advantage.function is {advantage.function}: your own advantage needs "
-        "both",
-        "set advantage.delta to own and advantage.function to package.module:function, or leave both out",
-    ),
-    Rule(
+    *together("own_loss_is_named", "loss.function", "package.module:function", "loss.type", "own"),
+    *together("own_advantage_is_named", "advantage.function", "package.module:function", "advantage.delta", "own"),
+    must(
         "truncation_says_something",
-        lambda s: s.loss.mask_truncated and s.sampling.pinned_lengths,
-        "loss.mask_truncated is true, and sampling.pinned_lengths {sampling.pinned_lengths} cuts every response",
-        "leave one of the two out",
+        "loss.mask_truncated",
+        None,
+        "sampling.pinned_lengths not null",
+        "sampling.pinned_lengths to null",
+        ", which cuts every response",
     ),
     Rule(
         "ban_has_an_engine",

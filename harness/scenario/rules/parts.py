@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from harness.scenario.rules.rule import Rule, given
+from harness.scenario.rules.rule import Rule, given, must
 from harness.scenario.schema import Scenario
 from harness.settings.replay import ReplaySettings
 from harness.settings.transport import ActorTransportSettings
 
 _FOR_GPUS = ("nccl", "cuda_ipc")
+_WITH_ACTORS = "transport.type to object_store_numpy, which runs the parts as Ray actors"
 _OF_REPLAY = tuple(f"replay.{name}" for name in ReplaySettings.model_fields)
 
 
 def _in_engines_type(scenario: Scenario) -> bool:
     return isinstance(scenario.transport, ActorTransportSettings) and scenario.transport.dtype == "engine"
-
-
-def _only_with_actors(key: str, alone: object) -> Rule:
-    return Rule(
-        "actors_for_several_parts",
-        lambda s: not s.uses_ray and given(s, key),
-        f"{key} is {{{key}}}, must be {alone} with transport.type in_process",
-        f"set transport.type to object_store_numpy, which runs the parts as Ray actors, or {key} to {alone}",
-    )
 
 
 def _parts_of_nccl_share_a_gpu(scenario: Scenario) -> object:
@@ -58,17 +50,14 @@ def _swept_over_gpus(scenario: Scenario) -> object:
 
 
 RULES = (
-    Rule(
-        "colocated_parts_take_turns",
-        lambda s: s.placement.colocated and s.max_lag,
-        "max_lag is {max_lag}, must be 0 with placement.colocated true",
-        "set max_lag to 0, or placement.colocated to false",
-    ),
-    Rule(
+    must("colocated_parts_take_turns", "max_lag", "0", "placement.colocated true", "placement.colocated to false"),
+    must(
         "arms_that_take_steps",
-        lambda s: s.interleaving == "step" and s.max_lag,
-        "interleaving is {interleaving} with max_lag {max_lag}: lagged parts work on while another arm has its turn",
-        "set interleaving to run, or max_lag to 0",
+        "max_lag",
+        "0",
+        "interleaving step",
+        "interleaving to run",
+        ": lagged parts work on while another arm has its turn",
     ),
     Rule(
         "lag_control_has_lag",
@@ -100,12 +89,13 @@ RULES = (
         "transport.type is in_process with engine.type sglang, which at its end ends every child of its process",
         "set transport.type to cuda_ipc or object_store_numpy, so that it has a process of its own",
     ),
-    Rule(
+    must(
         "sglang_has_its_process",
-        lambda s: s.engine.type == "sglang" and s.sampling.top_p != 1,
-        "sampling.top_p is {sampling.top_p}, must be 1 with engine.type sglang: its log-probs are of the whole "
-        "distribution",
-        "set sampling.top_p to 1, or engine.type to native or vllm",
+        "sampling.top_p",
+        "1",
+        "engine.type sglang",
+        "engine.type to native or vllm",
+        ": its log-probs are of the whole distribution",
     ),
     Rule(
         "shards_share_a_batch",
@@ -135,9 +125,14 @@ RULES = (
         "transport.dtype is engine, and engine.type {engine.type} has no precision",
         "set transport.dtype to trained",
     ),
-    _only_with_actors("placement.generator.count", 1),
-    _only_with_actors("placement.scorer.count", 1),
-    _only_with_actors("placement.address", "local"),
+    *(
+        must("actors_for_several_parts", key, usual, "transport.type in_process", _WITH_ACTORS)
+        for key, usual in (
+            ("placement.generator.count", "1"),
+            ("placement.scorer.count", "1"),
+            ("placement.address", "local"),
+        )
+    ),
     Rule(
         "one_host_transport",
         lambda s: s.transport.type in ("shared_memory", "cuda_ipc") and s.placement.address != "local",
@@ -162,12 +157,7 @@ RULES = (
         "{bare} {are} 0, must be above 0 with placement.device cuda",
         "set them to 1, or to a fraction such as 0.25 to share one GPU",
     ),
-    Rule(
-        "sweep_on_one_machine",
-        lambda s: s.transport_sweep and s.placement.address != "local",
-        "placement.address is {placement.address}, must be local with transport_sweep",
-        "set placement.address to local",
-    ),
+    must("sweep_on_one_machine", "placement.address", "local", "transport_sweep set"),
     Rule(
         "sweep_on_one_machine",
         _swept_over_gpus,

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from harness.scenario.keys import dotted_keys
+from harness.scenario.keys import classes_at, dotted_keys
 from harness.scenario.problems import Problem, broken
 from harness.scenario.schema import Scenario
 
@@ -72,37 +72,83 @@ def written(value: object) -> str:
 
 
 def value_of(scenario: Scenario, key: str) -> object:
-    """Return the value of a dotted key."""
-    value: object = attrgetter(key)(scenario)
+    """Return the value of a dotted key; the usual one where a section of this ``type`` has no such setting."""
+    try:
+        value: object = attrgetter(key)(scenario)
+    except AttributeError:
+        return usual(key)
     return value
+
+
+@cache
+def usual(key: str) -> object:
+    """Return the default of a setting."""
+    *sections, name = key.split(".")
+    fields = [kind.model_fields[name] for kind in classes_at(tuple(sections), Scenario) if name in kind.model_fields]
+    return fields[0].get_default(call_default_factory=True)
 
 
 def given(scenario: Scenario, *keys: str) -> dict[str, str] | None:
     """Return those of the keys that are not at their default, as ``given``, with ``are``; None if all are."""
-    there = [key for key in keys if not _is_default(scenario, key)]
+    there = [key for key in keys if value_of(scenario, key) != usual(key)]
     return {"given": " and ".join(there), "are": "are" if len(there) > 1 else "is"} if there else None
 
 
-def _is_default(scenario: Scenario, key: str) -> bool:
-    section: Any = attrgetter(key.rpartition(".")[0])(scenario)
-    name = key.rpartition(".")[2]
-    return bool(getattr(section, name) == _default(section.__class__, name))
+def fits(scenario: Scenario, condition: str) -> bool:
+    """Return whether a setting has one of some values, or none of them: ``max_lag 0``, ``loss.type not naive or own``.
+
+    A section that is there has the value ``set``.
+    """
+    key, _, values = condition.partition(" ")
+    there = written(value_of(scenario, key)) in values.removeprefix("not ").split(" or ")
+    return there != values.startswith("not ")
 
 
-@cache
-def _default(kind: Any, name: str) -> object:
-    return kind.model_fields[name].default
+def must(
+    name: str,
+    key: str,
+    bound: str | None,
+    beside: str,
+    way_out: str = "",
+    why: str = "",
+    when: Callable[[Scenario], object] = lambda scenario: True,
+) -> Rule:
+    """Return the rule that a setting has one of some values while another setting fits a condition.
+
+    Args:
+        name: of the rule.
+        key: the setting that is bound.
+        bound: its values, ``float32 or bfloat16``; None for its default.
+        beside: the condition on another setting; see ``fits``.
+        way_out: what else to set, ``max_lag to 0``; empty for nothing else.
+        why: end of the sentence.
+        when: a further condition.
+    """
+    other = beside.partition(" ")[0]
+    ways = [f"leave {key} out"] if bound is None else [f"set {key} to {bound}"]
+    if way_out:
+        ways = [f"set {way_out}", *ways] if bound is None else [*ways, way_out]
+    bound = written(usual(key)) if bound is None else bound
+
+    def breaks(scenario: Scenario) -> bool:
+        return fits(scenario, beside) and not fits(scenario, f"{key} {bound}") and bool(when(scenario))
+
+    return Rule(name, breaks, f"{key} is {{{key}}}, must be {bound} with {other} {{{other}}}{why}", ", or ".join(ways))
 
 
 def only_with(name: str, key: str, other: str, *values: str, why: str = "") -> Rule:
     """Return the rule that a setting means something only where another one has one of these values."""
-    usual = written(value_of(Scenario(), key))
+    return must(name, key, None, f"{other} not {' or '.join(values)}", f"{other} to {any_of(values)}", why)
+
+
+def together(name: str, key: str, example: str, other: str, value: str) -> tuple[Rule, Rule]:
+    """Return the rules that a setting without a default is set where another one has a value, and only there."""
     return Rule(
         name,
-        lambda scenario: value_of(scenario, other) not in values and given(scenario, key),
-        f"{key} is {{{key}}}, must be {usual} with {other} {{{other}}}{why}",
-        f"set {other} to {any_of(values)}, or leave {key} out",
-    )
+        lambda scenario: fits(scenario, f"{other} {value}") and value_of(scenario, key) is None,
+        f"{other} is {value}, and {key} is null",
+        f"set {key} to {example}",
+    ), only_with(name, key, other, value)
 
 
 def any_of(values: Iterable[object]) -> str:

@@ -6,11 +6,9 @@ import math
 
 from harness.core.named_files import nearest
 from harness.scenario.derived import workers_of
-from harness.scenario.rules.rule import Rule, given
+from harness.scenario.rules.rule import Rule, must, value_of
 from harness.scenario.schema import Scenario
-from harness.settings.engine import VllmEngineSettings
-from harness.settings.model import FolderModelSettings, PresetModelSettings
-from harness.settings.sampling import SamplingSettings
+from harness.settings.model import PresetModelSettings
 from harness.settings.task import (
     KEYWORD_BLOCKS,
     KEYWORDS_OF_A_BLOCK,
@@ -18,7 +16,6 @@ from harness.settings.task import (
     PROMPT_TEMPLATES,
     TAKEN_NAMES,
     ArithmeticTaskSettings,
-    ChatSettings,
     JsonlTaskSettings,
     KeywordsTaskSettings,
     MathsTaskSettings,
@@ -41,26 +38,8 @@ def _wrong_warm_start(scenario: Scenario) -> object:
     return {"learnt": learnt, "other": other}
 
 
-def _files_together(there: str, missing: str) -> Rule:
-    return Rule(
-        "keyword_files_come_together",
-        lambda s: (
-            isinstance(s.task, KeywordsTaskSettings)
-            and getattr(s.task, there) is not None
-            and getattr(s.task, missing) is None
-        ),
-        f"task.{there} names a file and task.{missing} is null; the keyword task reads both or none",
-        f"set task.{missing} too",
-    )
-
-
-def _drawn(key: str) -> Rule:
-    return Rule(
-        "keyword_files_come_together",
-        lambda s: isinstance(s.task, KeywordsTaskSettings) and s.task.train is not None and given(s, key),
-        f"{key} is {{{key}}}, and with task.train all prompts come from the files",
-        f"leave {key} out",
-    )
+def _of_keywords(scenario: Scenario) -> bool:
+    return isinstance(scenario.task, KeywordsTaskSettings)
 
 
 def _sets_of_words(scenario: Scenario) -> object:
@@ -98,14 +77,6 @@ def _unknown_prompt(scenario: Scenario) -> object:
     return {"prompt": repr(task.prompt), "guess": f"did you mean `{near[0]}`? " if near else ""}
 
 
-def _chats(scenario: Scenario) -> ChatSettings:
-    return scenario.task if isinstance(scenario.task, ChatSettings) else ChatSettings()
-
-
-def _share_of_gpu(scenario: Scenario) -> float | None:
-    return scenario.engine.gpu_memory_utilization if isinstance(scenario.engine, VllmEngineSettings) else None
-
-
 def _workers(scenario: Scenario) -> dict[str, object] | None:
     """Return the workers of the engine's model, if there are several on GPUs, and the GPUs that the run reserves."""
     workers, placement = workers_of(scenario), scenario.placement
@@ -114,6 +85,7 @@ def _workers(scenario: Scenario) -> dict[str, object] | None:
     return {"workers": workers, "of_learner": placement.learner.ranks * placement.learner.gpus}
 
 
+_ENDS = ", which alone say where a response ends"
 RULES = (
     Rule(
         "sorting_goes_together",  # a paced model trains nothing, and its engine reads no prompt
@@ -123,7 +95,7 @@ RULES = (
     ),
     Rule(  # most updates are too small for float16; torch's loss scaling takes no gradients of float16 either
         "trained_weights_are_no_float16",
-        lambda s: isinstance(s.model, FolderModelSettings) and s.model.dtype == "float16",
+        lambda s: value_of(s, "model.dtype") == "float16",
         "model.dtype is float16: weights of float16 lose small updates, and Adam divides by an epsilon that is 0 there",
         "set model.precision to float16 (float32 weights, float16 arithmetic, loss scaling), or model.dtype to "
         "bfloat16",
@@ -146,11 +118,16 @@ RULES = (
         "the warm start of model.preset {model.preset} teaches {learnt}, and task.type is {task.type}",
         "set model.preset to {other}, or model.warm_start to false",
     ),
-    _files_together("train", "validation"),
-    _files_together("validation", "train"),
-    _drawn("task.train_prompts"),
-    _drawn("task.validation_prompts"),
-    _drawn("task.seed"),
+    *(
+        must("keyword_files_come_together", key, None, beside, way_out, why, _of_keywords)
+        for key, beside, way_out, why in (
+            ("task.train", "task.validation null", "task.validation too", ": the keyword task reads both or none"),
+            ("task.validation", "task.train null", "task.train too", ": the keyword task reads both or none"),
+            ("task.train_prompts", "task.train not null", "", ": all prompts come from the files"),
+            ("task.validation_prompts", "task.train not null", "", ": all prompts come from the files"),
+            ("task.seed", "task.train not null", "", ": all prompts come from the files"),
+        )
+    ),
     Rule(
         "keyword_prompts_are_there",
         _sets_of_words,
@@ -175,27 +152,23 @@ RULES = (
         "task.reward has {times} parts called '{label}', and one metric reward/{label}",
         "give each a `name` of its own",
     ),
-    Rule(
+    must(
         "chat_template_of_a_folder",
-        lambda s: _chats(s).chat_template and s.model.type != "folder",
-        "task.chat_template is true with model.type {model.type}, whose tokenizer has no chat template",
-        "set model.type to folder, or leave it out",
+        "task.chat_template",
+        None,
+        "model.type not folder",
+        "model.type to folder",
+        ", whose tokenizer has no chat template",
+    ),
+    *(
+        must("chat_template_of_a_folder", key, None, "task.chat_template false", "task.chat_template to true")
+        for key in ("task.system_prompt", "task.chat_template_kwargs")
     ),
     Rule(
         "chat_template_of_a_folder",
-        lambda s: _chats(s).system_prompt is not None and not _chats(s).chat_template,
-        "task.system_prompt is a turn of a chat, and task.chat_template is false",
-        "set task.chat_template to true",
-    ),
-    Rule(
-        "chat_template_of_a_folder",
-        lambda s: _chats(s).chat_template_kwargs and not _chats(s).chat_template,
-        "task.chat_template_kwargs has arguments of a template, and task.chat_template is false",
-        "set task.chat_template to true",
-    ),
-    Rule(
-        "chat_template_of_a_folder",
-        lambda s: next(({"name": name} for name in sorted(_chats(s).chat_template_kwargs) if name in OF_CHATS), None),
+        lambda s: next(
+            ({"name": name} for name in sorted(getattr(s.task, "chat_template_kwargs", ())) if name in OF_CHATS), None
+        ),
         "task.chat_template_kwargs has {name}, which is set for every prompt",
         "leave it out",
     ),
@@ -216,16 +189,19 @@ RULES = (
         "set evaluation.prompts to at most {task.validation_prompts}, or task.validation_prompts to at least "
         "{evaluation.prompts}",
     ),
-    Rule(
+    must(
         "one_size_of_vllms_cache",
-        lambda s: _share_of_gpu(s) and getattr(s.engine, "kv_cache_gib", None),
-        "engine.gpu_memory_utilization is {engine.gpu_memory_utilization} and engine.kv_cache_gib is "
-        "{engine.kv_cache_gib}: both say how much vLLM takes",
-        "leave one of them out",
+        "engine.kv_cache_gib",
+        None,
+        "engine.gpu_memory_utilization not null",
+        "engine.gpu_memory_utilization to null",
+        ": both say how much vLLM takes",
     ),
     Rule(
         "one_size_of_vllms_cache",
-        lambda s: _share_of_gpu(s) and s.device_of(s.placement.generator, has_gpu=True) == "cpu",
+        lambda s: (
+            value_of(s, "engine.gpu_memory_utilization") and s.device_of(s.placement.generator, has_gpu=True) == "cpu"
+        ),
         "engine.gpu_memory_utilization is {engine.gpu_memory_utilization}, and the Generator is on the CPU",
         "set engine.kv_cache_gib instead, or give the Generator a GPU (placement.generator.gpus: 1)",
     ),
@@ -258,12 +234,12 @@ RULES = (
         "set sampling.min_tokens to at most {sampling.max_tokens}, or sampling.max_tokens to at least "
         "{sampling.min_tokens}",
     ),
-    Rule(
+    must(
         "pinned_lengths_fit",
-        lambda s: s.sampling.pinned_lengths and s.engine.type == "paced",
-        "sampling.pinned_lengths is {sampling.pinned_lengths} with engine.type paced, whose responses all have one "
-        "length",
-        "leave it out",
+        "sampling.pinned_lengths",
+        None,
+        "engine.type paced",
+        why=", whose lengths are equal",
     ),
     Rule(
         "pinned_lengths_fit",
@@ -276,26 +252,9 @@ RULES = (
         "{sampling.max_tokens}",
         "write for example pinned_lengths: [{short}, {sampling.max_tokens}]",
     ),
-    Rule(
-        "pinned_lengths_end_responses",
-        lambda s: s.sampling.pinned_lengths and s.sampling.stop,
-        "sampling.stop is {sampling.stop}, and sampling.pinned_lengths alone says where a response ends",
-        "leave one of the two out",
+    *(
+        must("pinned_lengths_end_responses", key, bound, "sampling.pinned_lengths not null", why=_ENDS)
+        for key, bound in (("sampling.stop", None), ("sampling.min_tokens", "0 or 1"))
     ),
-    Rule(
-        "pinned_lengths_end_responses",
-        lambda s: s.sampling.pinned_lengths and s.sampling.min_tokens > SamplingSettings().min_tokens,
-        "sampling.min_tokens is {sampling.min_tokens}, and sampling.pinned_lengths alone says where a response ends",
-        "leave one of the two out",
-    ),
-    Rule(
-        "held_out_once",
-        lambda s: (
-            isinstance(s.task, JsonlTaskSettings | MathsTaskSettings)
-            and s.task.validation is not None
-            and given(s, "task.validation_fraction")
-        ),
-        "task.validation_fraction is {task.validation_fraction}, and task.validation names a file",
-        "leave one of the two out",
-    ),
+    must("held_out_once", "task.validation_fraction", None, "task.validation not null", "task.validation to null"),
 )
