@@ -97,9 +97,9 @@ def train(job: Job) -> Trained:
     if ranks is None:
         note_gradients(trainer, gradients)
         if job.sgd:
-            trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), options.learning_rate)
+            trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), options.learning_rate)
     metrics = train_on(trainer, job.batches, None if ranks is None else ranks.data_rank)
-    models = [trainer.model, *([trainer._reference.model] if trainer._reference else [])]
+    models = [trainer.model, *([trainer.reference.model] if trainer.reference else [])]
     named = [pair for model in models for pair in model.named_parameters()]
     pieces = [] if ranks is None else [(name, ranks.held(parameter).numel()) for name, parameter in named]
     left = [name for name, parameter in named if parameter.numel()]
@@ -108,13 +108,13 @@ def train(job: Job) -> Trained:
 
 
 def note_gradients(trainer: PolicyTrainer, into: dict[str, Tensor]) -> None:
-    clip = trainer._ranks.clip_gradients
+    clip = trainer.ranks.clip_gradients
 
     def noting(parameters: Any, max_norm: float) -> float:
         into.update({name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()})  # type: ignore[union-attr]
         return clip(parameters, max_norm)
 
-    trainer._ranks.clip_gradients = noting  # type: ignore[method-assign]
+    trainer.ranks.clip_gradients = noting  # type: ignore[method-assign]
 
 
 def train_all(rank: int, jobs: list[Job]) -> list[Trained]:

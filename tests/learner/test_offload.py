@@ -49,7 +49,7 @@ def train(
         metrics = train_on(trainer, [batch], ranks.data_rank)
     weights = {name: whole(tensor) for name, tensor in trainer.weights().items()}
     trainer.offload.back("reference")
-    frozen = [policy for policy in (trainer._reference_scoring, trainer._previous) if policy is not None]
+    frozen = [policy for policy in (trainer._reference_scoring, trainer.previous) if policy is not None]
     others = [{name: whole(tensor) for name, tensor in policy.named_parameters()} for policy in frozen]
     moved = trainer.offload.metrics()
     trainer.offload.close()
