@@ -110,8 +110,7 @@ class FileTarget:
             self._trim(0)  # the C library keeps free pages until it is told to let go
 
     def resident_bytes(self) -> int:
-        resident: int = self._process.memory_info().rss
-        return resident
+        return int(self._process.memory_info().rss)
 
     def close(self) -> None:
         self._file.close()

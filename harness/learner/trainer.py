@@ -24,13 +24,12 @@ from harness.grpo.tally import Tally, mean_tally, to_metrics
 from harness.grpo.tokens import TokenBatch
 from harness.learner.offload import Offload, movable
 from harness.learner.optimizer import Schedule, make_optimizer
-from harness.learner.ranks import Ranks, SingleProcess
+from harness.learner.ranks import Ranks
 from harness.learner.reference import ReferencePolicy, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
 from harness.models.scoring import TokenBan
 from harness.scenario.batch_plan import BatchPlan, GroupCost, OptimizerStepPlan, Rows, num_tokens, plan_batch
-from harness.settings import loss as passes
 from harness.settings.learner import Balance
 from harness.settings.loss import AdvantageSettings, LossSettings
 from harness.settings.optimizer import OptimizerSettings
@@ -93,13 +92,11 @@ class TrainerOptions:
 
     @property
     def old_is_engine(self) -> bool:
-        return passes.old_is_engine(self.behaviour_is_engine, self.loss.proximal)
+        return self.loss.old_is_engine(self.behaviour_is_engine)
 
     @property
     def needs_old_log_probs(self) -> bool:
-        return passes.needs_old_log_probs(
-            self.behaviour_is_engine, self.loss.proximal, self.optimizer_steps_per_batch, self.loss.kl.monitor
-        )
+        return self.loss.needs_old_log_probs(self.behaviour_is_engine, self.optimizer_steps_per_batch)
 
     @property
     def compares_engine(self) -> bool:
@@ -109,7 +106,7 @@ class TrainerOptions:
 
     @property
     def needs_reference(self) -> bool:
-        return passes.needs_reference(self.loss.kl.monitor, self.loss.kl.coefficient)
+        return self.loss.needs_reference
 
 
 @dataclass
@@ -198,7 +195,7 @@ class PolicyTrainer:
         ranks: Ranks | None = None,
         offload: Offload | None = None,
     ) -> None:
-        self.offload, self.ranks = offload or Offload(), ranks or SingleProcess()
+        self.offload, self.ranks = offload or Offload(), ranks or Ranks()
         self.model, self.options = model, options
         if options.ban_eos_first and not ends:
             raise UserError(
@@ -402,10 +399,6 @@ class PolicyTrainer:
         self.offload.back("weights")
         return dict(self.model.named_parameters())
 
-    def whole(self, weight: Tensor) -> Tensor:
-        """Return all of one of the weights, detached: a collective of all ranks where it is cut."""
-        return self.ranks.whole(weight)
-
     @torch.no_grad()
     def log_probs_of(
         self, prompts: Sequence[npt.NDArray[np.int64]], responses: Sequence[npt.NDArray[np.int64]]
@@ -443,15 +436,8 @@ class PolicyTrainer:
     def _exact_kl(self, batch: PreparedBatch, other: nn.Module, prefix: str) -> dict[str, Tally]:
         """Return the mean over response tokens of the KL to another policy; nothing where the model cannot tell."""
         rollouts = batch.rollouts
-        kl_BT = exact_policy_kl(
-            self.model,
-            other,
-            rollouts.prompt_ids_PL,
-            rollouts.prompt_lengths_P,
-            rollouts.response_mask_BT,
-            rollouts.prompt_index_B,
-            temperature=self.options.temperature,
-        )
+        rows = rollouts.prompt_ids_PL, rollouts.prompt_lengths_P, rollouts.response_mask_BT, rollouts.prompt_index_B
+        kl_BT = exact_policy_kl(self.model, other, *rows, temperature=self.options.temperature)
         if kl_BT is None:
             return {}
         mask_BT = rollouts.response_mask_BT[batch.home_B]
@@ -509,8 +495,12 @@ class PolicyTrainer:
         self.loss_scale.update()
         self.optimizer.zero_grad()
         self.offload.out("gradients")
-        metrics |= {"loss": Metric(loss), "grad_norm": Metric(grad_norm), "learning_rate": Metric(learning_rate)}
-        metrics["optimizer/zero_gradient_steps"] = Metric(float(grad_norm == 0.0), "sum")
+        metrics |= {
+            "loss": Metric(loss),
+            "grad_norm": Metric(grad_norm),
+            "learning_rate": Metric(learning_rate),
+            "optimizer/zero_gradient_steps": Metric(float(grad_norm == 0.0), "sum"),
+        }
         if self.loss_scale.is_enabled():
             metrics |= {"float16/loss_scale": Metric(scale), "float16/overflows": Metric(overflows, "sum")}
         return metrics
@@ -518,8 +508,7 @@ class PolicyTrainer:
     def _gradient_norm(self) -> float:
         """Return the norm of the gradient, which is clipped to ``max_grad_norm``."""
         self.loss_scale.unscale_(self.optimizer)
-        largest_norm = self.options.optimizer.max_grad_norm
-        return self.ranks.clip_gradients(self.model.parameters(), math.inf if largest_norm is None else largest_norm)
+        return self.ranks.clip_gradients(self.model.parameters(), self.options.optimizer.max_grad_norm or math.inf)
 
     def _denominator(self, minibatch: OptimizerStepPlan) -> Denominator:
         loss = self.options.loss

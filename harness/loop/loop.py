@@ -161,9 +161,7 @@ class _Lanes:
         self.in_flight = state.in_flight  # rollouts whose generation has begun, and not scored
         self.room = plan.room * len(plan.batch_prompts(0))  # groups
         self.failed_batches = state.failed_batches  # taken last, one after another, without any group that had a reward
-        self.sampler = (
-            DynamicSampler(plan, self.counts, state.open_shards, again) if plan.dynamic_sampling.attempts else None
-        )
+        self.sampler = DynamicSampler(plan, self.counts, state.open_shards, again)
         self.assembler = new_assembler(plan, shards)
         for part in state.waiting:
             self._drop(self.assembler.add(part, self.version))
@@ -179,10 +177,10 @@ class _Lanes:
             version=self.version,
             evaluated=self.evaluations.told,
             issued=self.orders.issued,
-            pending=(*self.orders.pending, *(self.sampler.orders if self.sampler else ())),
+            pending=(*self.orders.pending, *self.sampler.orders),
             unscored=self.orders.unscored,
             waiting=self.assembler.waiting,
-            open_shards=self.sampler.open_shards if self.sampler else (),
+            open_shards=self.sampler.open_shards,
             replay=None if self.buffer is None else self.buffer.state,
             counts=replace(self.counts),
             dropped=self.dropped,
@@ -232,7 +230,7 @@ class _Lanes:
         while comes_first() or not condition():
             if self._evaluates_first(generator):
                 await self._evaluate_next(generator)
-            elif self.sampler is not None and self._samples_again():
+            elif self._samples_again():
                 item = self.sampler.next_order()
                 self.orders.take(item)
                 self._admit_one()  # who was woken for room may be here instead
@@ -242,12 +240,12 @@ class _Lanes:
 
     def _samples_again(self) -> bool:
         """Whether groups are to be sampled again. What is still to be when the last step is made, nobody needs."""
-        return self.sampler is not None and bool(self.sampler.orders) and self.version < self.plan.steps
+        return bool(self.sampler.orders) and self.version < self.plan.steps
 
     def _evaluates_first(self, generator: Generator) -> bool:
         """Whether a checkpoint waits for an evaluation that this Generator has not begun."""
         is_asked = self.evaluates_first and generator is self.generators[0]
-        return is_asked and self.evaluations.is_due_before(self.version)
+        return is_asked and any(handle.version < self.version for handle in self.evaluations.due)
 
     def _needed(self, item: WorkItem) -> int:
         """The oldest version with which an order may be started."""
@@ -338,9 +336,9 @@ class _Lanes:
 
         At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
         """
-        weight_handle = self.evaluations.begin()
-        if weight_handle is None:
+        if not self.evaluations.due:
             return False
+        weight_handle = self.evaluations.due.popleft()
         version, item = weight_handle.version, self.plan.evaluation_order(weight_handle.version)
 
         async def load_and_generate() -> tuple[RolloutGroup, ...]:
@@ -352,8 +350,8 @@ class _Lanes:
             check_generated(generator.lane, item, groups, version)
             self._hand_to_scorer(item, groups)
             if self.plan.is_synchronous:
-                reported = partial(self.evaluations.is_reported, version)
-                await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, reported, version)
+                is_reported = lambda: version not in self.evaluations.unreported  # noqa: E731
+                await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, is_reported, version)
         return True
 
     def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
@@ -390,7 +388,7 @@ class _Lanes:
         if scored.failed_groups:
             self.under_way -= scored.failed_groups
             self.counts.failed += count(groups) - count(scored.groups)
-        shard = scored if self.sampler is None else self.sampler.take_in(scored)
+        shard = self.sampler.take_in(scored)
         if shard is None:
             self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
             return
@@ -412,7 +410,7 @@ class _Lanes:
             if self.plan.is_checkpointed(self.version):
                 await self._save(step)
         await self._wait_until_published(self.learner.lane, self.plan.steps, self.plan.steps)
-        evaluated = lambda: self.evaluations.all_reported  # noqa: E731
+        evaluated = lambda: not self.evaluations.unreported  # noqa: E731
         await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, evaluated, self.plan.steps)
         await self.learner.save_policy(self.version, last=True)
         self.learner_done = True
@@ -445,8 +443,7 @@ class _Lanes:
         """
         batch = self._take_batch(step)
         taken = self._choose(step, batch)
-        queued = count(group for part in self.assembler.waiting for group in part.groups).rollouts
-        queued += self.sampler.waiting.rollouts if self.sampler else 0
+        waiting = count(group for part in self.assembler.waiting for group in part.groups) + self.sampler.waiting
         in_flight = self.in_flight
         rest = tuple(item.group for item in taken)
         if taken_in:
@@ -464,7 +461,9 @@ class _Lanes:
             weight_handle = await self._publish()
             if self.plan.is_synchronous:
                 await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
-            report = StepReport(step, batch, taken, result, weight_handle, self.dropped, queued, in_flight, replay)
+            report = StepReport(
+                step, batch, taken, result, weight_handle, self.dropped, waiting.rollouts, in_flight, replay
+            )
             self.dropped = Count()
             self.observer.on_step(report)
 
@@ -481,7 +480,7 @@ class _Lanes:
         await self._wait_until_published(self.learner.lane, self.version, self.version)
         self.evaluates_first = True
         self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
-        told = partial(self.evaluations.is_reported_before, self.version)
+        told = lambda: all(version >= self.version for version in self.evaluations.unreported)  # noqa: E731
         await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
         self.evaluates_first = False
         if self.checkpoints is not None:
@@ -523,7 +522,7 @@ class _Lanes:
         return taken
 
     async def _publish(self) -> WeightHandle:
-        needed = self.evaluations.due_versions() | self.loaded.needed.keys()
+        needed = {handle.version for handle in self.evaluations.due} | self.loaded.needed.keys()
         needed |= set() if self.newest is None else {self.newest.version}
         weight_handle = await self.learner.publish_weights(self.version, frozenset(needed))
         check_published(self.learner.lane, self.version, weight_handle)
@@ -537,7 +536,7 @@ class _Lanes:
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
         last = self.version == self.plan.steps
-        return (last or self.loaded.oldest >= self.version) and self.evaluations.all_reported
+        return (last or self.loaded.oldest >= self.version) and not self.evaluations.unreported
 
     def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         oldest = min(group.min_version for group in groups)

@@ -64,6 +64,10 @@ class ReplayStats:
         """Evictions of every cause."""
         return self.evicted_full + self.evicted_age
 
+    def plus(self, **more: int) -> ReplayStats:
+        """Return the totals with so many more in these columns."""
+        return replace(self, **{name: getattr(self, name) + count for name, count in more.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
@@ -145,10 +149,9 @@ class ReplayBuffer:
             seen.add(id(_handle(group)))
         self._version, self._batches = version, self._batches + 1
         self._entries += [StoredGroup(group, self._batches) for group in groups]
-        self.stats = replace(self.stats, added=self.stats.added + len(groups))
+        self.stats = self.stats.plus(added=len(groups))
         self._evict_aged()
-        gone = self._keep(self._entries[-self.settings.capacity :])
-        self.stats = replace(self.stats, evicted_full=self.stats.evicted_full + gone)
+        self._keep(self._entries[-self.settings.capacity :], "evicted_full")
 
     def sample(self, version: int) -> tuple[ReplayDraw, ...]:
         """Draw one training step's groups without replacement: ``sample_groups`` of them, or all if fewer are held.
@@ -175,11 +178,7 @@ class ReplayBuffer:
             entry = self._entries[index]
             self._entries[index] = replace(entry, uses=entry.uses + 1)
             taken.append(ReplayDraw(entry.group, entry.uses + 1, version - entry.group.min_version))
-        self.stats = replace(
-            self.stats,
-            taken=self.stats.taken + len(taken),
-            distinct_taken=self.stats.distinct_taken + sum(item.uses == 1 for item in taken),
-        )
+        self.stats = self.stats.plus(taken=len(taken), distinct_taken=sum(item.uses == 1 for item in taken))
         return tuple(taken)
 
     def _ranks(self) -> Sequence[float]:
@@ -198,16 +197,13 @@ class ReplayBuffer:
 
     def _evict_aged(self) -> None:
         oldest = self._version - self.max_age
-        gone = self._keep([entry for entry in self._entries if entry.group.min_version >= oldest])
-        self.stats = replace(self.stats, evicted_age=self.stats.evicted_age + gone)
+        self._keep([entry for entry in self._entries if entry.group.min_version >= oldest], "evicted_age")
 
-    def _keep(self, staying: list[StoredGroup]) -> int:
-        """Hold only these entries from now on; count the unused among the others and return how many left."""
-        gone, unused = len(self._entries) - len(staying), sum(entry.uses == 0 for entry in self._entries)
-        unused -= sum(entry.uses == 0 for entry in staying)
+    def _keep(self, staying: list[StoredGroup], cause: str) -> None:
+        """Hold only these entries from now on; count the others, and the unused among them."""
+        unused = sum(entry.uses == 0 for entry in self._entries) - sum(entry.uses == 0 for entry in staying)
+        self.stats = self.stats.plus(**{cause: len(self._entries) - len(staying)}, evicted_unused=unused)
         self._entries = staying
-        self.stats = replace(self.stats, evicted_unused=self.stats.evicted_unused + unused)
-        return gone
 
     def _check_forward(self, version: int) -> None:
         if version < self._version:
