@@ -42,7 +42,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -58,13 +58,13 @@ from torch import Tensor
 from harness.core.checkpoints import WrittenFile, write_file
 from harness.core.errors import UserError
 from harness.learner.offload import pinned_memory
-from harness.learner.trainer import PolicyTrainer, TrainingState
+from harness.learner.trainer import PolicyTrainer
 from harness.transports.checksum import bytes_of, checksum
 from harness.transports.shards import Shard, TensorSlice, WritePlan, held_slices, shards_of, write_plans
 
 NUMBERS = "learner.json"
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64"}
-Held = dict[str, tuple[TensorSlice, Tensor]]
+Blocks = dict[str, tuple[TensorSlice, Tensor]]
 """By the name in the files: which block of a tensor this rank holds, and the block."""
 Pieces = dict[str, list[tuple[TensorSlice, Any]]]
 """By the name in the files: which block of a tensor is in which open file."""
@@ -103,7 +103,7 @@ class LearnerState:
     ) -> None:
         self._trainer, self._rank, self._ranks, self._group = trainer, rank, ranks, group
         self._plan: WritePlan | None = None
-        self._kept: tuple[list[TensorSlice], Tensor, list[Tensor]] | None = None
+        self._copy: tuple[list[TensorSlice], Tensor, list[Tensor]] | None = None
         self._frozen: dict[str, dict[str, Any]] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[SavedState] | None = None
@@ -140,25 +140,22 @@ class LearnerState:
         """
         if self._saving is not None:
             raise RuntimeError("a save is under way: finish() comes before the next one")
-        begin = time.perf_counter_ns()
-        state = self._trainer.state
-        held = _held(state)
-        shards = sorted(self._shards(held), key=lambda shard: -shard.tensor.element_size())  # aligned, without gaps
-        frozen = self._checksums_of_frozen(state)
-        kept = self._shards(_held_frozen(state)) if with_reference else []
+        trainer, begin = self._trainer, time.perf_counter_ns()
+        blocks = _blocks_of(trainer, trainer.optimizer.state)
+        shards = sorted(self._shards(blocks), key=lambda shard: -shard.tensor.element_size())  # aligned, without gaps
+        header = _header(shards, {"frozen": json.dumps(self._checksums_of_frozen())})
+        reference = self._shards(_frozen_blocks_of(trainer)) if with_reference else []
         body = [self._copied(shards)] if asynchronous else (bytes_of(shard.tensor) for shard in shards)
-        header = _header([shard.slice for shard in shards], {"frozen": json.dumps(frozen)})
-        said = {**numbers, "ranks": self._ranks, "last_good": state.last_good}
-        if state.loss_scale.is_enabled():
-            said["loss_scale"] = state.loss_scale.state_dict()
+        said = {**numbers, "ranks": self._ranks, "last_good": trainer.last_good}
+        if trainer.loss_scale.is_enabled():
+            said["loss_scale"] = trainer.loss_scale.state_dict()
         blocked_s = (time.perf_counter_ns() - begin) / 1e9
 
         def write() -> SavedState:
             start = time.perf_counter_ns()
             files = [write_file(folder, _file_of(self._rank), chain([header], body))]
-            if kept:
-                head = _header([shard.slice for shard in kept], {})
-                chunks = (bytes_of(shard.tensor) for shard in kept)
+            if reference:
+                head, chunks = _header(reference, {}), (bytes_of(shard.tensor) for shard in reference)
                 files.append(write_file(folder, reference_file(self._rank), chain([head], chunks)))
             if self._rank == 0:
                 files.append(write_file(folder, NUMBERS, [json.dumps(said, indent=1).encode()]))
@@ -166,12 +163,11 @@ class LearnerState:
             blocked = blocked_s if asynchronous else (end - begin) / 1e9
             return SavedState(tuple(files), sum(file.num_bytes for file in files), blocked, start, end)
 
+        def write_beside() -> SavedState:
+            with beside():
+                return write()
+
         if asynchronous:
-
-            def write_beside() -> SavedState:
-                with beside():
-                    return write()
-
             self._saving = self._thread.submit(write_beside)
             return (time.perf_counter_ns() - begin) / 1e9
         written = write()
@@ -202,148 +198,143 @@ class LearnerState:
         Raises:
             UserError: the state is of another model, optimizer or set of policies, with both.
         """
-        state = self._trainer.state
+        trainer = self._trainer
         numbers: dict[str, Any] = json.loads((folder / NUMBERS).read_bytes())
         with ExitStack() as opened:
             files = [opened.enter_context(safe_open(folder / _file_of(rank), "pt")) for rank in range(numbers["ranks"])]
+            references = [opened.enter_context(safe_open(path, "pt")) for path in folder.glob(reference_file("*"))]
+            if references:
+                _fill(_frozen_blocks_of(trainer), _pieces_by_name(references))
+            for file in files:
+                _check_frozen(trainer, json.loads(file.metadata()["frozen"]), folder)
             pieces = _pieces_by_name(files)
-            frozen = [opened.enter_context(safe_open(path, "pt")) for path in sorted(folder.glob(reference_file("*")))]
-            if frozen:
-                saved_frozen = _pieces_by_name(frozen)
-                for block, tensor in _held_frozen(state).values():
-                    _fill(block, tensor, saved_frozen.get(block.name, ()))
-            _check_frozen(state, chain.from_iterable(map(_frozen_in, files)), folder)
-            made = _made_optimizer_state(state, pieces)
-            held = _held(state, made)
-            _check_fits(held, pieces, numbers["ranks"], self._ranks, folder)
-            if state.loss_scale.is_enabled() != ("loss_scale" in numbers):
+            optimizer_state = _empty_optimizer_state(trainer, pieces)
+            blocks = _blocks_of(trainer, optimizer_state)
+            _check_fits(blocks, pieces, numbers["ranks"], self._ranks, folder)
+            if trainer.loss_scale.is_enabled() != ("loss_scale" in numbers):
                 raise _refused("a loss scale of float16 is in one of the two", folder)
-            for block, tensor in held.values():
-                _fill(block, tensor, pieces.get(block.name, ()))
-        state.optimizer.state.clear()
-        for parameter, values in made.items():
-            state.optimizer.state[parameter].update(values)
-        if state.reference is not None:
-            named = dict(state.reference.model.named_parameters())
+            _fill(blocks, pieces)
+        trainer.optimizer.state.clear()
+        for parameter, values in optimizer_state.items():
+            trainer.optimizer.state[parameter].update(values)
+        if trainer.reference is not None:
+            named = dict(trainer.reference.model.named_parameters())
             with torch.no_grad():
-                for name, average in state.reference.averages.items():
-                    state.held(named[name]).copy_(average)
+                for name, average in trainer.reference.averages.items():
+                    trainer.ranks.held(named[name]).copy_(average)
         if "loss_scale" in numbers:
-            state.loss_scale.load_state_dict(numbers["loss_scale"])
-        self._trainer.keep_last_good(numbers["last_good"])
+            trainer.loss_scale.load_state_dict(numbers["loss_scale"])
+        trainer.last_good = numbers["last_good"]
         return numbers
 
     def close(self) -> None:
         """Wait for the thread; what it wrote does not count, since nobody has asked for it."""
         self._thread.shutdown()
 
-    def _shards(self, held: Held) -> list[Shard]:
+    def _shards(self, blocks: Blocks) -> list[Shard]:
         """Return what this rank writes, as views of live tensors."""
-        blocks = tuple(block for block, _ in held.values())
-        if self._plan is None or self._plan.held != blocks:
-            by_rank: list[tuple[TensorSlice, ...]] = [blocks]
+        held = tuple(block for block, _ in blocks.values())
+        if self._plan is None or self._plan.held != held:
+            by_rank: list[tuple[TensorSlice, ...]] = [held]
             if self._group is not None:
                 by_rank = [()] * self._ranks
-                dist.all_gather_object(by_rank, blocks, group=self._group)
+                dist.all_gather_object(by_rank, held, group=self._group)
             self._plan = write_plans(by_rank)[self._rank]
-        return shards_of({name: tensor for name, (_, tensor) in held.items()}, self._plan)
+        return shards_of({name: tensor for name, (_, tensor) in blocks.items()}, self._plan)
 
     def _copied(self, shards: Sequence[Shard]) -> memoryview:
         """Copy the pieces to this host's memory, which is kept: fresh memory costs several times the copy."""
         pieces, on_gpu = [shard.slice for shard in shards], any(shard.tensor.is_cuda for shard in shards)
-        if self._kept is None or self._kept[0] != pieces:
-            self._kept = None  # before there is another one
+        if self._copy is None or self._copy[0] != pieces:
+            self._copy = None  # before there is another one
             sizes = [piece.numel * piece.dtype.itemsize for piece in pieces]
             whole = pinned_memory(sum(sizes)) if on_gpu else torch.empty(sum(sizes), dtype=torch.uint8)
             parts = zip(pieces, whole.split(sizes), strict=True)
-            self._kept = pieces, whole, [part.view(piece.dtype).view(piece.sizes) for piece, part in parts]
-        _, whole, blocks = self._kept
-        torch._foreach_copy_(blocks, [shard.tensor for shard in shards], non_blocking=on_gpu)
+            self._copy = pieces, whole, [part.view(piece.dtype).view(piece.sizes) for piece, part in parts]
+        _, whole, copies = self._copy
+        torch._foreach_copy_(copies, [shard.tensor for shard in shards], non_blocking=on_gpu)
         if on_gpu:
             torch.cuda.current_stream().synchronize()  # a Generator beside it goes on
         return whole.numpy().data
 
-    def _checksums_of_frozen(self, state: TrainingState) -> dict[str, dict[str, Any]]:
+    def _checksums_of_frozen(self) -> dict[str, dict[str, Any]]:
         """Return the checksums of what this rank holds of a reference policy that stays; taken once."""
         if self._frozen is None:
-            self._frozen = {}
-            if state.reference is not None and not state.reference.moves:
-                for name, parameter in state.reference.model.named_parameters():
-                    (block,) = held_slices({name: parameter})
-                    if block.numel:
-                        found = checksum({"": state.held(parameter).detach().cpu()})
-                        self._frozen[name] = {"offsets": block.offsets, "sizes": block.sizes, "checksum": found}
+            self._frozen = {
+                name.removeprefix("reference/"): {
+                    "offsets": block.offsets,
+                    "sizes": block.sizes,
+                    "checksum": checksum({"": tensor.cpu()}),
+                }
+                for name, (block, tensor) in _frozen_blocks_of(self._trainer).items()
+                if block.numel
+            }
         return self._frozen
 
 
-def _held(state: TrainingState, made: Mapping[Tensor, Mapping[str, Tensor]] | None = None) -> Held:
-    """Return all tensors that are saved, as this rank holds them.
-
-    Args:
-        state: of the trainer.
-        made: state of the optimizer that is about to be its own; None: what it has.
+def _blocks_of(trainer: PolicyTrainer, optimizer_state: Mapping[Any, Mapping[str, Any]]) -> Blocks:
+    """Return all tensors that are saved, as this rank holds them, with this state of the optimizer.
 
     Raises:
         UserError: the optimizer's state is not of the policy's parameters.
     """
-    held: Held = {}
-
-    def add(name: str, tensor: Tensor) -> None:
-        (block,) = held_slices({name: tensor})
-        held[name] = block, state.held(tensor.detach())
-
-    named = dict(state.policy.named_parameters())
-    for name, parameter in named.items():
-        add(f"policy/{name}", parameter)
-    kept: Mapping[Any, Mapping[str, Any]] = state.optimizer.state if made is None else made
+    named = dict(trainer.model.named_parameters())
+    tensors = {f"policy/{name}": parameter for name, parameter in named.items()}
     names = {parameter: name for name, parameter in named.items()}
-    for group in state.optimizer.param_groups:
+    for group in trainer.optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in names:
                 raise UserError(
-                    f"the optimizer {type(state.optimizer).__name__} keeps its state in pieces that are not the "
+                    f"the optimizer {type(trainer.optimizer).__name__} keeps its state in pieces that are not the "
                     "policy's parameters, as DeepSpeed's does: it cannot be saved by name",
                     "learner.sharding",
                     "set it to fsdp2 or ddp, or save no checkpoints",
                 )
-            for key, value in kept.get(parameter, {}).items():
-                add(f"optimizer.{key}/{names[parameter]}", value)
-    for name, parameter in () if state.previous is None else state.previous.named_parameters():
-        add(f"previous/{name}", parameter)
-    if state.reference is not None and state.reference.moves:
-        for name, parameter in state.reference.model.named_parameters():
-            key = f"reference/{name}"
-            add(key, parameter)
-            if name in state.reference.averages:
-                average = state.reference.averages[name]
-                held[key] = replace(held[key][0], dtype=average.dtype), average
-    return held
+            for key, value in optimizer_state.get(parameter, {}).items():
+                tensors[f"optimizer.{key}/{names[parameter]}"] = value
+    if trainer.previous is not None:
+        tensors |= {f"previous/{name}": parameter for name, parameter in trainer.previous.named_parameters()}
+    blocks = _as_held(trainer, tensors)
+    if trainer.reference is not None and trainer.reference.moves:
+        blocks |= _as_held(trainer, _reference_tensors(trainer))
+        for name, average in trainer.reference.averages.items():
+            block, _ = blocks[f"reference/{name}"]
+            blocks[f"reference/{name}"] = replace(block, dtype=average.dtype), average
+    return blocks
 
 
-def _held_frozen(state: TrainingState) -> Held:
+def _frozen_blocks_of(trainer: PolicyTrainer) -> Blocks:
     """Return a reference policy that stays, as this rank holds it; nothing where there is none."""
-    if state.reference is None or state.reference.moves:
-        return {}
-    named = {f"reference/{name}": parameter for name, parameter in state.reference.model.named_parameters()}
-    return {name: (held_slices({name: tensor})[0], state.held(tensor.detach())) for name, tensor in named.items()}
+    moves = trainer.reference is None or trainer.reference.moves
+    return {} if moves else _as_held(trainer, _reference_tensors(trainer))
 
 
-def _made_optimizer_state(state: TrainingState, pieces: Pieces) -> dict[Tensor, dict[str, Tensor]]:
+def _reference_tensors(trainer: PolicyTrainer) -> dict[str, Tensor]:
+    assert trainer.reference is not None
+    return {f"reference/{name}": parameter for name, parameter in trainer.reference.model.named_parameters()}
+
+
+def _as_held(trainer: PolicyTrainer, tensors: Mapping[str, Tensor]) -> Blocks:
+    held = zip(tensors.items(), held_slices(tensors), strict=True)
+    return {name: (block, trainer.ranks.held(tensor.detach())) for (name, tensor), block in held}
+
+
+def _empty_optimizer_state(trainer: PolicyTrainer, pieces: Pieces) -> dict[Tensor, dict[str, Tensor]]:
     """Return tensors for what the files have of each parameter, cut as it is; a new optimizer has none yet.
 
     Steps are counted where the optimizer would: on the parameter's device if that is where it adds them up.
     """
-    names = {parameter: name for name, parameter in state.policy.named_parameters()}
-    keys: dict[str, list[tuple[str, TensorSlice]]] = {}
-    for saved, found in pieces.items():
-        role, _, name = saved.partition("/")
+    names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+    saved: dict[str, list[tuple[str, TensorSlice]]] = {}
+    for path, ((piece, _), *_) in pieces.items():
+        role, _, name = path.partition("/")
         if role.startswith("optimizer."):
-            keys.setdefault(name, []).append((role.removeprefix("optimizer."), found[0][0]))
+            saved.setdefault(name, []).append((role.removeprefix("optimizer."), piece))
     made: dict[Tensor, dict[str, Tensor]] = {}
-    for group in state.optimizer.param_groups:
+    for group in trainer.optimizer.param_groups:
         on_device = bool(group.get("fused") or group.get("capturable"))
         for parameter in group["params"]:
-            for key, piece in keys.get(names.get(parameter, ""), ()):
+            for key, piece in saved.get(names.get(parameter, ""), ()):
                 value = torch.zeros((), dtype=piece.dtype, device=parameter.device if on_device else "cpu")
                 if piece.shape:
                     value = torch.zeros_like(parameter, dtype=piece.dtype, memory_format=torch.preserve_format)
@@ -351,23 +342,23 @@ def _made_optimizer_state(state: TrainingState, pieces: Pieces) -> dict[Tensor, 
     return made
 
 
-def _check_fits(held: Held, pieces: Pieces, saved_by: int, ranks: int, folder: Path) -> None:
+def _check_fits(blocks: Blocks, pieces: Pieces, saved_by: int, ranks: int, folder: Path) -> None:
     """Refuse files that are not this state, or leave some of it out."""
     whose = f"it was saved by {saved_by} ranks and is loaded by {ranks}"
     for there, here, what in (
-        (pieces.keys(), held.keys(), "has {0} tensors that this Learner does not, {1} among them"),
-        (held.keys(), pieces.keys(), "lacks {0} tensors of this Learner, {1} among them"),
+        (pieces.keys(), blocks.keys(), "has {0} tensors that this Learner does not, {1} among them"),
+        (blocks.keys(), pieces.keys(), "lacks {0} tensors of this Learner, {1} among them"),
     ):
-        missing = sorted(name for name in there - here if name not in held or 0 not in held[name][0].shape)
+        missing = sorted(name for name in there - here if name not in blocks or 0 not in blocks[name][0].shape)
         if missing:
             raise _refused(what.format(len(missing), missing[0]), folder)
-    for name, (block, _) in held.items():
-        found = [piece for piece, _ in pieces.get(name, ())]
-        for piece in found:
+    for name, (block, _) in blocks.items():
+        saved = [piece for piece, _ in pieces.get(name, ())]
+        for piece in saved:
             if (piece.dtype, piece.shape) != (block.dtype, block.shape):
                 both = f"{name} as {piece.dtype} {piece.shape}, this Learner {block.dtype} {block.shape}"
                 raise _refused(f"has {both}; {whose}", folder)
-        covered = sum(math.prod(length for _, _, length in _shared(block, piece)) for piece in found)
+        covered = sum(math.prod(length for _, _, length in _shared(block, piece)) for piece in saved)
         if covered != block.numel:
             raise _refused(f"has {covered} of the {block.numel} elements of {block}; {whose}", folder)
 
@@ -388,33 +379,33 @@ def _shared(block: TensorSlice, piece: TensorSlice) -> list[tuple[int, int, int]
 
 
 @torch.no_grad()
-def _fill(block: TensorSlice, tensor: Tensor, found: Sequence[tuple[TensorSlice, Any]]) -> None:
-    for piece, file in found:
-        met = _shared(block, piece)
-        if all(length for _, _, length in met):
-            into = tensor[tuple(slice(here, here + length) for here, _, length in met)]
-            saved: Tensor = file.get_tensor(piece.name)  # a view of the file
-            into.copy_(saved[tuple(slice(there, there + length) for _, there, length in met)])
+def _fill(blocks: Blocks, pieces: Pieces) -> None:
+    for name, (block, tensor) in blocks.items():
+        for piece, file in pieces.get(name, ()):
+            met = _shared(block, piece)
+            if all(length for _, _, length in met):
+                into = tensor[tuple(slice(here, here + length) for here, _, length in met)]
+                saved: Tensor = file.get_tensor(name)  # a view of the file
+                into.copy_(saved[tuple(slice(there, there + length) for _, there, length in met)])
 
 
-def _check_frozen(state: TrainingState, saved: Iterable[tuple[TensorSlice, str]], folder: Path) -> None:
+def _check_frozen(trainer: PolicyTrainer, saved: Mapping[str, Any], folder: Path) -> None:
     """Compare a reference policy that stays with the one that was kept, where this rank holds a block of a checksum."""
-    if state.reference is None or state.reference.moves:
+    if trainer.reference is None or trainer.reference.moves:
         return
-    here = dict(state.reference.model.named_parameters())
-    for block, expected in saved:
-        if block.name not in here:
-            raise _refused(f"has a reference policy with {block.name}, which this Learner lacks", folder)
-        (own,) = held_slices({block.name: here[block.name]})
-        inside = replace(block, shape=own.shape, dtype=own.dtype)
-        met = _shared(own, inside)
+    blocks = _frozen_blocks_of(trainer)
+    for name, said in saved.items():
+        if f"reference/{name}" not in blocks:
+            raise _refused(f"has a reference policy with {name}, which this Learner lacks", folder)
+        own, tensor = blocks[f"reference/{name}"]
+        block = replace(own, name=name, offsets=tuple(said["offsets"]), sizes=tuple(said["sizes"]))
+        met = _shared(own, block)
         if [length for _, _, length in met] != list(block.sizes):
             continue  # another rank holds some of it
-        tensor = state.held(here[block.name])[tuple(slice(at, at + length) for at, _, length in met)]
-        found = checksum({"": tensor.detach().cpu()})
-        if found != expected:
+        here = checksum({"": tensor[tuple(slice(at, at + length) for at, _, length in met)].cpu()})
+        if here != said["checksum"]:
             what = f"was made with another initial policy, which the KL reference is: {block} has the checksum"
-            raise _refused(f"{what} {expected}, here {found}", folder)
+            raise _refused(f"{what} {said['checksum']}, here {here}", folder)
 
 
 def _file_of(rank: int) -> str:
@@ -426,18 +417,17 @@ def reference_file(rank: int | Literal["*"]) -> str:
     return f"reference_rank_{rank}.safetensors"
 
 
-def _header(pieces: Sequence[TensorSlice], metadata: dict[str, str]) -> bytes:
+def _header(shards: Sequence[Shard], metadata: dict[str, str]) -> bytes:
     """Return the start of a safetensors file: the length of the JSON that follows, and what lies where behind it.
 
     The package writes whole files only; here the bytes are hashed on their way.
     """
-    entries: dict[str, Any] = {}
-    end = 0
-    for piece in pieces:
+    entries, slices, end = dict[str, Any](), dict[str, Any](), 0
+    for piece, _ in shards:
         start, end = end, end + piece.numel * piece.dtype.itemsize
         entries[piece.name] = {"dtype": _DTYPES[piece.dtype], "shape": piece.sizes, "data_offsets": (start, end)}
-    where = {piece.name: {"offsets": piece.offsets, "shape": piece.shape} for piece in pieces}
-    entries["__metadata__"] = {**metadata, "slices": json.dumps(where)}
+        slices[piece.name] = {"offsets": piece.offsets, "shape": piece.shape}
+    entries["__metadata__"] = {**metadata, "slices": json.dumps(slices)}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
@@ -453,9 +443,3 @@ def _pieces_by_name(files: Iterable[Any]) -> Pieces:
             piece = TensorSlice(name, dtypes[stored.get_dtype()], shape, offsets, sizes)
             pieces.setdefault(name, []).append((piece, file))
     return pieces
-
-
-def _frozen_in(file: Any) -> Iterator[tuple[TensorSlice, str]]:
-    for name, said in json.loads(file.metadata()["frozen"]).items():
-        offsets, sizes = tuple(said["offsets"]), tuple(said["sizes"])
-        yield TensorSlice(name, torch.float32, sizes, offsets, sizes), said["checksum"]

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from harness.core.errors import UserError
 from harness.core.extras import how_to_install
-from harness.learner.ranks import MakeOptimizer
+from harness.learner.ranks import MakeOptimizer, Ranks
 from harness.models.decoder import layers_of
 from harness.settings.learner import MOST_ADDED_AT_ONCE, ZeroStage
 
@@ -55,7 +55,7 @@ def check_usable(*, cuda: bool) -> None:
         )
 
 
-class DeepSpeedRanks:
+class DeepSpeedRanks(Ranks):
     """Ranks that share what training keeps: stage 1 the optimizer, 2 also gradients, 3 also weights.
 
     The default process group is theirs; each one has a device of its own, the first that it sees. Like DDP the engine
@@ -79,20 +79,17 @@ class DeepSpeedRanks:
         self._optimizer: Any = None
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Checkpointed layers must be so before."""
-        self._hand_out(scoring)
+        self._hand_out(scoring)  # with checkpointed layers, where they are to be
         engine = self._engine(scoring, make_optimizer())
         self._optimizer = engine.optimizer
         return engine, self._optimizer
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """Stages 1 and 2 leave weights whole."""
         self._hand_out(scoring)
-        return self._engine(scoring, None) if self._stage == 3 else scoring
+        return self._engine(scoring, None) if self._stage == 3 else scoring  # stages 1 and 2 leave weights whole
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """Only stage 1 waits for the last pass: the others have no room for whole gradients."""
-        engine: Any = scoring
+        engine: Any = scoring  # only stage 1 waits for the last pass: the others have no room for whole gradients
         engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -102,8 +99,8 @@ class DeepSpeedRanks:
         return summed
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """DeepSpeed has taken the gradients from the parameters; each rank scales its pieces."""
-        pieces = list(self._pieces())
+        # DeepSpeed has taken the gradients from the parameters; padding of zeros is among its pieces
+        pieces = [piece for pieces in self._optimizer.averaged_gradients.values() for piece in pieces]
         squares = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float32).square() for piece in pieces])
         norm = math.sqrt(self.total(squares.sum()))
         scale = min(1.0, max_norm / (norm + 1e-6))  # as in torch
@@ -111,10 +108,6 @@ class DeepSpeedRanks:
             for piece in pieces:
                 piece.mul_(scale)
         return norm
-
-    def gradient_buffers(self) -> list[Tensor]:
-        """DeepSpeed's are its own."""
-        return []
 
     def held(self, parameter: Tensor) -> Tensor:
         piece: Tensor = getattr(parameter, "ds_tensor", parameter)
@@ -134,11 +127,6 @@ class DeepSpeedRanks:
         scoring.to_empty(device=self._device) if without else scoring.to(self._device)
         for tensor in (*scoring.parameters(), *scoring.buffers()):
             dist.broadcast(tensor.data, 0)
-
-    def _pieces(self) -> Iterator[Tensor]:
-        """This rank's pieces of the gradient of an optimizer step, padding of zeros among them."""
-        for pieces in self._optimizer.averaged_gradients.values():
-            yield from pieces
 
     def _engine(self, scoring: nn.Module, optimizer: Optimizer | None) -> Any:
         import deepspeed

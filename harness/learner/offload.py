@@ -48,8 +48,7 @@ class OffloadTarget(Protocol):
     def resident_bytes(self) -> int:
         """Return the bytes of the device that this process holds."""
 
-    def close(self) -> None:
-        """Let go of what is kept."""
+    def close(self) -> None: ...
 
 
 class PinnedTarget:
@@ -111,8 +110,7 @@ class FileTarget:
             self._trim(0)  # the C library keeps free pages until it is told to let go
 
     def resident_bytes(self) -> int:
-        resident: int = self._process.memory_info().rss
-        return resident
+        return int(self._process.memory_info().rss)
 
     def close(self) -> None:
         self._file.close()
@@ -149,11 +147,9 @@ def pinned_memory(num_bytes: int, cudart: Any = None) -> Tensor:
 
 @dataclass
 class _Watched:
-    """Attributes: ``away`` has the storages that are away, with their bytes and their numbers."""
-
     tensors: Tensors
     has_contents: bool
-    away: list[tuple[torch.UntypedStorage, int, int]] = field(default_factory=list)
+    away: list[tuple[torch.UntypedStorage, int, int]] = field(default_factory=list)  # with its bytes and its number
 
 
 class Offload:
@@ -181,12 +177,9 @@ class Offload:
         self._resident: int | None = None
 
     def watch(self, kind: Held, tensors: Tensors, *, has_contents: bool = True) -> None:
-        """Count tensors to a kind.
+        """Count tensors to a kind; they are asked for at each move.
 
-        Args:
-            kind: what they are.
-            tensors: is asked at each move.
-            has_contents: false frees their memory and copies nothing: what comes back is not defined.
+        Without contents their memory is freed and nothing copied: what comes back is not defined.
         """
         if self.moves(kind):
             self._watched.setdefault(kind, []).append(_Watched(tensors, has_contents))
@@ -197,29 +190,29 @@ class Offload:
 
     def out(self, kind: Held, step: int = -1, version: int = -1) -> None:
         """Move a kind away; what is away already stays there."""
-        parts = [watched for watched in self._watched.get(kind, ()) if not watched.away]
-        found = [(watched, storage) for watched in parts for storage in _storages(watched.tensors())]
-        if not found or self._target is None:
+        here = [watched for watched in self._watched.get(kind, ()) if not watched.away]
+        storages = [(watched, storage) for watched in here for storage in _storages(watched.tensors())]
+        if not storages or self._target is None:
             return
         with self._tracer.span(self._lane, Stage.OFFLOAD, step, version):
-            for watched, storage in found:
+            for watched, storage in storages:
                 number = self._numbers.setdefault((storage._cdata, storage.nbytes()), len(self._numbers))
                 if watched.has_contents:
                     self._target.keep(number, _bytes_of(storage))
                     self._moved[Stage.OFFLOAD] += storage.nbytes()
                 watched.away.append((storage, storage.nbytes(), number))
             self._target.settle()  # before the memory is anybody else's
-            for _, storage in found:
+            for _, storage in storages:
                 storage.resize_(0)
             self._target.give_back()
 
     def back(self, kind: Held, step: int = -1, version: int = -1) -> None:
         """Bring a kind back; what is there already stays there."""
-        parts = [watched for watched in self._watched.get(kind, ()) if watched.away]
-        if not parts or self._target is None:
+        away = [watched for watched in self._watched.get(kind, ()) if watched.away]
+        if not away or self._target is None:
             return
         with self._tracer.span(self._lane, Stage.ONLOAD, step, version):
-            for watched in parts:
+            for watched in away:
                 for storage, num_bytes, number in watched.away:
                     storage.resize_(num_bytes)
                     if watched.has_contents:
@@ -256,7 +249,6 @@ class Offload:
         return metrics
 
     def close(self) -> None:
-        """Let go of what was moved away."""
         if self._target is not None:
             self._target.close()
 

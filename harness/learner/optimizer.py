@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import nn
 
-from harness.core.errors import UserError
-from harness.grpo.masking import unknown_choice
 from harness.settings.optimizer import OptimizerSettings
-
-Decay = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +33,20 @@ class Schedule:
         warmup_steps: W.
         optimizer_steps: N; only a ``constant`` learning rate can do without.
         minimum: m.
-
-    Raises:
-        UserError: ``decay`` is unknown, or has no end.
     """
 
-    decay: Decay = "constant"
+    decay: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0
     optimizer_steps: int | None = None
     minimum: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.decay not in get_args(Decay):
-            raise unknown_choice("decay", self.decay, get_args(Decay))
-        if self.decay != "constant" and self.optimizer_steps is None:
-            raise UserError(f"the decay {self.decay} needs the number of optimizer steps", where="optimizer_steps")
 
     def share(self, number: int) -> float:
         """Return the share, 0 to 1, of an optimizer step, counted from 0 over the whole run."""
         if number < self.warmup_steps:
             return number / self.warmup_steps
-        if self.decay == "constant" or self.optimizer_steps is None:
+        if self.decay == "constant":
             return 1.0
+        assert self.optimizer_steps is not None
         progress = min(1.0, (number - self.warmup_steps) / max(1, self.optimizer_steps - self.warmup_steps))
         left = 1 - progress if self.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
         return self.minimum + (1 - self.minimum) * left

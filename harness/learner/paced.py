@@ -55,18 +55,14 @@ class PacedTrainer:
     def prepare(
         self, groups: Sequence[RolloutGroup], plan: BatchPlan | None = None, step: int = 0
     ) -> Sequence[RolloutGroup]:
-        """Return the groups as they are."""
         return groups
 
     def advantages(self, batch: Sequence[RolloutGroup]) -> list[float]:
-        """Return none: nothing is learnt."""
-        return []
+        return []  # nothing is learnt
 
-    def compute_old_log_probs(self, batch: Sequence[RolloutGroup]) -> None:
-        """Do nothing."""
+    def compute_old_log_probs(self, batch: Sequence[RolloutGroup]) -> None: ...
 
-    def compute_reference_log_probs(self, batch: Sequence[RolloutGroup]) -> None:
-        """Do nothing."""
+    def compute_reference_log_probs(self, batch: Sequence[RolloutGroup]) -> None: ...
 
     def accumulate(self, step: int, batch: Sequence[RolloutGroup]) -> None:
         """Sleep the share of a part of a batch."""
@@ -85,7 +81,6 @@ class PacedTrainer:
         return {}
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the live weights by name."""
         return dict(self._weights)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,16 +26,15 @@ MakeOptimizer = Callable[[], Optimizer]
 """Makes the optimizer of the parameters as they are when it is called."""
 
 
-class Ranks(Protocol):
-    """What a trainer asks of its ranks.
+class Ranks:
+    """What a trainer asks of its ranks, and how one process without others answers.
 
     Attributes:
         data_ranks: ranks that take different rollouts.
         data_rank: this one's number among them.
     """
 
-    data_ranks: int
-    data_rank: int
+    data_ranks, data_rank = 1, 0
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         """Cut or copy the policy over the ranks, in place; on its device; return the module to call instead,
@@ -43,60 +42,38 @@ class Ranks(Protocol):
 
         Of the optimizer a trainer uses ``param_groups``, ``step`` and ``zero_grad``.
         """
-
-    def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
-        """Cut a policy without gradients over the ranks, in place, on its device; return the module to call instead."""
-
-    def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """Return the context of a backward pass; gradients are exchanged in the last one of an optimizer step."""
-
-    def total(self, value: Tensor) -> Tensor:
-        """Return the sum of a value over the ranks that take different rollouts."""
-
-    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-        """Scale the gradients of the whole model down to this norm; return the norm before."""
-
-    def gradient_buffers(self) -> list[Tensor]:
-        """Return what gradients were exchanged in since the last call, and is of no use until the next exchange."""
-
-    def held(self, parameter: Tensor) -> Tensor:
-        """Return the part of a parameter that this rank holds, in place; equal parts of equally wrapped policies."""
-
-    def whole(self, parameter: Tensor) -> Tensor:
-        """Return all of a parameter, detached: a collective of all ranks where it is cut."""
-
-
-class SingleProcess:
-    """No other ranks, and no process group."""
-
-    data_ranks, data_rank = 1, 0
-
-    def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         return scoring, make_optimizer()
 
     def wrap_frozen(self, scoring: nn.Module) -> nn.Module:
+        """Cut a policy without gradients over the ranks, in place, on its device; return the module to call instead."""
         return scoring
 
     def accumulating(self, scoring: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        """Return the context of a backward pass; gradients are exchanged in the last one of an optimizer step."""
         return nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
+        """Return the sum of a value over the ranks that take different rollouts."""
         return value
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+        """Scale the gradients of the whole model down to this norm; return the norm before."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def gradient_buffers(self) -> list[Tensor]:
+        """Return what gradients were exchanged in since the last call, and is of no use until the next exchange."""
         return []
 
     def held(self, parameter: Tensor) -> Tensor:
+        """Return the part of a parameter that this rank holds, in place; equal parts of equally wrapped policies."""
         return parameter
 
     def whole(self, parameter: Tensor) -> Tensor:
+        """Return all of a parameter, detached: a collective of all ranks where it is cut."""
         return parameter.detach()
 
 
-class FsdpRanks:
+class FsdpRanks(Ranks):
     """Ranks of DDP (Li et al. 2020), FSDP2 (Zhao et al. 2023; with ``replicate`` above 1 hybrid sharding), or
     tensor parallelism (Shoeybi et al. 2019) alone or within either.
 
@@ -111,24 +88,17 @@ class FsdpRanks:
     """
 
     def __init__(
-        self,
-        sharding: Sharding,
-        shape: MeshShape,
-        *,
-        device: str = "cpu",
-        keeps_buckets: bool = False,
+        self, sharding: Sharding, shape: MeshShape, *, device: str = "cpu", keeps_buckets: bool = False
     ) -> None:
         self._keeps_buckets, self._buckets = keeps_buckets, list[Tensor]()
-        self._sharding, self._device = sharding, device
+        self._sharding, self._shape, self._device = sharding, shape, device
         sizes = (shape.replicate, shape.shard, shape.tensor)
         self._mesh: DeviceMesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
-        self._shape = shape
         self.data_ranks, self.data_rank = shape.data_ranks, shape.data_rank(dist.get_rank())
         self._data_group = self._mesh["replicate", "shard"]._flatten("data").get_group()
 
     def wrap_trained(self, scoring: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Checkpointed layers must be so before."""
-        self._hand_out(scoring)
+        self._hand_out(scoring)  # with checkpointed layers, where they are to be
         if self._is_copied:
             scoring = DistributedDataParallel(scoring, process_group=self._data_group, gradient_as_bucket_view=True)
             if self._keeps_buckets:
@@ -189,7 +159,6 @@ class FsdpRanks:
         return float(clip_gradients(list(parameters), max_norm))
 
     def gradient_buffers(self) -> list[Tensor]:
-        """DDP's buckets."""
         buckets, self._buckets = self._buckets, []
         return buckets
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.core.errors import Diverged, Interrupted, UserError
 from harness.core.types import Metric, Metrics, RolloutGroup, combine_metrics
@@ -24,21 +24,12 @@ from harness.grpo.tally import Tally, mean_tally, to_metrics
 from harness.grpo.tokens import TokenBatch
 from harness.learner.offload import Offload, movable
 from harness.learner.optimizer import Schedule, make_optimizer
-from harness.learner.ranks import Ranks, SingleProcess
-from harness.learner.reference import Held, ReferencePolicy, copy_weights, frozen_copy
+from harness.learner.ranks import Ranks
+from harness.learner.reference import ReferencePolicy, copy_weights, frozen_copy
 from harness.models.decoder import checkpoint_layers
 from harness.models.policy import ScoringModel, exact_policy_kl, policy_in
 from harness.models.scoring import TokenBan
-from harness.scenario.batch_plan import (
-    BatchLengths,
-    BatchPlan,
-    GroupCost,
-    OptimizerStepPlan,
-    Rows,
-    num_tokens,
-    plan_batch,
-)
-from harness.settings import loss as passes
+from harness.scenario.batch_plan import BatchPlan, GroupCost, OptimizerStepPlan, Rows, num_tokens, plan_batch
 from harness.settings.learner import Balance
 from harness.settings.loss import AdvantageSettings, LossSettings
 from harness.settings.optimizer import OptimizerSettings
@@ -60,26 +51,19 @@ class TrainerOptions:
 
     Attributes:
         group_size: rollouts per prompt; a group may hold fewer, never more.
-        loss, advantage, optimizer: sections. A loss of type ``no_baseline`` takes the rewards, whatever
-            ``advantage.delta`` is; ``loss.constant`` is a number where it is divided by.
-        own_loss, own_advantage: the user's own, see ``harness.learner.plugins``.
+        loss: of type ``no_baseline`` takes the rewards, whatever ``advantage.delta`` is; ``constant`` is a number where
+            it is divided by.
+        own_loss, own_advantage: the user's, see ``harness.learner.plugins``.
         ban_eos_first: leave the end tokens out of the distributions of so many first tokens of each response, as
             the engine did, so that log-probs are those of the distribution sampled from.
-        temperature: of the sampling, so that log-probs are those of the distribution sampled from.
-        epochs_per_batch: passes over the batch (k).
-        minibatches_per_epoch: optimizer steps of each pass.
-        shuffle_minibatches: deal the groups to the minibatches anew in each pass; else they are consecutive rows.
-        seed: of that.
         gradient_accumulation_steps: microbatches of each optimizer step, or of each part of a batch that comes in
             parts; they change memory, not the gradient.
         behaviour_is_engine: true with lag or replay, where the weights that sampled are gone, so that only the engine's
             log-probs speak for the policy that sampled; false where rollouts are of the Learner's current version.
-        schedule: the learning rate of each optimizer step, as a share of the optimizer's.
         precision: ``bfloat16`` and ``float16`` train under autocast, with float32 weights; ``float16`` with the loss
             scaled up, so that small gradients do not vanish (Micikevicius et al., arXiv:1710.03740, section 3.2).
         gradient_checkpointing: compute each layer's activations again on the way back, instead of keeping them.
-        balance: how several ranks share a minibatch, see ``harness.scenario.batch_plan``.
-        group_cost: what ``balance`` reckons with where it is ``cost``.
+        group_cost: what ``balance: cost`` reckons with.
     """
 
     group_size: int
@@ -104,20 +88,15 @@ class TrainerOptions:
 
     @property
     def optimizer_steps_per_batch(self) -> int:
-        """Optimizer steps of one training step."""
         return self.epochs_per_batch * self.minibatches_per_epoch
 
     @property
     def old_is_engine(self) -> bool:
-        """Whether the ratio divides by the engine's log-probs; else by the Learner's own at the start of the step."""
-        return passes.old_is_engine(self.behaviour_is_engine, self.loss.proximal)
+        return self.loss.old_is_engine(self.behaviour_is_engine)
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether the Learner computes the old log-probs; see ``harness.settings.loss``."""
-        return passes.needs_old_log_probs(
-            self.behaviour_is_engine, self.loss.proximal, self.optimizer_steps_per_batch, self.loss.kl.monitor
-        )
+        return self.loss.needs_old_log_probs(self.behaviour_is_engine, self.optimizer_steps_per_batch)
 
     @property
     def compares_engine(self) -> bool:
@@ -127,8 +106,7 @@ class TrainerOptions:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference policy is kept."""
-        return passes.needs_reference(self.loss.kl.monitor, self.loss.kl.coefficient)
+        return self.loss.needs_reference
 
 
 @dataclass
@@ -149,7 +127,7 @@ class PreparedBatch:
     numbers: Rows
     home_B: Tensor
     plan: BatchPlan
-    prompt_ids: tuple[int, ...]
+    prompt_ids: list[int]
     advantages: list[float]
     own_log_probs_BT: Tensor | None = None
     drift: Metrics = field(default_factory=dict)
@@ -162,45 +140,21 @@ class PreparedBatch:
 
 
 @dataclass(frozen=True)
-class TrainingState:
-    """What training steps change, live; ``harness.learner.checkpoint`` says what of it is saved.
-
-    Attributes:
-        policy: its parameters are, as all others here, cut over the ranks.
-        optimizer: with its averages for each parameter.
-        reference: the policy that KL is measured against.
-        previous: the policy one training step ago.
-        loss_scale: of float16.
-        held: returns the part of a parameter that this rank holds.
-        last_good: said of the last training step where a later one diverges.
-    """
-
-    policy: nn.Module
-    optimizer: Optimizer
-    reference: ReferencePolicy | None
-    previous: nn.Module | None
-    loss_scale: torch.amp.GradScaler
-    held: Held
-    last_good: str
-
-
-@dataclass(frozen=True)
 class Accumulated:
     """What the parts of a batch that came so far have added up to, as if they were the whole batch.
 
     Attributes:
         denominator: of their rows on all ranks.
         loss: divided by that, as is the gradient that parameters have.
-        metrics: of this rank's rows in the optimizer step.
-        further: metrics of this rank's rows that are not of the optimizer step.
+        metrics, further: of this rank's rows: those of the optimizer step, and the others.
         prompt_ids: of their groups.
     """
 
     denominator: Denominator
-    loss: float
-    metrics: Metrics
-    further: Metrics
-    prompt_ids: tuple[int, ...]
+    loss: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    further: Metrics = field(default_factory=dict)
+    prompt_ids: list[int] = field(default_factory=list)
 
 
 class PolicyTrainer:
@@ -216,7 +170,15 @@ class PolicyTrainer:
         offload: moves what only some phases use. The caller moves the weights out (``Offload.between_steps``) and has
             the reference back for ``compute_reference_log_probs``.
 
+    What training steps change is public; ``harness.learner.checkpoint`` says what of it is saved.
+
     Attributes:
+        model: the policy; its parameters are, as all others here, cut over the ranks.
+        optimizer: with its averages for each parameter.
+        reference: the policy that KL is measured against; None where none is.
+        previous: the policy one training step ago, where KL to it is monitored.
+        loss_scale: of float16.
+        last_good: said of the last good training step where a later one diverges.
         optimizer_step_metrics: of each optimizer step of the last training step, in order.
 
     Raises:
@@ -233,65 +195,54 @@ class PolicyTrainer:
         ranks: Ranks | None = None,
         offload: Offload | None = None,
     ) -> None:
-        self.offload = offload or Offload()
-        self.model, self.options, self._ranks = model, options, ranks or SingleProcess()
-        self._ban = _ban_of(options.ban_eos_first, ends)
+        self.offload, self.ranks = offload or Offload(), ranks or Ranks()
+        self.model, self.options = model, options
+        if options.ban_eos_first and not ends:
+            raise UserError(
+                f"ban_eos_first is {options.ban_eos_first}, and the policy has no end token", where="eos_token_id"
+            )
+        self._ban = TokenBan(tuple(ends), options.ban_eos_first) if options.ban_eos_first else None
         self._pad_token_id, self._should_stop = pad_token_id, should_stop
         model.eval()  # dropout off: the ratio compares one policy with itself
         # what is cut over ranks cannot be copied; one copy at a time is whole
-        previous = self._frozen_copy() if options.loss.kl.monitor else None
-        reference = self._frozen_copy() if options.needs_reference else None
+        self._previous_scoring = self._frozen_copy() if options.loss.kl.monitor else None
+        self._reference_scoring = self._frozen_copy() if options.needs_reference else None
         if options.gradient_checkpointing:
             checkpoint_layers(model)
         make = partial(make_optimizer, model, options.optimizer)
-        self._scoring, self._optimizer = self._ranks.wrap_trained(ScoringModel(model), make)
-        self._previous, self._reference_scoring, self._reference = previous, reference, None
-        if reference is not None:
-            self._reference = ReferencePolicy(policy_in(reference), options.loss.kl, self._ranks.held)
+        self._scoring, self.optimizer = self.ranks.wrap_trained(ScoringModel(model), make)
+        self.previous = None if self._previous_scoring is None else policy_in(self._previous_scoring)
+        self.reference: ReferencePolicy | None = None
+        if self._reference_scoring is not None:
+            self.reference = ReferencePolicy(policy_in(self._reference_scoring), options.loss.kl, self.ranks.held)
         self._device = next(model.parameters()).device
-        self._loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
-        self._last_good = "none, this is the first one"
+        self.loss_scale = torch.amp.GradScaler(self._device.type, enabled=options.precision == "float16")
+        self.last_good = "none, this is the first one"
         self.optimizer_step_metrics: Sequence[Metrics] = ()
         self._accumulated: Accumulated | None = None
         self._watch_memory()
 
     def _watch_memory(self) -> None:
         """Say what can leave the device."""
-        frozen = [policy for policy in (self._previous, self._reference_scoring) if policy is not None]
+        frozen = [policy for policy in (self._previous_scoring, self._reference_scoring) if policy is not None]
         if self.offload.moves("weights"):
             for module in (self.model, *frozen):
                 movable(module.parameters())
         self.offload.watch("weights", self.model.parameters)
         for policy in frozen:
             self.offload.watch("reference", policy.parameters)
-        if (reference := self._reference) is not None:
+        if (reference := self.reference) is not None:
             self.offload.watch("reference", lambda: reference.averages.values())
         self.offload.watch("optimizer", self._optimizer_state)
-        self.offload.watch("gradients", self._ranks.gradient_buffers, has_contents=False)
+        self.offload.watch("gradients", self.ranks.gradient_buffers, has_contents=False)
 
     def _optimizer_state(self) -> list[Tensor]:
         """The optimizer's averages; its step counts are numbers that the host reads."""
-        state = [value for of_parameter in self._optimizer.state.values() for value in of_parameter.values()]
+        state = [value for of_parameter in self.optimizer.state.values() for value in of_parameter.values()]
         return [value for value in state if isinstance(value, Tensor) and value.ndim]
 
-    @property
-    def state(self) -> TrainingState:
-        """What training steps change."""
-        previous = None if self._previous is None else policy_in(self._previous)
-        return TrainingState(
-            self.model, self._optimizer, self._reference, previous, self._loss_scale, self._ranks.held, self._last_good
-        )
-
-    def keep_last_good(self, said: str) -> None:
-        """Take over what is said of the last good training step, of the run that this one goes on from."""
-        self._last_good = said
-
     def _frozen_copy(self) -> nn.Module:
-        return self._ranks.wrap_frozen(ScoringModel(frozen_copy(self.model)))
-
-    def plan(self, step: int, groups: Sequence[RolloutGroup]) -> BatchPlan:
-        """Plan a training step; see ``batch_plan``. Groups may come without their data."""
-        return plan_training_step(step, groups, self.options, self._ranks.data_ranks)
+        return self.ranks.wrap_frozen(ScoringModel(frozen_copy(self.model)))
 
     def prepare(self, groups: Sequence[RolloutGroup], plan: BatchPlan | None = None, step: int = 0) -> PreparedBatch:
         """Turn scored groups, any number of them, into tensors with their advantages.
@@ -304,34 +255,29 @@ class PolicyTrainer:
         Raises:
             UserError: there is no group, or one has no rewards or more than ``group_size``.
         """
-        rewards = [group.rewards or () for group in groups]
         truncated_B = _truncated(groups)
-        advantages_B = self._advantages(groups, rewards, truncated_B)
+        advantages_B = self._advantages(groups, truncated_B)
         if not groups or not len(advantages_B):
             raise UserError(f"{len(groups)} groups hold no rollout, at least one is needed", where="groups")
-        plan = plan or self.plan(step, groups)
-        numbers = plan.rows_of(self._ranks.data_rank)
+        plan = plan or plan_training_step(step, groups, self.options, self.ranks.data_ranks)
+        here = [group for group in groups if group.data is not None]
+        sizes = [len(group.lengths) for group in groups]
+        rows_here = np.flatnonzero(np.repeat([group.data is not None for group in groups], sizes))
+        numbers = plan.rows_of(self.ranks.data_rank)
         if not len(numbers):
-            numbers = _any_rows(groups)
-        sizes = torch.tensor([len(group.lengths) for group in groups])
-        here_B = torch.tensor([group.data is not None for group in groups]).repeat_interleave(sizes)
-        rollouts = collate(
-            [group.data for group in groups if group.data is not None],
-            [given for group, given in zip(groups, rewards, strict=True) if group.data is not None],
-            self._pad_token_id,
-            advantages_B[here_B],
-        )
-        held = np.flatnonzero(here_B.numpy())
-        if len(numbers) < len(held):
-            rollouts = rollouts.rows(torch.from_numpy(np.searchsorted(held, numbers)))
+            numbers = rows_here[:1]  # of a rank that trains on none
+        given = [group.data for group in here], [group.rewards or () for group in here]
+        rollouts = collate(*given, self._pad_token_id, advantages_B[torch.from_numpy(rows_here)])
+        if len(numbers) < len(rows_here):
+            rollouts = rollouts.rows(torch.from_numpy(np.searchsorted(rows_here, numbers)))
         if self.options.loss.mask_truncated:
             truncated_B = truncated_B[numbers]
             rollouts = replace(rollouts, response_mask_BT=rollouts.response_mask_BT & ~truncated_B[:, None])
         rollouts = rollouts.to(self._device)
         if self.options.old_is_engine:
             rollouts = replace(rollouts, old_log_probs_BT=rollouts.engine_log_probs_BT)
-        home_B = torch.from_numpy(np.isin(numbers, plan.rows_of(self._ranks.data_rank, slice(1)))).to(self._device)
-        prompt_ids = tuple(group.prompt_id for group in groups)
+        home_B = torch.from_numpy(np.isin(numbers, plan.rows_of(self.ranks.data_rank, slice(1)))).to(self._device)
+        prompt_ids = [group.prompt_id for group in groups]
         return PreparedBatch(rollouts, numbers, home_B, plan, prompt_ids, advantages_B.tolist())
 
     def advantages(self, batch: PreparedBatch) -> list[float]:
@@ -353,23 +299,23 @@ class PolicyTrainer:
         by p. With lag or replay an older policy sampled them: the estimates are biased, and ``kl/biased`` is 1.
         ``kl/..._exact`` is what k1 and k3 estimate, at the same tokens, where the model offers it.
         """
-        assert self._reference is not None
+        assert self.reference is not None
         assert self._reference_scoring is not None
         self.offload.back("weights")
         self.offload.back("reference")
         reference_BT = self._no_grad_log_probs(self._reference_scoring, batch)
         batch.rollouts = replace(batch.rollouts, reference_log_probs_BT=reference_BT)
-        if self._previous is None:
+        if self._previous_scoring is None or self.previous is None:
             return
         p_BT = batch.own_log_probs_BT
         assert p_BT is not None
-        previous_BT = self._no_grad_log_probs(self._previous, batch)
+        previous_BT = self._no_grad_log_probs(self._previous_scoring, batch)
         home_B = batch.home_B
         mask_BT = batch.rollouts.response_mask_BT[home_B]
         tallies = kl_tallies(p_BT[home_B], reference_BT[home_B], mask_BT, "kl/reference")
         tallies |= kl_tallies(p_BT[home_B], previous_BT[home_B], mask_BT, "kl/previous")
-        tallies |= self._exact_kl(batch, self._reference.model, "kl/reference")
-        tallies |= self._exact_kl(batch, policy_in(self._previous), "kl/previous")
+        tallies |= self._exact_kl(batch, self.reference.model, "kl/reference")
+        tallies |= self._exact_kl(batch, self.previous, "kl/previous")
         biased = {"kl/biased": Metric(1.0)} if self.options.behaviour_is_engine else {}
         batch.drift = to_metrics(tallies) | biased
 
@@ -384,12 +330,11 @@ class PolicyTrainer:
             Interrupted: ``should_stop`` said so.
         """
         assert self.options.optimizer_steps_per_batch == 1, "a part of a batch with several optimizer steps"
-        assert not self._loss_scale.is_enabled(), "float16 would have to compute parts again that are gone"
+        assert not self.loss_scale.is_enabled(), "float16 would have to compute parts again that are gone"
         self.offload.back("weights")
-        ((part,),), before = batch.plan.epochs, self._accumulated
+        ((part,),) = batch.plan.epochs
         own = self._denominator(part)
-        if before is None:
-            before = Accumulated(replace(own, num_sequences=0, num_tokens=0, num_prompts=0), 0.0, {}, {}, ())
+        before = self._accumulated or Accumulated(replace(own, num_sequences=0, num_tokens=0, num_prompts=0))
         denominator = own + before.denominator
         share = before.denominator.counted / denominator.counted
         for parameter in self.model.parameters():
@@ -420,34 +365,33 @@ class PolicyTrainer:
             Interrupted: ``should_stop`` said so.
         """
         self.offload.back("weights")
-        if self._previous is not None:
+        if self.previous is not None:
             with self.offload.resident("reference"):
-                copy_weights(self.model, policy_in(self._previous), self._ranks.held)
-        parts: list[Metrics] = []
+                copy_weights(self.model, self.previous, self.ranks.held)
         if self._accumulated is not None and batch is not None:
             self.accumulate(step, batch)
-        if (whole := self._accumulated) is not None:
-            self._accumulated, further = None, whole.further
-            where = f"training step {step}, prompts {list(whole.prompt_ids)}"
+        whole, self._accumulated = self._accumulated, None
+        parts, further = list[Metrics](), dict[str, Metric]()
+        if whole is not None:
+            further |= whole.further
+            where = f"training step {step}, prompts {whole.prompt_ids}"
             parts.append(self._optimizer_step(lambda: (whole.loss, whole.metrics), step, step, where, before_change))
-        elif batch is None:
-            further = {}
-        else:
-            further = self._further(batch)
+        elif batch is not None:
+            further |= self._further(batch)
             for epoch, minibatches in enumerate(batch.plan.epochs):
                 for index, minibatch in enumerate(minibatches):
                     number = (step * self.options.epochs_per_batch + epoch) * self.options.minibatches_per_epoch + index
-                    where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {list(batch.prompt_ids)}"
+                    where = f"training step {step}, epoch {epoch}, minibatch {index}, prompts {batch.prompt_ids}"
                     gradients = partial(self._gradients, batch, minibatch, self._denominator(minibatch), where)
                     parts.append(self._optimizer_step(gradients, number, step, where, before_change))
         self.optimizer_step_metrics = parts
         metrics = combine_metrics(parts) | further
-        if self._reference is not None and self._reference.is_due(step):
+        if self.reference is not None and self.reference.is_due(step):
             with self.offload.resident("reference"):
-                self._reference.follow(self.model, step)
+                self.reference.follow(self.model, step)
         if parts:
             figures = f"loss {metrics['loss'].value:.6g}, grad_norm {metrics['grad_norm'].value:.6g}"
-            self._last_good = f"step {step}: {figures}"
+            self.last_good = f"step {step}: {figures}"
         return metrics
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -455,28 +399,24 @@ class PolicyTrainer:
         self.offload.back("weights")
         return dict(self.model.named_parameters())
 
-    def whole(self, weight: Tensor) -> Tensor:
-        """Return all of one of the weights, detached: a collective of all ranks where it is cut."""
-        return self._ranks.whole(weight)
-
     @torch.no_grad()
     def log_probs_of(
         self, prompts: Sequence[npt.NDArray[np.int64]], responses: Sequence[npt.NDArray[np.int64]]
     ) -> list[npt.NDArray[np.float32]]:
         """Return the policy's log-probs (T,) of each response behind its prompt, at temperature 1."""
         self.offload.back("weights")
-        prompt_ids_PL, lengths_P = _padded(prompts, self._pad_token_id)
-        response_ids_BT, lengths_B = _padded(responses, self._pad_token_id)
+        pad = partial(pad_sequence, batch_first=True, padding_value=self._pad_token_id)
+        lengths_P, lengths_B = (torch.tensor([len(row) for row in rows]) for rows in (prompts, responses))
+        prompt_ids_PL, response_ids_BT = (pad([torch.from_numpy(row) for row in rows]) for rows in (prompts, responses))
         mask_BT = torch.arange(response_ids_BT.shape[1]) < lengths_B[:, None]
         rows = (prompt_ids_PL, lengths_P, response_ids_BT, mask_BT, torch.arange(len(prompts)))
         with self._autocast():
             log_probs_BT, _ = self._scoring(*(tensor.to(self._device) for tensor in rows))
-        found = log_probs_BT.float().cpu().numpy()
-        return [row_T[:length] for row_T, length in zip(found, lengths_B.tolist(), strict=True)]
+        scored = log_probs_BT.float().cpu().numpy()
+        return [row_T[:length] for row_T, length in zip(scored, lengths_B.tolist(), strict=True)]
 
-    def _advantages(
-        self, groups: Sequence[RolloutGroup], rewards: Sequence[Sequence[float]], truncated_B: Tensor
-    ) -> Tensor:
+    def _advantages(self, groups: Sequence[RolloutGroup], truncated_B: Tensor) -> Tensor:
+        rewards = [group.rewards or () for group in groups]
         sizes = {len(of_group) for of_group in rewards}
         if max(sizes, default=0) > self.options.group_size:
             raise UserError(
@@ -496,20 +436,12 @@ class PolicyTrainer:
     def _exact_kl(self, batch: PreparedBatch, other: nn.Module, prefix: str) -> dict[str, Tally]:
         """Return the mean over response tokens of the KL to another policy; nothing where the model cannot tell."""
         rollouts = batch.rollouts
-        kl_BT = exact_policy_kl(
-            self.model,
-            other,
-            rollouts.prompt_ids_PL,
-            rollouts.prompt_lengths_P,
-            rollouts.response_mask_BT,
-            rollouts.prompt_index_B,
-            temperature=self.options.temperature,
-        )
-        return (
-            {}
-            if kl_BT is None
-            else {f"{prefix}_exact": mean_tally(kl_BT[batch.home_B], rollouts.response_mask_BT[batch.home_B])}
-        )
+        rows = rollouts.prompt_ids_PL, rollouts.prompt_lengths_P, rollouts.response_mask_BT, rollouts.prompt_index_B
+        kl_BT = exact_policy_kl(self.model, other, *rows, temperature=self.options.temperature)
+        if kl_BT is None:
+            return {}
+        mask_BT = rollouts.response_mask_BT[batch.home_B]
+        return {f"{prefix}_exact": mean_tally(kl_BT[batch.home_B], mask_BT)}
 
     def _further(self, batch: PreparedBatch) -> Metrics:
         """Return the drift, the share of rollouts that the loss can learn from, and where truncated ones are left out
@@ -540,40 +472,43 @@ class PolicyTrainer:
         is computed again with half the loss scale.
         """
         learning_rate = self.options.optimizer.learning_rate * self.options.schedule.share(number)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         loss, metrics = gradients()
-        scale, grad_norm, overflows = self._loss_scale.get_scale(), self._gradient_norm(), 0
+        scale, grad_norm, overflows = self.loss_scale.get_scale(), self._gradient_norm(), 0
         while scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm):
-            self._optimizer.zero_grad()
-            self._loss_scale.update(scale / 2)
+            self.optimizer.zero_grad()
+            self.loss_scale.update(scale / 2)
             overflows += 1
             loss, metrics = gradients()
-            scale, grad_norm = self._loss_scale.get_scale(), self._gradient_norm()
+            scale, grad_norm = self.loss_scale.get_scale(), self._gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self._optimizer.zero_grad()
+            self.optimizer.zero_grad()
             raise Diverged(
                 f"the loss is {loss} and the gradient norm {grad_norm} at {where}; "
-                f"the last good training step was {self._last_good}",
+                f"the last good training step was {self.last_good}",
                 step,
             )
         before_change()
         with self.offload.resident("optimizer"):
-            self._loss_scale.step(self._optimizer)
-        self._loss_scale.update()
-        self._optimizer.zero_grad()
+            self.loss_scale.step(self.optimizer)
+        self.loss_scale.update()
+        self.optimizer.zero_grad()
         self.offload.out("gradients")
-        metrics |= {"loss": Metric(loss), "grad_norm": Metric(grad_norm), "learning_rate": Metric(learning_rate)}
-        metrics["optimizer/zero_gradient_steps"] = Metric(float(grad_norm == 0.0), "sum")
-        if self._loss_scale.is_enabled():
+        metrics |= {
+            "loss": Metric(loss),
+            "grad_norm": Metric(grad_norm),
+            "learning_rate": Metric(learning_rate),
+            "optimizer/zero_gradient_steps": Metric(float(grad_norm == 0.0), "sum"),
+        }
+        if self.loss_scale.is_enabled():
             metrics |= {"float16/loss_scale": Metric(scale), "float16/overflows": Metric(overflows, "sum")}
         return metrics
 
     def _gradient_norm(self) -> float:
         """Return the norm of the gradient, which is clipped to ``max_grad_norm``."""
-        self._loss_scale.unscale_(self._optimizer)
-        largest_norm = self.options.optimizer.max_grad_norm
-        return self._ranks.clip_gradients(self.model.parameters(), math.inf if largest_norm is None else largest_norm)
+        self.loss_scale.unscale_(self.optimizer)
+        return self.ranks.clip_gradients(self.model.parameters(), self.options.optimizer.max_grad_norm or math.inf)
 
     def _denominator(self, minibatch: OptimizerStepPlan) -> Denominator:
         loss = self.options.loss
@@ -587,11 +522,11 @@ class PolicyTrainer:
         self.offload.back("gradients")
         parts: list[Metrics] = []
         loss = torch.zeros((), device=self._device)
-        microbatches = minibatch.microbatches[self._ranks.data_rank]
+        microbatches = minibatch.microbatches[self.ranks.data_rank]
         for index, numbers in enumerate(microbatches):
             if self._should_stop():
                 raise Interrupted(f"stopped in {where}")
-            with self._ranks.accumulating(self._scoring, last=index == len(microbatches) - 1):
+            with self.ranks.accumulating(self._scoring, last=index == len(microbatches) - 1):
                 if not len(numbers):
                     self._backward_of_nothing(batch)
                     continue
@@ -604,12 +539,12 @@ class PolicyTrainer:
                 share, metrics = self._backward(micro, weights_BT)
             loss += share
             parts.append(metrics)
-        return float(self._ranks.total(loss)), combine_metrics(parts)
+        return float(self.ranks.total(loss)), combine_metrics(parts)
 
     def _backward_of_nothing(self, batch: PreparedBatch) -> None:
         """Take part in the collectives of a microbatch that other ranks have rows for; the gradient is 0."""
         log_probs_BT, _ = self._log_probs(self._scoring, batch.rollouts.rows([0]), with_entropy=False)
-        self._loss_scale.scale(log_probs_BT.sum() * 0.0).backward()
+        self.loss_scale.scale(log_probs_BT.sum() * 0.0).backward()
 
     def _backward(self, micro: RolloutBatch, weights_BT: Tensor) -> tuple[Tensor, Metrics]:
         """Accumulate the gradient of one microbatch; return its share of the loss and its metrics.
@@ -633,13 +568,13 @@ class PolicyTrainer:
             gap = tallies.pop("engine_mismatch/kl")
             if not self.options.old_is_engine:
                 tallies["off_policy/kl"] = gap  # the gap is the lag's too
-        self._loss_scale.scale(loss * self._ranks.data_ranks).backward()  # their mean is taken of it
+        self.loss_scale.scale(loss * self.ranks.data_ranks).backward()  # their mean is taken of it
         return loss.detach(), to_metrics(tallies)
 
     @torch.no_grad()
     def _no_grad_log_probs(self, scoring: nn.Module, batch: PreparedBatch) -> Tensor:
         """Log-probs of this rank's rollouts under a policy, one microbatch after the other; 0 where masked."""
-        rollouts, several = batch.rollouts, self._ranks.data_ranks > 1
+        rollouts, several = batch.rollouts, self.ranks.data_ranks > 1
         pieces = self.options.minibatches_per_epoch * self.options.gradient_accumulation_steps
         log_probs_BT = torch.zeros_like(rollouts.engine_log_probs_BT)
         for rows_B in torch.arange(rollouts.num_rollouts, device=self._device).tensor_split(pieces):
@@ -672,28 +607,14 @@ class PolicyTrainer:
         return scored
 
 
-def _ban_of(first: int, ends: Sequence[int]) -> TokenBan | None:
-    if first == 0:
-        return None
-    if not ends:
-        raise UserError(f"ban_eos_first is {first}, and the policy has no end token", where="eos_token_id")
-    return TokenBan(tuple(ends), first)
-
-
 def plan_training_step(
     step: int, groups: Sequence[RolloutGroup], options: TrainerOptions, data_ranks: int
 ) -> BatchPlan:
     """Plan a training step of so many data-parallel ranks; groups may come without their data."""
-    sizes = [len(group.lengths) for group in groups]
-    lengths = BatchLengths(
-        np.array([group.prompt_length or 0 for group in groups]),
-        np.array([length for group in groups for length in group.lengths]),
-        np.arange(len(groups)).repeat(sizes),
-        ~_truncated(groups).numpy() if options.loss.mask_truncated else np.ones(sum(sizes), dtype=np.bool_),
-    )
     return plan_batch(
-        lengths,
+        [(group.prompt_length or 0, group.lengths) for group in groups],
         step=step,
+        in_loss_B=~_truncated(groups).numpy() if options.loss.mask_truncated else None,
         seed=options.seed,
         epochs=options.epochs_per_batch,
         minibatches=options.minibatches_per_epoch,
@@ -705,25 +626,12 @@ def plan_training_step(
     )
 
 
-def _any_rows(groups: Sequence[RolloutGroup]) -> Rows:
-    """The rows of the groups that came with data, for a rank that trains on none."""
-    sizes = [len(group.lengths) for group in groups]
-    return np.flatnonzero(np.repeat([group.data is not None for group in groups], sizes))[:1]
-
-
 def _truncated(groups: Sequence[RolloutGroup]) -> Tensor:
-    """Whether each rollout was cut at ``max_tokens``, (B,)."""
-    return torch.tensor([cut for group in groups for cut in truncations(group)], dtype=torch.bool)
-
-
-def truncations(group: RolloutGroup) -> Sequence[bool]:
-    """Whether each rollout of a group was cut at ``max_tokens``; what the group says itself, where it has no data."""
-    if group.data is None:
-        return group.truncated or (False,) * len(group.lengths)
-    return [completion.finish_reason == "length" for completion in group.data.completions]
-
-
-def _padded(rows: Sequence[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:
-    """Rows of token ids, padded at their ends, and their lengths."""
-    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row) for row in rows], True, fill)
-    return padded, torch.tensor([len(row) for row in rows])
+    """Whether each rollout was cut at ``max_tokens``, (B,); what a group says itself, where it has no data."""
+    truncated = list[bool]()
+    for group in groups:
+        if group.data is None:
+            truncated += group.truncated or (False,) * len(group.lengths)
+        else:
+            truncated += [completion.finish_reason == "length" for completion in group.data.completions]
+    return torch.tensor(truncated, dtype=torch.bool)

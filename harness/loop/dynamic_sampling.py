@@ -37,7 +37,6 @@ class OpenShard:
     answers: list[ScoredBatch] = field(default_factory=list)
 
     def copy(self) -> OpenShard:
-        """Return a shard that goes its own way from here."""
         return OpenShard(self.item, dict(self.kept), list(self.discarded), list(self.answers))
 
     def complete(self) -> ScoredBatch:
@@ -58,8 +57,7 @@ class DynamicSampler:
     Args:
         plan: makes the orders.
         counts: what is thrown away is counted here.
-        shards: that a killed run held back.
-        orders: that it was to sample again.
+        shards, orders: that a killed run held back, and that it was to sample again.
 
     Attributes:
         orders: to sample again, and taken by no Generator.
@@ -78,6 +76,8 @@ class DynamicSampler:
 
     def take_in(self, scored: ScoredBatch) -> ScoredBatch | None:
         """Take in one scored order; return its shard if that is complete, else there is another order for it."""
+        if not self._plan.dynamic_sampling.attempts:
+            return scored
         item = scored.item
         shard = self._open.setdefault((item.step, item.shard), OpenShard(item))
         shard.answers.append(replace(scored, groups=()))

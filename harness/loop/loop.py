@@ -161,9 +161,7 @@ class _Lanes:
         self.in_flight = state.in_flight  # rollouts whose generation has begun, and not scored
         self.room = plan.room * len(plan.batch_prompts(0))  # groups
         self.failed_batches = state.failed_batches  # taken last, one after another, without any group that had a reward
-        self.sampler = (
-            DynamicSampler(plan, self.counts, state.open_shards, again) if plan.dynamic_sampling.attempts else None
-        )
+        self.sampler = DynamicSampler(plan, self.counts, state.open_shards, again)
         self.assembler = new_assembler(plan, shards)
         for part in state.waiting:
             self._drop(self.assembler.add(part, self.version))
@@ -179,10 +177,10 @@ class _Lanes:
             version=self.version,
             evaluated=self.evaluations.told,
             issued=self.orders.issued,
-            pending=(*self.orders.pending, *(self.sampler.orders if self.sampler else ())),
+            pending=(*self.orders.pending, *self.sampler.orders),
             unscored=self.orders.unscored,
             waiting=self.assembler.waiting,
-            open_shards=self.sampler.open_shards if self.sampler else (),
+            open_shards=self.sampler.open_shards,
             replay=None if self.buffer is None else self.buffer.state,
             counts=replace(self.counts),
             dropped=self.dropped,
@@ -210,7 +208,7 @@ class _Lanes:
             self._admit_one()
             there = partial(self._is_published, self._needed(item))
             await self._wait_and_sample_again(generator, Stage.WAIT_FOR_WEIGHTS, there, item.step)
-            self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates))
+            self._hand_to_scorer(item, await self._sample(generator, item, evaluates))
         last = self.plan.steps
         if evaluates and self.plan.is_evaluated(last):
             there = partial(self._is_published, last)
@@ -225,32 +223,29 @@ class _Lanes:
 
         And so does an evaluation for which a checkpoint waits.
         """
-        while True:
+
+        def comes_first() -> bool:
+            return self._samples_again() or self._evaluates_first(generator)
+
+        while comes_first() or not condition():
             if self._evaluates_first(generator):
                 await self._evaluate_next(generator)
-            elif self.sampler is not None and self._samples_again():
+            elif self._samples_again():
                 item = self.sampler.next_order()
                 self.orders.take(item)
                 self._admit_one()  # who was woken for room may be here instead
-                self._hand_to_scorer(generator, item, await self._sample(generator, item, evaluates=False))
-            elif condition():
-                return
+                self._hand_to_scorer(item, await self._sample(generator, item, evaluates=False))
             else:
-                await self._wait(
-                    generator.lane,
-                    stage,
-                    lambda: self._samples_again() or self._evaluates_first(generator) or condition(),
-                    step,
-                )
+                await self._wait(generator.lane, stage, lambda: comes_first() or condition(), step)
 
     def _samples_again(self) -> bool:
         """Whether groups are to be sampled again. What is still to be when the last step is made, nobody needs."""
-        return self.sampler is not None and bool(self.sampler.orders) and self.version < self.plan.steps
+        return bool(self.sampler.orders) and self.version < self.plan.steps
 
     def _evaluates_first(self, generator: Generator) -> bool:
         """Whether a checkpoint waits for an evaluation that this Generator has not begun."""
-        mine = generator is self.generators[0]
-        return self.evaluates_first and mine and self.evaluations.is_due_before(self.version)
+        is_asked = self.evaluates_first and generator is self.generators[0]
+        return is_asked and any(handle.version < self.version for handle in self.evaluations.due)
 
     def _needed(self, item: WorkItem) -> int:
         """The oldest version with which an order may be started."""
@@ -270,27 +265,35 @@ class _Lanes:
             await self.throttle.acquire(item.step)
         self.in_flight += len(item.prompt_ids) * item.group_size
         while True:
-            self._check_start(generator, item)
+            lag = self._lag(generator)
+            if lag > self.plan.max_lag:
+                raise RunStopped(
+                    f"lag bound broken: {generator.lane} starts the batch of step {item.step} at policy version "
+                    f"{self.version - lag} while the Learner is at {self.version}: lag {lag} is above max_lag "
+                    f"{self.plan.max_lag}"
+                )
             loaded = self.loaded[generator.lane]
             try:
                 groups = await self._generate(generator, item)
             except PartReplaced as error:
                 self._replaced(generator.lane, error)
+                await self._freshen(generator, item.step, needed, evaluates)
             else:
                 check_generated(generator.lane, item, groups, loaded)
                 return groups
-            await self._freshen(generator, item.step, needed, evaluates)
 
     async def _generate(self, generator: Generator, item: WorkItem) -> tuple[RolloutGroup, ...]:
         """Generate one order; under ``in_flight``, take each newer version while it is being generated."""
         if self.plan.lag_control != "in_flight":
             return await generator.generate(item)
         work, published = asyncio.ensure_future(generator.generate(item)), self.conditions[Stage.WAIT_FOR_WEIGHTS]
+
+        def may_go_on() -> bool:
+            return work.done() or self._newest().version > self.loaded[generator.lane]
+
         try:
             while not work.done():
-                await published.until(
-                    lambda: work.done() or self._newest().version > self.loaded[generator.lane], or_done=work
-                )
+                await published.until(may_go_on, or_done=work)
                 if not work.done():
                     await self._load(generator, self._newest())
             return await work
@@ -333,9 +336,9 @@ class _Lanes:
 
         At lag 0 the step is complete only when the evaluation is scored, so the next batch waits for that.
         """
-        weight_handle = self.evaluations.begin()
-        if weight_handle is None:
+        if not self.evaluations.due:
             return False
+        weight_handle = self.evaluations.due.popleft()
         version, item = weight_handle.version, self.plan.evaluation_order(weight_handle.version)
 
         async def load_and_generate() -> tuple[RolloutGroup, ...]:
@@ -345,13 +348,13 @@ class _Lanes:
         with self.loaded.in_use(version):
             groups = await self._answer(generator.lane, load_and_generate)
             check_generated(generator.lane, item, groups, version)
-            self._hand_to_scorer(generator, item, groups)
+            self._hand_to_scorer(item, groups)
             if self.plan.is_synchronous:
-                reported = partial(self.evaluations.is_reported, version)
-                await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, reported, version)
+                is_reported = lambda: version not in self.evaluations.unreported  # noqa: E731
+                await self._wait(generator.lane, Stage.WAIT_FOR_WEIGHTS, is_reported, version)
         return True
 
-    def _hand_to_scorer(self, generator: Generator, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
+    def _hand_to_scorer(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> None:
         if item.purpose is Purpose.TRAIN:
             self.counts.generated += count(groups)
             self.orders.sampled(item, groups)
@@ -361,21 +364,12 @@ class _Lanes:
     def _lag(self, generator: Generator) -> int:
         return self.version - self.loaded[generator.lane]
 
-    def _check_start(self, generator: Generator, item: WorkItem) -> None:
-        lag, bound = self._lag(generator), self.plan.max_lag
-        if lag > bound:
-            raise RunStopped(
-                f"lag bound broken: {generator.lane} starts the batch of step {item.step} at policy version "
-                f"{self.version - lag} while the Learner is at {self.version}: lag {lag} is above max_lag {bound}"
-            )
-
     # ---- Scorer
 
     async def _scorer_lane(self, scorer: Scorer) -> None:
+        has_work = lambda: bool(self.unscored) or self.learner_done  # noqa: E731
         while True:
-            await self._wait(
-                scorer.lane, Stage.WAIT_FOR_ROLLOUTS, lambda: bool(self.unscored) or self.learner_done, self.version
-            )
+            await self._wait(scorer.lane, Stage.WAIT_FOR_ROLLOUTS, has_work, self.version)
             if self.learner_done:
                 return
             await self._score(scorer, *self.unscored.popleft())
@@ -394,7 +388,7 @@ class _Lanes:
         if scored.failed_groups:
             self.under_way -= scored.failed_groups
             self.counts.failed += count(groups) - count(scored.groups)
-        shard = scored if self.sampler is None else self.sampler.take_in(scored)
+        shard = self.sampler.take_in(scored)
         if shard is None:
             self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
             return
@@ -416,9 +410,8 @@ class _Lanes:
             if self.plan.is_checkpointed(self.version):
                 await self._save(step)
         await self._wait_until_published(self.learner.lane, self.plan.steps, self.plan.steps)
-        await self._wait(
-            self.learner.lane, Stage.WAIT_FOR_BATCH, lambda: self.evaluations.all_reported, self.plan.steps
-        )
+        evaluated = lambda: not self.evaluations.unreported  # noqa: E731
+        await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, evaluated, self.plan.steps)
         await self.learner.save_policy(self.version, last=True)
         self.learner_done = True
         self._notify(*_WAITS)
@@ -450,16 +443,15 @@ class _Lanes:
         """
         batch = self._take_batch(step)
         taken = self._choose(step, batch)
-        queued = count(group for part in self.assembler.waiting for group in part.groups)
-        queued += self.sampler.waiting if self.sampler else Count()
+        waiting = count(group for part in self.assembler.waiting for group in part.groups) + self.sampler.waiting
         in_flight = self.in_flight
+        rest = tuple(item.group for item in taken)
         if taken_in:
             rest = tuple(group for shard, part in enumerate(batch) if shard not in taken_in for group in part.groups)
-        else:
-            rest = tuple(item.group for item in taken)
         result = await self.learner.update(step, rest)
         await self._wait_until_published(self.learner.lane, step, step)
-        self._count_uses(taken)
+        self.counts.trained += count(item.group for item in taken if item.uses == 1)
+        self.counts.trained_again += count(item.group for item in taken if item.uses > 1)
         self.version = step + 1
         self._drop(self.assembler.expire(self.version))
         self._admit_one()
@@ -470,7 +462,7 @@ class _Lanes:
             if self.plan.is_synchronous:
                 await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, self._weights_in_use, step)
             report = StepReport(
-                step, batch, taken, result, weight_handle, self.dropped, queued.rollouts, in_flight, replay
+                step, batch, taken, result, weight_handle, self.dropped, waiting.rollouts, in_flight, replay
             )
             self.dropped = Count()
             self.observer.on_step(report)
@@ -488,7 +480,7 @@ class _Lanes:
         await self._wait_until_published(self.learner.lane, self.version, self.version)
         self.evaluates_first = True
         self._notify(Stage.WAIT_FOR_WEIGHTS, Stage.WAIT_FOR_ROOM)
-        told = partial(self.evaluations.is_reported_before, self.version)
+        told = lambda: all(version >= self.version for version in self.evaluations.unreported)  # noqa: E731
         await self._wait(self.learner.lane, Stage.WAIT_FOR_BATCH, told, step)
         self.evaluates_first = False
         if self.checkpoints is not None:
@@ -520,24 +512,18 @@ class _Lanes:
             return tuple(ReplayDraw(group, 1, self.version - group.min_version) for group in fresh)
         self.buffer.add(fresh, self.version)
         taken = self.buffer.sample(self.version)
-        bound = self.buffer.max_age
         for item in taken:
-            if item.age > bound:
+            if item.age > self.buffer.max_age:
                 raise RunStopped(
                     f"age bound broken: training step {step} at policy version {self.version} would train on a "
                     f"replayed group of version {item.group.min_version}: age {item.age} is above replay.max_age "
-                    f"{bound}"
+                    f"{self.buffer.max_age}"
                 )
         return taken
 
-    def _count_uses(self, taken: Sequence[ReplayDraw]) -> None:
-        self.counts.trained += count(item.group for item in taken if item.uses == 1)
-        self.counts.trained_again += count(item.group for item in taken if item.uses > 1)
-
     async def _publish(self) -> WeightHandle:
-        needed = self.evaluations.due_versions() | self.loaded.needed.keys()
-        if self.newest is not None:
-            needed.add(self.newest.version)
+        needed = {handle.version for handle in self.evaluations.due} | self.loaded.needed.keys()
+        needed |= set() if self.newest is None else {self.newest.version}
         weight_handle = await self.learner.publish_weights(self.version, frozenset(needed))
         check_published(self.learner.lane, self.version, weight_handle)
         self.newest = weight_handle
@@ -550,7 +536,7 @@ class _Lanes:
     def _weights_in_use(self) -> bool:
         """Whether every Generator with work left holds the newest weights, and what is due was evaluated."""
         last = self.version == self.plan.steps
-        return (last or self.loaded.oldest >= self.version) and self.evaluations.all_reported
+        return (last or self.loaded.oldest >= self.version) and not self.evaluations.unreported
 
     def _check_consumption(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         oldest = min(group.min_version for group in groups)

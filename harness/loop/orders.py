@@ -25,9 +25,7 @@ class Orders:
     Args:
         plan: makes the stream.
         shards: parts of a batch.
-        issued: orders of the stream that were handed out before.
-        pending: of these, the ones to hand out once more.
-        unscored: of these, the ones that are sampled and not scored, in the order in which they were sampled.
+        issued, pending, unscored: where a killed run was; see ``LoopState``.
 
     Attributes:
         issued: orders of the stream handed out so far, each counted once.
@@ -90,11 +88,7 @@ def _key(item: WorkItem) -> tuple[int, int, int]:
 def check_generated(lane: str, item: WorkItem, groups: tuple[RolloutGroup, ...], loaded: int) -> None:
     """Check that there is one whole group for each prompt of the order, sampled with the weights that were loaded.
 
-    Args:
-        lane: the Generator's.
-        item: the order.
-        groups: the answer.
-        loaded: version that the Generator held when it started. While it generates a batch it may load newer ones.
+    ``loaded`` is the version that the Generator held when it started; meanwhile it may load newer ones.
 
     Raises:
         RunStopped: it is not so.

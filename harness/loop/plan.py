@@ -32,12 +32,10 @@ class LoopPlan:
             two tokens of a batch that it has started.
         replay: capacity 0 consumes each batch directly; else ``max_age`` and ``sample_groups`` are numbers, not null.
         num_prompts: training prompts, of which dynamic sampling draws others.
-        overlapped_publish: the Learner starts the next training step while it publishes its weights.
         checkpoint_every: training steps from one checkpoint to the next; 0 makes none.
         save_policy_every: training steps from one saved policy to the next; 0 saves the last one alone.
-        stream: the Learner trains on each shard of a batch as soon as it is scored, with one optimizer step for all.
-            ``in_order``: not before those in front of it, so that sums do not depend on time. ``as_scored``: in the
-            order of arrival. None waits for the whole batch. Not with ``drop``, nor with replay.
+        stream: train on each shard of a batch when it is scored, with one optimizer step for all: ``in_order`` not
+            before those in front of it, so that sums do not depend on time. Not with ``drop``, nor with replay.
         max_failed_batches: batches in a row without any group that has a reward after which the run still goes on.
     """
 
@@ -77,11 +75,7 @@ class LoopPlan:
         return self.save_policy_every > 0 and version % self.save_policy_every == 0
 
     def train_orders(self, shards: int, issued: int = 0) -> Iterator[WorkItem]:
-        """Yield every batch in order, cut into ``shards`` parts; without end under ``drop``.
-
-        Args:
-            shards: parts of a batch.
-            issued: orders at the beginning that are left out.
+        """Yield every batch in order, cut into ``shards`` parts, but for ``issued`` orders; without end under ``drop``.
 
         Raises:
             ValueError: there are more shards than prompts in a batch.
@@ -103,10 +97,7 @@ class LoopPlan:
 
         Which prompts it draws depends on the root seed, the batch, the place and the attempt: never one that stands in
         the batch or stood there. Where a small training set has no other left, the same prompt is asked again.
-
-        Args:
-            item: the order of the attempt before.
-            prompts: place in the batch -> prompt id that stands there.
+        ``item`` is the order of the attempt before, ``prompts`` says which prompt stands at each place in the batch.
         """
         others, each = self._other_prompts(item.step), len(self.batch_prompts(item.step))
         drawn = {place: item.attempt * each + place for place in prompts}

@@ -64,6 +64,10 @@ class ReplayStats:
         """Evictions of every cause."""
         return self.evicted_full + self.evicted_age
 
+    def plus(self, **more: int) -> ReplayStats:
+        """Return the totals with so many more in these columns."""
+        return replace(self, **{name: getattr(self, name) + count for name, count in more.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
@@ -145,10 +149,9 @@ class ReplayBuffer:
             seen.add(id(_handle(group)))
         self._version, self._batches = version, self._batches + 1
         self._entries += [StoredGroup(group, self._batches) for group in groups]
-        self.stats = replace(self.stats, added=self.stats.added + len(groups))
+        self.stats = self.stats.plus(added=len(groups))
         self._evict_aged()
-        gone = self._keep(self._entries[-self.settings.capacity :])
-        self.stats = replace(self.stats, evicted_full=self.stats.evicted_full + gone)
+        self._keep(self._entries[-self.settings.capacity :], "evicted_full")
 
     def sample(self, version: int) -> tuple[ReplayDraw, ...]:
         """Draw one training step's groups without replacement: ``sample_groups`` of them, or all if fewer are held.
@@ -160,9 +163,6 @@ class ReplayBuffer:
         The draw depends on the seed, the version and the groups held in their order, and on nothing else: a second
         draw at one version from the same groups is the same.
 
-        Args:
-            version: the Learner's policy version.
-
         Returns:
             The groups drawn, oldest entry first; empty if none is held.
 
@@ -173,45 +173,37 @@ class ReplayBuffer:
         self._version = version
         self._evict_aged()
         ranks = self._ranks()
-        drawn = sorted(sorted(range(len(ranks)), key=ranks.__getitem__)[: self._sample_groups])
-        for index in drawn:
+        taken = []
+        for index in sorted(sorted(range(len(ranks)), key=ranks.__getitem__)[: self._sample_groups]):
             entry = self._entries[index]
-            self._entries[index] = StoredGroup(entry.group, entry.batch, entry.uses + 1)
-        taken = tuple(
-            ReplayDraw(entry.group, entry.uses, version - entry.group.min_version)
-            for entry in map(self._entries.__getitem__, drawn)
-        )
-        self.stats = replace(
-            self.stats,
-            taken=self.stats.taken + len(taken),
-            distinct_taken=self.stats.distinct_taken + sum(item.uses == 1 for item in taken),
-        )
-        return taken
+            self._entries[index] = replace(entry, uses=entry.uses + 1)
+            taken.append(ReplayDraw(entry.group, entry.uses + 1, version - entry.group.min_version))
+        self.stats = self.stats.plus(taken=len(taken), distinct_taken=sum(item.uses == 1 for item in taken))
+        return tuple(taken)
 
     def _ranks(self) -> Sequence[float]:
         """A number for each entry; the lowest are drawn."""
         rng = random.Random(derive_seed(self.seed, "replay", self._version))
+        rewards = [entry.group.rewards or () for entry in self._entries]
         match self.settings.sampling:
             case "newest":
                 return [-entry.batch for entry in self._entries]
             case "uniform":
                 return _waiting_times([1.0] * len(self._entries), rng)
             case "reward_weighted":
-                return _waiting_times(reward_weights([_mean_reward(entry.group) for entry in self._entries]), rng)
+                return _waiting_times(reward_weights([math.fsum(group) / len(group) for group in rewards]), rng)
             case "signal_weighted":
-                return _waiting_times(signal_weights([entry.group.rewards or () for entry in self._entries]), rng)
+                return _waiting_times(signal_weights(rewards), rng)
 
     def _evict_aged(self) -> None:
         oldest = self._version - self.max_age
-        gone = self._keep([entry for entry in self._entries if entry.group.min_version >= oldest])
-        self.stats = replace(self.stats, evicted_age=self.stats.evicted_age + gone)
+        self._keep([entry for entry in self._entries if entry.group.min_version >= oldest], "evicted_age")
 
-    def _keep(self, staying: list[StoredGroup]) -> int:
-        """Hold only these entries from now on; count the unused among the others and return how many left."""
-        gone, unused = len(self._entries) - len(staying), _count_unused(self._entries) - _count_unused(staying)
+    def _keep(self, staying: list[StoredGroup], cause: str) -> None:
+        """Hold only these entries from now on; count the others, and the unused among them."""
+        unused = sum(entry.uses == 0 for entry in self._entries) - sum(entry.uses == 0 for entry in staying)
+        self.stats = self.stats.plus(**{cause: len(self._entries) - len(staying)}, evicted_unused=unused)
         self._entries = staying
-        self.stats = replace(self.stats, evicted_unused=self.stats.evicted_unused + unused)
-        return gone
 
     def _check_forward(self, version: int) -> None:
         if version < self._version:
@@ -239,14 +231,12 @@ def signal_weights(rewards: Sequence[Sequence[float]]) -> list[float]:
     the others are 0. A group of equal rewards (see ``rewards_differ``) has no gradient: its w_g is ``SIGNAL_FLOOR``, so
     that it is drawn where no other is left.
     """
-    return [
-        _spread(group) + SIGNAL_FLOOR if rewards_differ(min(group), max(group)) else SIGNAL_FLOOR for group in rewards
-    ]
 
+    def spread(group: Sequence[float]) -> float:
+        mean = math.fsum(group) / len(group)
+        return math.fsum(abs(reward - mean) for reward in group) / len(group)
 
-def _spread(rewards: Sequence[float]) -> float:
-    mean = math.fsum(rewards) / len(rewards)
-    return math.fsum(abs(reward - mean) for reward in rewards) / len(rewards)
+    return [(spread(group) if rewards_differ(min(group), max(group)) else 0.0) + SIGNAL_FLOOR for group in rewards]
 
 
 def _waiting_times(weights: Sequence[float], rng: random.Random) -> list[float]:
@@ -256,15 +246,6 @@ def _waiting_times(weights: Sequence[float], rng: random.Random) -> list[float]:
     largest keys u_i^(1/w_i): the same order, without underflow.
     """
     return [-math.log(1.0 - rng.random()) / weight for weight in weights]
-
-
-def _mean_reward(group: RolloutGroup) -> float:
-    assert group.rewards is not None
-    return math.fsum(group.rewards) / len(group.rewards)
-
-
-def _count_unused(entries: Sequence[StoredGroup]) -> int:
-    return sum(entry.uses == 0 for entry in entries)
 
 
 def _handle(group: RolloutGroup) -> object:

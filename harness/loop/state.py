@@ -58,8 +58,6 @@ class LoopState:
         unscored: orders sampled and not scored, in the order in which they were sampled.
         waiting: what is scored and waits to be trained on, in the assembler's order.
         open_shards: what dynamic sampling holds back.
-        replay: the replay buffer; None without one.
-        counts: what became of the rollouts so far.
         dropped: rollouts dropped since the last training step.
         replaced: deaths of parts so far.
         failed_batches: batches taken last, one after another, without any group that had a reward.

@@ -23,10 +23,6 @@ from harness.core.errors import UserError
 from harness.core.types import Completion, GroupData, Prompt, RolloutGroup
 from harness.loop.state import FORMAT, LoopState, with_data
 
-STATE, TOKENS = "loop.json", "loop.safetensors"
-"""The files in the folder of a checkpoint."""
-BATCH, BATCH_TOKENS = "batch.json", "batch.safetensors"
-"""Those in the folder of a training step that was kept."""
 S = TypeVar("S")
 
 
@@ -48,46 +44,36 @@ class KeptBatch:
         return tuple(group for part in self.parts for group in part)
 
 
-def write_batch(batch: KeptBatch, folder: Path) -> tuple[WrittenFile, ...]:
-    """Write the two files of a batch into a folder that is there; its groups have ``GroupData``.
-
-    Raises:
-        OSError: they cannot be written, or are there already.
-    """
-    document, arrays = encode(batch)
-    return write_file(folder, BATCH, [document]), write_file(folder, BATCH_TOKENS, [arrays])
+FILES: dict[type, tuple[str, str]] = {
+    LoopState: ("loop.json", "loop.safetensors"),  # in the folder of a checkpoint
+    KeptBatch: ("batch.json", "batch.safetensors"),  # in that of a training step that was kept
+}
 
 
-def read_batch(folder: Path) -> KeptBatch:
-    """Read the two files of a batch.
-
-    Raises:
-        UserError: a file is missing or is not what it must be, with its name.
-    """
-    return _read(folder, BATCH, BATCH_TOKENS, KeptBatch)
-
-
-def write_state(state: LoopState, folder: Path) -> tuple[WrittenFile, ...]:
+def write_files(value: LoopState | KeptBatch, folder: Path) -> tuple[WrittenFile, ...]:
     """Write the two files into a folder that is there; return what the folder's manifest has to know of them.
 
-    Args:
-        state: the data of its groups are ``GroupData``, or nothing (in a simulated run).
-        folder: without these files.
+    The data of its groups are ``GroupData``, or nothing (in a simulated run).
 
     Raises:
         OSError: they cannot be written, or are there already.
     """
-    document, arrays = encode(state)
-    return write_file(folder, STATE, [document]), write_file(folder, TOKENS, [arrays])
+    return tuple(write_file(folder, name, [part]) for name, part in zip(FILES[type(value)], encode(value), strict=True))
 
 
-def read_state(folder: Path) -> LoopState:
+def read_files(folder: Path, kind: type[S]) -> S:
     """Read the two files; the data of the groups are ``GroupData`` or nothing.
 
     Raises:
         UserError: a file is missing or is not what it must be, with its name.
     """
-    return _read(folder, STATE, TOKENS, LoopState)
+    try:
+        document, arrays = ((folder / name).read_bytes() for name in FILES[kind])
+        return decode(document, arrays, kind)
+    except OSError as error:
+        raise UserError(f"the checkpoint cannot be read ({error.strerror})", str(error.filename)) from None
+    except UserError as error:
+        raise UserError(error.what, str(folder), error.fix) from None
 
 
 def encode(state: LoopState | KeptBatch) -> tuple[bytes, bytes]:
@@ -111,12 +97,13 @@ def encode(state: LoopState | KeptBatch) -> tuple[bytes, bytes]:
     return json.dumps(document).encode(), save(joined)
 
 
-def decode(document: bytes, arrays: bytes, kind: type[S], files: str = f"{STATE} or {TOKENS}") -> S:
+def decode(document: bytes, arrays: bytes, kind: type[S]) -> S:
     """Return what ``encode`` was given, from what stands in the two files.
 
     Raises:
         UserError: it is of another format, or not what ``encode`` writes.
     """
+    files = " or ".join(FILES[kind])
     try:
         raw, tokens = json.loads(document), load(arrays)
         saved = raw.get("format", 1)
@@ -144,13 +131,3 @@ def decode(document: bytes, arrays: bytes, kind: type[S], files: str = f"{STATE}
         if isinstance(error, UserError):
             raise
         raise UserError(f"{files} is damaged: {error}") from None
-
-
-def _read(folder: Path, state: str, tokens: str, kind: type[S]) -> S:
-    try:
-        document, arrays = (folder / state).read_bytes(), (folder / tokens).read_bytes()
-        return decode(document, arrays, kind, f"{state} or {tokens}")
-    except OSError as error:
-        raise UserError(f"the checkpoint cannot be read ({error.strerror})", str(error.filename)) from None
-    except UserError as error:
-        raise UserError(error.what, str(folder), error.fix) from None

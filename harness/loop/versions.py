@@ -68,27 +68,21 @@ class Evaluations:
 
     Attributes:
         told: newest version that was reported.
+        due: weights whose evaluation nobody has begun, oldest first.
+        unreported: versions whose evaluation is due or under way, oldest first.
     """
 
     def __init__(self, told: int = NONE) -> None:
         self.told = told
-        self._due: deque[WeightHandle] = deque()  # nobody has begun these
-        self._unreported: deque[int] = deque()  # due or begun, by version
+        self.due = deque[WeightHandle]()
+        self.unreported = deque[int]()
         self._early: dict[int, ScoredBatch] = {}  # scored before that of an older version was
 
     def add(self, weight_handle: WeightHandle) -> None:
         """These weights are to be evaluated, unless they were."""
         if weight_handle.version > self.told:
-            self._due.append(weight_handle)
-            self._unreported.append(weight_handle.version)
-
-    def begin(self) -> WeightHandle | None:
-        """Return the oldest weights whose evaluation nobody has begun; None if there are none."""
-        return self._due.popleft() if self._due else None
-
-    def due_versions(self) -> set[int]:
-        """Versions whose evaluation nobody has begun."""
-        return {weight_handle.version for weight_handle in self._due}
+            self.due.append(weight_handle)
+            self.unreported.append(weight_handle.version)
 
     def scored(self, scored: ScoredBatch) -> list[tuple[int, ScoredBatch]]:
         """Take in one scored evaluation; return what can be reported now, in order of version.
@@ -97,24 +91,7 @@ class Evaluations:
         """
         self._early[scored.item.step] = scored
         reported = []
-        while self._unreported and self._unreported[0] in self._early:
-            self.told = version = self._unreported.popleft()
+        while self.unreported and self.unreported[0] in self._early:
+            self.told = version = self.unreported.popleft()
             reported.append((version, self._early.pop(version)))
         return reported
-
-    def is_due_before(self, version: int) -> bool:
-        """Whether nobody has begun the evaluation of an older version."""
-        return bool(self._due) and self._due[0].version < version
-
-    def is_reported_before(self, version: int) -> bool:
-        """Whether nothing is due or under way of older versions."""
-        return not self._unreported or self._unreported[0] >= version
-
-    def is_reported(self, version: int) -> bool:
-        """Whether this version's evaluation was reported, or none was due."""
-        return version not in self._unreported
-
-    @property
-    def all_reported(self) -> bool:
-        """Whether nothing is due or under way."""
-        return not self._unreported

@@ -21,7 +21,7 @@ from harness.core.trace import SpanContext, Stage, Tracer
 from harness.core.types import RolloutGroup, UpdateResult, WeightHandle
 from harness.learner.checkpoint import SavedState
 from harness.loop.state import LoopState, with_data
-from harness.loop.state_files import write_state
+from harness.loop.state_files import write_files
 from harness.results.recorder import RunRecorder
 from harness.results.segments import RECORDED, Recorded, sync_rows
 from harness.results.writer import CHECKPOINTS
@@ -131,7 +131,7 @@ class RunCheckpoints:
     def _write(self, draft: Path, state: LoopState, recorded: Recorded) -> tuple[WrittenFile, ...]:
         with self._beside(state.version):
             sync_rows(self._folder.parent)
-            loop = write_state(with_data(state, self._parts.data_of), draft)
+            loop = write_files(with_data(state, self._parts.data_of), draft)
             return (*loop, write_file(draft, RECORDED, [recorded.to_json()]))
 
     def _commit(self, draft: Path, files: Sequence[WrittenFile]) -> Checkpoint:

@@ -26,7 +26,7 @@ from harness.core.trace import Stage, Tracer
 from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.learner.checkpoint import reference_file
 from harness.loop.state import with_data
-from harness.loop.state_files import KeptBatch, write_batch
+from harness.loop.state_files import KeptBatch, write_files
 from harness.results.jsonl import read_json
 from harness.results.writer import KEPT_STEPS
 from harness.run.checkpoints import ForwardingLearner, RunCheckpoints, StatefulLearner, writable
@@ -156,7 +156,7 @@ class KeepingLearner(ForwardingLearner):
         def write() -> None:
             batch = with_data(KeptBatch(step, tuple(draft.parts)), self._parts.data_of)
             said = json.dumps(msgspec.to_builtins(result)).encode()
-            files = [*draft.files, *write_batch(batch, draft.folder), write_file(draft.folder, RESULT, [said])]
+            files = [*draft.files, *write_files(batch, draft.folder), write_file(draft.folder, RESULT, [said])]
             commit(draft.folder, files, keep=sys.maxsize)
 
         with writable(f"training step {step}"), self._tracer.span(self.lane, Stage.CHECKPOINT, step, step):

@@ -227,7 +227,7 @@ class LearnerRank(LearnerWorker):
         held = self.trainer.weights()  # on the device, wherever they were
         if self._publish == "rank0":
             return shards.gather_whole(self._policy_trainer.model)
-        return shards.gather_per_tensor(held, self._policy_trainer.whole)
+        return shards.gather_per_tensor(held, self._policy_trainer.ranks.whole)
 
     def _proof_by(self, rows: Sequence[ProbeRow] | None, version: int) -> LogProbProbe | None:
         self._probe_rows = self._probe_rows if rows is None else rows

@@ -20,7 +20,7 @@ from harness.core.errors import Diverged, UserError
 from harness.core.trace import NullTracer
 from harness.core.types import Metrics, RolloutGroup, UpdateResult, combine_metrics
 from harness.learner.warm_start import torch_threads
-from harness.loop.state_files import KeptBatch, read_batch
+from harness.loop.state_files import KeptBatch, read_files
 from harness.models.chat import on_date
 from harness.results.manifest import Manifest
 from harness.results.reader import load_run
@@ -97,7 +97,7 @@ def recompute(
             f"{what}; kept are: {there}", str(home), "name one of these, or run with checkpoint.keep_steps set"
         )
     changed = tuple(map(str, differing(kept)))
-    batch, result, scenario = read_batch(home), read_result(home), _for_this_machine(scenario, folder)
+    batch, result, scenario = read_files(home, KeptBatch), read_result(home), _for_this_machine(scenario, folder)
     policy = make_policy(scenario, "cuda" if _on_gpu(scenario) else "cpu", never)
     with on_date(date_of_run(run.manifest)):
         prompts = _prompts(scenario, policy, batch)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from harness.core.checkpoints import Checkpoint, Refused, newest_whole
 from harness.core.errors import UserError
 from harness.loop.state import LoopState, with_data
-from harness.loop.state_files import read_state
+from harness.loop.state_files import read_files
 from harness.results.anonymous import Scrubber, safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
 from harness.results.manifest import Input, Manifest
@@ -240,7 +240,7 @@ def newest_of(folder: Path, manifest: Manifest) -> Resume:
         if refused:
             what = "no checkpoint is whole: " + "; ".join(map(str, refused))
         raise UserError(what, str(folder / CHECKPOINTS), "run the scenario anew, with checkpoint.every set")
-    state, recorded = read_state(checkpoint.folder), read_recorded(checkpoint.folder)
+    state, recorded = read_files(checkpoint.folder, LoopState), read_recorded(checkpoint.folder)
     check_rows(folder, recorded.sizes)
     return Resume(folder, manifest, checkpoint, refused, state, recorded)
 

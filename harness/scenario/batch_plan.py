@@ -32,23 +32,6 @@ def num_tokens(prompt: int, responses: Sequence[int]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLengths:
-    """The lengths of a rollout batch, which is all that a plan is made of.
-
-    Attributes:
-        prompts_P: tokens of each group's prompt.
-        responses_B: tokens of each response.
-        group_B: the group of each response.
-        in_loss_B: whether a response's tokens are in the loss; truncated ones may be left out.
-    """
-
-    prompts_P: Rows
-    responses_B: Rows
-    group_B: Rows
-    in_loss_B: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
 class OptimizerStepPlan:
     """One optimizer step: its microbatches, and the size of the whole minibatch.
 
@@ -110,9 +93,10 @@ class BatchPlan:
 
 
 def plan_batch(
-    lengths: BatchLengths,
+    groups: Sequence[tuple[int, Sequence[int]]],
     *,
     step: int,
+    in_loss_B: npt.NDArray[np.bool_] | None = None,
     seed: int = 0,
     epochs: int = 1,
     minibatches: int = 1,
@@ -125,8 +109,9 @@ def plan_batch(
     """Plan one training step.
 
     Args:
-        lengths: of the rollout batch.
+        groups: of the rollout batch: tokens of each one's prompt and of its responses.
         step: the training step.
+        in_loss_B: whether a response's tokens are in the loss; None: all are.
         seed: of the run; minibatches are dealt anew in each pass, by (seed, step, pass) and nothing else.
         epochs: passes over the batch.
         minibatches: optimizer steps of each pass; fewer where there are fewer rows.
@@ -137,25 +122,33 @@ def plan_batch(
             tokens or by ``cost``.
         cost: of ``balance: cost``.
     """
-    price = cost if balance == "cost" else num_tokens
+    responses_B = np.array([length for _, lengths in groups for length in lengths])
+    group_B = np.arange(len(groups)).repeat([len(lengths) for _, lengths in groups])
+    in_loss_B = responses_B if in_loss_B is None else responses_B * in_loss_B
+
+    def price(rows: Rows, cost: GroupCost) -> float:
+        of_groups = ((group, rows[group_B[rows] == group]) for group in np.unique(group_B[rows]))
+        return sum(cost(groups[group][0], responses_B[of_group].tolist()) for group, of_group in of_groups)
+
+    balanced = cost if balance == "cost" else num_tokens
     passes, tokens, costs = [], [], []
     for epoch in range(epochs):
         steps = []
-        for rows in deal(lengths.group_B, minibatches, shuffle=shuffle, seed=seed, step=step, epoch=epoch):
-            shares = [rows] if ranks == 1 else _share_out(rows, lengths, ranks, balance, price)
-            tokens.append([_price_of(share, lengths, num_tokens) for share in shares])
-            costs.append(tokens[-1] if price is num_tokens else [_price_of(share, lengths, price) for share in shares])
+        for rows in deal(group_B, minibatches, shuffle=shuffle, seed=seed, step=step, epoch=epoch):
+            in_turns = balance == "round_robin"
+            shares = _share_out(rows, group_B, ranks, None if in_turns else lambda own: price(own, balanced))
+            tokens.append([price(share, num_tokens) for share in shares])
+            costs.append(tokens[-1] if balanced is num_tokens else [price(share, balanced) for share in shares])
             pieces = [np.array_split(share, microbatches) for share in shares]
             most = max(sum(len(piece) > 0 for piece in of_rank) for of_rank in pieces)
-            in_loss, groups = lengths.responses_B[rows] * lengths.in_loss_B[rows], lengths.group_B[rows]
-            group_tokens_P = np.zeros(len(lengths.prompts_P), dtype=np.int64)
-            np.add.at(group_tokens_P, groups, in_loss)
+            group_tokens_P = np.zeros(len(groups), dtype=np.int64)
+            np.add.at(group_tokens_P, group_B[rows], in_loss_B[rows])
             steps.append(
                 OptimizerStepPlan(
-                    microbatches=tuple(tuple(p[:most]) for p in pieces),
+                    microbatches=tuple(tuple(of_rank[:most]) for of_rank in pieces),
                     num_sequences=len(rows),
-                    num_tokens=int(in_loss.sum()),
-                    num_groups=len(np.unique(groups)),
+                    num_tokens=int(in_loss_B[rows].sum()),
+                    num_groups=len(np.unique(group_B[rows])),
                     group_tokens_P=group_tokens_P,
                 )
             )
@@ -163,13 +156,7 @@ def plan_batch(
     in_steps = np.array(tokens)
     imbalance = float(in_steps.max(axis=1).sum() / in_steps.mean(axis=1).sum())
     of_ranks = (tuple(np.array(each).sum(axis=0).tolist()) for each in (in_steps.astype(np.int64), costs))
-    return BatchPlan(tuple(passes), lengths.group_B, imbalance, *of_ranks)
-
-
-def _price_of(rows: Rows, lengths: BatchLengths, cost: GroupCost) -> float:
-    """What a rank runs for these rows, group by group."""
-    groups = [rows[lengths.group_B[rows] == group] for group in np.unique(lengths.group_B[rows])]
-    return sum(_cost_of(of_group, lengths, cost) for of_group in groups)
+    return BatchPlan(tuple(passes), group_B, imbalance, *of_ranks)
 
 
 def deal(group_B: Rows, pieces: int, *, seed: int, step: int, epoch: int, shuffle: bool = True) -> list[Rows]:
@@ -187,31 +174,26 @@ def deal(group_B: Rows, pieces: int, *, seed: int, step: int, epoch: int, shuffl
     return [piece for piece in np.array_split(rows, pieces) if len(piece)]
 
 
-def _share_out(rows: Rows, lengths: BatchLengths, ranks: int, balance: Balance, cost: GroupCost) -> list[Rows]:
-    """Give each rank its share of a minibatch, in the minibatch's order.
+def _share_out(rows: Rows, group_B: Rows, ranks: int, price: Callable[[Rows], float] | None) -> list[Rows]:
+    """Give each rank its share of a minibatch, in the minibatch's order: in turns where there is no price.
 
     Groups stay whole, so that a prompt is encoded once; where there are fewer than ranks, the largest are halved.
     """
-    _, first, group_of = np.unique(lengths.group_B[rows], return_index=True, return_inverse=True)
+    if ranks == 1:
+        return [rows]
+    _, first, group_of = np.unique(group_B[rows], return_index=True, return_inverse=True)
     atoms = [np.flatnonzero(group_of == group) for group in first.argsort()]
     while len(atoms) < ranks and max(map(len, atoms)) > 1:
         largest = max(range(len(atoms)), key=lambda number: len(atoms[number]))
         atoms[largest : largest + 1] = np.array_split(atoms[largest], 2)
-    taken: list[list[Rows]] = [[] for _ in range(ranks)]
-    if balance == "round_robin":
+    taken: list[list[Rows]] = [[np.zeros(0, dtype=np.int64)] for _ in range(ranks)]
+    if price is None:
         for number, atom in enumerate(atoms):
             taken[number % ranks].append(atom)
     else:
-        costs = [_cost_of(rows[atom], lengths, cost) for atom in atoms]
-        totals = [0.0] * ranks
+        costs, totals = [price(rows[atom]) for atom in atoms], [0.0] * ranks
         for number in sorted(range(len(atoms)), key=lambda number: -costs[number]):
             least = totals.index(min(totals))
             taken[least].append(atoms[number])
             totals[least] += costs[number]
-    none = np.zeros(0, dtype=np.int64)
-    return [rows[np.sort(np.concatenate(own))] if own else none for own in taken]
-
-
-def _cost_of(rows: Rows, lengths: BatchLengths, cost: GroupCost) -> float:
-    prompt = int(lengths.prompts_P[lengths.group_B[rows[0]]])
-    return cost(prompt, lengths.responses_B[rows].tolist())
+    return [rows[np.sort(np.concatenate(own))] for own in taken]

@@ -27,7 +27,7 @@ from harness.settings.checkpoint import CheckpointSettings
 from harness.settings.engine import EngineSettings, NativeEngineSettings
 from harness.settings.faults import FaultSettings
 from harness.settings.learner import LearnerSettings
-from harness.settings.loss import AdvantageSettings, LossSettings, needs_old_log_probs, needs_reference
+from harness.settings.loss import AdvantageSettings, LossSettings
 from harness.settings.model import ModelSettings, PresetModelSettings
 from harness.settings.optimizer import OptimizerSettings
 from harness.settings.placement import PartSettings, PlacementSettings
@@ -240,13 +240,12 @@ class Scenario(Settings):
     @property
     def needs_old_log_probs(self) -> bool:
         """Whether the Learner computes the old log-probs in a stage of their own."""
-        loss, steps = self.loss, self.optimizer_steps_per_batch
-        return needs_old_log_probs(self.behaviour_is_older, loss.proximal, steps, loss.kl.monitor)
+        return self.loss.needs_old_log_probs(self.behaviour_is_older, self.optimizer_steps_per_batch)
 
     @property
     def needs_reference(self) -> bool:
         """Whether a reference policy is kept."""
-        return needs_reference(self.loss.kl.monitor, self.loss.kl.coefficient)
+        return self.loss.needs_reference
 
     @property
     def banned_eos_tokens(self) -> int:

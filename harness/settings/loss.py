@@ -137,6 +137,26 @@ class LossSettings(Settings):
             low = high = self.cliprange
         return low, high if self.cliprange_high is None else self.cliprange_high
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference policy is kept."""
+        return self.kl.monitor or self.kl.coefficient > 0
+
+    def old_is_engine(self, behaviour_is_older: bool) -> bool:
+        """Return whether the ratio divides by the engine's log-probs; else by the Learner's own at the step's start.
+
+        Rollouts may be of an older policy (lag or replay), so that only the engine speaks for it.
+        """
+        return behaviour_is_older and self.proximal == "engine"
+
+    def needs_old_log_probs(self, behaviour_is_older: bool, optimizer_steps: int) -> bool:
+        """Return whether the Learner computes log-probs of its own at the start of the training step.
+
+        As old log-probs the ratio needs them; with one optimizer step the policy's own detached ones are the same, for
+        the ratio and for importance weights. Monitoring needs them as its p, whatever the ratio divides by.
+        """
+        return self.kl.monitor or (optimizer_steps > 1 and not self.old_is_engine(behaviour_is_older))
+
 
 class AdvantageSettings(Settings):
     """How rewards become advantages, within each group."""
@@ -157,27 +177,3 @@ class AdvantageSettings(Settings):
         if loss_type == "no_baseline":
             return "rewards"
         return "normalized_rewards" if self.normalize_by_std else "centered_rewards"
-
-
-def old_is_engine(behaviour_is_engine: bool, proximal: str) -> bool:
-    """Return whether the ratio divides by the engine's log-probs; else by the Learner's own at the start of the step.
-
-    Args:
-        behaviour_is_engine: rollouts may be of an older policy (lag or replay), so that only the engine speaks for it.
-        proximal: ``engine`` or ``recompute``.
-    """
-    return behaviour_is_engine and proximal == "engine"
-
-
-def needs_old_log_probs(behaviour_is_engine: bool, proximal: str, optimizer_steps: int, monitor_kl: bool) -> bool:
-    """Return whether the Learner computes log-probs of its own at the start of the training step.
-
-    As old log-probs the ratio needs them; with one optimizer step the policy's own detached ones are the same, for the
-    ratio and for importance weights. Monitoring needs them as its p, whatever the ratio divides by.
-    """
-    return monitor_kl or (optimizer_steps > 1 and not old_is_engine(behaviour_is_engine, proximal))
-
-
-def needs_reference(monitor_kl: bool, kl_coefficient: float) -> bool:
-    """Return whether a reference policy is kept."""
-    return monitor_kl or kl_coefficient > 0

@@ -32,7 +32,7 @@ from harness.core.errors import UserError
 from harness.core.trace import Stage
 from harness.models.config import ModelConfig
 from harness.models.flops import group_flops
-from harness.scenario.batch_plan import BatchLengths, BatchPlan, Rows, num_tokens, plan_batch
+from harness.scenario.batch_plan import BatchPlan, Rows, num_tokens, plan_batch
 from harness.scenario.derived import mesh_shape, zero_stage
 from harness.scenario.schema import Scenario
 from harness.settings.learner import MeshShape
@@ -211,15 +211,11 @@ class RankedWork:
     def plan(self, step: int, groups: Sequence[Group]) -> BatchPlan:
         """Plan a training step as the driver of a real run does."""
         scenario, cap = self.scenario, self.scenario.sampling.max_tokens
-        sizes = [len(lengths) for _, lengths in groups]
-        responses_B = np.array([length for _, lengths in groups for length in lengths])
-        kept = responses_B < cap if scenario.loss.mask_truncated else np.ones(len(responses_B), dtype=np.bool_)
-        lengths = BatchLengths(
-            np.array([prompt for prompt, _ in groups]), responses_B, np.arange(len(groups)).repeat(sizes), kept
-        )
+        kept = np.array([length < cap for _, lengths in groups for length in lengths])
         return plan_batch(
-            lengths,
+            groups,
             step=step,
+            in_loss_B=kept if scenario.loss.mask_truncated else None,
             seed=scenario.seed,
             epochs=scenario.epochs_per_batch,
             minibatches=scenario.minibatches_per_epoch,

@@ -57,18 +57,17 @@ class Learner:
     def __init__(self, megabytes: int) -> None:
         options = TrainerOptions(group_size=2)
         self.trainer = PolicyTrainer(DecoderLM(SHAPES[megabytes], seed=0), 0, options)
-        state = self.trainer.state
-        for parameter in state.policy.parameters():
+        for parameter in self.trainer.model.parameters():
             parameter.grad = torch.randn_like(parameter)
-        state.optimizer.step()
-        state.optimizer.zero_grad()
+        self.trainer.optimizer.step()
+        self.trainer.optimizer.zero_grad()
         self.saving, self.group = LearnerState(self.trainer), dist.new_group(backend="gloo")
 
     def tensors(self) -> dict[str, Tensor]:
-        state = self.trainer.state
-        found = {f"policy/{name}": parameter.detach() for name, parameter in state.policy.named_parameters()}
-        for name, parameter in state.policy.named_parameters():
-            found |= {f"{key}/{name}": value for key, value in state.optimizer.state[parameter].items()}
+        trainer = self.trainer
+        found = {f"policy/{name}": parameter.detach() for name, parameter in trainer.model.named_parameters()}
+        for name, parameter in trainer.model.named_parameters():
+            found |= {f"{key}/{name}": value for key, value in trainer.optimizer.state[parameter].items()}
         return found
 
     def ours(self, folder: Path, *, asynchronous: bool) -> Seconds:

@@ -57,15 +57,15 @@ def new_trainer(options: TrainerOptions, dtype: torch.dtype = torch.float32, see
 def all_of(trainer: PolicyTrainer) -> dict[str, Any]:
     """Everything that a trainer has learnt, found by other means than a save finds it."""
     found: dict[str, Any] = {f"policy {name}": weight for name, weight in trainer.weights().items()}
-    for number, kept in enumerate(trainer._optimizer.state_dict()["state"].values()):
+    for number, kept in enumerate(trainer.optimizer.state_dict()["state"].values()):
         found |= {f"optimizer {number} {key}": value for key, value in kept.items()}
-    if trainer._reference is not None:
-        found |= {f"reference {name}": weight for name, weight in trainer._reference.model.named_parameters()}
-        found |= {f"average {name}": weight for name, weight in trainer._reference.averages.items()}
-    if trainer._previous is not None:
-        found |= {f"previous {name}": weight for name, weight in trainer._previous.named_parameters()}
-    found |= {f"scale {key}": value for key, value in trainer._loss_scale.state_dict().items()}
-    return found | {"last good": trainer._last_good}
+    if trainer.reference is not None:
+        found |= {f"reference {name}": weight for name, weight in trainer.reference.model.named_parameters()}
+        found |= {f"average {name}": weight for name, weight in trainer.reference.averages.items()}
+    if trainer.previous is not None:
+        found |= {f"previous {name}": weight for name, weight in trainer.previous.named_parameters()}
+    found |= {f"scale {key}": value for key, value in trainer.loss_scale.state_dict().items()}
+    return found | {"last good": trainer.last_good}
 
 
 def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def test_a_save_has_the_state_at_the_call_while_training_goes_on(tmp_path: Path,
         found = load_file(commit(draft, written.files, 2).folder / "learner_rank_0.safetensors")
         assert all(torch.equal(found[f"policy/{name}"], weight) for name, weight in at_call.items())
         assert not torch.equal(at_call["model.norm.weight"], trainer.weights()["model.norm.weight"])
-        memory.append(state._kept)
+        memory.append(state._copy)
     assert memory[0] is memory[1] is not None
 
 
@@ -244,6 +244,6 @@ def test_the_worker_saves_its_version_and_the_rows_that_prove_a_sync(tmp_path: P
 def test_an_optimizer_of_flat_pieces_is_refused(tmp_path: Path) -> None:
     """DeepSpeed's ZeRO steps pieces of its own, in which the parameters lie behind one another."""
     trainer = new_trainer(OPTIONS)
-    trainer._optimizer = torch.optim.AdamW([torch.zeros(100, requires_grad=True)])
+    trainer.optimizer = torch.optim.AdamW([torch.zeros(100, requires_grad=True)])
     with pytest.raises(UserError, match="DeepSpeed"):
         LearnerState(trainer).save(tmp_path, {})

@@ -44,7 +44,7 @@ def everything(trainer: PolicyTrainer) -> Everything:
 
 
 def go_on(trainer: PolicyTrainer, mode: str) -> Metrics:
-    data_rank = None if mode == "one" else trainer._ranks.data_rank
+    data_rank = None if mode == "one" else trainer.ranks.data_rank
     return train_on(trainer, BATCHES[STOP:END], data_rank, first_step=STOP)
 
 
@@ -69,7 +69,7 @@ def save(trainer: PolicyTrainer, folder: Path, *, asynchronous: bool) -> Path:
 def save_and_go_on(rank: int, mode: str, folder: Path) -> list[Any]:
     """Return what was saved; then metrics and all, of the one that was never saved and of one that went on."""
     trainer = new_trainer(mode)
-    train_on(trainer, BATCHES[:STOP], trainer._ranks.data_rank)
+    train_on(trainer, BATCHES[:STOP], trainer.ranks.data_rank)
     at_save = everything(trainer)
     saved = save(trainer, folder, asynchronous=True)
     resumed = new_trainer(mode)

@@ -97,24 +97,24 @@ def train(job: Job) -> Trained:
     if ranks is None:
         note_gradients(trainer, gradients)
         if job.sgd:
-            trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), options.learning_rate)
+            trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), options.learning_rate)
     metrics = train_on(trainer, job.batches, None if ranks is None else ranks.data_rank)
-    models = [trainer.model, *([trainer._reference.model] if trainer._reference else [])]
+    models = [trainer.model, *([trainer.reference.model] if trainer.reference else [])]
     named = [pair for model in models for pair in model.named_parameters()]
     pieces = [] if ranks is None else [(name, ranks.held(parameter).numel()) for name, parameter in named]
     left = [name for name, parameter in named if parameter.numel()]
-    weights = {name: trainer.whole(tensor).clone() for name, tensor in trainer.weights().items()}
+    weights = {name: trainer.ranks.whole(tensor).clone() for name, tensor in trainer.weights().items()}
     return Trained(weights, gradients if ranks is None else ranks.gradients, metrics, pieces, left)
 
 
 def note_gradients(trainer: PolicyTrainer, into: dict[str, Tensor]) -> None:
-    clip = trainer._ranks.clip_gradients
+    clip = trainer.ranks.clip_gradients
 
     def noting(parameters: Any, max_norm: float) -> float:
         into.update({name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()})  # type: ignore[union-attr]
         return clip(parameters, max_norm)
 
-    trainer._ranks.clip_gradients = noting  # type: ignore[method-assign]
+    trainer.ranks.clip_gradients = noting  # type: ignore[method-assign]
 
 
 def train_all(rank: int, jobs: list[Job]) -> list[Trained]:
@@ -237,16 +237,18 @@ def diverge(rank: int) -> list[tuple[str, bool]]:
         trainer = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN, ranks=DeepSpeedRanks(stage))
         bad, good = list(groups(0)), groups(1)
         bad[1] = replace(bad[1], rewards=(float("nan"), 1.0, 0.0, 0.5))
-        before = {name: trainer.whole(tensor).clone() for name, tensor in trainer.weights().items()}
+        before = {name: trainer.ranks.whole(tensor).clone() for name, tensor in trainer.weights().items()}
         with pytest.raises(Diverged) as caught:
             trainer.train(0, trainer.prepare(tuple(bad)))
-        same = all(torch.equal(trainer.whole(tensor), before[name]) for name, tensor in trainer.weights().items())
+        same = all(torch.equal(trainer.ranks.whole(tensor), before[name]) for name, tensor in trainer.weights().items())
         said.append((str(caught.value)[:15], same))
         trainer.train(0, trainer.prepare(good))
         one = PolicyTrainer(DecoderLM(CONFIG, seed=1), 0, PLAIN)
         one.train(0, one.prepare(good))
         wanted = {name: tensor.detach() for name, tensor in one.weights().items()}
-        apart = [float((trainer.whole(each) - wanted[name]).abs().max()) for name, each in trainer.weights().items()]
+        apart = [
+            float((trainer.ranks.whole(each) - wanted[name]).abs().max()) for name, each in trainer.weights().items()
+        ]
         said.append(("goes on", max(apart) < 1e-4))
     return said
 

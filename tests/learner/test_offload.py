@@ -18,7 +18,7 @@ from harness.core.trace import InterruptingTracer, NullTracer, RecordingTracer, 
 from harness.core.types import Metrics, RolloutGroup, WeightHandle
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.offload import FileTarget, Offload, movable, pinned_memory
-from harness.learner.ranks import FsdpRanks, Ranks, SingleProcess
+from harness.learner.ranks import FsdpRanks, Ranks
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.run.builders import _offload
 from harness.run.workers import LearnerWorker
@@ -49,7 +49,7 @@ def train(
         metrics = train_on(trainer, [batch], ranks.data_rank)
     weights = {name: whole(tensor) for name, tensor in trainer.weights().items()}
     trainer.offload.back("reference")
-    frozen = [policy for policy in (trainer._reference_scoring, trainer._previous) if policy is not None]
+    frozen = [policy for policy in (trainer._reference_scoring, trainer.previous) if policy is not None]
     others = [{name: whole(tensor) for name, tensor in policy.named_parameters()} for policy in frozen]
     moved = trainer.offload.metrics()
     trainer.offload.close()
@@ -86,8 +86,8 @@ def test_ranks_train_the_same_bits_with_everything_away_between_steps(mode: str,
 
 @pytest.mark.parametrize("kinds", [("weights",), ("reference",), ("optimizer",), ("gradients",), EVERYTHING])
 def test_one_process_trains_the_same_bits_with_each_switch(kinds: tuple[Held, ...]) -> None:
-    wanted = train(RICH, (), SingleProcess(), BATCHES)
-    same_bits(train(RICH, kinds, SingleProcess(), BATCHES), wanted)
+    wanted = train(RICH, (), Ranks(), BATCHES)
+    same_bits(train(RICH, kinds, Ranks(), BATCHES), wanted)
 
 
 class Counted:

@@ -17,7 +17,6 @@ from transformers import (
     get_scheduler,
 )
 
-from harness.core.errors import UserError
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.learner.optimizer import Schedule, make_optimizer
 from harness.models.decoder import DecoderLM
@@ -71,12 +70,6 @@ def test_the_schedules_are_those_of_transformers(name: str, specific: dict[str, 
         optimizer.step()
         theirs.step()
     assert [1e-3 * share for share in shares(schedule, 20)] == pytest.approx(rates, rel=1e-12, abs=1e-18)
-
-
-def test_a_decay_without_an_end_is_refused() -> None:
-    with pytest.raises(UserError) as error:
-        Schedule("linear", 2)
-    assert error.value.where == "optimizer_steps"
 
 
 def rates_of(options: TrainerOptions, steps: range) -> list[list[float]]:

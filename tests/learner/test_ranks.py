@@ -41,7 +41,7 @@ Trained = tuple[dict[str, Tensor], dict[str, Tensor], Metrics]
 
 
 def sgd(trainer: PolicyTrainer) -> None:
-    trainer._optimizer = torch.optim.SGD(trainer.model.parameters(), trainer.options.optimizer.learning_rate)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), trainer.options.optimizer.learning_rate)
 
 
 def keep(trainer: PolicyTrainer) -> None:
@@ -61,13 +61,13 @@ def train(
     trainer = PolicyTrainer(model, 0, options, ranks=ranks)
     change(trainer)
     gradients: dict[str, Tensor] = {}
-    zero_grad = trainer._optimizer.zero_grad
+    zero_grad = trainer.optimizer.zero_grad
 
     def note_gradients() -> None:
         gradients.update({name: whole(parameter.grad) for name, parameter in trainer.model.named_parameters()})
         zero_grad()
 
-    trainer._optimizer.zero_grad = note_gradients  # type: ignore[method-assign, assignment]
+    trainer.optimizer.zero_grad = note_gradients  # type: ignore[method-assign, assignment]
     metrics = on(trainer, batches, None if ranks is None else ranks.data_rank)
     return {name: whole(tensor) for name, tensor in trainer.weights().items()}, gradients, metrics
 
@@ -187,7 +187,7 @@ def without_rollouts(group: RolloutGroup, count: int) -> RolloutGroup:
 def pieces(rank: int) -> list[tuple[str, int]]:
     trainer = PolicyTrainer(DecoderLM(SHAPE, seed=1), 0, RICH, ranks=FsdpRanks("fsdp2", MeshShape(shard=2)))
     assert dist.get_world_size() == 2
-    held = [*trainer.model.named_parameters(), *trainer._reference.model.named_parameters()]  # type: ignore[union-attr]
+    held = [*trainer.model.named_parameters(), *trainer.reference.model.named_parameters()]  # type: ignore[union-attr]
     return [(name, parameter.to_local().numel()) for name, parameter in held if isinstance(parameter, DTensor)]
 
 

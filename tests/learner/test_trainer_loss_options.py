@@ -50,7 +50,7 @@ def gradients(
             {name: tensor.grad.clone() for name, tensor in trainer.weights().items() if tensor.grad is not None}
         )
 
-    trainer._optimizer.register_step_pre_hook(keep)
+    trainer.optimizer.register_step_pre_hook(keep)
     batch = trainer.prepare(made)
     return seen, trainer.train(0, batch)
 
@@ -237,4 +237,4 @@ def test_a_training_step_without_groups_changes_nothing_and_says_no_loss() -> No
     assert trainer.train(0, None) == {}
     assert trainer.optimizer_step_metrics == []
     assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
-    assert "step 0" not in trainer.state.last_good
+    assert "step 0" not in trainer.last_good

@@ -11,7 +11,7 @@ import torch
 
 from harness.core.types import Completion, GroupData, Metrics, Prompt, RolloutGroup
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.trainer import PreparedBatch
+from harness.learner.trainer import PreparedBatch, plan_training_step
 from harness.models.config import ModelConfig
 from harness.models.decoder import DecoderLM
 from harness.settings.optimizer import OptimizerSettings
@@ -89,7 +89,7 @@ def train_on_parts(
     def passed_over(step: int, made: tuple[RolloutGroup, ...]) -> PreparedBatch | None:
         if not made:
             return None
-        given, plan = made, trainer.plan(step, made)
+        given, plan = made, plan_training_step(step, made, trainer.options, trainer.ranks.data_ranks)
         if data_rank is not None:
             held = plan.groups_of(data_rank)
             given = tuple(group if place in held else replace(group, data=None) for place, group in enumerate(made))

@@ -24,7 +24,7 @@ from harness.core.types import (
 from harness.loop import LoopPlan, Observer, run_loop
 from harness.loop.plan import prompt_schedule
 from harness.loop.state import LoopState, with_data
-from harness.loop.state_files import STATE, TOKENS, decode, encode, read_state, write_state
+from harness.loop.state_files import FILES, decode, encode, read_files, write_files
 from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from harness.simulate.clock import run_virtual
 
@@ -38,6 +38,8 @@ PLAN = LoopPlan(
     seed=5,
     checkpoint_every=1,
 )
+
+STATE, TOKENS = FILES[LoopState]
 
 
 class Killed(HarnessError):
@@ -133,7 +135,7 @@ class Folders:
         for old in folder.iterdir():  # of somebody who was killed after it
             old.unlink()
         await asyncio.sleep(1)
-        write_state(state, folder)
+        write_files(state, folder)
         (folder / "toy.json").write_text(json.dumps([self.toy.policy, self.toy.batches, self.toy.told]))
 
     def newest(self):
@@ -142,7 +144,7 @@ class Folders:
         if not whole:
             return Toy(), None
         policy, batches, told = json.loads((whole[-1] / "toy.json").read_text())
-        return Toy(policy, batches, [(version, said) for version, said in told]), read_state(whole[-1])
+        return Toy(policy, batches, [(version, said) for version, said in told]), read_files(whole[-1], LoopState)
 
 
 def run_toy(plan, folder, kills=(), generators=2):
@@ -218,7 +220,7 @@ def state(tmp_path_factory):
     folder = tmp_path_factory.mktemp("state")
     plan = replace(PLANS["weighted replay, dynamic sampling"], steps=6, max_lag=2, lag_control="drop")
     run_toy(plan, folder, [200, 200])
-    states = [read_state(path) for path in sorted(folder.iterdir())]
+    states = [read_files(path, LoopState) for path in sorted(folder.iterdir())]
     return plan, max(states, key=lambda state: len(state.waiting) + len(state.pending))
 
 
@@ -282,7 +284,7 @@ def test_a_document_that_makes_no_sense_is_refused(state, damage):
     document, arrays = encode(state[1])
     raw = json.loads(document)
     damage(raw)
-    with pytest.raises(UserError, match=STATE + "|" + TOKENS):
+    with pytest.raises(UserError, match="|".join(FILES[LoopState])):
         decode(json.dumps(raw).encode(), arrays, LoopState)
 
 
@@ -295,12 +297,12 @@ def test_a_file_cut_short_is_refused(state, cut):
 
 
 def test_files_are_never_overwritten_and_a_missing_one_is_named(state, tmp_path):
-    write_state(state[1], tmp_path)
+    write_files(state[1], tmp_path)
     with pytest.raises(FileExistsError):
-        write_state(state[1], tmp_path)
+        write_files(state[1], tmp_path)
     (tmp_path / TOKENS).unlink()
     with pytest.raises(UserError, match=TOKENS):
-        read_state(tmp_path)
+        read_files(tmp_path, LoopState)
 
 
 def test_evaluation_orders_are_in_no_checkpoint(state):

@@ -17,7 +17,7 @@ from harness.core.checkpoints import begin, commit, newest_whole, write_file
 from harness.core.errors import UserError
 from harness.core.types import Prompt
 from harness.learner.warm_start import initial_policy
-from harness.loop.state_files import read_batch
+from harness.loop.state_files import KeptBatch, read_files
 from harness.models.chat import on_date
 from harness.models.storage import load_tokenizer, save_policy
 from harness.results import load_run
@@ -220,7 +220,7 @@ def test_a_moved_run_and_moved_data_of_the_same_content_go_on_and_keep_the_date(
     assert run.manifest.segments[0].was["model.path"] == "model"
     assert run.manifest.inputs[CHAT_DATE]["name"] == "2026-01-31"
     assert find_resume(folder, load_scenario("chat.yaml", (*paths, "steps=6"))).recorded.inputs == run.manifest.inputs
-    last, tokenizer = read_batch(folder / KEPT_STEPS / "step_3"), load_tokenizer(here / "moved" / "model")
+    last, tokenizer = read_files(folder / KEPT_STEPS / "step_3", KeptBatch), load_tokenizer(here / "moved" / "model")
     asked = [tokenizer.decode([int(token) for token in group.data.prompt_token_ids]) for group in last.groups]
     assert all(text.startswith("Today is 31 Jan 2026. [user says Write ") for text in asked)
     with on_date(date(2030, 12, 25)):

@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.engines.vllm_options import Neighbours
@@ -21,7 +20,7 @@ from harness.run.memory.fit import FreeMemory, needs, smallest_changes
 from harness.run.memory.generator import beside_vllm
 from harness.run.memory.learner import Shares, largest_share, shares_of
 from harness.run.memory.plan import ACTOR_BYTES, ACTOR_OWN_BYTES, MemoryPlan, ProcessPlan, make_plan, plan_of
-from harness.scenario.batch_plan import BatchLengths, plan_batch
+from harness.scenario.batch_plan import plan_batch
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 
@@ -146,10 +145,8 @@ def test_tensor_ranks_share_matrices_and_what_they_keep() -> None:
 
 @pytest.mark.parametrize(("groups", "ranks"), [(8, 2), (8, 3), (3, 4), (1, 4), (2, 8), (5, 5)])
 def test_the_largest_share_is_that_of_the_batch_plan(groups: int, ranks: int) -> None:
-    group_of = np.repeat(np.arange(groups), 8)
-    lengths = BatchLengths(np.full(groups, 16), np.full(8 * groups, 32), group_of, np.ones(8 * groups, dtype=np.bool_))
     for balance in ("longest_first", "round_robin"):
-        (step,) = plan_batch(lengths, step=0, ranks=ranks, balance=balance).epochs[0]
+        (step,) = plan_batch([(16, [32] * 8)] * groups, step=0, ranks=ranks, balance=balance).epochs[0]
         largest = max(sum(map(len, of_rank)) for of_rank in step.microbatches)
         assert largest_share(8 * groups, 8, ranks) == largest
 

@@ -15,6 +15,7 @@ from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import WeightHandle
 from harness.learner import PolicyTrainer
 from harness.learner.ranks import FsdpRanks
+from harness.learner.trainer import plan_training_step
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.rank_worker import LearnerRank
@@ -183,7 +184,9 @@ def published_by_ranks(rank: int) -> list[dict[str, Tensor]]:
             made = groups(seed=step)
             waiting.clear()
             publishing = publisher.submit(publish, step) if step else None
-            worker.update_together(step, made, trainer.plan(step, made))
+            worker.update_together(
+                step, made, plan_training_step(step, made, trainer.options, trainer.ranks.data_ranks)
+            )
             if publishing is not None:
                 publishing.result(PATIENCE_S)
     receiver.close()

@@ -67,13 +67,8 @@ def initial_policy(preset: str, seed: int = 0) -> tuple[DecoderLM, PreTrainedTok
 
 
 def policy_without_weights(preset: str) -> tuple[DecoderLM, PreTrainedTokenizerBase]:
-    """Return the preset on the device ``meta``, and its tokenizer.
-
-    Raises:
-        UserError: there is no such preset.
-    """
-    tokenizer = lessons_of(preset).train_tokenizer()
-    return decoder_without_weights(preset_shape(preset)), tokenizer
+    """Return the preset on the device ``meta``, and its tokenizer."""
+    return decoder_without_weights(preset_shape(preset)), lessons_of(preset).train_tokenizer()
 
 
 def warm_start_policy(
@@ -109,8 +104,9 @@ def warm_start_policy(
     """
     lessons = lessons_of(preset, recipe, keywords_per_prompt)
     recipe = recipe or RECIPES[preset]
-    folder = Path(cache_dir) if cache_dir is not None else default_cache_folder()
-    entry = folder / f"warm-start-{preset}-{content_key(preset, recipe, seed, lessons)}"
+    entry = (
+        Path(cache_dir or default_cache_folder()) / f"warm-start-{preset}-{content_key(preset, recipe, seed, lessons)}"
+    )
     if (kept := read_entry(entry)) is not None:
         model, tokenizer, stored = kept
         assert isinstance(model, DecoderLM)
@@ -126,9 +122,7 @@ def warm_start_policy(
             seed=seed,
             parameters=model.config.num_parameters,
             steps=training.steps,
-            reward=evaluation.reward,
-            response_tokens=evaluation.response_tokens,
-            examples=evaluation.examples,
+            **asdict(evaluation),
             precision=str(recipe.dtype).removeprefix("torch."),
             threads=torch.get_num_threads(),
             seconds=time.perf_counter() - started,

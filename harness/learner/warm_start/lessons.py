@@ -37,21 +37,19 @@ MOST_TRAINED_KEYWORDS = 4
 class Recipe:
     """Supervised training of one preset: on right examples, then on careless ones, each ended by an evaluation.
 
-    Args:
+    Attributes:
         learning_rate: of AdamW, constant after ``warmup_steps``.
         taught_reward: the right examples end at the first evaluation that reaches it; in the keyword task with prompts
             of two keywords, see ``keyword_lessons`` for more.
         start_reward: the careless examples end at the first evaluation that is not above it.
         loose_rates: how many keywords the keyword task's careless examples keep.
         precision: bfloat16 means autocast, where the processor has bfloat16 arithmetic.
-        batch_size: examples of one step.
         share_beginning: compute what all prompts of a batch begin with once.
         average_decay: the policy that is evaluated and kept is the exponential average of the weights.
         evaluate_from: first step at which the policy may be evaluated.
         evaluate_every: steps between evaluations, on right and on careless examples.
         evaluation_prompts: held-out prompts of one evaluation, one sampled response each.
         max_tokens: longest response of an evaluation.
-        max_steps: giving up.
     """
 
     learning_rate: float
@@ -108,13 +106,11 @@ class Lessons:
 
     Attributes:
         right, careless: examples without end, by seed.
-        taught_reward: which ends the right examples.
         task: whose held-out prompts, as many as it is given, and reward measure the policy.
         train_tokenizer: on texts of its own; it is the same for every preset and seed.
         stop: strings that end a response of an evaluation.
         or_else: what helps where the policy does not learn.
-        key: numbers that the policy depends on, for the key of the cache.
-        sources: modules that it depends on, too.
+        key, sources: numbers and modules that the policy depends on, for the key of the cache.
     """
 
     right: Callable[[int], Iterator[Example]]
@@ -136,20 +132,14 @@ def stream_seed(name: str, *parts: int) -> int:
 def lessons_of(preset: str, recipe: Recipe | None = None, keywords_per_prompt: int = 2) -> Lessons:
     """Return what a preset is taught: arithmetic for ``maths``, sentences with given words for the others.
 
-    Args:
-        preset: its name.
-        recipe: how long; None takes the preset's.
-        keywords_per_prompt: keywords of the prompts that the policy is to begin on; arithmetic has none.
+    ``keywords_per_prompt`` is of the prompts that the policy is to begin on; arithmetic has none.
 
     Raises:
         UserError: there is no such preset, or ``keywords_per_prompt`` is out of its bounds.
     """
     if preset not in RECIPES:
-        raise UserError(
-            f"there is no preset {preset!r}; the presets are {', '.join(RECIPES)}",
-            where="model.preset",
-            fix="set model.preset to small",
-        )
+        what = f"there is no preset {preset!r}; the presets are {', '.join(RECIPES)}"
+        raise UserError(what, "model.preset", "set model.preset to small")
     recipe = recipe or RECIPES[preset]
     return arithmetic_lessons(recipe) if preset == "maths" else keyword_lessons(recipe, keywords_per_prompt)
 
@@ -164,9 +154,10 @@ def keyword_lessons(recipe: Recipe, keywords_per_prompt: int) -> Lessons:
     counts = trained_keyword_counts(keywords_per_prompt)
 
     def tokenizer() -> PreTrainedTokenizerBase:
-        examples = demonstrations(stream_seed("tokenizer"), trained_keyword_counts(2))
-        texts = ((one.prompt, one.response) for one in itertools.islice(examples, TOKENIZER_DEMONSTRATIONS))
-        return train_tokenizer(itertools.chain.from_iterable(texts), VOCABULARY["small"])
+        examples = itertools.islice(
+            demonstrations(stream_seed("tokenizer"), trained_keyword_counts(2)), TOKENIZER_DEMONSTRATIONS
+        )
+        return train_tokenizer((text for one in examples for text in (one.prompt, one.response)), VOCABULARY["small"])
 
     return Lessons(
         right=lambda seed: demonstrations(stream_seed("taught", seed), counts),

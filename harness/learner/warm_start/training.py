@@ -102,8 +102,7 @@ class WarmStartTraining:
     Args:
         model: trained in place; its own weights are not the result.
         tokenizer: the lessons'.
-        lessons: what to teach.
-        recipe: how.
+        lessons, recipe: what to teach, and how.
         seed: of the examples and evaluations.
         listener: called after each step.
         should_stop: polled before each step and each sampled token.
@@ -119,8 +118,7 @@ class WarmStartTraining:
         listener: Listener,
         should_stop: Callable[[], bool],
     ) -> None:
-        self.average = AveragedPolicy(model, recipe.average_decay)
-        self.steps = 0
+        self.average, self.steps = AveragedPolicy(model, recipe.average_decay), 0
         self._model, self._tokenizer, self._lessons, self._recipe, self._seed = model, tokenizer, lessons, recipe, seed
         self._listener, self._should_stop = listener, should_stop
         self._task = lessons.task(recipe.evaluation_prompts)
@@ -136,12 +134,11 @@ class WarmStartTraining:
             RunStopped: a reward was not reached in the recipe's ``max_steps``, or the loss is not finite.
             Interrupted: ``should_stop`` said so.
         """
-        lessons, taught, start = self._lessons, self._lessons.taught_reward, self._recipe.start_reward
+        taught, start = self._lessons.taught_reward, self._recipe.start_reward
+        right, careless = self._lessons.right(self._seed), self._lessons.careless(self._seed)
         often, oftener = self._recipe.evaluate_every
-        self._teach(lessons.right(self._seed), often, lambda reward: reward >= taught, f"at least {taught:.3f}")
-        return self._teach(
-            lessons.careless(self._seed), oftener, lambda reward: reward <= start, f"at most {start:.3f}"
-        )
+        self._teach(right, often, lambda reward: reward >= taught, f"at least {taught:.3f}")
+        return self._teach(careless, oftener, lambda reward: reward <= start, f"at most {start:.3f}")
 
     def _teach(
         self, examples: Iterator[Example], every: int, is_good_enough: Callable[[float], bool], wanted: str
@@ -207,11 +204,8 @@ def encode_batch(
 ) -> Batch:
     """Return the examples as token ids; each response ends with the end-of-sequence token.
 
-    Args:
-        tokenizer: gives the ids.
-        examples: prompts with their responses.
-        share_beginning: compute the tokens with which all prompts begin once, and take the rest of each prompt into
-            its row. The loss is the same; it is quicker where prompts are long and alike.
+    With ``share_beginning`` the tokens with which all prompts begin are computed once, and the rest of each prompt is
+    taken into its row. The loss is the same; it is quicker where prompts are long and alike.
     """
 
     def pad(rows: Sequence[Sequence[int]]) -> Tensor:
