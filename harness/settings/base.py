@@ -89,11 +89,13 @@ class Settings(Section):
         if not isinstance(data, dict):
             return data
         written = dict(data)
-        for key in data.keys() & cls.model_fields.keys():
-            field, value = cls.model_fields[key], data[key]
-            if value is None and (isinstance(field.default, Section) or field.default_factory is dict):
-                value = {}
-            if isinstance(value, dict) and hasattr(field.default, "type"):
-                value = {"type": field.default.type, **value}
-            written[key] = tuple(value) if isinstance(value, list) else value
+        for key, value in data.items():
+            if type(value) is list:
+                written[key] = tuple(value)
+            elif (value is None or type(value) is dict) and key in cls.__pydantic_fields__:
+                field = cls.__pydantic_fields__[key]
+                if value is None and (isinstance(field.default, Section) or field.default_factory is dict):
+                    value = written[key] = {}
+                if value is not None and "type" not in value and hasattr(field.default, "type"):
+                    written[key] = {"type": field.default.type, **value}
         return written

@@ -51,7 +51,10 @@ def test_one_block_is_an_ordinary_run(tmp_path: Path) -> None:
         ("blocks: 1000\nsweep: {steps: [1,2,3,4,5,6,7,8,9,10,11]}\n", "make 11000 runs, must be at most 10000"),
         ("stop_at_half_width: 0.01\nblocks: 9\narms: {a: {}, b: {}}\n", "stop_at_half_width is 0.01 with blocks 9"),
         ("stop_at_half_width: 0.01\nblocks: 12\n", "stop_at_half_width is 0.01 with blocks 12 and 1 runs"),
-        ("interleaving: step\nmax_lag: 1\nplacement: {colocated: false}\n", "interleaving is step with max_lag 1"),
+        (
+            "interleaving: step\nmax_lag: 1\nplacement: {colocated: false}\n",
+            "max_lag is 1, must be 0 with interleaving step",
+        ),
         ("transport_sweep: {}\nblocks: 2\n", "blocks is 2 with a transport_sweep"),
         ("sampling: {pinned_lengths: [8, 4]}\n", r"sampling.pinned_lengths is \[8, 4\], must rise and end at most at"),
         ("sampling: {pinned_lengths: [8, 64]}\n", r"\[8, 64\], must rise and end at most at sampling.max_tokens 32"),

@@ -99,9 +99,14 @@ def fits(scenario: Scenario, condition: str) -> bool:
 
     A section that is there has the value ``set``.
     """
+    key, values, listed = _parsed(condition)
+    return (written(value_of(scenario, key)) in values) == listed
+
+
+@cache
+def _parsed(condition: str) -> tuple[str, list[str], bool]:
     key, _, values = condition.partition(" ")
-    there = written(value_of(scenario, key)) in values.removeprefix("not ").split(" or ")
-    return there != values.startswith("not ")
+    return key, values.removeprefix("not ").split(" or "), not values.startswith("not ")
 
 
 def must(
@@ -129,9 +134,10 @@ def must(
     if way_out:
         ways = [f"set {way_out}", *ways] if bound is None else [*ways, way_out]
     bound = written(usual(key)) if bound is None else bound
+    within = f"{key} {bound}"
 
     def breaks(scenario: Scenario) -> bool:
-        return fits(scenario, beside) and not fits(scenario, f"{key} {bound}") and bool(when(scenario))
+        return not fits(scenario, within) and fits(scenario, beside) and bool(when(scenario))
 
     return Rule(name, breaks, f"{key} is {{{key}}}, must be {bound} with {other} {{{other}}}{why}", ", or ".join(ways))
 
