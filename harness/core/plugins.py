@@ -165,11 +165,13 @@ def check_methods(made: Any, protocol: type, path: str, kind: PluginKind) -> Non
 
 
 def _takes(method: Callable[..., Any], member: Callable[..., Any], unbound: bool) -> bool:
-    """Return whether a method can be called with all arguments of the protocol's."""
+    """Return whether a method can be called with all arguments of the protocol's, and without its optional ones."""
     parameters = list(inspect.signature(member).parameters.values())[0 if unbound else 1 :]
-    by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
     try:
-        inspect.signature(method).bind(*parameters[: len(parameters) - len(by_name)], **dict.fromkeys(by_name))
+        for given in (parameters, needed):
+            by_name = [parameter.name for parameter in given if parameter.kind is parameter.KEYWORD_ONLY]
+            inspect.signature(method).bind(*given[: len(given) - len(by_name)], **dict.fromkeys(by_name))
     except (TypeError, ValueError) as error:
         return isinstance(error, ValueError)  # a built-in says nothing
     return True

@@ -207,12 +207,13 @@ class ModelConfig:
             kind, rope = config["model_type"], _rope(config)
             sizes: dict[str, Any] = {name: config.get(name) for name in SIZES}
             for name, value in sizes.items():
-                if name not in _OPTIONAL_SIZES and (not isinstance(value, int) or isinstance(value, bool)):
+                is_left_out = value is None and name in _OPTIONAL_SIZES
+                if not is_left_out and (not isinstance(value, int) or isinstance(value, bool)):
                     raise UserError(f"{name} is {value!r}, must be an integer", where, _OTHER_FOLDER)
             heads = sizes["num_attention_heads"]
             sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
             sizes["head_dim"] = sizes["head_dim"] or (128 if kind == "qwen3" else sizes["hidden_size"] // heads)
-            if "max_position_embeddings" not in config:
+            if sizes["max_position_embeddings"] is None:
                 sizes["max_position_embeddings"] = _DEFAULT_CONTEXT[kind]
             return cls(
                 **sizes,
