@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.errors import UserError
+from harness.core.errors import UserError, quoted
 from harness.core.plugins import PluginKind, described, keywords_of, last_line, load_callable
 from harness.grpo.masking import shape_of
 
@@ -163,12 +163,7 @@ class PluginAdvantage(PluginFunction):
         returned, rewards_PG = self.call(of_groups), of_groups["rewards"]
         self.check(returned, tuple(rewards_PG.shape))
         if not bool(torch.isfinite(returned).all()):
-            why = f"returned {_listed(returned)} for the rewards {_listed(rewards_PG)}"
+            why = f"returned {quoted(returned.tolist(), 120)} for the rewards {quoted(rewards_PG.tolist(), 120)}"
             fix = "return finite numbers; where a group's rewards are all equal, 0"
             raise ADVANTAGE.refused(self.path, why, fix, self.path)
         return torch.as_tensor(returned, dtype=torch.float32)
-
-
-def _listed(values: Tensor, limit: int = 120) -> str:
-    text = str(values.tolist())
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
