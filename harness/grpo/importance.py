@@ -76,7 +76,9 @@ def importance_weights(tokens: TokenBatch, settings: ImportanceSettings) -> tupl
     if mode == "tis":
         bounded_BT, bound = ratio_BT > cap, cap
     else:  # comparisons with NaN are false: a NaN passes, to be seen
-        judged_BT = bounded_exp(mean_of_responses(log_ratio_BT, mask_BT)) if mode == "seq-mask-tis" else ratio_BT
+        judged_BT = ratio_BT
+        if mode == "seq-mask-tis":
+            judged_BT = bounded_exp(mean_of_responses(log_ratio_BT, mask_BT)).expand_as(ratio_BT)
         bounded_BT, bound = (judged_BT < floor) | (judged_BT > cap), 0.0
     weights_BT = torch.where(bounded_BT, bound, ratio_BT)
     tallies |= {

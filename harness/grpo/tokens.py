@@ -75,14 +75,14 @@ class TokenBatch:
         """
         log_ratio_BT = at_least_float32(self.log_probs) - self.needed("old_log_probs", by).detach()
         if level == "sequence":
-            log_ratio_BT = mean_of_responses(zero_masked(log_ratio_BT, self.response_mask), self.response_mask)
+            mean_B1 = mean_of_responses(zero_masked(log_ratio_BT, self.response_mask), self.response_mask)
+            return bounded_exp(mean_B1).expand_as(log_ratio_BT)  # after exp: the gradient is rounded once
         return bounded_exp(log_ratio_BT)
 
 
 def mean_of_responses(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean over each response of values that are 0 where masked, at each of its tokens."""
-    tokens_B1 = mask_BT.bool().sum(dim=1, keepdim=True).clamp(min=1)
-    return (values_BT.sum(dim=1, keepdim=True) / tokens_B1).expand_as(values_BT)
+    """Return the mean over each response of values that are 0 where masked, (B, 1)."""
+    return values_BT.sum(dim=1, keepdim=True) / mask_BT.bool().sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
