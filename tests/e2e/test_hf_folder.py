@@ -97,8 +97,8 @@ def test_the_public_width_trains_and_serves_in_one_process(
     assert min(changes.values()) > 0  # every weight is trained, biases and norms too
     # Adam's first steps move a weight by at most the learning rate, a little more when gradients keep their sign
     assert max(changes.values()) < 3 * 2 * 1e-4
-    model, tokenizer = load_policy(result.folder / "policy")
-    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert json.loads((result.folder / "policy" / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    _, tokenizer = load_policy(result.folder / "policy")
     assert tokenizer.decode(tokenizer.encode("7 + 7 = 14")) == "7 + 7 = 14"
 
 
