@@ -135,10 +135,9 @@ def test_a_run_from_a_cell_returns_its_comparison(tmp_path: Path) -> None:
 
     comparison = asyncio.run(cell())
     assert comparison.folder.parent == tmp_path / "results/small"
-    assert [
-        (variant.name, [run.manifest.seed for run in variant.runs]) for variant in comparison.experiment.variants
-    ] == [
-        ("k1", [3]),
-        ("k2", [3]),
-    ]
+    arms = comparison.experiment.arms
+    assert {arm: [member.manifest.seed for member in members] for arm, members in arms.items()} == {
+        "k1": [3],
+        "k2": [3],
+    }
     assert comparison.results.steps.groupby("arm").size().to_dict() == {"k1": 2, "k2": 2}
