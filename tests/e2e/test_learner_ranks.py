@@ -191,11 +191,11 @@ def test_a_killed_rank_ends_the_run_by_its_name(
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_numbers(
     sharding: str, factory: PartsFactory, tmp_path: Path
 ) -> None:
-    """The first optimizer step multiplies the weights by -1e42, which float32 cannot hold."""
+    """The first optimizer step multiplies the weights by -1e45, which float32 cannot hold."""
     text = f"""{TINY}
 placement: {{learner: {{ranks: 2}}}}
 learner: {{sharding: {sharding}}}
-""".replace("learning_rate: 0.001", "learning_rate: 0.001, weight_decay: 1.0e+45")
+""".replace("learning_rate: 0.001", "learning_rate: 1.0e+15, weight_decay: 1.0e+30")
     with pytest.raises(RunStopped, match=r"the loss is nan .* at training step 0, epoch 1"):
         run_scenario(scenario_of(tmp_path, text), tmp_path / "out", quiet=True, build=factory, show=unseen)
     (run,) = runs_in(tmp_path / "out").values()
