@@ -42,14 +42,15 @@ epochs_per_batch: 3
 steps: 2
 optimizer: {learning_rate: 0.01}
 evaluation: {every: 2, prompts: 4, examples: 1}
-loss: {cliprange: 0.02, cliprange_high: 0.05}
 interleaving: run
 profile: "off"
 trackers: []
 arms:
-  built_in: {loss.type: cispo, advantage.delta: leave_one_out_rewards}
+  built_in:
+    loss: {type: cispo, cliprange: 0.02, cliprange_high: 0.05}
+    advantage.delta: leave_one_out_rewards
   own:
-    loss.type: own
+    loss: {type: own, cliprange: 0.02, cliprange_high: 0.05}
     loss.function: own_losses_of_e2e:cispo
     advantage.delta: own
     advantage.function: own_losses_of_e2e:leave_one_out
