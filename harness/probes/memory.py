@@ -138,7 +138,7 @@ class StagePeaks(SpanHook):
             self._keep(self, Stage.STARTUP)
         self._memory.begin(span)
 
-    def end(self, span: HookedSpan) -> None:
+    def end(self, span: HookedSpan, error: BaseException | None) -> None:
         self._keep(span, span.stage)
 
     def _keep(self, measured: object, stage: Stage) -> None:

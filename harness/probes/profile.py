@@ -94,12 +94,11 @@ class ProbeProfile(_Section):
     """Your own probes as `package.module:Name`, read with each sample; see docs/extending.md."""
 
     @property
-    def profiled_steps(self) -> frozenset[int]:
-        """Training steps whose times are those of a profiled run, and count in no statistics."""
-        windows = [window for window in (self.torch_profiler, self.pyspy, self.nsight) if window is not None]
-        return frozenset(step for window in windows for step in window.numbers)
+    def windows(self) -> dict[str, Window]:
+        """The profilers' windows, by the name of the setting."""
+        windows = {"torch_profiler": self.torch_profiler, "pyspy": self.pyspy, "nsight": self.nsight}
+        return {name: window for name, window in windows.items() if window is not None}
 
     def touched_steps(self, max_lag: int = 0) -> frozenset[int]:
-        """Return the training steps whose times a profiler has part in; see ``Window.touched``."""
-        windows = [window for window in (self.torch_profiler, self.pyspy, self.nsight) if window is not None]
-        return frozenset(step for window in windows for step in window.touched(max_lag))
+        """Return the training steps whose times a profiler has part in, which count in no statistics."""
+        return frozenset(step for window in self.windows.values() for step in window.touched(max_lag))
