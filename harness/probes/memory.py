@@ -191,8 +191,8 @@ def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainM
     shared = 0
     for pid in pids:
         with suppress(OSError, LookupError, ValueError):  # it has ended, or is another user's
-            program, sizes = str((proc / str(pid) / "exe").readlink()), _sizes(proc / str(pid) / "status")
-            own.append(sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"])
+            program, sizes = str((proc / str(pid) / "exe").readlink()), _sizes(proc, pid)
+            own.append(sizes["own"])
             files[program] = max(files.get(program, 0), sizes["RssFile"])
             shared = max(shared, sizes["RssShmem"])
     return MainMemory(sum(own) + sum(files.values()) + shared, len(own)) if own else None
@@ -201,12 +201,12 @@ def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainM
 def own_peak(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Return what a process held at most, without files and shared memory; None where that cannot be read."""
     with suppress(OSError, LookupError, ValueError):
-        sizes = _sizes(proc / str(pid) / "status")
-        return sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"]
+        return _sizes(proc, pid)["own"]
     return None
 
 
-def _sizes(status: Path) -> dict[str, int]:
-    """The lines of a process's status that are sizes in kB, in bytes."""
-    lines = [line.split() for line in status.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
+def _sizes(proc: Path, pid: int) -> dict[str, int]:
+    """The sizes in a process's status, in bytes, and ``own``: its peak without files and shared memory."""
+    lines = [line.split() for line in (proc / str(pid) / "status").read_text("utf-8", "replace").splitlines()]
+    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
+    return sizes | {"own": sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"]}
