@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from harness.settings.base import PluginName
+from harness.settings.base import PluginName, Section
 
 Lane = Annotated[str, Field(min_length=1)]
 StepNumber = Annotated[int, Field(ge=0)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class Window(_Section):
+class Window(Section):
     """Which lanes are profiled in which training steps. Steps inside it never enter statistics."""
 
-    lanes: Annotated[list[Lane], Field(min_length=1)] = ["learner"]
+    lanes: list[Lane] = Field(default=["learner"], min_length=1)
     """Lanes by name; a kind such as `generator` means all of its lanes."""
     first_step: StepNumber = 3
     """First training step that is profiled."""
@@ -69,7 +63,7 @@ class NsightWindow(Window):
     """Seconds to wait at the end for each report to be complete."""
 
 
-class ProbeProfile(_Section):
+class ProbeProfile(Section):
     """Which probes a run has."""
 
     name: str = "unnamed"
@@ -90,7 +84,7 @@ class ProbeProfile(_Section):
     """Sample the Python stacks of a few steps with py-spy."""
     nsight: NsightWindow | None = None
     """Trace a few steps with Nsight Systems."""
-    own: Annotated[list[PluginName], Field(max_length=20)] = []
+    own: list[PluginName] = Field(default=[], max_length=20)
     """Your own probes as `package.module:Name`, read with each sample; see docs/extending.md."""
 
     @property
