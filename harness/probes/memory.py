@@ -27,13 +27,12 @@ from harness.probes.cuda_events import DeviceTime
 
 
 class Peak(NamedTuple):
-    """Bytes that an allocator had given out, and had taken from the device, each at its highest."""
+    """Bytes that an allocator had given out, and had taken from the device, at most."""
 
     allocated: int = 0
     reserved: int = 0
 
     def or_higher(self, other: Peak) -> Peak:
-        """The higher one of each figure."""
         return Peak(max(self.allocated, other.allocated), max(self.reserved, other.reserved))
 
 
@@ -69,7 +68,6 @@ class DeviceMemory:
         self._open: dict[object, Peak] = {}
 
     def begin(self, span: object) -> None:
-        """Measure for this span from now on."""
         with self._lock:
             self._edge()
             self._open[span] = Peak()
@@ -116,11 +114,7 @@ def process_memory() -> DeviceMemory:
 
 
 class StagePeaks(SpanHook):
-    """Measures each span's peaks. What is held before the first one, as while a model is loaded, is ``startup``'s.
-
-    Args:
-        memory: of the process.
-    """
+    """Measures each span's peaks. What is held before the first one, as while a model is loaded, is ``startup``'s."""
 
     inside = False
 
@@ -181,10 +175,6 @@ def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainM
     What they share counts once: pages of files once for each program (its own and its libraries'), by the process that
     has most of them; shared memory likewise, once for all. Both are taken as they are now, since only the whole of a
     process has a high-water mark.
-
-    Args:
-        pids: of processes that belong together.
-        proc: another folder in tests.
     """
     own: list[int] = []
     files: dict[str, int] = {}

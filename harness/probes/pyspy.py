@@ -19,11 +19,10 @@ from harness.core.private_dir import PrivateDir
 from harness.probes.profile import PySpyWindow
 from harness.probes.windows import lanes_in, process_name
 from harness.results.anonymous import Scrubber
+from harness.results.counters import DRIVER
 
 ATTACH_S, POLL_S = 30.0, 0.02
 """Seconds that py-spy may take until it samples, and later until it has written its file; and between two looks."""
-DRIVER = "driver"
-"""Names the file of a run whose parts all work in this process."""
 SUFFIXES = {"speedscope": ".speedscope.json", "flamegraph": ".svg", "raw": ".txt"}
 PTRACE_FIX = "allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: --cap-add SYS_PTRACE)"
 _SAMPLES = re.compile(r"Samples: (\d+)")
@@ -172,7 +171,7 @@ class PySpyRecorder:
         """Process ids by the name of their file: lanes that share a process share the file."""
         processes = self._processes()
         if not processes:
-            return {DRIVER: os.getpid()}
+            return {DRIVER: os.getpid()}  # all work in this process
         lanes: dict[int, list[str]] = {}
         for lane in lanes_in(self._window, processes):
             lanes.setdefault(processes[lane], []).append(lane)

@@ -53,12 +53,10 @@ class RunProbes:
     """The probes of one run. They rest while another arm has its turn.
 
     Args:
-        profile: which there are.
         clock: the run's; starts and stops the sampler.
         processes: returns the process ids by lane, of the parts with a process of their own.
         device_figures: returns what stages took of GPUs, in time and memory, since the last call.
         folder: where the files of py-spy go.
-        elsewhere: the samplers on other machines.
         speed: times the machine between the steps; None where nothing does.
 
     Attributes:

@@ -22,8 +22,7 @@ class Synchronized(SpanHook):
     """Ends each span only when the device has done what was launched in it; a launch alone takes no time.
 
     Args:
-        synchronize: returns when the device has done it, such as ``torch.cuda.synchronize``, which waits for all
-            streams, or ``PartStreams.synchronize``.
+        synchronize: waits for it: ``torch.cuda.synchronize`` for all streams, or ``PartStreams.synchronize``.
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
@@ -51,17 +50,16 @@ class Delay(SpanHook):
 
 
 def _keep_busy(seconds: float) -> None:
-    end_ns = time.perf_counter_ns() + round(seconds * 1e9)
-    while time.perf_counter_ns() < end_ns:
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
         pass
 
 
 @dataclass(frozen=True)
 class Tracers:
-    """Which tracers the parts of a run have; sent to every process.
+    """What surrounds the spans of a run's parts; sent to every process.
 
     Attributes:
-        profile: the probes.
         delays: seconds that the scenario adds to each span of a stage, by stage.
         lanes: of the whole run.
         drafts: folder for the traces that the processes write; None where the profile has none.
