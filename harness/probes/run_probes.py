@@ -16,8 +16,8 @@ from harness.probes.sampler_process import SamplerProcess
 from harness.results.counters import CounterRow
 from harness.results.recorder import ProbeReport
 
-LAST_SAMPLES_S = 2.0
-"""Seconds to wait at the end for the last samples of other machines."""
+LAST_SAMPLES_S = 6.0
+"""Seconds to wait at the end for the last samples of other machines, whose samplers may take 5 to end."""
 
 
 class OtherMachines:

@@ -88,9 +88,10 @@ class RemoteSamplers(OtherMachines):
         rows: list[CounterRow] = []
         for node_id, node in list(self._nodes.items()):
             try:
-                rows += self._rows_of(node, clock_at, wait_s)
-                if wait_s > 0:  # what was sampled after it was asked last
+                if wait_s > 0:  # it takes its last sample, after which it was not asked yet
+                    node.handle.close.remote()
                     rows += self._rows_of(node, clock_at, wait_s)
+                rows += self._rows_of(node, clock_at, wait_s)
             except RayError as error:
                 self.notes.append(f"no more counters of {node.name}: {type(error).__name__}")
                 del self._nodes[node_id]
