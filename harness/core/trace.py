@@ -139,54 +139,42 @@ class SpanHook:
     def begin(self, span: HookedSpan) -> None:
         """A span begins."""
 
-    def end(self, span: HookedSpan) -> None:
-        """A span ends, however it does."""
+    def end(self, span: HookedSpan, error: BaseException | None) -> None:
+        """A span ends, with the error that it is left by."""
 
 
 class HookedTracer:
-    """Calls a hook at both edges of each span of another tracer. Of several the last one is the outermost of its kind.
+    """Calls hooks at both edges of each span of another tracer: each hook farther from the edge than those before."""
 
-    Hooks around a ``HookedTracer`` share its spans, so that many of them cost little more than one.
-    """
-
-    def __init__(self, tracer: Tracer, hook: SpanHook) -> None:
-        self.tracer, self.hooks = tracer, [hook]
-        if isinstance(tracer, HookedTracer):
-            self.tracer, self.hooks = tracer.tracer, [hook, *tracer.hooks]
-        inside, around = ([each for each in self.hooks if each.inside is side] for side in (True, False))
-        self.before, self.after = _each("begin", around), _each("end", around[::-1])
-        self.first, self.last = _each("begin", inside[::-1]), _each("end", inside)
+    def __init__(self, tracer: Tracer, *hooks: SpanHook) -> None:
+        self.tracer, self.hooks = tracer, hooks
+        inside, around = ([hook for hook in hooks if hook.inside is side] for side in (True, False))
+        self.before, self.after = _each("begin", around[::-1]), _each("end", around)
+        self.first, self.last = _each("begin", inside), _each("end", inside[::-1])
 
     def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
         return HookedSpan(self, lane, stage, step, version)
 
 
-_AtEdge = Callable[["HookedSpan"], None]
-
-
-def _each(edge: str, hooks: Iterable[SpanHook]) -> _AtEdge | None:
+def _each(edge: str, hooks: Iterable[SpanHook]) -> Callable[..., None] | None:
     """Return what calls each hook that does something there, although one of them raises; None where none does."""
     calls = [getattr(hook, edge) for hook in hooks if getattr(type(hook), edge) is not getattr(SpanHook, edge)]
 
-    def call_each(span: HookedSpan, start: int = 0) -> None:
+    def call_each(*arguments: Any, start: int = 0) -> None:
         for place in range(start, len(calls)):
             try:
-                calls[place](span)
+                calls[place](*arguments)
             except BaseException:
-                call_each(span, place + 1)
+                call_each(*arguments, start=place + 1)
                 raise
 
     return call_each if len(calls) > 1 else calls[0] if calls else None
 
 
 class HookedSpan:
-    """A span of a ``HookedTracer``, as its hooks see it.
+    """A span of a ``HookedTracer``, as its hooks see it."""
 
-    Attributes:
-        kept: what a hook keeps of it, by the hook, from its begin to its end.
-    """
-
-    __slots__ = ("_hooked", "_span", "kept", "lane", "stage", "step", "version")
+    __slots__ = ("_hooked", "_span", "lane", "stage", "step", "version")
 
     def __init__(self, tracer: HookedTracer, lane: str, stage: Stage, step: int, version: int) -> None:
         self._hooked = tracer
@@ -194,7 +182,6 @@ class HookedSpan:
         self.stage = stage
         self.step = step
         self.version = version
-        self.kept: dict[SpanHook, Any] = {}
 
     def __enter__(self) -> None:
         hooked = self._hooked
@@ -203,9 +190,9 @@ class HookedSpan:
         try:
             self._span = span = hooked.tracer.span(self.lane, self.stage, self.step, self.version)
             span.__enter__()
-        except BaseException:
+        except BaseException as error:
             if hooked.after is not None:
-                hooked.after(self)
+                hooked.after(self, error)
             raise
         if hooked.first is not None:
             hooked.first(self)
@@ -216,13 +203,13 @@ class HookedSpan:
         hooked = self._hooked
         try:
             if hooked.last is not None:
-                hooked.last(self)
+                hooked.last(self, error)
         finally:
             try:
                 self._span.__exit__(kind, error, trace)
             finally:
                 if hooked.after is not None:
-                    hooked.after(self)
+                    hooked.after(self, error)
 
 
 class InterruptingTracer:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 
-from harness.core.trace import SpanContext, Stage, Tracer
+from harness.core.trace import HookedSpan, SpanHook
 
 KEPT, WIDTH = 16, 96
 
 
-class FlightRecorder:
+class FlightRecorder(SpanHook):
     """A ring of the last ``KEPT`` calls of this process, one write each; a process that is killed leaves it whole.
+
+    Around a tracer it notes the begin and end of each stage.
 
     Args:
         file: made if its folder is on this machine; None, or another machine's folder, keeps nothing.
     """
+
+    inside = False
 
     def __init__(self, file: Path | None) -> None:
         self._number = 0
@@ -32,6 +35,12 @@ class FlightRecorder:
             line = f"{self._number} {time.monotonic():.3f} {call}"[: WIDTH - 1].ljust(WIDTH - 1) + "\n"
             os.pwrite(self._file, line.encode("ascii", "replace"), self._number % KEPT * WIDTH)
 
+    def begin(self, span: HookedSpan) -> None:
+        self.note(f"{span.stage.value} of step {span.step} began")
+
+    def end(self, span: HookedSpan, error: BaseException | None) -> None:
+        self.note(f"{span.stage.value} of step {span.step} {'ended' if error is None else 'failed'}")
+
 
 def read_flight(file: Path) -> list[str]:
     """Return the calls in a flight recorder's file, oldest first, numbered; empty where there is no file."""
@@ -43,35 +52,3 @@ def read_flight(file: Path) -> list[str]:
     rows.sort(key=lambda row: int(row[0]))
     now_s = time.monotonic()
     return [f"{number}: {call} {now_s - float(at_s):.1f} s ago" for number, at_s, call in rows]
-
-
-class FlightTracer:
-    """Notes the begin and end of each stage.
-
-    Args:
-        tracer: records the spans.
-        calls: takes the notes.
-    """
-
-    def __init__(self, tracer: Tracer, calls: FlightRecorder) -> None:
-        self._tracer, self._calls = tracer, calls
-
-    def span(self, lane: str, stage: Stage, step: int = -1, version: int = -1) -> SpanContext:
-        return _FlightSpan(self._tracer.span(lane, stage, step, version), self._calls, f"{stage.value} of step {step}")
-
-
-class _FlightSpan:
-    __slots__ = ("_calls", "_name", "_span")
-
-    def __init__(self, span: SpanContext, calls: FlightRecorder, name: str) -> None:
-        self._span, self._calls, self._name = span, calls, name
-
-    def __enter__(self) -> None:
-        self._calls.note(f"{self._name} began")
-        self._span.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._span.__exit__(kind, error, trace)
-        self._calls.note(f"{self._name} ended" if error is None else f"{self._name} failed")

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 from harness.core.trace import HookedSpan, SpanHook, Stage
 from harness.core.types import Metric, Metrics
@@ -17,24 +17,10 @@ PENDING = 10_000
 """Spans whose events nobody has read yet; older ones are forgotten beyond it."""
 
 
-class DeviceEvent(Protocol):
-    """A mark in the device's work queue, such as ``torch.cuda.Event(enable_timing=True)``."""
-
-    def record(self) -> None:
-        """Put the mark behind what the current stream was given so far."""
-
-    def query(self) -> bool:
-        """Whether the device has come past it."""
-
-    def elapsed_time(self, end_event: Self, /) -> float:
-        """Milliseconds of the device from this mark to another one; both must be passed."""
-
-
 class DeviceTime(NamedTuple):
     """One span as host and device saw it.
 
     Attributes:
-        lane, stage, step: as in ``Span``.
         host_s: seconds between the host's passing of its edges.
         device_s: seconds between the device's passing of them, on the stream of the thread, idle ones included. Above
             ``host_s`` the host only launched the work; below it, the device still had earlier work to do.
@@ -51,7 +37,7 @@ class DeviceTime(NamedTuple):
         return {f"timing_device_s/{self.stage.value}": Metric(self.device_s, "sum")}
 
 
-def cuda_events() -> tuple[Callable[[], DeviceEvent] | None, str | None]:
+def cuda_events() -> tuple[Callable[[], Any] | None, str | None]:
     """Return what makes CUDA events, or None and why there are none."""
     import torch
 
@@ -61,9 +47,7 @@ def cuda_events() -> tuple[Callable[[], DeviceEvent] | None, str | None]:
 
 
 class _Edge(NamedTuple):
-    """What was seen at one edge of a span: a mark in the device's queue, and the host's clock."""
-
-    event: DeviceEvent
+    event: Any
     host_ns: int
 
 
@@ -71,26 +55,25 @@ class DeviceTimes(SpanHook):
     """Records an event at each edge of a span, and reads it when a later step has begun and the device is past it.
 
     Args:
-        new_event: makes an event.
+        new_event: makes a ``torch.cuda.Event`` with timing.
         clock_ns: the host's clock.
     """
 
-    def __init__(
-        self, new_event: Callable[[], DeviceEvent], clock_ns: Callable[[], int] = time.perf_counter_ns
-    ) -> None:
+    def __init__(self, new_event: Callable[[], Any], clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._new_event, self._clock_ns = new_event, clock_ns
+        self._begun: dict[HookedSpan, _Edge] = {}
         self._pending: deque[tuple[HookedSpan, _Edge, _Edge]] = deque(maxlen=PENDING)
         self._lock = threading.Lock()  # parts may have a thread each
         self._newest_step = -1
 
     def begin(self, span: HookedSpan) -> None:
         self._newest_step = max(self._newest_step, training_step(span.stage, span.step))
-        span.kept[self] = self._edge()
+        self._begun[span] = self._edge()
 
-    def end(self, span: HookedSpan) -> None:
+    def end(self, span: HookedSpan, error: BaseException | None) -> None:
         ended = self._edge()
         with self._lock:
-            self._pending.append((span, span.kept[self], ended))
+            self._pending.append((span, self._begun.pop(span), ended))
 
     def _edge(self) -> _Edge:
         event = self._new_event()
@@ -103,20 +86,15 @@ class DeviceTimes(SpanHook):
         Args:
             final: also read the newest step; for a device that has nothing left to do.
         """
+        times = []
         with self._lock:
             spans, self._pending = self._pending, deque(maxlen=PENDING)
-            ready: list[tuple[HookedSpan, _Edge, _Edge]] = []
-            for timed in spans:
-                span, _, ended = timed
+            for span, began, ended in spans:
                 is_old = final or training_step(span.stage, span.step) < self._newest_step
-                (ready if is_old and ended.event.query() else self._pending).append(timed)
-        return [
-            DeviceTime(
-                span.lane,
-                span.stage,
-                span.step,
-                host_s=(ended.host_ns - began.host_ns) / 1e9,
-                device_s=began.event.elapsed_time(ended.event) / 1e3,
-            )
-            for span, began, ended in ready
-        ]
+                if is_old and ended.event.query():
+                    host_s = (ended.host_ns - began.host_ns) / 1e9
+                    device_s = began.event.elapsed_time(ended.event) / 1e3
+                    times.append(DeviceTime(span.lane, span.stage, span.step, host_s, device_s))
+                else:
+                    self._pending.append((span, began, ended))
+        return times

@@ -45,12 +45,6 @@ class KernelFile:
                 raise
         return os.pread(self._descriptor, _BUFFER, 0)
 
-    def close(self) -> None:
-        """Close it; it cannot be read any more."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor, self._error = None, FileNotFoundError(2, "closed")
-
     def __del__(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -69,46 +63,38 @@ class HostProbe:
         cgroup: Path = Path("/sys/fs/cgroup"),
         shared_memory: Path = Path("/dev/shm"),
     ) -> None:
-        self._shared_memory = shared_memory
-        self._stat, self._load = KernelFile(proc / "stat"), KernelFile(proc / "loadavg")
-        self._memory, self._network = KernelFile(proc / "meminfo"), KernelFile(proc / "net/dev")
-        self._pressure = {kind: KernelFile(proc / "pressure" / kind) for kind in ("cpu", "memory", "io")}
-        throttling = find_cpu_stat(proc / "self/cgroup", cgroup)
-        self._throttling = KernelFile(throttling) if throttling else None
+        cpu_stat = find_cpu_stat(proc / "self/cgroup", cgroup) or proc / "no cpu.stat"
+        pressure = proc / "pressure"
+        self._reads: dict[tuple[str, ...], Callable[[], tuple[float, ...]]] = {
+            ("cpu_busy_s", "cpu_idle_s", "cpu_steal_s"): _parsed(proc / "stat", core_times),
+            ("load_1min",): _parsed(proc / "loadavg", lambda text: (float(text.split()[0]),)),
+            ("pressure_cpu_some_s",): _parsed(pressure / "cpu", lambda text: pressure_totals(text)[:1]),
+            ("pressure_memory_some_s", "pressure_memory_full_s"): _parsed(pressure / "memory", pressure_totals),
+            ("pressure_io_some_s", "pressure_io_full_s"): _parsed(pressure / "io", pressure_totals),
+            ("throttled_s", "throttled_periods"): _parsed(cpu_stat, throttling),
+            ("network_received_bytes", "network_sent_bytes", "loopback_bytes"): _parsed(
+                proc / "net/dev", network_bytes
+            ),
+            ("shared_memory_bytes",): lambda: _used_bytes(shared_memory),
+            ("memory_available_bytes",): _parsed(proc / "meminfo", available_memory),
+        }
 
     def read(self) -> Reading:
         """Read them all."""
         reading = Reading(HOST)
-        reading.take(("cpu_busy_s", "cpu_idle_s", "cpu_steal_s"), lambda: core_times(self._stat.read()))
-        reading.take(("load_1min",), lambda: (float(self._load.read().split()[0]),))
-        for kind, names in _PRESSURE.items():
-            reading.take(names, _reader_of_pressure(self._pressure[kind], len(names)))
-        reading.take(("throttled_s", "throttled_periods"), self._read_throttling)
-        names = ("network_received_bytes", "network_sent_bytes", "loopback_bytes")
-        reading.take(names, lambda: network_bytes(self._network.read()))
-        reading.take(("shared_memory_bytes",), self._read_shared_memory)
-        reading.take(("memory_available_bytes",), lambda: (available_memory(self._memory.read()),))
+        for names, read in self._reads.items():
+            reading.take(names, read)
         return reading
 
-    def _read_throttling(self) -> tuple[float, float]:
-        if self._throttling is None:
-            raise Unknown(NOT_FOUND)
-        return throttling(self._throttling.read())
 
-    def _read_shared_memory(self) -> tuple[float]:
-        folder = os.statvfs(self._shared_memory)
-        return ((folder.f_blocks - folder.f_bfree) * folder.f_frsize,)
+def _parsed(path: Path, parse: Callable[[bytes], tuple[float, ...]]) -> Callable[[], tuple[float, ...]]:
+    file = KernelFile(path)
+    return lambda: parse(file.read())
 
 
-_PRESSURE = {
-    "cpu": ("pressure_cpu_some_s",),
-    "memory": ("pressure_memory_some_s", "pressure_memory_full_s"),
-    "io": ("pressure_io_some_s", "pressure_io_full_s"),
-}
-
-
-def _reader_of_pressure(file: KernelFile, count: int) -> Callable[[], tuple[float, ...]]:
-    return lambda: pressure_totals(file.read())[:count]
+def _used_bytes(folder: Path) -> tuple[float]:
+    system = os.statvfs(folder)
+    return ((system.f_blocks - system.f_bfree) * system.f_frsize,)
 
 
 def core_times(stat: bytes) -> tuple[float, float, float]:
@@ -125,10 +111,9 @@ def core_times(stat: bytes) -> tuple[float, float, float]:
 
 def pressure_totals(pressure: bytes) -> tuple[float, ...]:
     """Return the seconds of the lines ``some`` and, where there is one, ``full`` of a file in /proc/pressure."""
-    lines = pressure.splitlines()
-    if not lines or not lines[0].startswith(b"some "):
+    if not pressure.startswith(b"some "):
         raise ValueError("there is no line `some`")
-    return tuple(int(line.rpartition(b"total=")[2]) / 1e6 for line in lines)
+    return tuple(int(line.rpartition(b"total=")[2]) / 1e6 for line in pressure.splitlines())
 
 
 def throttling(cpu_stat: bytes) -> tuple[float, float]:
@@ -154,12 +139,12 @@ def network_bytes(net_dev: bytes) -> tuple[float, float, float]:
     return received, sent, loopback
 
 
-def available_memory(meminfo: bytes) -> float:
+def available_memory(meminfo: bytes) -> tuple[float]:
     """Return the bytes of MemAvailable in /proc/meminfo."""
     _, found, rest = meminfo.partition(b"MemAvailable:")
     if not found:
         raise Unknown(NOT_FOUND)
-    return int(rest.split(None, 1)[0]) * 1024
+    return (int(rest.split(None, 1)[0]) * 1024,)
 
 
 def find_cpu_stat(membership: Path, cgroup: Path) -> Path | None:
@@ -174,16 +159,14 @@ def find_cpu_stat(membership: Path, cgroup: Path) -> Path | None:
         lines = [line.split(":", 2) for line in membership.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):
         return None
-    candidates = [(cgroup / "cpu", path) for _, names, path in lines if "cpu" in names.split(",")]
-    candidates += [(cgroup / names, path) for _, names, path in lines if names == "cpu,cpuacct"]
-    candidates += [(cgroup, path) for number, names, path in lines if number == "0" and not names]
-    for root, path in candidates:
+    roots = [(cgroup / "cpu", path) for _, names, path in lines if "cpu" in names.split(",")]
+    roots += [(cgroup / names, path) for _, names, path in lines if names == "cpu,cpuacct"]
+    roots += [(cgroup, path) for number, names, path in lines if number == "0" and not names]
+    for root, path in roots:
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):  # a container may see its own cgroup as the root, under another path
-            if (folder / "cpu.stat").is_file():
+            if folder.is_relative_to(root) and (folder / "cpu.stat").is_file():
                 return folder / "cpu.stat"
-            if folder == root:
-                break
     return None
 
 
@@ -191,33 +174,27 @@ class ProcessProbe:
     """Reads the run's processes; see ``harness.results.counters.PROCESS_COUNTERS``.
 
     Args:
-        proc: the folder; another one in tests.
         driver: pid of the process that holds the lanes without one of their own.
+        proc: another folder in tests.
     """
 
     def __init__(self, driver: int, proc: Path = Path("/proc")) -> None:
         self._proc, self._driver = proc, driver
-        self._files: dict[str, KernelFile] = {}
-        self._pids: dict[str, int] = {}
+        self._reads: dict[tuple[str, int], Callable[[], tuple[float, ...]]] = {}
         self.watch({})
 
     @property
     def pids(self) -> frozenset[int]:
         """The processes that are watched."""
-        return frozenset(self._pids.values())
+        return frozenset(pid for _, pid in self._reads)
 
     def watch(self, processes: Mapping[str, int]) -> None:
-        """Read these from now on, and the driver.
-
-        Args:
-            processes: lane to pid. Lanes in one process are one source, named after all of them.
-        """
-        pids = source_pids(processes, self._driver)
-        for source in [source for source in self._files if pids.get(source) != self._pids.get(source)]:
-            self._files.pop(source).close()
-        for source, pid in pids.items():
-            self._files.setdefault(source, KernelFile(self._proc / str(pid) / "stat"))
-        self._pids = pids
+        """Read these, by lane, from now on, and the driver. Lanes in one process are one source."""
+        reads = self._reads
+        self._reads = {
+            (source, pid): reads.get((source, pid)) or _parsed(self._proc / str(pid) / "stat", process_figures)
+            for source, pid in source_pids(processes, self._driver).items()
+        }
 
     def read(self) -> list[Reading]:
         """Read them all; one that has ended stays, with its values missing.
@@ -225,10 +202,9 @@ class ProcessProbe:
         One that had ended before its first reading has no file, and so is ``not_found``.
         """
         readings = []
-        for source, file in self._files.items():
-            reading = Reading(source)
-            reading.take(tuple(PROCESS_COUNTERS), lambda file=file: process_figures(file.read()))  # type: ignore[misc]
-            readings.append(reading)
+        for (source, _), read in self._reads.items():
+            readings.append(Reading(source))
+            readings[-1].take(tuple(PROCESS_COUNTERS), read)
         return readings
 
 

@@ -13,10 +13,7 @@ PROFILES = NamedFiles("probe profile", "profiles", "sampler_hz: 5")
 
 
 def load_profile(path_or_name: str | Path) -> ProbeProfile:
-    """Load a probe profile and check it.
-
-    Args:
-        path_or_name: a YAML file, or the name of one in a profiles folder.
+    """Load a probe profile, a YAML file or the name of one in a profiles folder, and check it.
 
     Raises:
         UserError: the file is missing or not YAML, or says something wrong; one error names every problem.

@@ -20,11 +20,7 @@ CALLS = 20_000
 
 
 class SpeedProbe:
-    """Times the work, and keeps the seconds until they are asked for.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """Times the work, and keeps the seconds until they are asked for."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -27,13 +27,12 @@ from harness.probes.cuda_events import DeviceTime
 
 
 class Peak(NamedTuple):
-    """Bytes that an allocator had given out, and had taken from the device, each at its highest."""
+    """Bytes that an allocator had given out, and had taken from the device, at most."""
 
     allocated: int = 0
     reserved: int = 0
 
     def or_higher(self, other: Peak) -> Peak:
-        """The higher one of each figure."""
         return Peak(max(self.allocated, other.allocated), max(self.reserved, other.reserved))
 
 
@@ -69,7 +68,6 @@ class DeviceMemory:
         self._open: dict[object, Peak] = {}
 
     def begin(self, span: object) -> None:
-        """Measure for this span from now on."""
         with self._lock:
             self._edge()
             self._open[span] = Peak()
@@ -116,11 +114,7 @@ def process_memory() -> DeviceMemory:
 
 
 class StagePeaks(SpanHook):
-    """Measures each span's peaks. What is held before the first one, as while a model is loaded, is ``startup``'s.
-
-    Args:
-        memory: of the process.
-    """
+    """Measures each span's peaks. What is held before the first one, as while a model is loaded, is ``startup``'s."""
 
     inside = False
 
@@ -138,7 +132,7 @@ class StagePeaks(SpanHook):
             self._keep(self, Stage.STARTUP)
         self._memory.begin(span)
 
-    def end(self, span: HookedSpan) -> None:
+    def end(self, span: HookedSpan, error: BaseException | None) -> None:
         self._keep(span, span.stage)
 
     def _keep(self, measured: object, stage: Stage) -> None:
@@ -181,18 +175,14 @@ def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainM
     What they share counts once: pages of files once for each program (its own and its libraries'), by the process that
     has most of them; shared memory likewise, once for all. Both are taken as they are now, since only the whole of a
     process has a high-water mark.
-
-    Args:
-        pids: of processes that belong together.
-        proc: another folder in tests.
     """
     own: list[int] = []
     files: dict[str, int] = {}
     shared = 0
     for pid in pids:
         with suppress(OSError, LookupError, ValueError):  # it has ended, or is another user's
-            program, sizes = str((proc / str(pid) / "exe").readlink()), _sizes(proc / str(pid) / "status")
-            own.append(sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"])
+            program, sizes = str((proc / str(pid) / "exe").readlink()), _sizes(proc, pid)
+            own.append(sizes["own"])
             files[program] = max(files.get(program, 0), sizes["RssFile"])
             shared = max(shared, sizes["RssShmem"])
     return MainMemory(sum(own) + sum(files.values()) + shared, len(own)) if own else None
@@ -201,12 +191,12 @@ def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainM
 def own_peak(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Return what a process held at most, without files and shared memory; None where that cannot be read."""
     with suppress(OSError, LookupError, ValueError):
-        sizes = _sizes(proc / str(pid) / "status")
-        return sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"]
+        return _sizes(proc, pid)["own"]
     return None
 
 
-def _sizes(status: Path) -> dict[str, int]:
-    """The lines of a process's status that are sizes in kB, in bytes."""
-    lines = [line.split() for line in status.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
+def _sizes(proc: Path, pid: int) -> dict[str, int]:
+    """The sizes in a process's status, in bytes, and ``own``: its peak without files and shared memory."""
+    lines = [line.split() for line in (proc / str(pid) / "status").read_text("utf-8", "replace").splitlines()]
+    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
+    return sizes | {"own": sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"]}

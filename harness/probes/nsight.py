@@ -15,17 +15,18 @@ import shlex
 import shutil
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
 from harness.probes.nvtx_ranges import DOMAIN, INJECTION, open_domain
 from harness.probes.profile import NsightWindow
-from harness.probes.windows import process_name
+from harness.probes.windows import ProfilerWindow, process_name
 
 SESSION_CONFIG = {"process_group_cleanup_enabled": False}
 """For ``ray.init(_system_config=...)``: else Ray 2.60 kills nsys with its actor, before the report is written."""
@@ -33,6 +34,9 @@ CAPTURE_RANGE = "profiled_steps"
 """NVTX range that is open during the window; without CUDA it is what starts and stops the capture."""
 REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY"
 """At 0, nsys also starts a capture at a range whose name was not registered beforehand."""
+REPORT_SUFFIX = ".nsys-rep"
+STABLE_S, POLL_S = 2.0, 0.1
+"""Seconds that a report keeps its size when it is complete, and between two looks at it."""
 WHERE = "nsight of the probe profile"
 
 _SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", INJECTION, "NSYSDK_INJECTION64_PATH")
@@ -53,86 +57,50 @@ def check_nsight(
     """See before anything starts whether the run can be profiled.
 
     Args:
-        window: what is wanted.
         as_actors: whether the parts are Ray actors; else they work in this process, which nsys must have started.
         local_ray: whether Ray is started by this command.
         command: what was typed, to be shown behind ``nsys profile``.
         cuda: whether the parts compute on a GPU.
-        environment: of this process.
-        executable: the interpreter.
 
     Raises:
         UserError: nsys is not there, must start the command itself, or could not start or keep the actors.
     """
-    _check_options(window)
-    if not as_actors:
-        _check_started_by_nsys(window, command, cuda, environment)
-        return
-    if not local_ray:
-        raise UserError(
-            "reports of actors on a cluster that was joined stay on its nodes, and nobody waits for them",
-            WHERE,
-            "set placement.address to local, or profile on one node",
-        )
-    _check_installed(environment)
-    _check_interpreter(Path(executable))
-
-
-def _check_options(window: NsightWindow) -> None:
     for name, value in window.options.items():
         place = f"options.{name} of {WHERE}"
         if name in _OURS or len(name) == 1:
             fix = "leave it out: reports are named by lane" if name in _OURS or name == "o" else "write its long name"
             raise UserError(f"the option {name!r} of nsys cannot be set here", place, fix)
         if not _NAME.fullmatch(name):
-            raise UserError(
-                f"{name!r} is no name of an option of nsys", place, "its long name, without dashes in front"
-            )
+            what, fix = f"{name!r} is no name of an option of nsys", "its long name, without dashes in front"
+            raise UserError(what, place, fix)
         if not _VALUE.fullmatch(value):
             raise UserError(f"{value!r} cannot be passed to nsys", place, "letters, digits and . , : = + @ % / - alone")
-
-
-def _check_started_by_nsys(
-    window: NsightWindow, command: Sequence[str], cuda: bool, environment: Mapping[str, str]
-) -> None:
-    if not any(name in environment for name in _SIGNS):
-        raise UserError(
-            "the parts of this run work in one process, so nsys must start the whole command",
-            WHERE,
-            nsys_command(window, command, cuda) + "\n         or set placement so that the parts are Ray actors",
-        )
-
-
-def _check_installed(environment: Mapping[str, str]) -> None:
+    if not as_actors:
+        if not any(name in environment for name in _SIGNS):
+            what = "the parts of this run work in one process, so nsys must start the whole command"
+            fix = nsys_command(window, command, cuda) + "\n         or set placement so that the parts are Ray actors"
+            raise UserError(what, WHERE, fix)
+        return
+    if not local_ray:
+        what = "reports of actors on a cluster that was joined stay on its nodes, and nobody waits for them"
+        raise UserError(what, WHERE, "set placement.address to local, or profile on one node")
     if shutil.which("nsys", path=environment.get("PATH", "")) is None:
-        raise UserError(
-            "there is no nsys on the PATH: Nsight Systems is not installed, or not where the shell looks",
-            WHERE,
-            "install NVIDIA Nsight Systems and add its folder to PATH, or take another probe profile",
-        )
-
-
-def _check_interpreter(executable: Path) -> None:
-    """Ray starts a bare ``python`` under nsys (ray#66093), which we let it find beside the interpreter."""
-    python = executable.parent / "python"
+        what = "there is no nsys on the PATH: Nsight Systems is not installed, or not where the shell looks"
+        fix = "install NVIDIA Nsight Systems and add its folder to PATH, or take another probe profile"
+        raise UserError(what, WHERE, fix)
+    python = Path(executable).parent / "python"  # which Ray starts under nsys, and which we let it find
     if not python.exists() or os.path.realpath(python) != os.path.realpath(executable):
-        raise UserError(
-            f"Ray starts the program `python` under nsys (ray#66093), and there is none beside {executable.name}",
-            WHERE,
-            "run the harness from a virtual environment: its bin folder has a `python`",
-        )
+        beside = Path(executable).name
+        what = f"Ray starts the program `python` under nsys (ray#66093), and there is none beside {beside}"
+        raise UserError(what, WHERE, "run the harness from a virtual environment: its bin folder has a `python`")
 
 
 def nsys_options(window: NsightWindow, cuda: bool) -> dict[str, str]:
-    """Return the options of ``nsys profile`` by their long names.
+    """Return the options of ``nsys profile`` by their long names, the window's own ones last.
 
     With CUDA the process itself starts and stops the capture through the CUDA profiler API; without it, an NVTX range
     does. After the range nsys lets the process go on, and writes the report when it has ended. ``ucx`` is not traced,
     also where NIXL moves the weights: Nsight Systems 2022.4 crashes UCX 1.23 (of NIXL 1.5.1) with it.
-
-    Args:
-        window: whose own options come last.
-        cuda: whether the process computes on a GPU.
     """
     options = {"trace": "cuda,nvtx" if cuda else "nvtx,osrt", "sample": "none", "cpuctxsw": "none"}
     if cuda:
@@ -143,20 +111,9 @@ def nsys_options(window: NsightWindow, cuda: bool) -> dict[str, str]:
 
 
 def nsys_command(window: NsightWindow, command: Sequence[str], cuda: bool) -> str:
-    """Return what to type so that nsys starts an in-process run.
-
-    Args:
-        window: what is wanted.
-        command: the run's own command.
-        cuda: whether it computes on a GPU.
-    """
+    """Return what to type so that nsys starts an in-process run, whose own command is ``command``."""
     options = [f"--{name}={value}" for name, value in nsys_options(window, cuda).items()]
     return shlex.join(["nsys", "profile", *options, f"--env-var={REGISTER_ONLY}=0", "--output=grpo", *command])
-
-
-def new_tag() -> str:
-    """Return what tells the reports of one run from those of other runs with the same Ray."""
-    return uuid.uuid4().hex[:12]
 
 
 def nsight_runtime_env(
@@ -165,72 +122,52 @@ def nsight_runtime_env(
     """Return what an actor's ``runtime_env`` needs: ``nsight`` (for nsys) and ``env_vars`` (to be merged).
 
     Args:
-        window: what is wanted.
         lane: of the actor; names the report.
-        tag: of the run.
+        tag: tells the reports of one run from those of other runs with the same Ray.
         cuda: whether the actor computes on a GPU.
         executable: the interpreter; Ray starts the ``python`` found first on the PATH.
     """
-    options = nsys_options(window, cuda) | {
-        "o": f"{tag}-{process_name([lane])}_%p"
-    }  # Ray puts its folder for reports in front
+    report = f"{tag}-{process_name([lane])}_%p"  # Ray puts its folder for reports in front
     path = f"{Path(executable).parent}:${{PATH}}"  # Ray fills in the variable
-    return {"nsight": options, "env_vars": {"PATH": path, REGISTER_ONLY: "0"}}
+    return {"nsight": nsys_options(window, cuda) | {"o": report}, "env_vars": {"PATH": path, REGISTER_ONLY: "0"}}
 
 
-class CaptureControl:
-    """Starts and stops the capture from within the profiled process; for a ``ProfilerWindow``.
+class NsightCapture(ProfilerWindow):
+    """Starts and stops the capture from within the profiled process.
 
     Args:
         cuda: whether the process computes on a GPU.
     """
 
-    def __init__(self, cuda: bool) -> None:
+    def __init__(self, window: NsightWindow, lanes: Collection[str], cuda: bool) -> None:
+        super().__init__(window, lanes)
         self._cuda = cuda
-        self._end: Callable[[], None] = lambda: None
+        self._end_range: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Start it."""
         if self._cuda:
-            _cuda_profiler().start()
+            _cuda().profiler.start()
         domain, _ = open_domain()
         if domain is not None:
             attributes = domain.get_event_attributes(CAPTURE_RANGE, category="window")
-            self._end = partial(domain.end_range, domain.start_range(attributes, payload=-1))
+            self._end_range = partial(domain.end_range, domain.start_range(attributes, payload=-1))
 
     def stop(self) -> None:
-        """Stop it."""
-        self._end()
+        if self._end_range is not None:
+            self._end_range()
         if self._cuda:
-            _finish_launched_work()
-            _cuda_profiler().stop()
+            _cuda().synchronize()  # what was launched inside the window belongs in the report
+            _cuda().profiler.stop()
 
 
-def _cuda_profiler() -> Any:
+def _cuda() -> Any:
     import torch
 
-    return torch.cuda.profiler
-
-
-def _finish_launched_work() -> None:
-    """What was launched inside the window belongs in the report."""
-    import torch
-
-    torch.cuda.synchronize()
-
-
-REPORT_SUFFIX = ".nsys-rep"
-STABLE_S = 2.0
-"""Seconds that a report keeps its size when it is complete."""
-POLL_S = 0.1
+    return torch.cuda
 
 
 def report_folders(ray_folder: Path) -> list[Path]:
-    """Return where Ray has nsys write reports.
-
-    Args:
-        ray_folder: ``_temp_dir`` of ``ray.init``.
-    """
+    """Return where Ray, with this ``_temp_dir``, has nsys write reports."""
     return sorted({path.resolve() for path in ray_folder.glob("session_*/logs/nsight")})
 
 
@@ -256,27 +193,23 @@ def wait_for_reports(
         into: where the reports go; made if need be.
         stable_s: how long a complete report keeps its size.
 
-    Returns:
-        The reports.
-
     Raises:
         RunStopped: a lane has no complete report in time; those of the others are moved all the same.
     """
-    lanes = [
-        _LaneReports(folders, f"{tag}-{process_name([lane])}_", lane, pid, stable_s) for lane, pid in processes.items()
-    ]
+    lanes = [_LaneReports(folders, tag, lane, pid, stable_s) for lane, pid in processes.items()]
     end = time.monotonic() + timeout_s
-    complete = [lane for lane in lanes if lane.is_complete()]
-    while len(complete) < len(lanes) and time.monotonic() < end:
-        time.sleep(POLL_S)
+    complete: list[_LaneReports] = []
+    while len(complete) < len(lanes):
         complete = [lane for lane in lanes if lane.is_complete()]
-    moved = [path for lane in complete for path in _move(lane, into)]
-    missing = [lane for lane in lanes if lane not in complete]
-    if missing:
-        states = "; ".join(f"{lane.lane}: {lane.state()}" for lane in missing)
+        if time.monotonic() >= end:
+            break
+        time.sleep(POLL_S)
+    moved = [path for lane in complete for path in lane.move(into)]
+    if len(complete) < len(lanes):
+        states = "; ".join(f"{lane.lane}: {lane.state()}" for lane in lanes if lane not in complete)
         raise RunStopped(
-            f"nsys left no complete report of {len(missing)} of {len(lanes)} lanes within {timeout_s:g} s: {states} "
-            "(report_timeout_s is the bound; docs/nsight.md lists what prevents a report)"
+            f"nsys left no complete report of {len(lanes) - len(complete)} of {len(lanes)} lanes within {timeout_s:g} "
+            f"s: {states} (report_timeout_s is the bound; docs/nsight.md lists what prevents a report)"
         )
     return moved
 
@@ -284,63 +217,49 @@ def wait_for_reports(
 class _LaneReports:
     """The reports of one lane as they grow."""
 
-    def __init__(
-        self, folders: Callable[[], Iterable[Path]], prefix: str, lane: str, pid: int, stable_s: float
-    ) -> None:
-        self._folders, self._prefix, self.lane, self._pid, self._stable_s = folders, prefix, lane, pid, stable_s
-        self._seen: dict[Path, tuple[int, float]] = {}
+    def __init__(self, folders: Callable[[], Iterable[Path]], tag: str, lane: str, pid: int, stable_s: float) -> None:
+        self._folders, self.lane, self._pid, self._stable_s = folders, lane, pid, stable_s
+        self._name = process_name([lane])
+        self._prefix = f"{tag}-{self._name}_"
+        self._seen: dict[Path, tuple[int, float]] = {}  # bytes of each, and since when
 
-    def files(self) -> dict[Path, int]:
-        """Bytes of each report."""
-        found = (path for folder in self._folders() for path in folder.glob(f"{self._prefix}*{REPORT_SUFFIX}"))
-        return {path: path.stat().st_size for path in sorted(found)}
+    def _files(self) -> dict[Path, int]:
+        paths = (path for folder in self._folders() for path in folder.glob(f"{self._prefix}*{REPORT_SUFFIX}"))
+        return {path: path.stat().st_size for path in sorted(paths)}
 
     def is_complete(self) -> bool:
         """Whether nobody works on it any more, and it has kept its size for a while."""
-        now, files = time.monotonic(), self.files()
+        now, files = time.monotonic(), self._files()
         self._seen = {
             path: self._seen[path] if self._seen.get(path, (-1, now))[0] == size else (size, now)
             for path, size in files.items()
         }
         stable = all(now - since >= self._stable_s for _, since in self._seen.values())
-        return any(files.values()) and stable and not is_alive(self._pid) and not _runs(self._prefix)
+        return any(files.values()) and stable and not is_alive(self._pid) and not self._is_at_work()
 
     def state(self) -> str:
         """What there is."""
         if is_alive(self._pid):
             return f"its process {self._pid} has not ended"
-        files = ", ".join(f"a file of {size} bytes" for size in self.files().values()) or "no file"
-        return f"{files}, and nsys {'is still at work' if _runs(self._prefix) else 'has ended'}"
+        files = ", ".join(f"a file of {size} bytes" for size in self._files().values()) or "no file"
+        return f"{files}, and nsys {'is still at work' if self._is_at_work() else 'has ended'}"
 
+    def move(self, into: Path) -> list[Path]:
+        into.mkdir(parents=True, exist_ok=True)
+        moved = []
+        for number, file in enumerate(path for path, size in self._files().items() if size):
+            moved.append(into / f"{self._name}{f'-{number}' if number else ''}{REPORT_SUFFIX}")
+            move_whole(file, moved[-1])
+        return moved
 
-def _move(reports: _LaneReports, into: Path) -> list[Path]:
-    into.mkdir(parents=True, exist_ok=True)
-    files = [path for path, size in reports.files().items() if size]
-    names = [
-        f"{process_name([reports.lane])}{REPORT_SUFFIX}",
-        *(f"{process_name([reports.lane])}-{number}{REPORT_SUFFIX}" for number in range(1, len(files))),
-    ]
-    for file, name in zip(files, names, strict=True):
-        move_whole(file, into / name)
-    return [into / name for name in names]
+    def _is_at_work(self) -> bool:
+        """Whether some process, as nsys, has the name of the report in its command line."""
+        return any(self._prefix in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
 
 
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; one that has ended and that nobody has asked about does not."""
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] != "Z"
-        )
-    except (OSError, IndexError):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-
-
-def _runs(words: str) -> bool:
-    """Whether some process has these words in its command line."""
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if words.encode() in entry.read_bytes():
-                return True
-        except OSError:  # it has just ended
-            continue
-    return False

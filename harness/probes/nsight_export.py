@@ -66,7 +66,7 @@ class NsightExport:
 
     Attributes:
         ranges: in the order of their begin; at least one.
-        started_utc_ns: when time 0 of the report was, in nanoseconds since 1970; None where it is not told.
+        started_utc_ns: time 0 of the report, in nanoseconds since 1970; None where it is not told.
         os_calls: of the threads that have ranges. None where none were traced, as with ``kernels`` and ``copies``.
     """
 

@@ -8,8 +8,10 @@ are those of now.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,15 @@ _SLOWED = {
     0x400: "reliability",
 }
 """Bits of the clocks event reasons that hold the clock down. Not among them: idle, and clocks that somebody set."""
+_READ: dict[str, tuple[str, Callable[[Any], float], tuple[str, ...]]] = {
+    "utilisation": ("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100, ()),
+    "memory_used_bytes": ("nvmlDeviceGetMemoryInfo", lambda memory: memory.used, ()),
+    "sm_clock_mhz": ("nvmlDeviceGetClockInfo", lambda mhz: mhz, ("NVML_CLOCK_SM",)),
+    "temperature_c": ("nvmlDeviceGetTemperature", lambda degrees: degrees, ("NVML_TEMPERATURE_GPU",)),
+    "power_w": ("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000, ()),
+    "energy_j": ("nvmlDeviceGetTotalEnergyConsumption", lambda millijoules: millijoules / 1000, ()),
+}
+"""Of each counter NVML's call, how its answer is read, and the names of the call's further arguments."""
 _REASONS = {
     2: why.NOT_SUPPORTED,  # invalid argument: how calls for whole devices answer for a slice of one
     3: why.NOT_SUPPORTED,
@@ -53,14 +64,32 @@ class Driver(NamedTuple):
     cuda: str
 
 
+def load_nvml() -> Any:
+    """Return the module ``pynvml``.
+
+    Raises:
+        Unknown: it is not installed.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise Unknown(why.NOT_INSTALLED) from None
+    return pynvml
+
+
+def open_gpu_probe(nvml: Any = None, environment: Mapping[str, str] = os.environ) -> GpuProbe:
+    """Return a probe of the GPUs that a process with this environment may use; ``nvml``: None imports ``pynvml``.
+
+    Raises:
+        Unknown: there is none; the reason is its argument.
+    """
+    return GpuProbe(nvml or load_nvml(), environment.get("CUDA_VISIBLE_DEVICES"))
+
+
 def list_gpus(
     nvml: Any = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[list[dict[str, Any]] | None, str | None]:
     """Return each GPU that a run may use, in CUDA's order, or None and why they cannot be listed.
-
-    Args:
-        nvml: the module ``pynvml``; None imports it.
-        environment: of this process; its CUDA_VISIBLE_DEVICES counts.
 
     Returns:
         of each its ``name``, ``memory_gib`` in all and ``free_bytes`` now, and its ``gpu_limits``; all but the name may
@@ -73,17 +102,34 @@ def list_gpus(
         return None, f"NVML: {explain(error.reason)}"
 
 
-def load_nvml() -> Any:
-    """Return the module ``pynvml``.
+def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
+    """Return what sets how fast a GPU may be, beside its model: ``driver``, clocks in MHz, power in W.
 
-    Raises:
-        Unknown: it is not installed.
+    ``power_limit_w`` is the one that is enforced now, ``default_power_limit_w`` that of the model. What the driver does
+    not tell is None. The clocks that somebody has set (NVML's application clocks, ``nvidia-smi -ac``) are there only
+    where the driver tells them; clocks that were locked (``nvidia-smi -lgc``) it tells nobody.
     """
-    try:
-        import pynvml
-    except ImportError:
-        raise Unknown(why.NOT_INSTALLED) from None
-    return pynvml
+
+    def ask(name: str, *arguments: Any) -> Any:
+        with suppress(Unknown):  # each may fail alone: older drivers, slices of a GPU
+            return _call(nvml, name, *arguments)
+        return None
+
+    def watts(name: str) -> int | None:
+        milliwatts = ask(name, handle)
+        return None if milliwatts is None else round(milliwatts / 1000)
+
+    driver = ask("nvmlSystemGetDriverVersion")
+    limits = {
+        "driver": None if driver is None else _text(driver),
+        "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+        "max_memory_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
+        "power_limit_w": watts("nvmlDeviceGetEnforcedPowerLimit"),
+        "default_power_limit_w": watts("nvmlDeviceGetPowerManagementDefaultLimit"),
+    }
+    clocks = {"application_sm_clock_mhz": nvml.NVML_CLOCK_SM, "application_memory_clock_mhz": nvml.NVML_CLOCK_MEM}
+    as_set = {name: ask("nvmlDeviceGetApplicationsClock", handle, clock) for name, clock in clocks.items()}
+    return limits | {name: clock for name, clock in as_set.items() if clock is not None}
 
 
 class GpuProbe:
@@ -100,20 +146,18 @@ class GpuProbe:
 
     def __init__(self, nvml: Any, visible: str | None = None, proc: Path = Path("/proc")) -> None:
         self._nvml = nvml
-        self._call(nvml.nvmlInit)
+        _call(nvml, "nvmlInit")
         try:
-            self._devices = [_Device(nvml, handle, self._call, proc) for handle in self._visible(visible)]
+            self._devices = [_Device(nvml, handle, proc) for handle in self._visible(visible)]
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Let the driver go; closing twice does no harm."""
-        nvml, self._devices = self._nvml, []
-        try:
-            nvml.nvmlShutdown()
-        except nvml.NVMLError:  # shut down already
-            return
+        self._devices = []
+        with suppress(Unknown):  # shut down already
+            _call(self._nvml, "nvmlShutdown")
 
     def read(self, now_ns: int, own_pids: Collection[int]) -> list[Reading]:
         """Read every GPU, in CUDA's order.
@@ -132,21 +176,21 @@ class GpuProbe:
         Raises:
             Unknown: none answers.
         """
-        found, errors = list[dict[str, Any]](), list[Unknown]()
+        answers, errors = list[dict[str, Any]](), list[Unknown]()
         for device in self._devices:
             try:
-                found.append(device.describe())
+                answers.append(device.describe())
             except Unknown as error:
                 errors.append(error)
-        if errors and not found:
+        if errors and not answers:
             raise errors[0]
-        return found
+        return answers
 
     def driver(self) -> Driver:
         """Return the versions of the driver; ``unknown`` where it does not tell."""
         try:
-            version = self._call(self._nvml.nvmlSystemGetDriverVersion)
-            cuda = self._call(self._nvml.nvmlSystemGetCudaDriverVersion_v2)  # 1000 x major + 10 x minor
+            version = _call(self._nvml, "nvmlSystemGetDriverVersion")
+            cuda = _call(self._nvml, "nvmlSystemGetCudaDriverVersion_v2")  # 1000 x major + 10 x minor
         except Unknown:
             return Driver("unknown", "unknown")
         return Driver(_text(version), f"{cuda // 1000}.{cuda % 1000 // 10}")
@@ -157,74 +201,54 @@ class GpuProbe:
         A number is taken as NVML's, which counts along the PCI bus; CUDA does so too where all GPUs are alike, or
         CUDA_DEVICE_ORDER is PCI_BUS_ID.
         """
-        every = [self._handle(index) for index in range(self._call(self._nvml.nvmlDeviceGetCount))]
+        every = [self._handle(index) for index in range(_call(self._nvml, "nvmlDeviceGetCount"))]
         if visible is None:
             return every
-        chosen: list[Any] = []
-        for entry in (part.strip() for part in visible.split(",")):
-            handle = self._named(entry, every)
-            if handle is None:
-                break
-            chosen.append(handle)
-        return chosen
+        named = (self._named(entry.strip(), every) for entry in visible.split(","))
+        return list(takewhile(lambda handle: handle is not None, named))
 
     def _handle(self, index: int) -> Any:
         """Return the handle, or the error where the device does not answer."""
         try:
-            return self._call(self._nvml.nvmlDeviceGetHandleByIndex, index)
+            return _call(self._nvml, "nvmlDeviceGetHandleByIndex", index)
         except Unknown as error:
             return error
 
     def _named(self, entry: str, every: list[Any]) -> Any:
-        nvml = self._nvml
         if entry.isdecimal():
             return every[int(entry)] if int(entry) < len(every) else None
         try:
             if entry.startswith("MIG-"):
-                return self._call(nvml.nvmlDeviceGetHandleByUUID, entry)
+                return _call(self._nvml, "nvmlDeviceGetHandleByUUID", entry)
             reached = [handle for handle in every if not isinstance(handle, Unknown)]
-            uuids = {_text(self._call(nvml.nvmlDeviceGetUUID, handle)): handle for handle in reached}
+            uuids = {_text(_call(self._nvml, "nvmlDeviceGetUUID", handle)): handle for handle in reached}
         except Unknown:
             return None
-        found = [handle for uuid, handle in uuids.items() if entry and uuid.startswith(entry)]
-        return found[0] if len(found) == 1 else None
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call NVML.
-
-        Raises:
-            Unknown: with the code for NVML's error.
-        """
-        try:
-            return function(*arguments)
-        except self._nvml.NVMLError as error:
-            code = getattr(error, "value", None)
-            raise Unknown(_REASONS.get(code, f"nvml_error_{code}") if code is not None else why.UNREADABLE) from None
+        begun_so = [handle for uuid, handle in uuids.items() if entry and uuid.startswith(entry)]
+        return begun_so[0] if len(begun_so) == 1 else None
 
 
 class _Device:
     """One GPU, or one slice of it; an error in place of the handle is the answer to everything."""
 
-    def __init__(self, nvml: Any, handle: Any, call: Callable[..., Any], proc: Path) -> None:
-        self._nvml, self._handle, self._call, self._proc = nvml, handle, call, proc
+    def __init__(self, nvml: Any, handle: Any, proc: Path) -> None:
+        self._nvml, self._handle, self._proc = nvml, handle, proc
         self._reasons_seen: set[str] = set()
         self._processes_read_ns: int | None = None
 
     def read(self, source: str, now_ns: int, own_pids: Collection[int]) -> Reading:
         """Read every counter; each may fail alone."""
-        nvml, reading = self._nvml, Reading(source)
+        reading = Reading(source)
         if isinstance(self._handle, Unknown):
             reading.lacks(GPU_COUNTERS, self._handle.reason)
             return reading
-        ask = self._ask
-        reading.take(("utilisation",), lambda: (ask(nvml.nvmlDeviceGetUtilizationRates).gpu / 100,))
-        reading.take(("memory_used_bytes",), lambda: (ask(nvml.nvmlDeviceGetMemoryInfo).used,))
-        reading.take(("sm_clock_mhz",), lambda: (ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),))
-        temperature = nvml.nvmlDeviceGetTemperature
-        reading.take(("temperature_c",), lambda: (ask(temperature, nvml.NVML_TEMPERATURE_GPU),))
-        reading.take(("power_w",), lambda: (ask(nvml.nvmlDeviceGetPowerUsage) / 1000,))
-        reading.take(("energy_j",), lambda: (ask(nvml.nvmlDeviceGetTotalEnergyConsumption) / 1000,))
-        self._read_throttling(reading)
+        for name in _READ:
+            reading.take((name,), partial(self._read, name))
+        active: set[str] = set()
+        reading.take(("throttled",), lambda: (self._slowed_by(active),))
+        if reading.values["throttled"] is not None:
+            self._reasons_seen |= active
+            reading.values |= {f"throttle/{name}": float(name in active) for name in sorted(self._reasons_seen)}
         if self._processes_read_ns is None or now_ns - self._processes_read_ns >= _PROCESSES_EVERY_NS:
             self._processes_read_ns = now_ns
             self._read_processes(reading, own_pids)
@@ -234,63 +258,50 @@ class _Device:
         """Return its name, memory and limits; see ``list_gpus``."""
         if isinstance(self._handle, Unknown):
             raise self._handle
-        name = _text(self._ask(self._nvml.nvmlDeviceGetName))
+        name = _text(self._ask("nvmlDeviceGetName"))
         size: dict[str, Any] = {"memory_gib": None, "free_bytes": None}
         with suppress(Unknown):  # a slice of a GPU without permission, or memory shared with the host
-            memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+            memory = self._ask("nvmlDeviceGetMemoryInfo")
             size = {"memory_gib": round(memory.total / _GIB), "free_bytes": memory.free}
         return {"name": name} | size | gpu_limits(self._nvml, self._handle)
 
-    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self._call(function, self._handle, *arguments)
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        return _call(self._nvml, name, self._handle, *arguments)
 
-    def _read_throttling(self, reading: Reading) -> None:
-        reading.take(("throttled",), lambda: (self._slowed_by(),))
-        if reading.values["throttled"] is None:
-            return
-        for name in sorted(self._reasons_seen):
-            reading.values[f"throttle/{name}"] = float(name in self._active)
+    def _read(self, name: str) -> tuple[float]:
+        call, value_of, arguments = _READ[name]
+        return (value_of(self._ask(call, *(getattr(self._nvml, argument) for argument in arguments))),)
 
-    def _slowed_by(self) -> int:
-        mask = self._reason_mask()
-        self._active = {name for bit, name in _SLOWED.items() if mask & bit}
-        self._reasons_seen |= self._active
-        return len(self._active)
-
-    def _reason_mask(self) -> int:
+    def _slowed_by(self, active: set[str]) -> int:
+        """Add the reasons that hold the clock down; return how many they are."""
         try:
-            return int(self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons))
+            mask = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         except Unknown as error:
             if error.reason != why.VERSION_MISMATCH:
                 raise
-        return int(self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons))  # its name in older drivers
+            mask = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name in older drivers
+        active |= {name for bit, name in _SLOWED.items() if mask & bit}
+        return len(active)
 
     def _read_processes(self, reading: Reading, own_pids: Collection[int]) -> None:
-        memory: dict[int, int | None] = {}
         try:
-            for process in self._list_processes():
-                memory[process.pid] = process.usedGpuMemory
+            processes = [*self._ask("nvmlDeviceGetComputeRunningProcesses")]
+            with suppress(Unknown):  # a device without graphics
+                processes += self._ask("nvmlDeviceGetGraphicsRunningProcesses")
         except Unknown as error:
             reading.lacks(("processes", "other_processes", "other_memory_bytes"), error.reason)
             return
+        memory: dict[int, int | None] = {process.pid: process.usedGpuMemory for process in processes}
         reading.values["processes"] = len(memory)
         if not all((self._proc / str(pid)).is_dir() for pid in memory):
             reading.lacks(("other_processes", "other_memory_bytes"), why.OTHER_NAMESPACE)
             return
-        others = [pid for pid in memory if not descends(pid, own_pids, self._proc)]
+        others = [used for pid, used in memory.items() if not descends(pid, own_pids, self._proc)]
         reading.values["other_processes"] = len(others)
-        known = [used for pid in others if (used := memory[pid]) is not None]
-        if len(known) == len(others):
-            reading.values["other_memory_bytes"] = sum(known)
-        else:
+        if None in others:
             reading.lacks(("other_memory_bytes",), why.NOT_SUPPORTED)
-
-    def _list_processes(self) -> Iterable[Any]:
-        yield from self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
-        try:
-            yield from self._ask(self._nvml.nvmlDeviceGetGraphicsRunningProcesses)
-        except Unknown:  # a device without graphics
-            return
+        else:
+            reading.values["other_memory_bytes"] = sum(used for used in others if used is not None)
 
 
 def descends(pid: int, ancestors: Collection[int], proc: Path) -> bool:
@@ -308,48 +319,13 @@ def descends(pid: int, ancestors: Collection[int], proc: Path) -> bool:
     return False
 
 
-def open_gpu_probe(nvml: Any = None, environment: Mapping[str, str] = os.environ) -> GpuProbe:
-    """Return a probe of the GPUs that this process may use.
-
-    Args:
-        nvml: the module ``pynvml``; None imports it.
-        environment: of this process.
-
-    Raises:
-        Unknown: there is none; the reason is its argument.
-    """
-    return GpuProbe(nvml or load_nvml(), environment.get("CUDA_VISIBLE_DEVICES"))
-
-
-def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
-    """Return what sets how fast a GPU may be, beside its model: ``driver``, clocks in MHz, power in W.
-
-    ``power_limit_w`` is the one that is enforced now, ``default_power_limit_w`` that of the model. What the driver does
-    not tell is None. The clocks that somebody has set (NVML's application clocks, ``nvidia-smi -ac``) are there only
-    where the driver tells them; clocks that were locked (``nvidia-smi -lgc``) it tells nobody.
-    """
-
-    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except nvml.NVMLError:  # each may fail alone: older drivers, slices of a GPU
-            return None
-
-    def watts(function: Callable[[Any], int]) -> int | None:
-        milliwatts = ask(function, handle)
-        return None if milliwatts is None else round(milliwatts / 1000)
-
-    driver = ask(nvml.nvmlSystemGetDriverVersion)
-    clocks = {"application_sm_clock_mhz": nvml.NVML_CLOCK_SM, "application_memory_clock_mhz": nvml.NVML_CLOCK_MEM}
-    as_set = {name: ask(nvml.nvmlDeviceGetApplicationsClock, handle, clock) for name, clock in clocks.items()}
-    limits = {
-        "driver": None if driver is None else _text(driver),
-        "max_sm_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        "max_memory_clock_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
-        "power_limit_w": watts(nvml.nvmlDeviceGetEnforcedPowerLimit),
-        "default_power_limit_w": watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit),
-    }
-    return limits | {name: clock for name, clock in as_set.items() if clock is not None}
+def _call(nvml: Any, name: str, *arguments: Any) -> Any:
+    """Call NVML; what it raises is ``Unknown``, with the code for its error."""
+    try:
+        return getattr(nvml, name)(*arguments)
+    except nvml.NVMLError as error:
+        code = getattr(error, "value", None)
+        raise Unknown(_REASONS.get(code, f"nvml_error_{code}") if code is not None else why.UNREADABLE) from None
 
 
 def _text(name: bytes | str) -> str:

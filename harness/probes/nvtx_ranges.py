@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any
 
 from harness.core.trace import HookedSpan, SpanHook, Stage
 
@@ -22,21 +22,8 @@ INJECTION = "NVTX_INJECTION64_PATH"
 """Variable by which NVTX finds the library of the tool that listens; nsys sets it."""
 
 
-class Domain(Protocol):
-    """The part of ``nvtx.Domain`` that is used here."""
-
-    def get_event_attributes(self, message: str, *, category: str) -> Any:
-        """Return attributes that can be used again; None where no tool listens."""
-
-    def start_range(self, attributes: Any, *, payload: int) -> int:
-        """Start a range; return its number."""
-
-    def end_range(self, range_id: int) -> None:
-        """End a range, in any thread."""
-
-
-def open_domain(name: str = DOMAIN, environment: Mapping[str, str] = os.environ) -> tuple[Domain | None, str | None]:
-    """Return the NVTX domain, or None and why ranges would be lost.
+def open_domain(name: str = DOMAIN, environment: Mapping[str, str] = os.environ) -> tuple[Any, str | None]:
+    """Return the ``nvtx.Domain``, or None and why ranges would be lost.
 
     NVTX decides at the first call in a process whether a tool listens; one cannot be attached later. From 0.2.12 on the
     package asks the tool by ``nvtxDomainIsEnabled``, an extension that Nsight Systems 2022.4 cannot set up; the package
@@ -61,7 +48,7 @@ def open_domain(name: str = DOMAIN, environment: Mapping[str, str] = os.environ)
 
 
 @cache
-def _unasked_domain(name: str) -> Domain:
+def _unasked_domain(name: str) -> Any:
     """Return a domain without asking the tool; kept, for NVTX destroys one that nobody holds."""
     import nvtx
     from nvtx._lib.lib import DomainHandle
@@ -69,7 +56,7 @@ def _unasked_domain(name: str) -> Domain:
     domain: Any = object.__new__(nvtx.Domain)
     domain.handle = DomainHandle(name)  # which 0.2.16 looks at in `__init__`
     domain.__init__(name)
-    return cast(Domain, domain)
+    return domain
 
 
 def category(stage: Stage) -> str:
@@ -81,13 +68,14 @@ class NvtxRanges(SpanHook):
     """Marks each span as an NVTX range, which encloses it.
 
     Args:
-        domain: where the ranges go.
+        domain: a ``nvtx.Domain``.
     """
 
     inside = False
 
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, domain: Any) -> None:
         self._domain = domain
+        self._ranges: dict[HookedSpan, int] = {}
         self._of_thread = threading.local()  # the payload is written into the attributes before each range
         self._of_thread.attributes = self._register()  # so that no stage pays for registering the names
 
@@ -96,10 +84,10 @@ class NvtxRanges(SpanHook):
             attributes = self._of_thread.attributes
         except AttributeError:
             attributes = self._of_thread.attributes = self._register()
-        span.kept[self] = self._domain.start_range(attributes[span.stage], payload=span.step)
+        self._ranges[span] = self._domain.start_range(attributes[span.stage], payload=span.step)
 
-    def end(self, span: HookedSpan) -> None:
-        self._domain.end_range(span.kept[self])
+    def end(self, span: HookedSpan, error: BaseException | None) -> None:
+        self._domain.end_range(self._ranges.pop(span))
 
     def _register(self) -> dict[Stage, Any]:
         return {stage: self._domain.get_event_attributes(stage.value, category=category(stage)) for stage in Stage}

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from harness.settings.base import PluginName
+from harness.settings.base import PluginName, Section
 
 Lane = Annotated[str, Field(min_length=1)]
 StepNumber = Annotated[int, Field(ge=0)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class Window(_Section):
+class Window(Section):
     """Which lanes are profiled in which training steps. Steps inside it never enter statistics."""
 
-    lanes: Annotated[list[Lane], Field(min_length=1)] = ["learner"]
+    lanes: list[Lane] = Field(default=["learner"], min_length=1)
     """Lanes by name; a kind such as `generator` means all of its lanes."""
     first_step: StepNumber = 3
     """First training step that is profiled."""
@@ -69,7 +63,7 @@ class NsightWindow(Window):
     """Seconds to wait at the end for each report to be complete."""
 
 
-class ProbeProfile(_Section):
+class ProbeProfile(Section):
     """Which probes a run has."""
 
     name: str = "unnamed"
@@ -90,16 +84,15 @@ class ProbeProfile(_Section):
     """Sample the Python stacks of a few steps with py-spy."""
     nsight: NsightWindow | None = None
     """Trace a few steps with Nsight Systems."""
-    own: Annotated[list[PluginName], Field(max_length=20)] = []
+    own: list[PluginName] = Field(default=[], max_length=20)
     """Your own probes as `package.module:Name`, read with each sample; see docs/extending.md."""
 
     @property
-    def profiled_steps(self) -> frozenset[int]:
-        """Training steps whose times are those of a profiled run, and count in no statistics."""
-        windows = [window for window in (self.torch_profiler, self.pyspy, self.nsight) if window is not None]
-        return frozenset(step for window in windows for step in window.numbers)
+    def windows(self) -> dict[str, Window]:
+        """The profilers' windows, by the name of the setting."""
+        windows = {"torch_profiler": self.torch_profiler, "pyspy": self.pyspy, "nsight": self.nsight}
+        return {name: window for name, window in windows.items() if window is not None}
 
     def touched_steps(self, max_lag: int = 0) -> frozenset[int]:
-        """Return the training steps whose times a profiler has part in; see ``Window.touched``."""
-        windows = [window for window in (self.torch_profiler, self.pyspy, self.nsight) if window is not None]
-        return frozenset(step for window in windows for step in window.touched(max_lag))
+        """Return the training steps whose times a profiler has part in, which count in no statistics."""
+        return frozenset(step for window in self.windows.values() for step in window.touched(max_lag))

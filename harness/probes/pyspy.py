@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.core.atomic_files import move_whole
 from harness.core.errors import RunStopped, UserError
@@ -19,16 +19,14 @@ from harness.core.private_dir import PrivateDir
 from harness.probes.profile import PySpyWindow
 from harness.probes.windows import lanes_in, process_name
 from harness.results.anonymous import Scrubber
+from harness.results.counters import DRIVER
 
-ATTACH_S = 30.0
-"""Seconds that py-spy may take until it samples, and later until it has written its file."""
-POLL_S = 0.02
-DRIVER = "driver"
-"""Names the file of a run whose parts all work in this process."""
+ATTACH_S, POLL_S = 30.0, 0.02
+"""Seconds that py-spy may take until it samples, and later until it has written its file; and between two looks."""
 SUFFIXES = {"speedscope": ".speedscope.json", "flamegraph": ".svg", "raw": ".txt"}
+PTRACE_FIX = "allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: --cap-add SYS_PTRACE)"
 _SAMPLES = re.compile(r"Samples: (\d+)")
 _OWN_COMMAND = re.compile(r"[^<>]*py-spy record [^<>]*")
-PTRACE_FIX = "allow it with `sysctl kernel.yama.ptrace_scope=0` as root (in a container: --cap-add SYS_PTRACE)"
 
 
 def pyspy_program() -> Path:
@@ -45,34 +43,23 @@ def check_pyspy(program: Path | None = None) -> None:
     Raises:
         UserError: it is not there, or may not.
     """
-    program = program or pyspy_program()
+    command = [str(program or pyspy_program()), "dump", "--pid", str(os.getpid())]
+    fix = PTRACE_FIX
     try:
-        command = [str(program), "dump", "--pid", str(os.getpid())]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=ATTACH_S)
     except FileNotFoundError:
-        raise UserError(
-            "there is no py-spy in this environment", "pyspy of the probe profile", how_to_install("train")
-        ) from None
+        what, fix = "there is no py-spy in this environment", how_to_install("train")
     except subprocess.TimeoutExpired:
-        raise UserError(
-            f"py-spy could not read this process within {ATTACH_S:g} s", "pyspy of the probe profile", PTRACE_FIX
-        ) from None
-    if done.returncode != 0:
-        raise UserError(
-            f"py-spy cannot read other processes here: {_reason(done.stderr)}", "pyspy of the probe profile", PTRACE_FIX
-        )
+        what = f"py-spy could not read this process within {ATTACH_S:g} s"
+    else:
+        if done.returncode == 0:
+            return
+        what = f"py-spy cannot read other processes here: {_reason(done.stderr)}"
+    raise UserError(what, "pyspy of the probe profile", fix)
 
 
-@dataclass
-class _Recording:
-    """One py-spy at work.
-
-    Attributes:
-        name: names the file.
-        process: py-spy.
-        draft: what it writes.
-        words: what it says.
-    """
+class _Recording(NamedTuple):
+    """One py-spy at work: the name of its file, what it writes, and what it says."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -82,18 +69,20 @@ class _Recording:
     def said(self) -> str:
         return self.words.read_text(encoding="utf-8", errors="replace")
 
-    def samples_now(self) -> bool:
-        return "Sampling process" in self.said()
-
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    def samples(self) -> bool:
+        return "Sampling process" in self.said()
+
+    def samples_or_ended(self) -> bool:
+        return self.samples() or self.ended()
 
 
 class PySpyRecorder:
     """Runs one ``py-spy record`` on each chosen lane's process, from the start of the window to its end.
 
     Args:
-        window: which lanes and steps, and how.
         processes: returns the process ids by lane, of the parts with a process of their own; empty if there are none.
         folder: where the files go; made if need be.
         program: py-spy; None takes that of this environment.
@@ -126,8 +115,21 @@ class PySpyRecorder:
         Raises:
             RunStopped: one does not.
         """
-        if step in self._window.numbers and self._temporary is None and not self._over:
-            self._start()
+        if step not in self._window.numbers or self._temporary is not None or self._over:
+            return
+        self._temporary = PrivateDir()
+        targets = self._targets()
+        try:
+            for name, pid in targets.items():
+                self._recordings.append(self._record(name, pid, self._temporary.path))
+            for recording in self._recordings:
+                _wait(recording.samples_or_ended)
+                if not recording.samples():  # one that has just ended may have been sampled all the same
+                    raise RunStopped(f"py-spy does not sample {recording.name}: {_reason(recording.said())}")
+        except BaseException:
+            recordings, self._recordings, self._over = self._recordings, [], True
+            self._end(recordings)
+            raise
 
     def on_step(self, step: int) -> None:
         """A training step is complete: if the window is too, stop and keep the files.
@@ -144,14 +146,11 @@ class PySpyRecorder:
         Raises:
             RunStopped: a file is missing, or not one of them holds a sample.
         """
-        self._over = True
-        recordings, self._recordings = self._recordings, []
-        failures = []
+        recordings, self._recordings, self._over = self._recordings, [], True
         try:
             for recording in recordings:
                 recording.process.send_signal(signal.SIGINT)  # it writes its file then
-            for recording in recordings:
-                failures += self._keep(recording)
+            failures = [failure for recording in recordings if (failure := self._keep(recording)) is not None]
         finally:
             self._end(recordings)
         if recordings and not self.files:
@@ -168,24 +167,11 @@ class PySpyRecorder:
             self._temporary.close()
             self._temporary = None
 
-    def _start(self) -> None:
-        self._temporary = PrivateDir()
-        targets = self._targets()
-        try:
-            for name, pid in targets.items():
-                self._recordings.append(self._record(name, pid, self._temporary.path))
-            for recording in self._recordings:
-                self._wait_until_it_samples(recording)
-        except BaseException:
-            recordings, self._recordings, self._over = self._recordings, [], True
-            self._end(recordings)
-            raise
-
     def _targets(self) -> dict[str, int]:
         """Process ids by the name of their file: lanes that share a process share the file."""
         processes = self._processes()
         if not processes:
-            return {DRIVER: os.getpid()}
+            return {DRIVER: os.getpid()}  # all work in this process
         lanes: dict[int, list[str]] = {}
         for lane in lanes_in(self._window, processes):
             lanes.setdefault(processes[lane], []).append(lane)
@@ -200,40 +186,29 @@ class PySpyRecorder:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         return _Recording(name, process, draft, words)
 
-    def _wait_until_it_samples(self, recording: _Recording) -> None:
-        """A process that has just ended may have been sampled all the same, so what py-spy says counts."""
-        _wait(lambda: recording.samples_now() or recording.ended(), ATTACH_S)
-        if not recording.samples_now():
-            raise RunStopped(f"py-spy does not sample {recording.name}: {_reason(recording.said())}")
-
-    def _keep(self, recording: _Recording) -> list[str]:
+    def _keep(self, recording: _Recording) -> str | None:
         """Move the file into the folder without paths and names; return why that failed, if it did."""
-        if not _wait(recording.ended, ATTACH_S):
-            return [f"{recording.name}: no file within {ATTACH_S:g} s"]
+        if not _wait(recording.ended):
+            return f"{recording.name}: no file within {ATTACH_S:g} s"
         said = recording.said()
         samples = _SAMPLES.search(said)
         if not samples or not recording.draft.is_file():
-            return [f"{recording.name}: {_reason(said)}"]
+            return f"{recording.name}: {_reason(said)}"
         if int(samples[1]) == 0:  # idle threads are left out
             self.notes.append(f"{recording.name}: not one sample, so it was idle or the window too short for the rate")
-            return []
+            return None
         file = self._folder / f"{recording.name}{SUFFIXES[self._window.format]}"
         self._folder.mkdir(parents=True, exist_ok=True)
-        clean = recording.draft.with_suffix(".clean")
-        clean.write_text(
-            self._scrubbed(recording.draft.read_text(encoding="utf-8", errors="replace")), encoding="utf-8"
-        )
-        move_whole(clean, file)
+        text = recording.draft.read_text(encoding="utf-8", errors="replace")
+        recording.draft.write_text(self._scrubber.text(_OWN_COMMAND.sub("py-spy", text)), encoding="utf-8")
+        move_whole(recording.draft, file)
         self.files.append(file)
-        return []
-
-    def _scrubbed(self, text: str) -> str:
-        return self._scrubber.text(_OWN_COMMAND.sub("py-spy", text))
+        return None
 
 
-def _wait(condition: Callable[[], bool], limit_s: float) -> bool:
+def _wait(condition: Callable[[], bool]) -> bool:
     """Return whether the condition held within the limit."""
-    end = time.monotonic() + limit_s
+    end = time.monotonic() + ATTACH_S
     while not condition():
         if time.monotonic() > end:
             return condition()

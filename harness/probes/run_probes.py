@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from harness.core.errors import RunStopped
 from harness.core.types import Metric, Metrics, combine_metrics
@@ -13,19 +12,23 @@ from harness.probes.machine_speed import SpeedProbe
 from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
 from harness.probes.pyspy import PySpyRecorder
-from harness.probes.session import ProbeSession
+from harness.probes.sampler_process import SamplerProcess
 from harness.results.counters import CounterRow
+from harness.results.recorder import ProbeReport
 
-LAST_SAMPLES_S = 2.0
-"""Seconds to wait at the end for the last samples of other machines."""
+LAST_SAMPLES_S = 6.0
+"""Seconds to wait at the end for the last samples of other machines, whose samplers may take 5 to end."""
 
 
-class Elsewhere(Protocol):
-    """The samplers on other machines of a cluster; see ``harness.run.actors.samplers``."""
+class OtherMachines:
+    """The samplers on the other machines that parts work on; here there are none.
 
-    @property
-    def notes(self) -> list[str]:
-        """What went wrong, in words."""
+    Attributes:
+        notes: what went wrong, in words.
+    """
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
 
     def watch(self) -> None:
         """Tell each machine which processes are the run's."""
@@ -34,7 +37,13 @@ class Elsewhere(Protocol):
         """Pass ``go`` or ``hold`` on."""
 
     def drain(self, clock_at: Callable[[int], int], wait_s: float = 0.0) -> list[CounterRow]:
-        """Return the rows that have come by now."""
+        """Return the rows that have come by now.
+
+        Args:
+            clock_at: turns this machine's monotonic clock into nanoseconds of the run's.
+            wait_s: how long to wait for those under way; at the end of a run.
+        """
+        return []
 
     def close(self) -> None:
         """End the samplers."""
@@ -44,12 +53,10 @@ class RunProbes:
     """The probes of one run. They rest while another arm has its turn.
 
     Args:
-        profile: which there are.
         clock: the run's; starts and stops the sampler.
         processes: returns the process ids by lane, of the parts with a process of their own.
         device_figures: returns what stages took of GPUs, in time and memory, since the last call.
         folder: where the files of py-spy go.
-        elsewhere: the samplers on other machines; None where there are none.
         speed: times the machine between the steps; None where nothing does.
 
     Attributes:
@@ -63,16 +70,15 @@ class RunProbes:
         processes: Callable[[], Mapping[str, int]],
         device_figures: Callable[[], Sequence[DeviceFigure]],
         folder: Path,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: OtherMachines | None = None,
         speed: SpeedProbe | None = None,
     ) -> None:
-        self._speed = speed
-        self._elsewhere = elsewhere
-        self._clock, self._processes, self._device_figures = clock, processes, device_figures
-        self._session = ProbeSession(profile, clock.at)
+        self._clock, self._processes, self._device_figures, self._speed = clock, processes, device_figures, speed
+        self._sampler = SamplerProcess(profile.sampler_hz, profile.own, clock.at)
+        self._elsewhere = elsewhere or OtherMachines()
         self._pyspy = None if profile.pyspy is None else PySpyRecorder(profile.pyspy, processes, folder)
         self._watched: dict[str, int] = {}
-        self._kept: list[CounterRow] = []
+        self._rows: list[CounterRow] = []
         self._next_step, self._charged_s = 0, 0.0
         self._told: set[str] = set()
         self.device_peaks: dict[int, Peak] = {}
@@ -102,36 +108,29 @@ class RunProbes:
         if self._clock.is_running:
             self._next_step_starts()
 
-    def drain(self) -> list[CounterRow]:
-        """See ``recorder.Probes``."""
-        rows, self._kept = self._kept + self._session.drain(), []
-        if self._elsewhere is not None:
-            rows += self._elsewhere.drain(self._clock.at)
-        return rows
-
-    def drain_notes(self) -> list[str]:
-        """See ``recorder.Probes``."""
-        sources = (self._session, self._elsewhere, self._pyspy)
-        notes = [note for source in sources if source is not None for note in source.notes]
+    def report(self) -> ProbeReport:
+        """Return what has come in since the last call: counters, what went wrong, and what the probes cost."""
+        rows, self._rows = [*self._rows, *self._sampler.drain(), *self._elsewhere.drain(self._clock.at)], []
+        notes = [*self._sampler.notes, *self._elsewhere.notes, *([] if self._pyspy is None else self._pyspy.notes)]
         new = [note for note in notes if note not in self._told]
         self._told.update(new)
-        return new
+        return ProbeReport(rows, new, self._metrics())
 
-    def step_metrics(self) -> Metrics:
-        """Return the CPU seconds of sampling, the speed probe's, and device seconds and memory since the last call."""
+    def _metrics(self) -> Metrics:
+        """The CPU seconds of sampling, the speed probe's, and device seconds and memory."""
         figures = self._device_figures()
         metrics = combine_metrics([figure.metrics() for figure in figures])
         for figure in figures:
             if isinstance(figure, StageMemory):
                 self.device_peaks[figure.pid] = figure.peak.or_higher(self.device_peaks.get(figure.pid, figure.peak))
-        spent_s = self._session.own_cpu_s
+        spent_s = self._sampler.own_cpu_s
         if spent_s > 0:
             metrics["probe/cpu_s"] = Metric(spent_s - self._charged_s, "sum")
         self._charged_s = spent_s
         return metrics if self._speed is None else metrics | self._speed.drain()
 
     def close(self) -> None:
-        """End the probes; counters that came in last can still be drained.
+        """End the probes; counters that came in last are still in the next report.
 
         Raises:
             RunStopped: py-spy recorded nothing.
@@ -142,15 +141,13 @@ class RunProbes:
             if self._pyspy is not None:
                 self._pyspy.close()
         finally:
-            self._session.close()
-            if self._elsewhere is not None:
-                self._kept += self._elsewhere.drain(self._clock.at, LAST_SAMPLES_S)
-                self._elsewhere.close()
-                self._elsewhere = None
+            self._sampler.close()
+            self._rows += self._elsewhere.drain(self._clock.at, LAST_SAMPLES_S)
+            self._elsewhere.close()
+            self._elsewhere = OtherMachines()
 
     def _go(self) -> None:
-        self._order_elsewhere("go")
-        self._session.go()
+        self._order("go")
         try:
             self._next_step_starts()
         except RunStopped as error:  # the turn was passed on by another arm, whose fault it is not
@@ -166,22 +163,20 @@ class RunProbes:
             raise failure
 
     def _rest(self) -> None:
-        self._kept += self._session.drain()  # while the clock still knows these times
-        self._session.hold()
-        self._order_elsewhere("hold")
+        self._rows += self._sampler.drain()  # while the clock still knows these times
+        self._order("hold")
 
-    def _order_elsewhere(self, order: str) -> None:
-        if self._elsewhere is not None:
-            self._elsewhere.order(order)
+    def _order(self, order: str) -> None:
+        self._sampler.order(order)
+        self._elsewhere.order(order)
 
     def _watch(self) -> None:
-        """Tell the sampler of the processes: a part that died has another one."""
+        """Tell the samplers of the processes: a part that died has another one."""
         processes = dict(self._processes())
         if processes != self._watched:
             self._watched = processes
-            self._session.watch(processes)
-        if self._elsewhere is not None:
-            self._elsewhere.watch()
+            self._sampler.watch(processes)
+        self._elsewhere.watch()
 
 
 def _nothing() -> None: ...

@@ -1,102 +1,119 @@
-"""Samples the counters of one machine and of the run's processes, beside the run.
+"""Samples the counters of one machine and of the run's processes, beside the run, in a process of its own.
 
-``python -m harness.probes.sampler --hz 5`` does so in a process of its own, which takes orders as JSON lines on its
-input and writes samples as JSON lines to its output::
+``SamplerProcess`` in ``harness.probes.sampler_process`` starts it, on other machines too. They speak over a pair of
+sockets, the sampler's being its standard input, in messages of JSON. Orders::
 
     {"processes": {"learner": 4711}}    watch these from now on
     "go"                                sample until told otherwise
     "hold"                              one last sample, then none
     "stop"                              end; so does the end of the input, as when the run was killed
 
-    {"at_ns": 123, "rows": [{"source": "host", "values": {...}, "missing": {...}}, ...]}
-
-``SamplingThread`` does the same in a thread of a process that has little else to do, such as an actor on another
-machine. Times are those of the machine's monotonic clock, which is ``time.perf_counter_ns`` on Linux.
+A sample is ``[at_ns, [{"source": "host", "values": {...}, "missing": {...}}, ...]]``, on the machine's monotonic clock,
+which is ``time.perf_counter_ns`` on Linux.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
+import socket
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe, open_gpu_probe
 from harness.probes.reading import PluginReader, Reading, Unknown
 from harness.results.counters import HELD, SAMPLER
 
-_GOODBYE_S = 5.0
-_PENDING_BYTES = 64 * 2**20  # at 5 Hz more than an hour of samples that nobody reads
-
-Sample = dict[str, Any]
-"""``at_ns`` of the machine's monotonic clock, and ``rows``: ``source``, ``values`` and, if any, ``missing``."""
-
-
-class Outbox:
-    """Writes lines to a pipe without ever waiting for its reader: what does not fit is kept for later."""
-
-    def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self._descriptor, self._pending, self.dropped = descriptor, bytearray(), 0
-
-    def add(self, sample: Sample) -> None:
-        """Send a sample, or keep it; where far too many are kept already, drop it and count it."""
-        if len(self._pending) > _PENDING_BYTES:
-            self.dropped += 1
-            return
-        self._pending += json.dumps(sample, separators=(",", ":")).encode() + b"\n"
-        self.push()
-
-    def push(self) -> None:
-        """Send as much of what was kept as the pipe takes.
-
-        Raises:
-            BrokenPipeError: nobody is there to read it.
-        """
-        while self._pending:
-            try:
-                del self._pending[: os.write(self._descriptor, self._pending)]
-            except BlockingIOError:
-                return
-
-    def finish(self, patience_s: float = _GOODBYE_S) -> None:
-        """Send the rest, waiting for the reader; where nobody reads for this long, it is lost."""
-        self.push()
-        while self._pending and select.select([], [self._descriptor], [], patience_s)[1]:
-            self.push()
-
-
-class Inbox:
-    """Reads orders, one JSON line each, from a pipe."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._rest = descriptor, b""
-
-    def wait(self, timeout_s: float) -> list[Any] | None:
-        """Return the orders that arrived within this time; None once the input has ended."""
-        if not select.select([self._descriptor], [], [], timeout_s)[0]:
-            return []
-        data = os.read(self._descriptor, 1 << 16)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines] if data else None
-
-
 NICENESS = 5
 _ORPHAN_CHECK_S = 1.0
+_GOODBYE_S = 5.0
+_MOST_UNSENT = 20_000  # at 5 Hz more than an hour of samples that nobody reads
+_MOST_BYTES = 1 << 20  # of a message
+
+Sample = tuple[int, list[Reading]]
+"""The machine's monotonic clock, and what was read then: the sampler's own reading first."""
 
 
-class Sampling:
-    """Takes samples, when asked to. Opens nothing before the first one.
+class Channel:
+    """Whole messages both ways over a socket. It never waits for the other end: what does not fit is kept for later.
+
+    Args:
+        end: one end of ``socket.socketpair(type=SOCK_SEQPACKET)``, which keeps messages apart.
+
+    Attributes:
+        ended: whether the other end is gone.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._end, self._unsent, self.ended = end, deque[bytes](), False
+
+    def fileno(self) -> int:
+        """For ``select``."""
+        return self._end.fileno()
+
+    def send(self, message: Any) -> bool:
+        """Send a message, or keep it; return whether it was not dropped because far too many are kept already."""
+        if len(self._unsent) >= _MOST_UNSENT:
+            return False
+        self._unsent.append(msgspec.json.encode(message))
+        self.push()
+        return True
+
+    def push(self) -> None:
+        """Send as many of the kept messages as the other end has room for."""
+        try:
+            while self._unsent:
+                self._end.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except ConnectionError:  # nobody will read them; ``receive`` finds the end
+            self._unsent.clear()
+
+    def receive(self) -> list[Any]:
+        """Return the messages that have come since the last call."""
+        messages = []
+        while not self.ended:
+            try:
+                message = self._end.recv(_MOST_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:  # it has not read all; what it had sent comes behind this
+                continue
+            if message:
+                messages.append(msgspec.json.decode(message))
+            else:
+                self.ended = True
+        return messages
+
+    def finish(self, patience_s: float = _GOODBYE_S) -> None:
+        """Send the rest; where nobody reads for this long, it is lost."""
+        self.push()
+        while self._unsent and select.select([], [self], [], patience_s)[1]:
+            self.push()
+
+    def close(self) -> None:
+        """End it, for the other end too."""
+        self._end.close()
+
+
+class Sampler:
+    """Takes samples as ordered: every period while going, and at both ends of each stretch.
+
+    No sample comes within half a period of the last one, however quickly arms take turns. Nothing is opened before the
+    first one.
 
     Args:
         driver: pid of the process that runs the loop.
+        emit: takes a sample.
         clock_ns: the machine's monotonic clock.
         cpu_s: CPU seconds that the sampling itself has cost so far.
         open_gpus: returns the probe of the GPUs, or raises ``Unknown``.
@@ -108,250 +125,121 @@ class Sampling:
 
     def __init__(
         self,
+        hz: float,
         driver: int,
+        emit: Callable[[Sample], object],
+        *,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         cpu_s: Callable[[], float] = time.process_time,
         open_gpus: Callable[[], GpuProbe] = open_gpu_probe,
         own: Sequence[str] = (),
     ) -> None:
         self._own = [PluginReader(path) for path in own]
-        self._clock_ns, self._cpu_s, self._open_gpus = clock_ns, cpu_s, open_gpus
+        self._emit, self._clock_ns, self._cpu_s, self._open_gpus = emit, clock_ns, cpu_s, open_gpus
         self._host, self._processes = HostProbe(), ProcessProbe(driver)
         self._gpus: GpuProbe | None = None
-        self._no_gpus: str | None = None
+        self._no_gpus = False
+        self._period_ns = round(1e9 / hz)
+        self._earliest_ns = 0
+        self._next_ns: int | None = None  # None while held
 
-    def watch(self, processes: Mapping[str, int]) -> None:
-        """Read these processes from now on; lane to pid."""
-        self._processes.watch(processes)
+    def obey(self, order: Any) -> bool:
+        """Carry out one order; return whether it was not ``stop``. Orders that are not known are passed over."""
+        match order:
+            case "go" if self._next_ns is None:
+                self._next_ns = max(self._clock_ns(), self._earliest_ns)
+            case "hold":
+                self._hold()
+            case "stop":
+                return False
+            case {"processes": dict(processes)}:
+                self._processes.watch(processes)
+        return True
+
+    def sample_if_due(self) -> float | None:
+        """Take the sample that is due, if one is; return seconds until the next, None while held.
+
+        Samples that were missed meanwhile are not made up for.
+        """
+        if self._next_ns is None:
+            return None
+        now_ns = self._clock_ns()
+        if now_ns >= self._next_ns:
+            self._emit(self.sample())
+            self._earliest_ns = now_ns + self._period_ns // 2
+            self._next_ns += ((now_ns - self._next_ns) // self._period_ns + 1) * self._period_ns
+        return max(0, self._next_ns - self._clock_ns()) / 1e9
+
+    def _hold(self) -> None:
+        if self._next_ns is None:
+            return
+        self._next_ns, now_ns = None, self._clock_ns()
+        if now_ns < self._earliest_ns:  # too soon for another sample: the end is marked
+            self._emit((now_ns, [self._mark(held=True)]))
+        else:
+            self._emit(self.sample(last=True))
+            self._earliest_ns = now_ns + self._period_ns // 2
 
     def sample(self, last: bool = False) -> Sample:
-        """Read everything once.
-
-        Args:
-            last: the run is held after this one.
-        """
+        """Read everything once; ``last``: the run is held after this."""
         at_ns = self._clock_ns()
         readings = [self._host.read(), *self._processes.read(), *self._read_gpus(at_ns)]
-        readings += [own.read() for own in self._own]
-        own = Reading(SAMPLER, {"cpu_s": self._cpu_s(), HELD: int(last)})
-        return {"at_ns": at_ns, "rows": [_as_json(reading) for reading in (own, *readings)]}
+        readings += [probe.read() for probe in self._own]
+        for reading in readings:
+            reading.values.update({name: _rounded(it) for name, it in reading.values.items() if it is not None})
+        return at_ns, [self._mark(last), *readings]
 
-    def mark_held(self) -> Sample:
-        """Return a sample that reads nothing, and says that the run is held from here."""
-        return {"at_ns": self._clock_ns(), "rows": [_as_json(Reading(SAMPLER, {"cpu_s": self._cpu_s(), HELD: 1}))]}
-
-    def close(self) -> None:
-        """Let the driver go."""
-        if self._gpus is not None:
-            self._gpus.close()
+    def _mark(self, held: bool) -> Reading:
+        return Reading(SAMPLER, {"cpu_s": _rounded(self._cpu_s()), HELD: int(held)})
 
     def _read_gpus(self, at_ns: int) -> list[Reading]:
-        if self._no_gpus is not None:
+        if self._no_gpus:
             return []
         try:
             self._gpus = self._gpus or self._open_gpus()
         except Unknown as error:  # said once, in the first sample
-            self._no_gpus = error.reason
+            self._no_gpus = True
             return [Reading("gpu", {}, {"gpu": error.reason})]
         return self._gpus.read(at_ns, self._processes.pids)
 
-
-def _as_json(reading: Reading) -> dict[str, Any]:
-    values = {name: value if value is None else _rounded(value) for name, value in reading.values.items()}
-    row: dict[str, Any] = {"source": reading.source, "values": values}
-    return row | ({"missing": reading.missing} if reading.missing else {})
+    def close(self) -> None:
+        """Take the last sample, and let the driver go."""
+        self._hold()
+        if self._gpus is not None:
+            self._gpus.close()
 
 
 def _rounded(value: float) -> float:
     return int(value) if value == int(value) else round(value, 6)
 
 
-class Throttle:
-    """When to sample: every period while going, and at both ends of each stretch.
-
-    No sample comes within half a period of the last one, however quickly arms take turns.
-    """
-
-    def __init__(self, hz: float) -> None:
-        self._period_ns = round(1e9 / hz)
-        self._next_ns: int | None = None
-        self._earliest_ns = 0
-
-    @property
-    def is_going(self) -> bool:
-        """Whether samples are being taken."""
-        return self._next_ns is not None
-
-    def is_fresh(self, now_ns: int) -> bool:
-        """Whether the last sample is too recent for another one."""
-        return now_ns < self._earliest_ns
-
-    def go(self, now_ns: int) -> None:
-        """Begin a stretch, with a sample as soon as may be."""
-        if self._next_ns is None:
-            self._next_ns = max(now_ns, self._earliest_ns)
-
-    def hold(self) -> None:
-        """End a stretch."""
-        self._next_ns = None
-
-    def due_in_s(self, now_ns: int) -> float | None:
-        """Return seconds until the next sample, 0 if it is late; None while held."""
-        return None if self._next_ns is None else max(0, self._next_ns - now_ns) / 1e9
-
-    def sampled(self, now_ns: int) -> None:
-        """Note a sample; those that were missed meanwhile are not made up for."""
-        self._earliest_ns = now_ns + self._period_ns // 2
-        if self._next_ns is not None:
-            missed = max(0, now_ns - self._next_ns) // self._period_ns
-            self._next_ns += (missed + 1) * self._period_ns
-
-
-class PacedSampling:
-    """Samples at its pace, as ordered, and hands each sample on.
-
-    Args:
-        emit: takes a sample.
-    """
-
-    def __init__(
-        self,
-        sampling: Sampling,
-        hz: float,
-        emit: Callable[[Sample], None],
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
-    ) -> None:
-        self._sampling, self._pace, self._emit, self._clock_ns = sampling, Throttle(hz), emit, clock_ns
-
-    def watch(self, processes: Mapping[str, int]) -> None:
-        """Read these processes from now on; lane to pid."""
-        self._sampling.watch(processes)
-
-    def go(self) -> None:
-        """Sample from now on."""
-        self._pace.go(self._clock_ns())
-
-    def hold(self) -> None:
-        """Sample no more; the end of the stretch is marked."""
-        if not self._pace.is_going:
-            return
-        self._pace.hold()
-        now_ns = self._clock_ns()
-        if self._pace.is_fresh(now_ns):
-            self._emit(self._sampling.mark_held())
-        else:
-            self._take(now_ns, last=True)
-
-    def sample_if_due(self) -> float | None:
-        """Take the sample that is due, if one is; return seconds until the next, None while held."""
-        now_ns = self._clock_ns()
-        if self._pace.due_in_s(now_ns) == 0:
-            self._take(now_ns, last=False)
-        return self._pace.due_in_s(self._clock_ns())
-
-    def _take(self, now_ns: int, last: bool) -> None:
-        self._emit(self._sampling.sample(last))
-        self._pace.sampled(now_ns)
-
-    def close(self) -> None:
-        """End."""
-        self.hold()
-        self._sampling.close()
-
-
-def obey(sampling: PacedSampling, order: Any) -> bool:
-    """Carry out one order; return whether it was not ``stop``. Orders that are not known are passed over."""
-    match order:
-        case "go":
-            sampling.go()
-        case "hold":
-            sampling.hold()
-        case "stop":
-            return False
-        case {"processes": dict(processes)}:
-            sampling.watch(processes)
-    return True
-
-
-def serve(sampling: PacedSampling, inbox: Inbox, outbox: Outbox) -> None:
-    """Sample as ordered until told to stop, or until the input ends, or its writer has gone."""
+def serve(sampler: Sampler, channel: Channel) -> None:
+    """Sample as ordered until told to stop, or until the other end, or the parent process, has gone."""
     parent, wait_s = os.getppid(), 0.0
-    while os.getppid() == parent:  # a process forked by the writer may hold its end of the pipe open
-        orders = inbox.wait(min(wait_s, _ORPHAN_CHECK_S))
-        if orders is None or not all(obey(sampling, order) for order in orders):
+    while os.getppid() == parent:  # a process forked by the parent may hold the other end open
+        select.select([channel], [], [], wait_s)
+        if not all(map(sampler.obey, channel.receive())) or channel.ended:
             break
-        due_s = sampling.sample_if_due()
-        outbox.push()
-        wait_s = _ORPHAN_CHECK_S if due_s is None else due_s
-    sampling.close()
-    outbox.finish()
-
-
-class SamplingThread:
-    """Samples in a thread of this process, such as an actor that does nothing else on its machine.
-
-    The process's own CPU time counts as the sampling's.
-
-    Args:
-        hz: samples a second.
-        driver: pid that is read as ``driver``.
-    """
-
-    def __init__(self, hz: float, driver: int | None = None) -> None:
-        self._samples: deque[Sample] = deque()
-        self._sampling = PacedSampling(Sampling(driver or os.getpid()), hz, self._samples.append)
-        self._orders: deque[Any] = deque()
-        self._woken = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="sampler", daemon=True)
-        self._thread.start()
-
-    def order(self, order: Any) -> None:
-        """Give an order; see the module."""
-        self._orders.append(order)
-        self._woken.set()
-
-    def drain(self) -> list[Sample]:
-        """Return the samples since the last call, and forget them."""
-        return [self._samples.popleft() for _ in range(len(self._samples))]
-
-    def close(self) -> None:
-        """Take the last sample and end; ``drain`` still returns what was sampled."""
-        self.order("stop")
-        self._thread.join()
-
-    def _serve(self) -> None:
-        wait_s: float | None = None
-        going = True
-        while going:
-            self._woken.wait(wait_s)
-            self._woken.clear()
-            while going and self._orders:
-                going = obey(self._sampling, self._orders.popleft())
-            wait_s = self._sampling.sample_if_due() if going else None
-        self._sampling.close()
+        due_s = sampler.sample_if_due()
+        channel.push()
+        wait_s = min(_ORPHAN_CHECK_S if due_s is None else due_s, _ORPHAN_CHECK_S)
+    sampler.close()
+    channel.finish()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sample beside a run, as ordered on standard input."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.probes.sampler",
-        description="Samples the counters of this machine; takes orders on its input. The run starts it.",
-        epilog="example: (echo '\"go\"'; sleep 1) | python -m harness.probes.sampler --hz 5",
+        description="Samples the counters of this machine, as ordered on its input, a socket. The run starts it.",
     )
     parser.add_argument("--hz", type=float, default=5.0, help="samples a second (default: 5)")
     parser.add_argument("--driver", type=int, default=os.getppid(), help="pid that is read as the driver")
     parser.add_argument("--own", action="append", default=[], metavar="PACKAGE.MODULE:NAME", help="one's own probe")
     chosen = parser.parse_args(arguments)
     os.nice(NICENESS)
-    outbox = Outbox(sys.stdout.fileno())
-    try:
-        serve(
-            PacedSampling(Sampling(chosen.driver, own=chosen.own), chosen.hz, outbox.add),
-            Inbox(sys.stdin.fileno()),
-            outbox,
-        )
-    except BrokenPipeError:  # the run has gone
-        return 0
+    channel = Channel(socket.socket(fileno=sys.stdin.fileno()))
+    serve(Sampler(chosen.hz, chosen.driver, channel.send, own=chosen.own), channel)
     return 0
 
 

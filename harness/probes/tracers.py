@@ -7,31 +7,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from harness.core.trace import HookedSpan, HookedTracer, SpanHook, Stage, Tracer
 from harness.probes.cuda_events import DeviceTimes, cuda_events
 from harness.probes.memory import DeviceFigure, StagePeaks, process_memory
-from harness.probes.nsight import CaptureControl
+from harness.probes.nsight import NsightCapture
 from harness.probes.nvtx_ranges import NvtxRanges, open_domain
 from harness.probes.profile import ProbeProfile, Window
-from harness.probes.windows import ProfilerWindow, lanes_in, torch_window
-
-Hook = TypeVar("Hook", bound=SpanHook)
+from harness.probes.torch_traces import TorchProfiler
+from harness.probes.windows import ProfilerWindow, lanes_in
 
 
 class Synchronized(SpanHook):
     """Ends each span only when the device has done what was launched in it; a launch alone takes no time.
 
     Args:
-        synchronize: returns when the device has done it, such as ``torch.cuda.synchronize``, which waits for all
-            streams, or ``PartStreams.synchronize``.
+        synchronize: waits for it: ``torch.cuda.synchronize`` for all streams, or ``PartStreams.synchronize``.
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
         self._synchronize = synchronize
 
-    def end(self, span: HookedSpan) -> None:
+    def end(self, span: HookedSpan, error: BaseException | None) -> None:
         self._synchronize()
 
 
@@ -53,17 +50,16 @@ class Delay(SpanHook):
 
 
 def _keep_busy(seconds: float) -> None:
-    end_ns = time.perf_counter_ns() + round(seconds * 1e9)
-    while time.perf_counter_ns() < end_ns:
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
         pass
 
 
 @dataclass(frozen=True)
 class Tracers:
-    """Which tracers the parts of a run have; sent to every process.
+    """What surrounds the spans of a run's parts; sent to every process.
 
     Attributes:
-        profile: the probes.
         delays: seconds that the scenario adds to each span of a stage, by stage.
         lanes: of the whole run.
         drafts: folder for the traces that the processes write; None where the profile has none.
@@ -77,7 +73,7 @@ class Tracers:
     def for_process(
         self, recorder: Tracer, lanes: Sequence[str], cuda: bool, synchronize: Callable[[], None] | None = None
     ) -> InstrumentedTracer:
-        """Put the tracers around the tracer that records the spans of a process.
+        """Put the hooks around the tracer that records the spans of a process.
 
         Args:
             recorder: keeps the spans.
@@ -85,50 +81,47 @@ class Tracers:
             cuda: whether they compute on a GPU; a span then ends when the GPU is done.
             synchronize: returns when the GPU has done what the calling thread gave it; None: when it has done all.
         """
-        made = InstrumentedTracer(recorder)
+        made, hooks = InstrumentedTracer(recorder), list[SpanHook]()
         if any(self.delays.values()):  # innermost: the device has nothing to do yet
-            made.add(Delay({Stage(name): seconds for name, seconds in self.delays.items()}))
+            hooks.append(Delay({Stage(name): seconds for name, seconds in self.delays.items()}))
         if cuda or synchronize is not None:
-            made.add(Synchronized(synchronize or _synchronize()))
-        self._add_probes(made, cuda)
-        self._add_windows(made, lanes, cuda)
+            hooks.append(Synchronized(synchronize or _synchronize()))
+        if self.profile.device_time:
+            new_event, reason = cuda_events() if cuda else (None, "nothing here computes on a GPU")
+            if new_event is None:
+                made.notes.append(f"no device times: {reason}")
+            else:
+                made.device_times = DeviceTimes(new_event)
+                hooks.append(made.device_times)
+        if self.profile.nvtx:
+            domain, reason = open_domain()
+            if domain is None:
+                made.notes.append(f"no NVTX ranges: {reason}")
+            else:
+                hooks.append(NvtxRanges(domain))
+        if cuda:  # outermost, so that no other probe's figures hold its readings
+            made.device_memory = StagePeaks(process_memory())
+            hooks.append(made.device_memory)
+        traced, captured = self.profile.torch_profiler, self.profile.nsight
+        if traced is not None and (chosen := self._chosen(traced, lanes)):
+            assert self.drafts is not None
+            made.windows.append(TorchProfiler(traced, chosen, self.drafts, cuda))
+        if captured is not None and (chosen := self._chosen(captured, lanes)):
+            made.windows.append(NsightCapture(captured, chosen, cuda))
+        if hooks or made.windows:
+            made.tracer = HookedTracer(recorder, *hooks, *made.windows)
         return made
+
+    def _chosen(self, window: Window, lanes: Sequence[str]) -> list[str]:
+        return [lane for lane in lanes_in(window, self.lanes) if lane in lanes]
 
     def remove_traces(self) -> None:
         """Remove what no run's folder has taken."""
         if self.drafts is not None:
             shutil.rmtree(self.drafts, ignore_errors=True)
 
-    def _add_probes(self, made: InstrumentedTracer, cuda: bool) -> None:
-        if self.profile.device_time:
-            new_event, reason = cuda_events() if cuda else (None, "nothing here computes on a GPU")
-            if new_event is None:
-                made.notes.append(f"no device times: {reason}")
-            else:
-                made.device_times = made.add(DeviceTimes(new_event))
-        if self.profile.nvtx:
-            domain, reason = open_domain()
-            if domain is None:
-                made.notes.append(f"no NVTX ranges: {reason}")
-            else:
-                made.add(NvtxRanges(domain))
-        if cuda:  # outermost, so that no other probe's figures hold its readings
-            made.device_memory = made.add(StagePeaks(process_memory()))
 
-    def _add_windows(self, made: InstrumentedTracer, lanes: Sequence[str], cuda: bool) -> None:
-        window = self.profile.torch_profiler
-        if window is not None and (chosen := self._chosen(window, lanes)):
-            assert self.drafts is not None
-            made.windows.append(made.add(torch_window(window, chosen, self.drafts, cuda)))
-        capture = self.profile.nsight
-        if capture is not None and (chosen := self._chosen(capture, lanes)):
-            control = CaptureControl(cuda)
-            made.windows.append(made.add(ProfilerWindow(capture.numbers, control.start, control.stop, chosen)))
-
-    def _chosen(self, window: Window, lanes: Sequence[str]) -> list[str]:
-        return [lane for lane in lanes_in(window, self.lanes) if lane in lanes]
-
-
+@dataclass
 class InstrumentedTracer:
     """The tracer that the parts of one process are given, and what belongs to it.
 
@@ -139,17 +132,11 @@ class InstrumentedTracer:
         notes: what could not be measured, in words.
     """
 
-    def __init__(self, recorder: Tracer) -> None:
-        self.tracer = recorder
-        self.windows: list[ProfilerWindow] = []
-        self.device_times: DeviceTimes | None = None
-        self.device_memory: StagePeaks | None = None
-        self.notes: list[str] = []
-
-    def add(self, hook: Hook) -> Hook:
-        """Put a hook around the tracer, and return it."""
-        self.tracer = HookedTracer(self.tracer, hook)
-        return hook
+    tracer: Tracer
+    windows: list[ProfilerWindow] = field(default_factory=list)
+    device_times: DeviceTimes | None = None
+    device_memory: StagePeaks | None = None
+    notes: list[str] = field(default_factory=list)
 
     def drain_device_figures(self) -> list[DeviceFigure]:
         """Return device times and peaks of the spans that have ended since the last call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, ScoredBatch, combine_metrics
@@ -40,17 +40,17 @@ NO_VERSION = -1
 LEDGER_COLUMNS = ("generated", "failed", "discarded", "dropped", "trained", "trained_again", "unused")
 
 
-class Probes(Protocol):
-    """What a recorder asks of the probes beside a run."""
+class ProbeReport(NamedTuple):
+    """What the probes beside a run have to say since the last report.
 
-    def drain(self) -> list[CounterRow]:
-        """Return the counters that have come in since the last call."""
+    Attributes:
+        notes: what went wrong, in words.
+        metrics: the probes' own figures.
+    """
 
-    def drain_notes(self) -> list[str]:
-        """Return what went wrong since the last call, in words."""
-
-    def step_metrics(self) -> Metrics:
-        """Return the probes' own figures since the last call."""
+    counters: Sequence[CounterRow]
+    notes: Sequence[str]
+    metrics: Metrics
 
 
 class RunRecorder(Observer):
@@ -62,6 +62,7 @@ class RunRecorder(Observer):
     Args:
         tracer: whose spans are drained at each row.
         profiled: training steps in which a profiler runs.
+        probes: asks those beside the run.
         utilisation: of the Learner's GPU.
         row_listeners: called in order with each step or evaluation row that is on disk.
         step_listeners: called in order with the number of each complete training step, after everything else: they may
@@ -77,7 +78,7 @@ class RunRecorder(Observer):
         tracer: RecordingTracer,
         *,
         profiled: frozenset[int] = frozenset(),
-        probes: Probes | None = None,
+        probes: Callable[[], ProbeReport] | None = None,
         utilisation: Utilisation | None = None,
         row_listeners: Sequence[RowListener] = (),
         step_listeners: Sequence[StepListener] = (),
@@ -210,10 +211,11 @@ class RunRecorder(Observer):
         """Write the counters that have come in; return what the probes cost, and what GPUs took for stages."""
         if self._probes is None:
             return {}
-        self.folder.append(*self._probes.drain())
-        for note in self._probes.drain_notes():
+        report = self._probes()
+        self.folder.append(*report.counters)
+        for note in report.notes:
             self.folder.log(note)
-        return dict(self._probes.step_metrics())
+        return report.metrics
 
     def _tell(self, row: StepRow | EvaluationRow) -> None:
         self.folder.flush()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.core.plugins import PluginKind, make_plugin
 from harness.core.protocols import Engine, Task
-from harness.core.trace import InterruptingTracer, Tracer
+from harness.core.trace import HookedTracer, InterruptingTracer, Tracer
 from harness.core.types import SamplingParams
 from harness.engines.stop_strings import SpecialTokens, decode_text
 from harness.learner import TrainerOptions
@@ -529,7 +529,6 @@ def make_learner_rank(
     scenario: Scenario, *, options: TransportOptions, policy: Policy, tracer: Tracer, group: RankGroup, device: str
 ) -> LearnerRank:
     """Return the worker of one of the Learner's ranks, whose group there is already."""
-    from harness.learner.flight_recorder import FlightTracer
     from harness.run.rank_worker import LearnerRank
     from harness.run.slow_rank import SlowComputing
     from harness.transports.catalogue import transport_kind  # loads Ray
@@ -538,7 +537,7 @@ def make_learner_rank(
     proven, name, slow = mismatch_bound(scenario) is not None, scenario.transport.type, scenario.faults.slow_rank
     lane = rank_lanes(scenario)[group.rank]
     offload, tracer = _offload(scenario, tracer, device, lane)
-    tracer = FlightTracer(tracer, group.calls)
+    tracer = HookedTracer(tracer, group.calls)
     trainer = _policy_trainer(scenario, policy, never, _ranks(scenario, device), offload)
     if slow is not None and slow.rank == group.rank:
         SlowComputing(trainer.model, slow.share)

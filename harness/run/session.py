@@ -317,7 +317,7 @@ class Experiment:
             folder,
             arm.tracer,
             profiled=profile.touched_steps(scenario.max_lag),
-            probes=probes,
+            probes=probes.report,
             utilisation=utilisation_of(scenario, gpus if parts.learner_on_gpu else ()),
             row_listeners=[*row_listeners, streams.on_row],
             step_listeners=[probes.after_step, pass_turn, probes.before_next_step],

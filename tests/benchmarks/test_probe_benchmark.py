@@ -9,9 +9,8 @@ from harness.core.trace import HookedTracer, NullTracer, Stage
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe
 from harness.probes.nvtx_ranges import NvtxRanges
-from harness.probes.profile import ProbeProfile
-from harness.probes.sampler import Sampling
-from harness.probes.session import ProbeSession
+from harness.probes.sampler import Sampler
+from harness.probes.sampler_process import SamplerProcess
 from tests.stand_ins.fake_nvml import FakeDevice, FakeNvml
 from tests.stand_ins.fake_nvtx import FakeDomain
 
@@ -48,23 +47,23 @@ def test_reading_four_processes(benchmark: BenchmarkFixture) -> None:
 
 def test_one_whole_sample(benchmark: BenchmarkFixture) -> None:
     """With one GPU, whose calls answer at once: those of a driver come on top."""
-    sampling = Sampling(os.getpid(), open_gpus=lambda: GpuProbe(FakeNvml([FakeDevice()])))
-    sampling.watch(LANES)
-    assert benchmark(sampling.sample)["rows"]
+    sampler = Sampler(5, os.getpid(), lambda sample: None, open_gpus=lambda: GpuProbe(FakeNvml([FakeDevice()])))
+    sampler.obey({"processes": LANES})
+    assert benchmark(sampler.sample)[1]
 
 
 def test_one_step_of_a_sampled_run_in_the_driver(benchmark: BenchmarkFixture) -> None:
     """What a training step pays in the measured process: begin and end of its turn, and taking the rows."""
-    session = ProbeSession(ProbeProfile(sampler_hz=5.0), lambda at_ns: at_ns)
-    session.watch(LANES)
+    sampler = SamplerProcess(5.0)
+    sampler.watch(LANES)
 
     def step() -> None:
-        session.go()
-        session.drain()
-        session.hold()
+        sampler.order("go")
+        sampler.drain()
+        sampler.order("hold")
 
     started_s = time.perf_counter()
     benchmark.pedantic(step, setup=lambda: time.sleep(0.02), rounds=100)
-    session.close()
-    benchmark.extra_info["cpu_share"] = session.own_cpu_s / (time.perf_counter() - started_s)
-    assert session.notes == []
+    sampler.close()
+    benchmark.extra_info["cpu_share"] = sampler.own_cpu_s / (time.perf_counter() - started_s)
+    assert sampler.notes == []

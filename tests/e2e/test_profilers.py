@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -26,15 +27,13 @@ from harness.core.errors import RunStopped
 from harness.core.trace import HookedTracer, RecordingTracer, Stage
 from harness.probes.nsight import (
     SESSION_CONFIG,
-    CaptureControl,
+    NsightCapture,
     check_nsight,
-    new_tag,
     nsight_runtime_env,
     report_folders,
     wait_for_reports,
 )
 from harness.probes.profile import NsightWindow
-from harness.probes.windows import ProfilerWindow
 from harness.report.trace.export import write_trace
 from harness.report.trace.nsight import nsight_table
 from harness.results import find_runs
@@ -79,17 +78,18 @@ def start_learner(tag: str) -> Any:
         def train(self) -> tuple[int, str, list[str]]:
             """Return its process id, its interpreter, and what happened in turn."""
             events: list[str] = []
-            control = CaptureControl(cuda=False)
 
-            def start() -> None:
-                events.append("start")
-                control.start()
+            class Capture(NsightCapture):
+                def start(self) -> None:
+                    events.append("start")
+                    super().start()
 
-            def stop() -> None:
-                events.append("stop")
-                control.stop()
+                def stop(self) -> None:
+                    events.append("stop")
+                    super().stop()
 
-            tracer = HookedTracer(RecordingTracer(time.perf_counter_ns), ProfilerWindow(WINDOW.numbers, start, stop))
+            capture = Capture(WINDOW, ["learner"], cuda=False)
+            tracer = HookedTracer(RecordingTracer(time.perf_counter_ns), capture)
             for step in range(3):
                 with tracer.span("learner", Stage.UPDATE, step):
                     events.append(f"step {step}")
@@ -109,7 +109,7 @@ def end_and_wait(nsys: Path, actor: Any, pid: int, tag: str, into: Path, timeout
 
 
 def test_an_actor_runs_under_nsys_and_its_whole_report_is_kept(nsys: Path, tmp_path: Path) -> None:
-    tag = new_tag()
+    tag = secrets.token_hex(6)
     actor = start_learner(tag)
     pid, interpreter, events = ray.get(actor.train.remote(), timeout=300)
     assert events == ["step 0", "start", "step 1", "stop", "step 2"]
@@ -127,7 +127,7 @@ def test_an_actor_runs_under_nsys_and_its_whole_report_is_kept(nsys: Path, tmp_p
 
 def test_an_actor_whose_nsys_writes_nothing_stops_the_run(nsys: Path, tmp_path: Path) -> None:
     (nsys.parent / "mode").write_text("never")
-    tag = new_tag()
+    tag = secrets.token_hex(6)
     actor = start_learner(tag)
     pid, _, _ = ray.get(actor.train.remote(), timeout=300)
     with pytest.raises(RunStopped, match=r"no complete report of 1 of 1 lanes within 4 s: learner: no file, and nsys"):

@@ -118,7 +118,7 @@ def _device_time(report: Report) -> None:
     synchronize()
     recorder = RecordingTracer(time.perf_counter_ns)
     times = DeviceTimes(new_event)
-    tracer = HookedTracer(HookedTracer(recorder, Synchronized(synchronize)), times)
+    tracer = HookedTracer(recorder, Synchronized(synchronize), times)
     with tracer.span("learner", Stage.UPDATE, 0):
         for _ in range(50):
             factor @ factor

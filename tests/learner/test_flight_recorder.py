@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.trace import NullTracer, Stage
-from harness.learner.flight_recorder import KEPT, FlightRecorder, FlightTracer, read_flight
+from harness.core.trace import HookedTracer, NullTracer, Stage
+from harness.learner.flight_recorder import KEPT, FlightRecorder, read_flight
 from harness.run.thread_time import thread_time
 
 
@@ -28,7 +28,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_stages_are_noted_as_they_begin_and_end(tmp_path: Path) -> None:
-    tracer = FlightTracer(NullTracer(), FlightRecorder(tmp_path / "0"))
+    tracer = HookedTracer(NullTracer(), FlightRecorder(tmp_path / "0"))
     with tracer.span("learner/0", Stage.UPDATE, 4, 4):
         pass
     with pytest.raises(KeyError), tracer.span("learner/0", Stage.WEIGHT_PUBLISH, 5, 5):

@@ -27,17 +27,18 @@ def test_five_profiles_ship_and_each_says_what_it_measures() -> None:
 def test_off_measures_nothing() -> None:
     off = load_profile("off")
     assert (off.name, off.nvtx, off.sampler_hz, off.device_time) == ("off", False, 0.0, False)
-    assert (off.torch_profiler, off.pyspy, off.nsight, off.profiled_steps) == (None, None, None, frozenset())
+    assert (off.torch_profiler, off.pyspy, off.nsight, off.windows) == (None, None, None, {})
 
 
 def test_light_marks_ranges_and_samples_five_times_a_second_and_spoils_no_step() -> None:
     light = load_profile("light")
-    assert (light.nvtx, light.sampler_hz, light.profiled_steps) == (True, 5.0, frozenset())
+    assert (light.nvtx, light.sampler_hz, light.windows) == (True, 5.0, {})
 
 
 @pytest.mark.parametrize(("name", "steps"), [("full", {3}), ("nsight", {3, 4}), ("pyspy", {3, 4, 5})])
 def test_profiled_steps_of_the_heavier_ones(name: str, steps: set[int]) -> None:
-    assert load_profile(name).profiled_steps == steps
+    windows = load_profile(name).windows.values()
+    assert {step for window in windows for step in window.numbers} == steps
 
 
 def test_the_current_folders_profile_hides_the_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,13 @@
 """The sampler: its pace, its orders, and the process: what it sends, and that it ends with whoever started it."""
 
-import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from harness.probes.nvml import GpuProbe
-from harness.probes.sampler import Inbox, Outbox, PacedSampling, Sampling, SamplingThread, Throttle, obey
+from harness.probes.reading import Reading
+from harness.probes.sampler import Channel, Sample, Sampler
 from tests.stand_ins.fake_nvml import LIBRARY_NOT_FOUND, FakeDevice, FakeNvml, NVMLError
 
 MS = 1_000_000
@@ -26,8 +27,8 @@ PATIENCE_S = 60.0
 class Clock:
     """A clock set by hand, in milliseconds."""
 
-    def __init__(self) -> None:
-        self.ms = 0
+    def __init__(self, ms: int = 0) -> None:
+        self.ms = ms
 
     def __call__(self) -> int:
         return self.ms * MS
@@ -37,96 +38,111 @@ def no_gpus() -> GpuProbe:
     return GpuProbe(FakeNvml(init=NVMLError(LIBRARY_NOT_FOUND)))
 
 
-def sampling(clock: Callable[[], int], open_gpus: Callable[[], GpuProbe] = no_gpus) -> Sampling:
-    return Sampling(os.getpid(), clock, lambda: 0.25, open_gpus)
+def sampler(
+    clock: Callable[[], int], open_gpus: Callable[[], GpuProbe] = no_gpus, hz: float = 5
+) -> tuple[Sampler, list[Sample]]:
+    samples: list[Sample] = []
+    return Sampler(hz, os.getpid(), samples.append, clock_ns=clock, cpu_s=lambda: 0.25, open_gpus=open_gpus), samples
 
 
-def rows(sample: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["source"]: row for row in sample["rows"]}
+def rows(sample: Sample) -> dict[str, Reading]:
+    return {row.source: row for row in sample[1]}
 
 
 def test_the_pace_is_one_sample_a_period_from_the_start_of_the_stretch() -> None:
-    pace = Throttle(5)
-    pace.go(10 * MS)
-    assert pace.due_in_s(10 * MS) == 0
-    pace.sampled(10 * MS)
-    assert pace.due_in_s(11 * MS) == pytest.approx(0.199)
-    pace.sampled(215 * MS)  # 5 ms late: the next one is not
-    assert pace.due_in_s(215 * MS) == pytest.approx(0.195)
+    clock = Clock(10)
+    taker, samples = sampler(clock)
+    taker.obey("go")
+    assert taker.sample_if_due() == pytest.approx(0.2)
+    clock.ms = 11
+    assert taker.sample_if_due() == pytest.approx(0.199)
+    clock.ms = 215  # 5 ms late: the next one is not
+    assert taker.sample_if_due() == pytest.approx(0.195)
+    assert [at_ns // MS for at_ns, _ in samples] == [10, 215]
 
 
 def test_missed_samples_are_not_made_up_for() -> None:
-    pace = Throttle(5)
-    pace.go(0)
-    pace.sampled(0)
-    pace.sampled(1050 * MS)  # those at 200, 400, 600, 800 and 1000 ms
-    assert pace.due_in_s(1050 * MS) == pytest.approx(0.150)
+    clock = Clock()
+    taker, samples = sampler(clock)
+    taker.obey("go")
+    taker.sample_if_due()
+    clock.ms = 1050  # those at 200, 400, 600, 800 and 1000 ms
+    assert taker.sample_if_due() == pytest.approx(0.150)
+    assert len(samples) == 2
 
 
 def test_a_held_pace_wants_no_sample_and_going_twice_changes_nothing() -> None:
-    pace = Throttle(5)
-    assert (pace.is_going, pace.due_in_s(0)) == (False, None)
-    pace.go(0)
-    pace.sampled(0)
-    pace.go(50 * MS)
-    assert pace.due_in_s(100 * MS) == pytest.approx(0.1)
-    pace.hold()
-    assert (pace.is_going, pace.due_in_s(150 * MS)) == (False, None)
+    clock = Clock()
+    taker, _ = sampler(clock)
+    assert taker.sample_if_due() is None
+    taker.obey("go")
+    taker.sample_if_due()
+    clock.ms = 50
+    taker.obey("go")
+    clock.ms = 100
+    assert taker.sample_if_due() == pytest.approx(0.1)
+    taker.obey("hold")
+    clock.ms = 150
+    assert taker.sample_if_due() is None
 
 
 def test_turns_that_are_shorter_than_half_a_period_do_not_hasten_the_pace() -> None:
-    clock, samples = Clock(), list[dict[str, Any]]()
-    station = PacedSampling(sampling(clock), 5, samples.append, clock)
+    clock = Clock()
+    taker, samples = sampler(clock)
     for _ in range(100):  # a second of turns, 5 ms on and 5 ms off
-        station.go()
-        station.sample_if_due()
+        taker.obey("go")
+        taker.sample_if_due()
         clock.ms += 5
-        station.sample_if_due()
-        station.hold()
+        taker.sample_if_due()
+        taker.obey("hold")
         clock.ms += 5
     full = [sample for sample in samples if "host" in rows(sample)]
     assert len(full) == 10  # one each 100 ms, half a period of 5 Hz
-    assert len(samples) - len(full) == 100 - sum(rows(sample)["sampler"]["values"]["held"] for sample in full)
+    assert len(samples) - len(full) == 100 - sum(rows(sample)["sampler"].values["held"] or 0 for sample in full)
 
 
 def test_a_stretch_has_a_sample_at_both_ends_and_the_last_one_says_so() -> None:
-    clock, samples = Clock(), list[dict[str, Any]]()
-    station = PacedSampling(sampling(clock), 5, samples.append, clock)
-    assert station.sample_if_due() is None
-    station.go()
-    assert station.sample_if_due() == pytest.approx(0.2)
+    clock = Clock()
+    taker, samples = sampler(clock)
+    assert taker.sample_if_due() is None
+    taker.obey("go")
+    assert taker.sample_if_due() == pytest.approx(0.2)
     clock.ms = 150
-    assert station.sample_if_due() == pytest.approx(0.05)
-    station.hold()
-    station.hold()
+    assert taker.sample_if_due() == pytest.approx(0.05)
+    taker.obey("hold")
+    taker.obey("hold")
     clock.ms = 900
-    assert station.sample_if_due() is None
-    station.close()
-    assert [(sample["at_ns"] // MS, rows(sample)["sampler"]["values"]["held"]) for sample in samples] == [
-        (0, 0),
-        (150, 1),
-    ]
+    assert taker.sample_if_due() is None
+    taker.close()
+    ends = [(sample[0] // MS, rows(sample)["sampler"].values["held"]) for sample in samples]
+    assert ends == [(0, 0), (150, 1)]
 
 
 def test_a_sample_has_the_sampler_first_then_machine_processes_and_gpus() -> None:
-    taker = sampling(Clock(), lambda: GpuProbe(FakeNvml([FakeDevice(), FakeDevice("GPU-1")])))
-    taker.watch({"learner": os.getppid(), "scorer": os.getpid()})
+    taker, _ = sampler(Clock(), lambda: GpuProbe(FakeNvml([FakeDevice(), FakeDevice("GPU-1")])))
+    taker.obey({"processes": {"learner": os.getppid(), "scorer": os.getpid()}})
     sample = taker.sample()
-    assert [row["source"] for row in sample["rows"]] == ["sampler", "host", "driver", "learner", "gpu0", "gpu1"]
-    assert rows(sample)["sampler"]["values"] == {"cpu_s": 0.25, "held": 0}
-    assert rows(sample)["gpu0"]["values"]["energy_j"] == 1000
-    assert json.loads(json.dumps(sample)) == sample
+    assert [row.source for row in sample[1]] == ["sampler", "host", "driver", "learner", "gpu0", "gpu1"]
+    assert rows(sample)["sampler"].values == {"cpu_s": 0.25, "held": 0}
+    assert rows(sample)["gpu0"].values["energy_j"] == 1000
+
+
+def test_values_are_whole_or_rounded_to_six_digits() -> None:
+    device = FakeDevice(script={"utilisation": [87], "energy": [9_000_250]})
+    taker, _ = sampler(Clock(), lambda: GpuProbe(FakeNvml([device])))
+    values = rows(taker.sample())["gpu0"].values
+    assert (values["energy_j"], values["utilisation"], str(values["temperature_c"])) == (9000.25, 0.87, "40")
 
 
 def test_without_a_driver_one_row_says_why_and_only_once() -> None:
-    taker = sampling(Clock())
-    assert rows(taker.sample())["gpu"] == {"source": "gpu", "values": {}, "missing": {"gpu": "no_driver"}}
+    taker, _ = sampler(Clock())
+    assert rows(taker.sample())["gpu"] == Reading("gpu", {}, {"gpu": "no_driver"})
     assert [source for source in rows(taker.sample()) if source.startswith("gpu")] == []
 
 
 def test_gpus_are_let_go_at_the_end() -> None:
     nvml = FakeNvml([FakeDevice()])
-    taker = sampling(Clock(), lambda: GpuProbe(nvml))
+    taker, _ = sampler(Clock(), lambda: GpuProbe(nvml))
     assert nvml.opened == 0
     taker.sample()
     taker.sample()
@@ -136,126 +152,146 @@ def test_gpus_are_let_go_at_the_end() -> None:
 
 
 def test_orders() -> None:
-    clock, samples = Clock(), list[dict[str, Any]]()
-    station = PacedSampling(sampling(clock), 5, samples.append, clock)
+    taker, samples = sampler(Clock())
     orders = ["go", "no such order", {"processes": {"learner": os.getppid()}}, 7, None]
-    assert [obey(station, order) for order in orders] == [True] * 5
-    station.sample_if_due()
-    assert [row["source"] for row in samples[0]["rows"]] == ["sampler", "host", "driver", "learner", "gpu"]
-    assert obey(station, "stop") is False
+    assert [taker.obey(order) for order in orders] == [True] * 5
+    taker.sample_if_due()
+    assert [row.source for row in samples[0][1]] == ["sampler", "host", "driver", "learner", "gpu"]
+    assert taker.obey("stop") is False
 
 
-def test_orders_arrive_in_pieces_and_the_end_of_the_input_is_none() -> None:
-    reading, writing = os.pipe()
-    inbox = Inbox(reading)
-    assert inbox.wait(0) == []
-    os.write(writing, b'"go"\n{"proc')
-    assert inbox.wait(PATIENCE_S) == ["go"]
-    os.write(writing, b'esses": {}}\n"hold"\n')
-    assert inbox.wait(PATIENCE_S) == [{"processes": {}}, "hold"]
-    os.close(writing)
-    assert inbox.wait(PATIENCE_S) is None
-    os.close(reading)
+def channels() -> tuple[Channel, Channel]:
+    one, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    return Channel(one), Channel(other)
 
 
-def test_an_outbox_never_waits_and_loses_nothing() -> None:
-    reading, writing = os.pipe()
-    outbox = Outbox(writing)
-    samples = [{"at_ns": number, "rows": ["x" * 1000]} for number in range(300)]  # far more than a pipe of 64 KiB
+def test_orders_arrive_whole_and_in_order_and_the_end_is_told() -> None:
+    run, there = channels()
+    assert there.receive() == []
+    for message in ("go", {"processes": {}}, "hold"):
+        run.send(message)
+    assert there.receive() == ["go", {"processes": {}}, "hold"]
+    run.send("stop")
+    there.send("never read")
+    run.close()
+    assert there.receive() == ["stop"]
+    assert there.ended
+    assert there.send("nobody reads this")
+    there.close()
+
+
+def test_a_channel_never_waits_and_loses_nothing() -> None:
+    taker, run = channels()
+    samples = [[number, ["x" * 10_000]] for number in range(300)]  # far more than a socket holds
     for sample in samples:
-        outbox.add(sample)
-    received = b""
-    while received.count(b"\n") < 300:
-        outbox.push()
-        received += os.read(reading, 1 << 16)
-    assert [json.loads(line) for line in received.splitlines()] == samples
+        assert taker.send(sample)
+    received: list[Any] = []
+    while len(received) < 300:
+        taker.push()
+        received += run.receive()
+    assert received == samples
     for sample in samples:
-        outbox.add(sample)
+        taker.send(sample)
     with ThreadPoolExecutor() as threads:
-        finished = threads.submit(outbox.finish)
-        received = b""
-        while received.count(b"\n") < 300:
-            received += os.read(reading, 1 << 16)
+        finished = threads.submit(taker.finish)
+        received = []
+        while len(received) < 300:
+            received += run.receive()
         finished.result()
-    assert [json.loads(line) for line in received.splitlines()] == samples
+    assert received == samples
     for sample in samples:
-        outbox.add(sample)
-    outbox.finish(patience_s=0.01)  # nobody reads: it does not wait for ever
-    os.close(reading)
-    with pytest.raises(BrokenPipeError):
-        outbox.add(samples[0])
-    os.close(writing)
+        taker.send(sample)
+    taker.finish(patience_s=0.01)  # nobody reads: it does not wait for ever
+    taker.close()
+    run.close()
 
 
-def start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+def test_far_too_many_messages_that_nobody_reads_are_dropped() -> None:
+    taker, run = channels()
+    assert [taker.send(number) for number in range(21_000)].count(False) > 0
+    taker.close()
+    run.close()
 
 
-def order(process: subprocess.Popen[bytes], what: object) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(what).encode() + b"\n")
+class Started:
+    """The program at work, with the run's end of the channel."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with there:
+            self.process = subprocess.Popen(COMMAND, stdin=there.fileno(), stdout=subprocess.DEVNULL)
+        self.channel, self.come = Channel(here), list[Any]()
+
+    def sample(self) -> tuple[int, dict[str, Any]]:
+        """The next one: when, and the rows by source."""
+        while not self.come:
+            assert select.select([self.channel], [], [], PATIENCE_S)[0], "no sample came"
+            self.come += self.channel.receive()
+        at_ns, readings = self.come.pop(0)
+        return at_ns, {row["source"]: row for row in readings}
+
+    def end(self) -> int:
+        """End its input; return its exit status."""
+        self.channel.close()
+        return self.process.wait(PATIENCE_S)
 
 
-def sample_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = b""
-    while not line.endswith(b"\n"):
-        assert select.select([process.stdout], [], [], PATIENCE_S)[0], "no sample came"
-        line += process.stdout.read(1)
-    sample: dict[str, Any] = json.loads(line)
-    return sample
+@pytest.fixture
+def started() -> Iterator[Started]:
+    program = Started()
+    yield program
+    program.channel.close()
+    program.process.kill()
+    program.process.wait()
 
 
-def test_the_process_samples_on_the_clock_of_this_one_and_says_what_it_costs() -> None:
+def test_the_process_samples_on_the_clock_of_this_one_and_says_what_it_costs(started: Started) -> None:
     before_ns = time.perf_counter_ns()
-    with start() as process:
-        order(process, {"processes": {"learner": process.pid}})
-        order(process, "go")
-        samples = [sample_of(process) for _ in range(4)]
-        after_ns = time.perf_counter_ns()
-        order(process, "stop")
-        rest = process.communicate(timeout=PATIENCE_S)[0].splitlines()
-    times = [sample["at_ns"] for sample in samples]
+    started.channel.send({"processes": {"learner": started.process.pid}})
+    started.channel.send("go")
+    times, samples = zip(*[started.sample() for _ in range(4)], strict=True)
+    after_ns = time.perf_counter_ns()
+    started.channel.send("stop")
+    assert started.process.wait(PATIENCE_S) == 0
+    last = started.sample()
+    while started.come:
+        last = started.sample()
     assert before_ns < times[0]
-    assert times == sorted(set(times))
+    assert list(times) == sorted(set(times))
     assert times[-1] < after_ns
-    costs = [rows(sample)["sampler"]["values"]["cpu_s"] for sample in samples]
+    costs = [rows["sampler"]["values"]["cpu_s"] for rows in samples]
     assert costs == sorted(costs)
     assert costs[0] > 0
-    assert rows(samples[0])["driver"]["values"]["rss_bytes"] > 2**20  # this process, which started it
-    assert rows(samples[0])["learner"]["values"]["threads"] >= 1
-    assert process.returncode == 0
-    assert json.loads(rest[-1])["rows"][0]["values"]["held"] == 1
+    assert samples[0]["driver"]["values"]["rss_bytes"] > 2**20  # this process, which started it
+    assert samples[0]["learner"]["values"]["threads"] >= 1
+    assert last[1]["sampler"]["values"]["held"] == 1
 
 
-def test_the_process_yields_to_the_run_and_loads_no_heavy_library() -> None:
+def test_the_process_yields_to_the_run_and_loads_no_heavy_library(started: Started) -> None:
     program = "import sys, harness.probes.sampler; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     heavy = {"torch", "ray", "numpy", "pandas", "pydantic", "psutil", "pynvml", "scipy"}
     assert heavy & set(done.stdout.split()) == set()
-    with start() as process:
-        order(process, "go")
-        sample_of(process)
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
-        process.communicate(timeout=PATIENCE_S)
+    started.channel.send("go")
+    started.sample()
+    assert os.getpriority(os.PRIO_PROCESS, started.process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
 
 
 @pytest.mark.parametrize("going", [True, False])
-def test_the_process_ends_when_its_input_does(going: bool) -> None:
-    with start() as process:
-        if going:
-            order(process, "go")
-            sample_of(process)
-        process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0
+def test_the_process_ends_when_its_input_does(going: bool, started: Started) -> None:
+    if going:
+        started.channel.send("go")
+        started.sample()
+    assert started.end() == 0
 
 
 def test_the_process_ends_with_a_killed_driver_even_if_a_child_holds_its_input_open(tmp_path: Path) -> None:
     """The driver forks a child, which inherits the pipe, and is killed."""
     program = f"""
-import os, subprocess, sys, time
-process = subprocess.Popen({COMMAND!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-process.stdin.write(b'"go"\\n'); process.stdin.flush(); process.stdout.readline()
+import os, socket, subprocess, sys, time
+here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+process = subprocess.Popen({COMMAND!r}, stdin=there.fileno())
+there.close(); here.send(b'"go"'); here.recv(100_000)
 child = os.fork()
 if child == 0:
     time.sleep({PATIENCE_S})
@@ -284,19 +320,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_a_thread_samples_as_well() -> None:
-    thread = SamplingThread(hz=20)
-    thread.order({"processes": {"learner": os.getpid()}})
-    thread.order("go")
-    samples: list[dict[str, Any]] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(samples) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-        samples += thread.drain()
-    thread.close()
-    samples += thread.drain()
-    assert len(samples) >= 4
-    assert [rows(sample)["sampler"]["values"]["held"] for sample in samples] == [0] * (len(samples) - 1) + [1]
-    assert {"sampler", "host", "driver"} <= set(rows(samples[0]))

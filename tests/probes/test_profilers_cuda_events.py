@@ -46,15 +46,15 @@ class FakeEvent:
         self._device, self._at_ns = device, -1
 
     def record(self) -> None:
-        """See ``DeviceEvent``."""
+        """As of ``torch.cuda.Event``."""
         self._at_ns = self._device.reached_ns()
 
     def query(self) -> bool:
-        """See ``DeviceEvent``."""
+        """As of ``torch.cuda.Event``."""
         return self._device.host_ns >= self._at_ns
 
     def elapsed_time(self, end_event: FakeEvent, /) -> float:
-        """See ``DeviceEvent``.
+        """As of ``torch.cuda.Event``.
 
         Raises:
             RuntimeError: one of them is not passed yet, as CUDA says it too.

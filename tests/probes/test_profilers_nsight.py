@@ -1,6 +1,7 @@
 """What is said before a run under nsys, the options that Ray gets, and the wait for reports that come late or never."""
 
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -14,9 +15,8 @@ from ray._private.runtime_env.nsight import parse_nsight_config
 
 from harness.core.errors import RunStopped, UserError
 from harness.probes.nsight import (
-    CaptureControl,
+    NsightCapture,
     check_nsight,
-    new_tag,
     nsight_runtime_env,
     nsys_command,
     nsys_options,
@@ -64,7 +64,7 @@ class Profiled:
 def profiled(nsys: Path, tmp_path: Path) -> Iterator[Profiled]:
     reports = tmp_path / "ray" / "session_1" / "logs" / "nsight"
     reports.mkdir(parents=True)
-    programs = Profiled(nsys, reports, new_tag())
+    programs = Profiled(nsys, reports, secrets.token_hex(6))
     yield programs
     for launcher in programs.launchers:
         launcher.kill()
@@ -192,14 +192,10 @@ def test_ray_makes_the_command_of_it_and_finds_our_python_first(tmp_path: Path) 
     assert environment["env_vars"] == {"PATH": f"{tmp_path}/bin:${{PATH}}", "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
-def test_tags_differ() -> None:
-    assert len({new_tag() for _ in range(100)}) == 100
-
-
 def test_the_capture_can_be_started_and_stopped_where_nobody_listens() -> None:
-    control = CaptureControl(cuda=False)
-    control.start()
-    control.stop()
+    capture = NsightCapture(NsightWindow(), ["learner"], cuda=False)
+    capture.start()
+    capture.stop()
 
 
 # ---- the reports

@@ -13,14 +13,15 @@ from torch.profiler import ProfilerActivity
 from harness.core.errors import RunStopped
 from harness.core.trace import HookedTracer, NullTracer, Stage, Tracer
 from harness.probes.profile import TorchWindow
-from harness.probes.windows import ProfilerWindow, activities, collect_traces, process_name, scrub_trace, torch_window
+from harness.probes.torch_traces import TorchProfiler, activities, collect_traces, scrub_trace
+from harness.probes.windows import ProfilerWindow, process_name
 from harness.results.anonymous import Scrubber
 
 SCRUBBER = Scrubber("/home/jane", "/home/jane/project", "lab-7.example.org", "jane")
 
 
 def traced(lanes: tuple[str, ...], folder: Path, first_step: int = 1, steps: int = 2) -> tuple[Tracer, ProfilerWindow]:
-    window = torch_window(TorchWindow(first_step=first_step, steps=steps), lanes, folder)
+    window = TorchProfiler(TorchWindow(first_step=first_step, steps=steps), lanes, folder)
     return HookedTracer(NullTracer(), window), window
 
 

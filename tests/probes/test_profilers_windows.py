@@ -1,5 +1,7 @@
 """When a profiler's window begins and ends, told by event orders; and which lanes and steps it may name."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,19 +30,27 @@ class Log:
         self.events.append(f"{lane} {stage} {step}")
         return NullTracer().span(lane, stage)
 
+    def window(self, first_step: int, steps: int = 2, lanes: Sequence[str] = ("learner",)) -> LoggedWindow:
+        return LoggedWindow(self, Window(first_step=first_step, steps=steps), lanes)
+
+
+class LoggedWindow(ProfilerWindow):
+    """A window whose profiler writes into the log that it was started and stopped."""
+
+    def __init__(self, log: Log, window: Window, lanes: Sequence[str]) -> None:
+        super().__init__(window, lanes)
+        self.events = log.events
+
     def start(self) -> None:
         self.events.append("START")
 
     def stop(self) -> None:
         self.events.append("STOP")
 
-    def window(self, numbers: range, lanes: Sequence[str] | None = None) -> ProfilerWindow:
-        return ProfilerWindow(numbers, self.start, self.stop, lanes)
-
 
 def test_it_starts_before_the_first_span_of_its_first_step_and_stops_before_the_first_of_a_later_one() -> None:
     log = Log()
-    window = log.window(range(2, 4))
+    window = log.window(2)
     tracer = HookedTracer(log, window)
     for step in range(6):
         for stage in (Stage.PREPARE_BATCH, Stage.UPDATE):
@@ -54,7 +64,7 @@ def test_it_starts_before_the_first_span_of_its_first_step_and_stops_before_the_
 def test_stages_of_a_version_belong_to_the_step_that_made_it() -> None:
     """Step 1 ends with the publishing of version 2, step 2 begins with its own batch: START stands between them."""
     log = Log()
-    window = log.window(range(2, 3))
+    window = log.window(2, 1)
     tracer = HookedTracer(log, window)
     for step in (1, 2, 3):
         begin(tracer.span("learner", Stage.UPDATE, step))
@@ -75,7 +85,7 @@ def test_stages_of_a_version_belong_to_the_step_that_made_it() -> None:
 
 def test_it_goes_on_until_the_last_of_its_lanes_has_left_the_window() -> None:
     log = Log()
-    window = log.window(range(3, 5), ("generator0", "learner"))
+    window = log.window(3, 2, ("generator0", "learner"))
     tracer = HookedTracer(log, window)
     for lane, step in [("generator0", 3), ("scorer", 9), ("generator0", 4), ("generator0", 5), ("learner", 3)]:
         begin(tracer.span(lane, Stage.UPDATE, step))
@@ -94,7 +104,7 @@ def test_it_goes_on_until_the_last_of_its_lanes_has_left_the_window() -> None:
 @pytest.mark.parametrize("steps", [[], [0, 1], [-1, -1], [5, 6]], ids=["nothing", "before", "no_step", "after"])
 def test_steps_that_never_come_start_nothing(steps: list[int]) -> None:
     log = Log()
-    window = log.window(range(2, 4))
+    window = log.window(2)
     tracer = HookedTracer(log, window)
     for step in steps:
         begin(tracer.span("learner", Stage.UPDATE, step))
@@ -104,7 +114,7 @@ def test_steps_that_never_come_start_nothing(steps: list[int]) -> None:
 
 def test_a_window_that_was_passed_over_does_not_open_later() -> None:
     log = Log()
-    window = log.window(range(2, 4))
+    window = log.window(2)
     tracer = HookedTracer(log, window)
     for step in (1, 4, 2):  # a repeated batch may come late
         begin(tracer.span("learner", Stage.UPDATE, step))
@@ -113,7 +123,7 @@ def test_a_window_that_was_passed_over_does_not_open_later() -> None:
 
 def test_closing_while_it_runs_stops_it_once() -> None:
     log = Log()
-    window = log.window(range(2, 4))
+    window = log.window(2)
     tracer = HookedTracer(log, window)
     begin(tracer.span("learner", Stage.UPDATE, 2))
     window.close()
@@ -125,7 +135,7 @@ def test_closing_while_it_runs_stops_it_once() -> None:
 
 def test_a_span_that_fails_closes_as_it_should_and_the_window_goes_on() -> None:
     log, recorder = Log(), RecordingTracer(lambda: 7)
-    window = ProfilerWindow(range(1, 2), log.start, log.stop)
+    window = log.window(1, 1)
     tracer = HookedTracer(recorder, window)
     with pytest.raises(ValueError, match="inside"), tracer.span("learner", Stage.UPDATE, 1):
         raise ValueError("inside")
@@ -136,13 +146,13 @@ def test_a_span_that_fails_closes_as_it_should_and_the_window_goes_on() -> None:
 
 
 def test_a_profiler_that_does_not_start_is_tried_once_and_never_stopped() -> None:
+    class Refused(LoggedWindow):
+        def start(self) -> None:
+            self.events.append("REFUSED")
+            raise RuntimeError("no")
+
     log = Log()
-
-    def refuse() -> None:
-        log.events.append("REFUSED")
-        raise RuntimeError("no")
-
-    window = ProfilerWindow(range(1, 3), refuse, log.stop)
+    window = Refused(log, Window(first_step=1, steps=2), ["learner"])
     tracer = HookedTracer(log, window)
     with pytest.raises(RuntimeError, match="no"):
         begin(tracer.span("learner", Stage.UPDATE, 1))
@@ -163,11 +173,12 @@ def test_marks_surround_the_spans_inside_and_no_others() -> None:
         finally:
             marks.append(f"{stage}]")
 
-    def marked(stage: Stage) -> AbstractContextManager[object]:
-        return mark(stage)
+    class Marked(LoggedWindow):
+        def mark(self, stage: Stage) -> AbstractContextManager[object]:
+            return mark(stage)
 
     log = Log()
-    window = ProfilerWindow(range(1, 2), log.start, log.stop, mark=marked)
+    window = Marked(log, Window(first_step=1, steps=1), ["learner"])
     tracer = HookedTracer(log, window)
     for step in range(3):
         with tracer.span("learner", Stage.UPDATE, step):
@@ -182,11 +193,12 @@ def test_threads_that_begin_at_once_start_it_once_and_wait_until_it_runs() -> No
     seen: list[tuple[str, bool]] = []
     starts: list[str] = []
 
-    def start() -> None:
-        starts.append("START")
-        started.set()
+    class Started(LoggedWindow):
+        def start(self) -> None:
+            starts.append("START")
+            started.set()
 
-    window = ProfilerWindow(range(1, 2), start, lambda: None)
+    window = Started(Log(), Window(first_step=1, steps=1), ["a", "b"])
     tracer = HookedTracer(NullTracer(), window)
 
     def lane(name: str) -> None:

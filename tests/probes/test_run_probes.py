@@ -12,18 +12,19 @@ from harness.probes.clock import PausableClock
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
-from harness.probes.run_probes import RunProbes
+from harness.probes.run_probes import OtherMachines, RunProbes
 from harness.results.counters import CounterRow
+from harness.results.recorder import ProbeReport
 
 LIMIT_S = 60.0
 
 
-class Elsewhere:
+class Elsewhere(OtherMachines):
     """Stands for samplers on other machines: notes its orders, and has one row for each drain."""
 
     def __init__(self) -> None:
         self.story: list[str] = []
-        self.notes: list[str] = ["node2 is gone"]
+        self.notes = ["node2 is gone"]
 
     def watch(self) -> None:
         self.story.append("watch")
@@ -51,12 +52,17 @@ def probes(
     return RunProbes(profile, clock, dict, lambda: next(device_figures, ()), tmp_path, elsewhere)
 
 
-def collect(beside: RunProbes, until: Callable[[list[CounterRow]], bool]) -> list[CounterRow]:
-    """Drain until there are rows enough."""
+def collect(
+    beside: RunProbes, until: Callable[[list[CounterRow]], bool], reports: list[ProbeReport] | None = None
+) -> list[CounterRow]:
+    """Ask for reports until there are rows enough."""
     found: list[CounterRow] = []
     deadline = time.monotonic() + LIMIT_S
     while not until(found) and time.monotonic() < deadline:
-        found += beside.drain()
+        report = beside.report()
+        found += report.counters
+        if reports is not None:
+            reports.append(report)
         time.sleep(0.02)
     return found
 
@@ -67,7 +73,8 @@ def test_counters_come_while_the_clock_runs_and_none_while_it_stands(tmp_path: P
     try:
         clock.resume()
         beside.start()
-        rows = collect(beside, until=lambda found: len(found) >= 6)
+        reports: list[ProbeReport] = []
+        rows = collect(beside, lambda found: len(found) >= 6, reports)
         assert {row.source for row in rows} >= {"sampler", "host", "driver"}
         assert [row.at_ns for row in rows] == sorted(row.at_ns for row in rows)
         clock.pause()
@@ -76,10 +83,11 @@ def test_counters_come_while_the_clock_runs_and_none_while_it_stands(tmp_path: P
         assert any(row.ends_stretch for row in rest)
         assert all(row.at_ns <= stopped_ns for row in rest)
         time.sleep(0.2)  # four samples long
-        assert beside.drain() == []
-        cpu = beside.step_metrics()["probe/cpu_s"]
-        assert cpu.value > 0
-        assert beside.step_metrics()["probe/cpu_s"].value <= cpu.value
+        last = beside.report()
+        assert last.counters == []
+        spent = [report.metrics["probe/cpu_s"].value for report in reports if report.metrics]
+        assert sum(spent) > 0
+        assert last.metrics["probe/cpu_s"].value <= sum(spent)
     finally:
         beside.close()
 
@@ -90,7 +98,7 @@ def test_without_a_rate_there_is_no_process_and_no_metric(tmp_path: Path) -> Non
     beside = probes(clock, tmp_path, hz=0.0)
     clock.resume()
     beside.start()
-    assert (beside.drain(), beside.drain_notes(), beside.step_metrics()) == ([], [], {})
+    assert beside.report() == ([], [], {})
     beside.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -102,9 +110,9 @@ def test_device_times_are_added_up_by_stage(tmp_path: Path) -> None:
         DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5),
     ]
     beside = probes(PausableClock(), tmp_path, hz=0.0, figures=[first])
-    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.step_metrics().items()}
+    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.report().metrics.items()}
     assert metrics == {"timing_device_s/update": (0.75, "sum"), "timing_device_s/generate": (0.125, "sum")}
-    assert beside.step_metrics() == {}
+    assert beside.report().metrics == {}
     beside.close()
 
 
@@ -119,14 +127,14 @@ def test_peaks_are_the_highest_by_stage_and_by_process(tmp_path: Path) -> None:
         [StageMemory(Stage.UPDATE, 11, Peak(75, 75))],
     ]
     beside = probes(PausableClock(), tmp_path, hz=0.0, figures=steps)
-    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.step_metrics().items()}
+    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.report().metrics.items()}
     assert metrics == {
         "memory/allocated_bytes/update": (70, "max"),
         "memory/reserved_bytes/update": (90, "max"),
         "memory/allocated_bytes/generate": (30, "max"),
         "memory/reserved_bytes/generate": (50, "max"),
     }
-    assert beside.step_metrics()["memory/allocated_bytes/update"].value == 75
+    assert beside.report().metrics["memory/allocated_bytes/update"].value == 75
     assert beside.device_peaks == {11: Peak(75, 90), 12: Peak(30, 40), 13: Peak(20, 50)}
     beside.close()
 
@@ -138,8 +146,9 @@ def test_other_machines_hear_what_this_one_does(tmp_path: Path) -> None:
     beside.start()
     clock.pause()
     clock.resume()
-    assert [row.source for row in beside.drain()] == ["node1/host"]
-    assert (beside.drain_notes(), beside.drain_notes()) == (["node2 is gone"], [])
+    first, second = beside.report(), beside.report()
+    assert [[row.source for row in each.counters] for each in (first, second)] == [["node1/host"]] * 2
+    assert (first.notes, second.notes) == (["node2 is gone"], [])
     beside.close()
-    assert elsewhere.story == ["watch", "go", "hold", "go", "drain", "last drain", "close"]
-    assert [row.source for row in beside.drain()] == ["node1/host"]  # what came in last
+    assert elsewhere.story == ["watch", "go", "hold", "go", "drain", "drain", "last drain", "close"]
+    assert [row.source for row in beside.report().counters] == ["node1/host"]  # what came in last

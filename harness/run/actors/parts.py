@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from harness.engines.vllm_options import environment as vllm_environment
 from harness.learner.flight_recorder import FlightRecorder, read_flight
 from harness.learner.process_group import RankGroup
 from harness.probes.memory import DeviceFigure
-from harness.probes.nsight import new_tag, nsight_runtime_env, report_folders, wait_for_reports
+from harness.probes.nsight import nsight_runtime_env, report_folders, wait_for_reports
 from harness.probes.windows import lanes_in
 from harness.run.actors.deaths import ends_the_run
 from harness.run.actors.part import (
@@ -114,7 +115,7 @@ class ActorParts(RunningParts):
         self.num_parameters = policy.num_parameters
         self.threads = threads_of(scenario, scenario.placement.learner)
         self.learner_on_gpu = scenario.placement.address == "local" and learner_device == "cuda"
-        self._session, self._tag = open_session(scenario), new_tag()
+        self._session, self._tag = open_session(scenario), secrets.token_hex(6)
         local_folder = self._session.folder if self._session.is_local else None
         self._logs, self._tracers = ProcessLogs(local_folder), tracers_of(scenario, local_folder)
         self._closing = ExitStack()

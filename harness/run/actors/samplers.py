@@ -1,4 +1,4 @@
-"""Counters of the other machines of a cluster: one sampler on each, a Ray actor of its own that reserves nothing."""
+"""Counters of the other machines of a cluster: a sampler on each, started by a Ray actor that reserves nothing."""
 
 from __future__ import annotations
 
@@ -10,37 +10,30 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from harness.probes.sampler import SamplingThread
-from harness.probes.session import counter_rows
+from harness.probes.run_probes import OtherMachines
+from harness.probes.sampler_process import SamplerProcess
 from harness.results.counters import CounterRow
 from harness.run.actors.part import ActorPart, ProcessFacts, boot_id, clock_offset_ns
 
 
-class SamplerProcess:
-    """Holds the sampler of one machine."""
-
-    def __init__(self, hz: float) -> None:
-        self._thread = SamplingThread(hz)
+class NodeSampler(SamplerProcess):
+    """The actor: the sampler of its machine, on that machine's clock."""
 
     def now_ns(self) -> int:
         """This machine's monotonic clock."""
         return time.perf_counter_ns()
 
-    def order(self, order: Any) -> None:
-        """Pass an order on; see ``harness.probes.sampler``."""
-        self._thread.order(order)
-
-    def drain(self) -> list[dict[str, Any]]:
-        """Return the samples since the last call."""
-        return self._thread.drain()
+    def report(self) -> tuple[list[CounterRow], list[str]]:
+        """Return the rows since the last call, and what went wrong so far."""
+        return self.drain(), self.notes
 
 
-class _NodeSampler:
+class _Node:
     """One machine's sampler, with what was asked of it and has not come yet."""
 
     def __init__(self, node_id: str, name: str, hz: float) -> None:
         here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        self.handle: Any = ray.remote(num_cpus=0)(SamplerProcess).options(scheduling_strategy=here).remote(hz)
+        self.handle: Any = ray.remote(num_cpus=0)(NodeSampler).options(scheduling_strategy=here).remote(hz)
         self.name, self.processes = name, dict[str, int]()
         self.offset_ns = clock_offset_ns(lambda: ray.get(self.handle.now_ns.remote()))
         self.asked: Any = None
@@ -51,7 +44,7 @@ def is_elsewhere(facts: ProcessFacts) -> bool:
     return facts.boot_id != boot_id()
 
 
-class RemoteSamplers:
+class RemoteSamplers(OtherMachines):
     """The samplers on other machines of the cluster; nothing where all parts are on this one.
 
     A machine whose sampler cannot be reached any more is noted and left out.
@@ -60,74 +53,64 @@ class RemoteSamplers:
         parts: the actors, all built.
         hz: samples a second.
         elsewhere: tells which parts are on another machine.
-
-    Attributes:
-        notes: what went wrong, in words.
     """
 
     def __init__(
         self, parts: Iterable[ActorPart], hz: float, elsewhere: Callable[[ProcessFacts], bool] = is_elsewhere
     ) -> None:
-        self._parts, self._elsewhere = list(parts), elsewhere
-        self.notes: list[str] = []
+        super().__init__()
+        self._parts = list(parts)
         nodes = dict.fromkeys(
             part.facts.node_id for part in self._parts if part.facts is not None and elsewhere(part.facts)
         )
-        self._samplers: dict[str, _NodeSampler] = {}
+        self._nodes: dict[str, _Node] = {}
         for number, node_id in enumerate(nodes if hz > 0 else (), start=1):
             try:
-                self._samplers[node_id] = _NodeSampler(node_id, f"node{number}", hz)
+                self._nodes[node_id] = _Node(node_id, f"node{number}", hz)
             except RayError as error:
                 self.notes.append(f"no counters of node{number}: {type(error).__name__}")
         self.watch()
 
     def watch(self) -> None:
-        """Tell each machine which processes are the run's: a part that died has another one."""
-        for node_id, sampler in self._samplers.items():
+        for node_id, node in self._nodes.items():
             here = [part for part in self._parts if part.facts is not None and part.facts.node_id == node_id]
             processes = {part.lane: part.facts.pid for part in here if part.facts is not None}
-            if processes != sampler.processes:
-                sampler.processes = processes
-                sampler.handle.order.remote({"processes": processes})
+            if processes != node.processes:
+                node.processes = processes
+                node.handle.watch.remote(processes)
 
     def order(self, order: str) -> None:
-        """Pass ``go`` or ``hold`` on."""
-        for sampler in self._samplers.values():
-            sampler.handle.order.remote(order)
+        for node in self._nodes.values():
+            node.handle.order.remote(order)
 
     def drain(self, clock_at: Callable[[int], int], wait_s: float = 0.0) -> list[CounterRow]:
-        """Return the rows that have come by now, their sources named ``node1/...``, and ask for the next ones.
-
-        Args:
-            clock_at: turns this machine's monotonic clock into nanoseconds of the run's.
-            wait_s: how long to wait for those under way; at the end of a run.
-        """
+        """Return the rows that have come by now, their sources named ``node1/...``, and ask for the next ones."""
         rows: list[CounterRow] = []
-        for node_id, sampler in list(self._samplers.items()):
+        for node_id, node in list(self._nodes.items()):
             try:
-                rows += self._rows_of(sampler, clock_at, wait_s)
-                if wait_s > 0:  # what was sampled after it was asked last
-                    rows += self._rows_of(sampler, clock_at, wait_s)
+                if wait_s > 0:  # it takes its last sample, after which it was not asked yet
+                    node.handle.close.remote()
+                    rows += self._rows_of(node, clock_at, wait_s)
+                rows += self._rows_of(node, clock_at, wait_s)
             except RayError as error:
-                self.notes.append(f"no more counters of {sampler.name}: {type(error).__name__}")
-                del self._samplers[node_id]
+                self.notes.append(f"no more counters of {node.name}: {type(error).__name__}")
+                del self._nodes[node_id]
         return rows
 
-    def _rows_of(self, sampler: _NodeSampler, clock_at: Callable[[int], int], wait_s: float) -> list[CounterRow]:
-        asked = sampler.asked or sampler.handle.drain.remote()
+    def _rows_of(self, node: _Node, clock_at: Callable[[int], int], wait_s: float) -> list[CounterRow]:
+        asked = node.asked or node.handle.report.remote()
         ready, _ = ray.wait([asked], timeout=wait_s)
-        sampler.asked = None if ready else asked
-        samples = ray.get(asked) if ready else []
+        node.asked = None if ready else asked
+        rows, notes = ray.get(asked) if ready else ([], [])
         if ready and wait_s == 0:
-            sampler.asked = sampler.handle.drain.remote()
-
-        def at(far_ns: int) -> int:
-            return clock_at(far_ns - sampler.offset_ns)
-
-        return [row for sample in samples for row in counter_rows(sample, at, f"{sampler.name}/")]
+            node.asked = node.handle.report.remote()
+        self.notes += [said for note in notes if (said := f"{node.name}: {note}") not in self.notes]
+        return [
+            CounterRow(clock_at(row.at_ns - node.offset_ns), f"{node.name}/{row.source}", row.values, row.missing)
+            for row in rows
+        ]
 
     def close(self) -> None:
-        """End the samplers."""
-        for sampler in self._samplers.values():
-            ray.kill(sampler.handle)
-        self._samplers.clear()
+        for node in self._nodes.values():
+            ray.kill(node.handle)
+        self._nodes.clear()

@@ -1,0 +1,129 @@
+"""A run's own sampler: rows on the run's clock, turns, deaths, and the price."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+
+from harness.probes.sampler_process import SamplerProcess
+from harness.results.counters import CounterRow
+
+FAST = 20.0
+PATIENCE_S = 60.0
+
+
+def drain_until(sampler: SamplerProcess, enough: Callable[[list[CounterRow]], bool]) -> list[CounterRow]:
+    """Drain until there are rows enough, or patience ends."""
+    rows: list[CounterRow] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not enough(rows) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        rows += sampler.drain()
+    return rows
+
+
+def of(rows: list[CounterRow], source: str) -> list[CounterRow]:
+    return [row for row in rows if row.source == source]
+
+
+def test_off_starts_nothing() -> None:
+    sampler = SamplerProcess(0, command=("/no/such/program",))
+    sampler.watch({"learner": 1})
+    sampler.order("go")
+    sampler.order("hold")
+    assert (sampler.drain(), sampler.own_cpu_s, sampler.notes) == ([], 0.0, [])
+    sampler.close()
+
+
+def test_rows_come_on_the_runs_clock_in_order_and_the_price_grows() -> None:
+    origin_ns = time.perf_counter_ns()
+    sampler = SamplerProcess(FAST, clock_at=lambda at_ns: at_ns - origin_ns)
+    sampler.watch({"learner": os.getpid(), "scorer": os.getppid()})
+    sampler.order("go")
+    first = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2)
+    price_s = sampler.own_cpu_s
+    rest = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2)
+    sampler.close()
+    rest += sampler.drain()
+    rows = first + rest
+    times = [row.at_ns for row in rows]
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert times[-1] < time.perf_counter_ns() - origin_ns
+    assert {row.source for row in rows} >= {"sampler", "host", "driver", "scorer"}
+    assert 0 < price_s < sampler.own_cpu_s
+    assert rows[-1].at_ns == of(rows, "sampler")[-1].at_ns
+    assert of(rows, "sampler")[-1].ends_stretch
+    assert sampler.notes == []
+
+
+def test_no_samples_while_another_arm_has_its_turn() -> None:
+    sampler = SamplerProcess(FAST)
+    sampler.order("go")
+    turn = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2)
+    sampler.order("hold")
+    turn += drain_until(sampler, lambda rows: any(row.ends_stretch for row in rows))
+    time.sleep(0.3)
+    assert sampler.drain() == []
+    sampler.order("go")
+    next_turn = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 1)
+    sampler.close()
+    assert not next_turn[0].ends_stretch
+    assert next_turn[0].at_ns - turn[-1].at_ns > 250_000_000  # 6 samples at 20 Hz would have fitted
+
+
+def test_times_never_go_back_where_the_runs_clock_was_paused() -> None:
+    answers = iter([50, 40, 60])
+    sampler = SamplerProcess(FAST, clock_at=lambda at_ns: next(answers, 100))
+    sampler.order("go")
+    rows = of(drain_until(sampler, lambda rows: len(of(rows, "host")) >= 3), "host")
+    sampler.close()
+    assert [row.at_ns for row in rows[:3]] == [50, 50, 60]
+
+
+def test_a_sampler_that_dies_is_a_note_and_what_it_sent_stays() -> None:
+    sent = '[7,[{"source":"sampler","values":{"cpu_s":0.5,"held":0}}]]'
+    program = f"import socket, sys; end = socket.socket(fileno=0); end.send(b'{sent}'); sys.exit('out of luck')"
+    sampler = SamplerProcess(FAST, command=(sys.executable, "-c", program))
+    deadline = time.monotonic() + PATIENCE_S
+    rows: list[CounterRow] = []
+    while not sampler.notes and time.monotonic() < deadline:
+        rows += sampler.drain()
+        time.sleep(0.01)
+    for order in ("go", "hold"):
+        sampler.order(order)
+    sampler.close()
+    sampler.close()
+    assert rows == [CounterRow(7, "sampler", {"cpu_s": 0.5, "held": 0})]
+    assert sampler.notes == ["the sampler failed: it ended by itself (out of luck)"]
+    assert sampler.own_cpu_s >= 0.5
+
+
+def test_a_sampler_that_is_not_there_is_a_note() -> None:
+    sampler = SamplerProcess(FAST, command=("/no/such/program",))
+    sampler.order("go")
+    sampler.close()
+    assert sampler.notes == ["the sampler could not be started (No such file or directory): no counters"]
+    assert sampler.drain() == []
+
+
+def test_a_sampler_that_takes_no_orders_is_killed_and_noted() -> None:
+    program = "import time; time.sleep(1000)"
+    sampler = SamplerProcess(FAST, command=(sys.executable, "-c", program))
+    for _ in range(40_000):  # more than the socket holds, and than are kept
+        sampler.order("go")
+    assert sampler.notes == ["the sampler failed: it takes no orders, and was killed"]
+    assert sampler.drain() == []
+
+
+def test_nothing_is_left_behind() -> None:
+    own = psutil.Process()
+    children, descriptors = set(own.children()), set(os.listdir("/proc/self/fd"))
+    sampler = SamplerProcess(FAST)
+    sampler.order("go")
+    assert len(set(own.children()) - children) == 1
+    sampler.close()
+    assert set(own.children()) <= children
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
