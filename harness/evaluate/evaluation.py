@@ -211,10 +211,11 @@ def _asked(
     chat = partial(chat_encoder, system_prompt=options.system, arguments=options.chat_template_kwargs)
     encode = (chat if options.chat else text_encoder)(tokenizer)
     token_ids: list[Sequence[int]] = [encode(prompt.asked) for prompt in questions.prompts]
-    as_typed = ("reward", "engine", "precision", "temperature", "top_p", "min_tokens", "samples", "seed", "batch")
-    as_typed += ("chat_template_kwargs", "prompt_field", "answer_field")
+    names = ["reward", "engine", "precision", "temperature", "top_p", "min_tokens", "samples", "seed", "batch"]
+    names += ["chat_template_kwargs", "prompt_field", "answer_field"]
+    as_typed: dict[str, Any] = {name: getattr(options, name) for name in names}
     return token_ids, Settings(
-        **{name: getattr(options, name) for name in as_typed},
+        **as_typed,
         **sampler.checksums,
         model=model_name(options.model),
         data=questions.name,
