@@ -236,8 +236,8 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
     """Return the error for arguments that a command does not have: with the setting or the option that is meant."""
     first = unknown[0]
     option, _, value = first.partition("=")
-    if option in INSTEAD:
-        return removed(option, option)
+    if name := next((name for name in (f"{parser.prog.split()[-1]} {option}", option) if name in INSTEAD), None):
+        return removed(name, option)
     takes_settings = "--set" in parser._option_string_actions
     fix = f"{parser.prog} --help shows what there is"
     if first.startswith("-"):

@@ -84,7 +84,6 @@ def sampler_of(options: argparse.Namespace) -> Sampler:
         options.model,
         options.engine,
         precision=options.precision,
-        device=options.device,
         max_batch=options.batch * options.samples,
         chat=options.chat,
     )
@@ -211,12 +210,11 @@ def _asked(
     chat = partial(chat_encoder, system_prompt=options.system, arguments=options.chat_template_kwargs)
     encode = (chat if options.chat else text_encoder)(tokenizer)
     token_ids: list[Sequence[int]] = [encode(prompt.asked) for prompt in questions.prompts]
-    names = ["reward", "engine", "precision", "temperature", "top_p", "min_tokens", "samples", "seed", "batch"]
+    names = ["reward", "engine", "precision", "temperature", "top_p", "samples", "seed", "batch"]
     names += ["chat_template_kwargs", "prompt_field", "answer_field"]
     as_typed: dict[str, Any] = {name: getattr(options, name) for name in names}
     return token_ids, Settings(
-        **as_typed,
-        **sampler.checksums,
+        **(as_typed | sampler.checksums),
         model=model_name(options.model),
         data=questions.name,
         data_sha256=questions.sha256,
@@ -224,6 +222,7 @@ def _asked(
         task=questions.task,
         prompt=Path(template.name).name if template else None,
         device=sampler.device,
+        min_tokens=0,
         max_tokens=_max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context),
         stop=questions.stop,
         prompt_sha256=template.sha256 if template else None,
@@ -243,10 +242,9 @@ def _check_options(options: argparse.Namespace) -> None:
     Raises:
         UserError: with the value, the bound and the argument.
     """
-    max_tokens = options.max_tokens or max(LONGEST_RESPONSE, options.min_tokens)
     if not math.isfinite(options.temperature) or not math.isfinite(options.top_p):
         raise UserError("temperature and top-p must be numbers", "--temperature, --top-p", "--temperature 1 --top-p 1")
-    sampling = SamplingParams(options.temperature, options.top_p, options.min_tokens, max_tokens)
+    sampling = SamplingParams(options.temperature, options.top_p, 0, options.max_tokens or LONGEST_RESPONSE)
     check_sampling(sampling, options.samples)
     if options.system is not None and not options.chat:
         raise UserError("--system is a turn of a chat, and --chat is not given", "--system", "add --chat")

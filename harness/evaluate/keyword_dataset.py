@@ -254,8 +254,8 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
 
 
 SETTINGS = (
-    *("model", "rows", "keywords", "engine", "precision", "device", "chat", "samples"),
-    *("temperature", "top_p", "max_tokens", "seed", "batch"),
+    *("model", "rows", "keywords", "engine", "precision", "chat", "samples"),
+    *("temperature", "max_tokens", "seed", "batch"),
 )
 """Arguments that decide what is written."""
 MIN_TOKENS = 4
@@ -277,7 +277,7 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
         if options.max_tokens < MIN_TOKENS:
             what = f"--max-tokens is {options.max_tokens}, must be at least {MIN_TOKENS}"
             raise UserError(what, "--max-tokens", "--max-tokens 48")
-        sampling = SamplingParams(options.temperature, options.top_p, MIN_TOKENS, options.max_tokens, ("\n",))
+        sampling = SamplingParams(options.temperature, 1.0, MIN_TOKENS, options.max_tokens, ("\n",))
         check_sampling(sampling, options.samples)
     check_target(options.out)
     with signals_as_interrupts(), settings_as_arguments(), on_date(today()):
