@@ -74,15 +74,29 @@ def response_logits(model: nn.Module, prompt: Sequence[int], token_ids: Sequence
     return logits[0, len(prompt) - 1 : -1].float()
 
 
+def gap(logits: Tensor, tokens: Any, log_probs: Any) -> float:
+    """Return the largest gap between log-probs (T,) that an engine gave and those of the logits (T, V)."""
+    expected = logits.log_softmax(-1).gather(1, torch.as_tensor(tokens)[:, None])[:, 0]
+    return float((torch.from_numpy(log_probs) - expected).abs().max())
+
+
 def largest_scoring_gap(model: nn.Module, scored: Sequence[Any]) -> float:
     """Return the largest gap between log-probs of ``SCORED``, as an engine gave them, and the model's."""
-    gaps = []
-    for prompt, response, log_probs in zip(PROMPTS, SCORED, scored, strict=True):
-        assert log_probs.dtype == "float32"
-        chosen = torch.tensor(response)[:, None]
-        expected = response_logits(model, prompt, response).log_softmax(-1).gather(1, chosen)
-        gaps.append((torch.from_numpy(log_probs) - expected[:, 0]).abs().max().item())
-    return max(gaps)
+    assert {str(log_probs.dtype) for log_probs in scored} == {"float32"}
+    rows = zip(PROMPTS, SCORED, scored, strict=True)
+    return max(gap(response_logits(model, prompt, tokens), tokens, log_probs) for prompt, tokens, log_probs in rows)
+
+
+def of_prompts(groups: Groups) -> list[tuple[Sequence[int], Completion]]:
+    """Return each completion of ``PROMPTS`` with its prompt."""
+    return [(prompt, each) for prompt, group in zip(PROMPTS, groups, strict=True) for each in group]
+
+
+def assert_pinned(completions: Sequence[Completion]) -> None:
+    """Check the lengths of 4 samples of each prompt with seed 11 and ``PINNED``."""
+    rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
+    assert [len(each.token_ids) for each in completions] == pinned_lengths(11, rows, (3, 20)).tolist()
+    assert {each.finish_reason for each in completions} == {"length"}
 
 
 class EngineContract:
@@ -115,7 +129,6 @@ class EngineContract:
         return self.make_engine()
 
     def test_a_completion_has_tokens_log_probs_text_and_a_reason(self) -> None:
-        """And no versions, where nothing was loaded meanwhile."""
         groups = self.make_engine().generate(PROMPTS, 3, SAMPLING, 0)
         assert [len(group) for group in groups] == [3] * len(PROMPTS)
         for completion in flat(groups):
@@ -131,7 +144,6 @@ class EngineContract:
             assert completion.versions is None
 
     def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self) -> None:
-        """From call to call, and from one engine to another of the same weights."""
         engine, sampling = self.make_engine(), dataclasses.replace(SAMPLING, min_tokens=6)
         first = tokens_of(engine.generate(PROMPTS, 3, sampling, 7))
         assert tokens_of(engine.generate(PROMPTS, 3, sampling, 7)) == first
@@ -151,7 +163,6 @@ class EngineContract:
         assert tokens_of(self.make_engine().generate(PROMPTS, 2, SAMPLING, 7)) == [group[:2] for group in whole]
 
     def test_a_part_of_a_batch_is_sampled_as_in_the_whole_batch(self) -> None:
-        """So the number of Generators that share a batch changes no sample."""
         if not self.exact:
             pytest.skip("bfloat16 rounds differently in other batches")
         pinned = dataclasses.replace(SAMPLING, pinned_lengths=(2, 6), max_tokens=8, min_tokens=0, stop=())
@@ -163,7 +174,6 @@ class EngineContract:
             assert [group for part in apart for group in tokens_of(part)] == whole
 
     def test_min_and_max_tokens(self) -> None:
-        """The end of sequence may come right behind ``min_tokens``."""
         engine = self.make_engine_that_ends(seed=1)
         free = sorted(len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 1)))
         held_back = free[4]  # at least four of the 32 responses would be shorter or as long
@@ -174,13 +184,11 @@ class EngineContract:
         assert {(len(completion.token_ids), completion.finish_reason) for completion in forced} == {(24, "length")}
 
     def test_a_response_of_one_token_begins_as_a_longer_one(self) -> None:
-        """It comes from the prefill alone."""
         (group,) = self.make_engine().generate(PROMPTS[:1], 4, dataclasses.replace(SAMPLING, max_tokens=1), 7)
         (longer,) = self.make_engine().generate(PROMPTS[:1], 4, SAMPLING, 7)
         assert [c.token_ids.tolist() for c in group] == [c.token_ids[:1].tolist() for c in longer]
 
     def test_greedy_samples_are_equal_and_need_no_seed(self) -> None:
-        """Temperature 0 takes the likeliest token."""
         engine = self.make_engine()
         groups = tokens_of(engine.generate(PROMPTS, 3, GREEDY, 0))
         assert all(group == [group[0]] * 3 for group in groups)
@@ -191,13 +199,9 @@ class EngineContract:
         if not self.pins_lengths:
             pytest.skip("it pins no lengths")
         sampled = self.make_engine().generate(PROMPTS, 4, PINNED, 11)
-        rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
-        expected = pinned_lengths(11, rows, (3, 20)).tolist()
-        assert [len(completion.token_ids) for completion in flat(sampled)] == expected
-        assert {completion.finish_reason for completion in flat(sampled)} == {"length"}
+        assert_pinned(flat(sampled))
 
     def test_bad_requests_are_refused(self) -> None:
-        """``harness.engines.limits.check_request`` does it."""
         engine = self.make_engine()
         with pytest.raises(UserError, match="max_tokens is 0, must be at least 1"):
             engine.generate(PROMPTS, 1, SamplingParams(max_tokens=0), 0)
@@ -205,19 +209,16 @@ class EngineContract:
             engine.generate([[5], []], 1, SAMPLING, 0)
 
     def test_a_stop_signal_interrupts(self) -> None:
-        """An engine polls it more than twice in a request."""
         answers = iter([False, False, True])
         with pytest.raises(Interrupted):
             self.make_engine(should_stop=lambda: next(answers)).generate(PROMPTS, 1, SAMPLING, 0)
 
     def test_a_response_that_one_version_sampled_has_no_versions(self) -> None:
-        """Whatever its number."""
         engine = self.make_engine()
         engine.load_weights(self.weights, version=3)
         assert [completion.versions for completion in flat(engine.generate(PROMPTS, 2, SAMPLING, 0))] == [None] * 8
 
     def test_an_empty_request_is_answered(self) -> None:
-        """With nothing."""
         assert self.make_engine().generate([], 4, SAMPLING, 0) == []
 
 
@@ -282,47 +283,34 @@ class ModelEngineContract(EngineContract):
         return self.model.state_dict()
 
     def test_greedy_tokens_are_the_likeliest_of_full_forward_passes(self) -> None:
-        """With their log-probs."""
         if not self.exact:
             pytest.skip("in bfloat16 the likeliest of two close tokens may change")
-        for prompt, (completion,) in zip(PROMPTS, self.make_engine().generate(PROMPTS, 1, GREEDY, 0), strict=True):
+        for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 1, GREEDY, 0)):
             logits = response_logits(self.model, prompt, completion.token_ids.tolist())
             assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
-            likeliest = logits.log_softmax(-1).max(-1).values
-            assert (torch.from_numpy(completion.log_probs) - likeliest).abs().max() < self.tolerance
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     @pytest.mark.parametrize(("temperature", "min_tokens"), [(1.0, 0), (0.6, 0), (1.7, 5)])
     def test_log_probs_are_those_of_the_sampled_distribution(self, temperature: float, min_tokens: int) -> None:
-        """Divided by the temperature, without the end of sequence where it is banned."""
         sampling = SamplingParams(temperature=temperature, min_tokens=min_tokens, max_tokens=12)
-        worst = 0.0
-        for prompt, group in zip(PROMPTS, self.make_engine().generate(PROMPTS, 3, sampling, 5), strict=True):
-            for completion in group:
-                logits = response_logits(self.model, prompt, completion.token_ids.tolist())
-                logits[:min_tokens, self.tokenizer.eos_token_id] = -torch.inf
-                chosen = torch.from_numpy(completion.token_ids)[:, None]
-                expected = (logits / temperature).log_softmax(-1).gather(1, chosen)[:, 0]
-                worst = max(worst, float((torch.from_numpy(completion.log_probs) - expected).abs().max()))
-        assert worst < self.tolerance
+        for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 3, sampling, 5)):
+            logits = response_logits(self.model, prompt, completion.token_ids.tolist()) / temperature
+            logits[:min_tokens, self.tokenizer.eos_token_id] = -torch.inf
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_top_p_draws_from_the_nucleus_and_renormalises(self) -> None:
-        """A token stays if the likelier ones do not reach top_p."""
         if not self.exact:
             pytest.skip("in bfloat16 a token at the edge of the nucleus may fall out")
         sampling = SamplingParams(top_p=0.7, max_tokens=12)
-        for prompt, group in zip(PROMPTS, self.make_engine().generate(PROMPTS, 3, sampling, 5), strict=True):
-            for completion in group:
-                logits = response_logits(self.model, prompt, completion.token_ids.tolist())
-                probs, order = logits.softmax(-1).sort(descending=True)
-                kept = probs.cumsum(-1) - probs < 0.7
-                renormalised = torch.where(kept, probs, 0) / torch.where(kept, probs, 0).sum(-1, keepdim=True)
-                place = (order == torch.from_numpy(completion.token_ids)[:, None]).nonzero()[:, 1:]
-                assert kept.gather(1, place).all()
-                expected = renormalised.gather(1, place)[:, 0].log()
-                assert (torch.from_numpy(completion.log_probs) - expected).abs().max() < self.tolerance
+        for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 3, sampling, 5)):
+            logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+            probs, order = logits.softmax(-1).sort(descending=True)
+            nucleus = (probs.cumsum(-1) - probs < 0.7).gather(1, order.argsort(-1))
+            assert nucleus.gather(1, torch.from_numpy(completion.token_ids)[:, None]).all()
+            logits[~nucleus] = -torch.inf
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_a_response_ends_at_the_first_token_that_completes_a_stop_string(self) -> None:
-        """The string stays part of it."""
         engine, sampling = self.make_engine(), SamplingParams(temperature=0.8, max_tokens=24)
         free = flat(engine.generate(PROMPTS, 4, sampling, 2))
         stops = (free[0].text[2:5], free[-1].text[1:3])
@@ -370,36 +358,27 @@ class ModelEngineContract(EngineContract):
         ends = frequent_tokens(self.make_engine(), 3, 3)
         tokenizer = WithSpecialToken(self.tokenizer, "<|turn|>", ends[2])
         sampling = SamplingParams(min_tokens=8, max_tokens=12, stop=("<|turn|>",))
-        engine, worst = self.make_engine_of(self.model, tokenizer, ends=ends[:2]), 0.0
-        for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, sampling, 5), strict=True):
-            for completion in group:
-                assert not set(ends) & set(completion.token_ids[:8].tolist())
-                logits = response_logits(self.model, prompt, completion.token_ids.tolist())
-                logits[:8, ends] = -torch.inf
-                chosen = torch.from_numpy(completion.token_ids)[:, None]
-                expected = logits.log_softmax(-1).gather(1, chosen)[:, 0]
-                worst = max(worst, float((torch.from_numpy(completion.log_probs) - expected).abs().max()))
-        assert worst < self.tolerance
+        engine = self.make_engine_of(self.model, tokenizer, ends=ends[:2])
+        for prompt, completion in of_prompts(engine.generate(PROMPTS, 3, sampling, 5)):
+            assert not set(ends) & set(completion.token_ids[:8].tolist())
+            logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+            logits[:8, ends] = -torch.inf
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_pinned_lengths_hold_where_the_policy_would_end(self) -> None:
         """Neither an end token, here one that a random model draws often, nor a stop string ends one."""
         engine = self.make_engine_of(self.model, self.tokenizer, ends=(5,))
         sampled = flat(engine.generate(PROMPTS, 4, PINNED, 11))
-        rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
-        assert [len(completion.token_ids) for completion in sampled] == pinned_lengths(11, rows, (3, 20)).tolist()
+        assert_pinned(sampled)
         assert all(5 not in completion.token_ids for completion in sampled)
-        assert {completion.finish_reason for completion in sampled} == {"length"}
-        split = flat(self.make_engine(max_batch=4).generate(PROMPTS, 4, PINNED, 11))
-        assert [len(completion.token_ids) for completion in split] == [len(each.token_ids) for each in sampled]
+        assert_pinned(flat(self.make_engine(max_batch=4).generate(PROMPTS, 4, PINNED, 11)))
 
     @pytest.mark.parametrize("bounds", [(0, 4), (5, 4), (4, 25)])
     def test_pinned_lengths_out_of_bounds_are_refused(self, bounds: tuple[int, int]) -> None:
-        """They rise from 1 to ``max_tokens``."""
         with pytest.raises(UserError, match="pinned_lengths"):
             self.make_engine().generate(PROMPTS, 1, SamplingParams(max_tokens=24, pinned_lengths=bounds), 0)
 
     def test_given_tokens_get_the_log_probs_of_full_forward_passes(self) -> None:
-        """Before and after new weights."""
         engine = self.make_scoring_engine()
         assert largest_scoring_gap(self.model, engine.score(PROMPTS, SCORED)) < self.tolerance
         assert largest_scoring_gap(self.other, engine.score(PROMPTS, SCORED)) > 1.0
@@ -407,7 +386,6 @@ class ModelEngineContract(EngineContract):
         assert largest_scoring_gap(self.other, engine.score(PROMPTS, SCORED)) < self.tolerance
 
     def test_what_cannot_be_scored_is_refused(self) -> None:
-        """An empty response, and one that does not fit."""
         engine = self.make_scoring_engine()
         with pytest.raises(UserError, match="no tokens") as refused:
             engine.score([[5], [6]], [[7], []])
@@ -423,7 +401,6 @@ class ModelEngineContract(EngineContract):
                 engine.score([[5]], [[self.vocab_size]])
 
     def test_loading_replaces_the_weights(self) -> None:
-        """All of them, there and back."""
         wanted = self.make_engine_of(self.other, self.tokenizer).generate(PROMPTS, 1, GREEDY, 0)
         engine = self.make_engine()
         before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
@@ -435,7 +412,6 @@ class ModelEngineContract(EngineContract):
         assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
 
     def test_the_weights_are_not_shared_with_where_they_came_from(self) -> None:
-        """The Learner trains on while the engine samples."""
         source = copy.deepcopy(self.model)
         engine = self.make_engine_of(source, self.tokenizer)
         engine.load_weights(dict(source.named_parameters()))
@@ -447,7 +423,6 @@ class ModelEngineContract(EngineContract):
 
     @pytest.mark.parametrize("damage", ["missing", "misshapen", "unknown"])
     def test_a_bad_load_is_refused_and_the_old_weights_stay(self, damage: str) -> None:
-        """Half of a new policy is none."""
         engine = self.make_engine()
         before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
         weights = {name: tensor.detach() + 1 for name, tensor in self.model.named_parameters()}
@@ -464,7 +439,6 @@ class ModelEngineContract(EngineContract):
         assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
 
     def test_prompts_that_do_not_fit_are_refused(self) -> None:
-        """A prompt and ``max_tokens`` fit into the context together."""
         if self.context is None:
             pytest.skip("the engine has no bound")
         engine, most = self.make_engine(), self.context - GREEDY.max_tokens
@@ -473,14 +447,12 @@ class ModelEngineContract(EngineContract):
             engine.generate([[5] * (most + 1)], 1, GREEDY, 0)
 
     def test_tokens_that_the_model_does_not_know_are_refused(self) -> None:
-        """Before they index past the end of the embedding."""
         if self.vocab_size is None:
             pytest.skip("the contract was told of no bound")
         with pytest.raises(UserError, match=rf"token ids from 5 to {self.vocab_size}"):
             self.make_engine().generate([[5, self.vocab_size]], 1, GREEDY, 0)
 
     def test_weights_that_have_diverged_stop_the_run(self) -> None:
-        """With the place of the first token."""
         engine = self.make_engine_to_spoil()
         engine.load_weights({name: tensor.detach() * torch.nan for name, tensor in self.model.named_parameters()})
         with pytest.raises(Diverged, match=r"not finite at prompt 0, sample 0, token 0"):
