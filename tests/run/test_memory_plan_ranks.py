@@ -19,8 +19,8 @@ from harness.run.memory.check import planned_of_lanes
 from harness.run.memory.fit import FreeMemory, needs, require_fit
 from harness.run.memory.generator import CUDA_BYTES, beside_vllm
 from harness.run.memory.learner import Shares, largest_share, shares_of
-from harness.run.memory.plan import ACTOR_BYTES, ACTOR_OWN_BYTES, make_plan, plan_of
-from harness.run.memory.table import ALWAYS, Amount, MemoryPlan, ProcessPlan
+from harness.run.memory.plan import make_plan, plan_of
+from harness.run.memory.table import ALWAYS, FILE_BYTES, Amount, MemoryPlan, ProcessPlan
 from harness.scenario.batch_plan import plan_batch
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
@@ -172,7 +172,7 @@ def test_ranks_add_up_and_shared_memory_counts_once(tmp_path: Path) -> None:
     assert "received weights" not in sizes(generator)
     own = planned_of_lanes(of, has_gpu=False)
     assert {lane for _, lane in own} == {"learner/0", "learner/1", "learner/2", "learner/3", "generator", "scorer"}
-    libraries = ACTOR_BYTES["learner"] - ACTOR_OWN_BYTES["learner"]
+    libraries = FILE_BYTES["learner"]
     assert own["main", "learner/1"] == others.peak - libraries
     assert own["main", "learner/0"] == first.peak - libraries - 2 * 4 * WEIGHTS
 

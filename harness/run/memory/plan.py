@@ -20,8 +20,6 @@ PROCESS_BYTES = 552 * 2**20
 ACTOR_BYTES = {"learner": 320 * 2**20, "generator": 320 * 2**20, "scorer": 240 * 2**20, "ray and driver": 368 * 2**20}
 """What each process of a run with actors holds before it loads anything, pages that processes share counted in parts
 (PSS): fewer libraries than a run in one process, and one copy of them for all; see docs/memory.md."""
-ACTOR_OWN_BYTES = {"learner": 240 * 2**20, "generator": 280 * 2**20, "scorer": 236 * 2**20}
-"""What of them is the process's alone, without pages of files."""
 DEEPSPEED_BYTES = 72 * 2**20
 """What DeepSpeed adds to each rank by its first step: two of a tiny model held 70 to 87 MiB beyond all else that is
 planned (ZeRO 1 to 3, DeepSpeed 0.19)."""
@@ -109,76 +107,47 @@ def _processes(
 def _one_process(
     scenario: Scenario, shape: ModelConfig, prompt: int, devices: Mapping[str, Device]
 ) -> list[ProcessPlan]:
-    device, vllm = devices["learner"], _vllm_bytes(scenario)
+    device, workers = devices["learner"], workers_of(scenario)
     learner, copies = learner_amounts(scenario, shape, prompt, device == "cuda")
     generator, engine, in_main = generator_amounts(scenario, shape, prompt, device == "cuda")
-    workers = workers_of(scenario)
-    run = _processes(
-        "run",
-        device,
-        PROCESS_BYTES + vllm,
-        (*learner, *generator, *(engine if workers == 1 else ())),
-        (*copies, *in_main),
-        overlapping=not scenario.is_synchronous,
-        vllm_share=_vllm_share(scenario),
-    )
+    held = (*learner, *generator, *(engine if workers == 1 else ()))
+    kind = {"overlapping": not scenario.is_synchronous, "vllm_share": _vllm_share(scenario)}
+    run = _processes("run", device, PROCESS_BYTES + _vllm_bytes(scenario), held, (*copies, *in_main), **kind)
     return run if workers == 1 else [*run, *_workers(scenario, engine, 1, "cpu")]
 
 
 def _actors(scenario: Scenario, shape: ModelConfig, prompt: int, devices: Mapping[str, Device]) -> list[ProcessPlan]:
-    placement, colocated = scenario.placement, scenario.placement.colocated
-    # colocated parts are on the first GPU, or Generators are dealt to those of the ranks, which have room for no two
-    places = places_of_colocated(scenario)
-    ranks_share, rest = (0.0, 0.0) if places == 1 else (_RANKS_SHARE, 1 - _RANKS_SHARE)
-    generators_share = rest / -(-placement.generator.count // places)
-
-    def files(kind: str) -> int:
-        return ACTOR_BYTES[kind] - ACTOR_OWN_BYTES[kind]
-
-    found, lanes = list[ProcessPlan](), rank_lanes(scenario)
+    placement, workers, device = scenario.placement, workers_of(scenario), devices["learner"]
+    learner_gpus, generator_gpus = placement.learner.gpus, placement.generator.gpus
+    if placement.colocated:
+        # all on the first GPU, or Generators are dealt to those of the ranks, which have room for no two
+        places = places_of_colocated(scenario)
+        per_place = -(-placement.generator.count // places)
+        learner_gpus, generator_gpus = (0.0, 0.0) if places == 1 else (_RANKS_SHARE, (1 - _RANKS_SHARE) / per_place)
+    found, lanes = list[ProcessPlan](), tuple(rank_lanes(scenario))
     libraries = ACTOR_BYTES["learner"] + (DEEPSPEED_BYTES if scenario.learner.sharding == "deepspeed" else 0)
+    of_ranks: dict[str, Any] = {"gpus": learner_gpus, "gives_back": gives_back(scenario)}
     for rank, (name, of_row) in enumerate((("learner", lanes[:1]), ("learner, other ranks", lanes[1:]))):
-        held, in_main = learner_amounts(scenario, shape, prompt, devices["learner"] == "cuda", rank)
-        found += _processes(
-            name,
-            devices["learner"],
-            libraries,
-            held,
-            in_main,
-            count=len(of_row),
-            gpus=ranks_share if colocated else placement.learner.gpus,
-            lanes=tuple(of_row),
-            file_bytes=files("learner"),
-            gives_back=gives_back(scenario),
-        )
-    found = [process for process in found if process.count]
+        if of_row:
+            amounts = learner_amounts(scenario, shape, prompt, device == "cuda", rank)
+            found += _processes(name, device, libraries, *amounts, count=len(of_row), lanes=of_row, **of_ranks)
 
-    generators, device = lanes_of("generator", scenario), devices["generator"]
+    lanes, device = tuple(lanes_of("generator", scenario)), devices["generator"]
     held, engine, in_main = generator_amounts(scenario, shape, prompt, device == "cuda")
-    workers = workers_of(scenario)
     if workers == 1:
         held += engine
     elif device == "cuda":  # its first GPU is that of one of them
         held += (Amount("CUDA of its first worker", CUDA_BYTES), *engine)
-    found += _processes(
-        "generator",
-        device,
-        ACTOR_BYTES["generator"] + _vllm_bytes(scenario),
-        held,
-        in_main,
-        count=len(generators),
-        gpus=1.0 if workers > 1 else generators_share if colocated else placement.generator.gpus,
-        lanes=tuple(generators),
-        file_bytes=files("generator"),
-        vllm_share=_vllm_share(scenario),
-        gives_back=sleeps(scenario, device == "cuda"),
-    )
-    if workers > 1:
-        found += _workers(scenario, engine, len(generators), device)
-    scorers = tuple(lanes_of("scorer", scenario))
-    found += _processes(
-        "scorer", "cpu", ACTOR_BYTES["scorer"], (), count=len(scorers), lanes=scorers, file_bytes=files("scorer")
-    )
+    of_engine: dict[str, Any] = {
+        "gpus": generator_gpus if workers == 1 else 1.0,
+        "vllm_share": _vllm_share(scenario),
+        "gives_back": sleeps(scenario, device == "cuda"),
+    }
+    libraries = ACTOR_BYTES["generator"] + _vllm_bytes(scenario)
+    found += _processes("generator", device, libraries, held, in_main, count=len(lanes), lanes=lanes, **of_engine)
+    found += _workers(scenario, engine, len(lanes), device) if workers > 1 else []
+    lanes = tuple(lanes_of("scorer", scenario))
+    found += _processes("scorer", "cpu", ACTOR_BYTES["scorer"], (), count=len(lanes), lanes=lanes)
     found += _processes("ray and driver", "cpu", ACTOR_BYTES["ray and driver"], (Amount("Ray", RAY_BYTES, ALWAYS),))
     return sorted(found, key=lambda process: process.name.startswith("host of"))
 
@@ -186,22 +155,11 @@ def _actors(scenario: Scenario, shape: ModelConfig, prompt: int, devices: Mappin
 def _workers(scenario: Scenario, engine: Sequence[Amount], engines: int, device: Device) -> list[ProcessPlan]:
     """The workers of engines that have several; on GPUs the first of each is planned with its Generator."""
     libraries, count = ACTOR_BYTES["generator"] + VLLM_BYTES, engines * workers_of(scenario)
-    files = ACTOR_BYTES["generator"] - ACTOR_OWN_BYTES["generator"]
     if device == "cpu":
-        return _processes("generator, workers", "cpu", libraries, engine, count=count, file_bytes=files)
-    share = _vllm_share(scenario)
-    others, _ = _processes(
-        "generator, other workers",
-        "cuda",
-        0,
-        engine,
-        count=count - engines,
-        gpus=1.0,
-        vllm_share=share,
-        file_bytes=files,
-    )
-    _, hosts = _processes("generator, workers", "cuda", libraries, (), count=count)
-    return [others, hosts]
+        return _processes("generator, workers", "cpu", libraries, engine, count=count)
+    on_gpu: dict[str, Any] = {"gpus": 1.0, "vllm_share": _vllm_share(scenario)}
+    others, _ = _processes("generator, other workers", "cuda", 0, engine, count=count - engines, **on_gpu)
+    return [others, _processes("generator, workers", "cuda", libraries, (), count=count)[1]]
 
 
 def _vllm_share(scenario: Scenario) -> float | None:

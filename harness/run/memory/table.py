@@ -19,6 +19,8 @@ RUNNING = SAMPLING + TRAINING
 ALWAYS: tuple[Phase, ...] = ("startup", *RUNNING)
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
+FILE_BYTES = {"learner": 80 * 2**20, "generator": 40 * 2**20, "scorer": 4 * 2**20}
+"""Of the libraries of a process of a run with actors, what is pages of files, which other processes map too."""
 CACHE = "key/value cache"
 OF_VLLM = ("engine weights", CACHE, "vLLM's workspace")
 """What a vLLM's share of a GPU is for."""
@@ -55,7 +57,6 @@ class ProcessPlan:
         count: how many such processes there are.
         gpus: share of a GPU that one reserves; 0 on a GPU takes the first, as all runs of one process do.
         vllm_share: of its GPU's whole memory that a vLLM in it is told to take; None where it is told none.
-        file_bytes: of its libraries, what is pages of files, which other processes map too.
         lanes: whose processes these are.
     """
 
@@ -67,7 +68,6 @@ class ProcessPlan:
     count: int = 1
     gpus: float = 0.0
     vllm_share: float | None = None
-    file_bytes: int = 0
     lanes: tuple[str, ...] = ()
 
     def at(self, phase: Phase) -> int:
@@ -85,7 +85,8 @@ class ProcessPlan:
     @property
     def own_peak(self) -> int:
         """What of its peak no other process maps."""
-        return self.peak - self.file_bytes - sum(amount.num_bytes for amount in self.amounts if amount.shared)
+        shared = sum(amount.num_bytes for amount in self.amounts if amount.shared)
+        return self.peak - shared - FILE_BYTES.get(self.kind, 0)
 
     @property
     def more(self) -> int:
