@@ -129,6 +129,7 @@ class EngineContract:
         return self.make_engine()
 
     def test_a_completion_has_tokens_log_probs_text_and_a_reason(self) -> None:
+        """And no versions, where nothing was loaded meanwhile."""
         groups = self.make_engine().generate(PROMPTS, 3, SAMPLING, 0)
         assert [len(group) for group in groups] == [3] * len(PROMPTS)
         for completion in flat(groups):
@@ -144,6 +145,7 @@ class EngineContract:
             assert completion.versions is None
 
     def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self) -> None:
+        """From call to call, and from one engine to another of the same weights."""
         engine, sampling = self.make_engine(), dataclasses.replace(SAMPLING, min_tokens=6)
         first = tokens_of(engine.generate(PROMPTS, 3, sampling, 7))
         assert tokens_of(engine.generate(PROMPTS, 3, sampling, 7)) == first
@@ -163,6 +165,7 @@ class EngineContract:
         assert tokens_of(self.make_engine().generate(PROMPTS, 2, SAMPLING, 7)) == [group[:2] for group in whole]
 
     def test_a_part_of_a_batch_is_sampled_as_in_the_whole_batch(self) -> None:
+        """So the number of Generators that share a batch changes no sample."""
         if not self.exact:
             pytest.skip("bfloat16 rounds differently in other batches")
         pinned = dataclasses.replace(SAMPLING, pinned_lengths=(2, 6), max_tokens=8, min_tokens=0, stop=())
@@ -174,6 +177,7 @@ class EngineContract:
             assert [group for part in apart for group in tokens_of(part)] == whole
 
     def test_min_and_max_tokens(self) -> None:
+        """The end of sequence may come right behind ``min_tokens``."""
         engine = self.make_engine_that_ends(seed=1)
         free = sorted(len(completion.token_ids) for completion in flat(engine.generate(PROMPTS, 8, LONG, 1)))
         held_back = free[4]  # at least four of the 32 responses would be shorter or as long
@@ -184,11 +188,13 @@ class EngineContract:
         assert {(len(completion.token_ids), completion.finish_reason) for completion in forced} == {(24, "length")}
 
     def test_a_response_of_one_token_begins_as_a_longer_one(self) -> None:
+        """It comes from the prefill alone."""
         (group,) = self.make_engine().generate(PROMPTS[:1], 4, dataclasses.replace(SAMPLING, max_tokens=1), 7)
         (longer,) = self.make_engine().generate(PROMPTS[:1], 4, SAMPLING, 7)
         assert [c.token_ids.tolist() for c in group] == [c.token_ids[:1].tolist() for c in longer]
 
     def test_greedy_samples_are_equal_and_need_no_seed(self) -> None:
+        """Temperature 0 takes the likeliest token."""
         engine = self.make_engine()
         groups = tokens_of(engine.generate(PROMPTS, 3, GREEDY, 0))
         assert all(group == [group[0]] * 3 for group in groups)
@@ -202,6 +208,7 @@ class EngineContract:
         assert_pinned(flat(sampled))
 
     def test_bad_requests_are_refused(self) -> None:
+        """``harness.engines.limits.check_request`` does it."""
         engine = self.make_engine()
         with pytest.raises(UserError, match="max_tokens is 0, must be at least 1"):
             engine.generate(PROMPTS, 1, SamplingParams(max_tokens=0), 0)
@@ -209,16 +216,19 @@ class EngineContract:
             engine.generate([[5], []], 1, SAMPLING, 0)
 
     def test_a_stop_signal_interrupts(self) -> None:
+        """An engine polls it more than twice in a request."""
         answers = iter([False, False, True])
         with pytest.raises(Interrupted):
             self.make_engine(should_stop=lambda: next(answers)).generate(PROMPTS, 1, SAMPLING, 0)
 
     def test_a_response_that_one_version_sampled_has_no_versions(self) -> None:
+        """Whatever its number."""
         engine = self.make_engine()
         engine.load_weights(self.weights, version=3)
         assert [completion.versions for completion in flat(engine.generate(PROMPTS, 2, SAMPLING, 0))] == [None] * 8
 
     def test_an_empty_request_is_answered(self) -> None:
+        """With nothing."""
         assert self.make_engine().generate([], 4, SAMPLING, 0) == []
 
 
@@ -283,6 +293,7 @@ class ModelEngineContract(EngineContract):
         return self.model.state_dict()
 
     def test_greedy_tokens_are_the_likeliest_of_full_forward_passes(self) -> None:
+        """With their log-probs."""
         if not self.exact:
             pytest.skip("in bfloat16 the likeliest of two close tokens may change")
         for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 1, GREEDY, 0)):
@@ -292,6 +303,7 @@ class ModelEngineContract(EngineContract):
 
     @pytest.mark.parametrize(("temperature", "min_tokens"), [(1.0, 0), (0.6, 0), (1.7, 5)])
     def test_log_probs_are_those_of_the_sampled_distribution(self, temperature: float, min_tokens: int) -> None:
+        """Divided by the temperature, without the end of sequence where it is banned."""
         sampling = SamplingParams(temperature=temperature, min_tokens=min_tokens, max_tokens=12)
         for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 3, sampling, 5)):
             logits = response_logits(self.model, prompt, completion.token_ids.tolist()) / temperature
@@ -299,6 +311,7 @@ class ModelEngineContract(EngineContract):
             assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_top_p_draws_from_the_nucleus_and_renormalises(self) -> None:
+        """A token stays if the likelier ones do not reach top_p."""
         if not self.exact:
             pytest.skip("in bfloat16 a token at the edge of the nucleus may fall out")
         sampling = SamplingParams(top_p=0.7, max_tokens=12)
@@ -311,6 +324,7 @@ class ModelEngineContract(EngineContract):
             assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_a_response_ends_at_the_first_token_that_completes_a_stop_string(self) -> None:
+        """The string stays part of it."""
         engine, sampling = self.make_engine(), SamplingParams(temperature=0.8, max_tokens=24)
         free = flat(engine.generate(PROMPTS, 4, sampling, 2))
         stops = (free[0].text[2:5], free[-1].text[1:3])
@@ -375,10 +389,12 @@ class ModelEngineContract(EngineContract):
 
     @pytest.mark.parametrize("bounds", [(0, 4), (5, 4), (4, 25)])
     def test_pinned_lengths_out_of_bounds_are_refused(self, bounds: tuple[int, int]) -> None:
+        """They rise from 1 to ``max_tokens``."""
         with pytest.raises(UserError, match="pinned_lengths"):
             self.make_engine().generate(PROMPTS, 1, SamplingParams(max_tokens=24, pinned_lengths=bounds), 0)
 
     def test_given_tokens_get_the_log_probs_of_full_forward_passes(self) -> None:
+        """Before and after new weights."""
         engine = self.make_scoring_engine()
         assert largest_scoring_gap(self.model, engine.score(PROMPTS, SCORED)) < self.tolerance
         assert largest_scoring_gap(self.other, engine.score(PROMPTS, SCORED)) > 1.0
@@ -386,6 +402,7 @@ class ModelEngineContract(EngineContract):
         assert largest_scoring_gap(self.other, engine.score(PROMPTS, SCORED)) < self.tolerance
 
     def test_what_cannot_be_scored_is_refused(self) -> None:
+        """An empty response, and one that does not fit."""
         engine = self.make_scoring_engine()
         with pytest.raises(UserError, match="no tokens") as refused:
             engine.score([[5], [6]], [[7], []])
@@ -401,6 +418,7 @@ class ModelEngineContract(EngineContract):
                 engine.score([[5]], [[self.vocab_size]])
 
     def test_loading_replaces_the_weights(self) -> None:
+        """All of them, there and back."""
         wanted = self.make_engine_of(self.other, self.tokenizer).generate(PROMPTS, 1, GREEDY, 0)
         engine = self.make_engine()
         before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
@@ -412,6 +430,7 @@ class ModelEngineContract(EngineContract):
         assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
 
     def test_the_weights_are_not_shared_with_where_they_came_from(self) -> None:
+        """The Learner trains on while the engine samples."""
         source = copy.deepcopy(self.model)
         engine = self.make_engine_of(source, self.tokenizer)
         engine.load_weights(dict(source.named_parameters()))
@@ -423,6 +442,7 @@ class ModelEngineContract(EngineContract):
 
     @pytest.mark.parametrize("damage", ["missing", "misshapen", "unknown"])
     def test_a_bad_load_is_refused_and_the_old_weights_stay(self, damage: str) -> None:
+        """Half of a new policy is none."""
         engine = self.make_engine()
         before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
         weights = {name: tensor.detach() + 1 for name, tensor in self.model.named_parameters()}
@@ -439,6 +459,7 @@ class ModelEngineContract(EngineContract):
         assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
 
     def test_prompts_that_do_not_fit_are_refused(self) -> None:
+        """A prompt and ``max_tokens`` fit into the context together."""
         if self.context is None:
             pytest.skip("the engine has no bound")
         engine, most = self.make_engine(), self.context - GREEDY.max_tokens
@@ -447,12 +468,14 @@ class ModelEngineContract(EngineContract):
             engine.generate([[5] * (most + 1)], 1, GREEDY, 0)
 
     def test_tokens_that_the_model_does_not_know_are_refused(self) -> None:
+        """Before they index past the end of the embedding."""
         if self.vocab_size is None:
             pytest.skip("the contract was told of no bound")
         with pytest.raises(UserError, match=rf"token ids from 5 to {self.vocab_size}"):
             self.make_engine().generate([[5, self.vocab_size]], 1, GREEDY, 0)
 
     def test_weights_that_have_diverged_stop_the_run(self) -> None:
+        """With the place of the first token."""
         engine = self.make_engine_to_spoil()
         engine.load_weights({name: tensor.detach() * torch.nan for name, tensor in self.model.named_parameters()})
         with pytest.raises(Diverged, match=r"not finite at prompt 0, sample 0, token 0"):

@@ -52,6 +52,7 @@ class PolicyContract:
         return load_policy(self.folder)
 
     def test_it_is_loaded_to_be_trained_in_float32(self, policy: tuple[nn.Module, Any]) -> None:
+        """With a tokenizer that gives back what it is given."""
         model, tokenizer = policy
         assert not model.training
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -59,6 +60,7 @@ class PolicyContract:
 
     @pytest.mark.parametrize("temperature", [1.0, 0.5])
     def test_scores_equal_the_definition(self, policy: tuple[nn.Module, Any], temperature: float) -> None:
+        """Prompts shared, rows padded and all."""
         model, tokenizer = policy
         batch = prompts_and_responses(len(tokenizer))
         with torch.no_grad():
@@ -73,6 +75,7 @@ class PolicyContract:
         assert ((entropy[mask_BT] > 0) & (entropy[mask_BT] < torch.tensor(float(len(tokenizer))).log())).all()
 
     def test_a_gradient_step_makes_the_responses_likelier(self, policy: tuple[nn.Module, Any]) -> None:
+        """And every parameter has a gradient."""
         model, tokenizer = policy
         batch = prompts_and_responses(len(tokenizer))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -84,6 +87,7 @@ class PolicyContract:
         assert after.sum() > before.sum()
 
     def test_saved_again_it_is_the_same_policy(self, policy: tuple[nn.Module, Any], tmp_path: Path) -> None:
+        """In safetensors alone."""
         model, tokenizer = policy
         save_policy(model, tokenizer, tmp_path / "again")
         again, _ = load_policy(tmp_path / "again")
@@ -96,6 +100,7 @@ class PolicyContract:
     def test_autocast_scores_stay_near_float32(
         self, policy: tuple[nn.Module, Any], narrow: torch.dtype, gap: float
     ) -> None:
+        """Log-probs stay float32."""
         model, tokenizer = policy
         batch = prompts_and_responses(len(tokenizer))
         with torch.no_grad():

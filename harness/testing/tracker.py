@@ -37,6 +37,7 @@ class TrackerContract:
             ]
 
     def test_a_run_that_goes_on_adds_to_what_is_there(self, tmp_path: Path) -> None:
+        """Nothing of the first part is lost."""
         for step in (0, 1):
             tracker = self.make_tracker(tmp_path)
             tracker.log(step, "step", {"loss": 0.5})
@@ -45,4 +46,5 @@ class TrackerContract:
         assert logged is None or [step for step, _, _ in logged] == [0, 1]
 
     def test_a_run_without_a_row_leaves_it_closed(self, tmp_path: Path) -> None:
+        """It may have failed before its first step."""
         self.make_tracker(tmp_path).close()

@@ -262,14 +262,17 @@ class TransportContract:
         moved.close()
 
     def test_notes_are_lines(self, moved: Moved) -> None:
+        """They go into the run's log."""
         assert isinstance(moved.notes, tuple)
         assert all(isinstance(line, str) for line in moved.notes)
 
     def test_every_version_arrives_as_it_was_published_and_the_learner_trains_on(self, moved: Moved) -> None:
+        """The live weights are zeroed behind each publish."""
         for version in range(4):
             assert moved.receive(moved.publish(version, [version - 1])) == [[], []]
 
     def test_a_handle_counts_the_bytes_of_the_tensors(self, moved: Moved) -> None:
+        """Those that are tied count twice."""
         weight_handle = moved.publish(10)
         small = sum(1 + i % 5 for i in range(NUM_SMALL))
         # embedding and its twin, half (2 bytes), scale, transposed, counts (8 bytes), big, small
@@ -278,6 +281,7 @@ class TransportContract:
         assert found == (10, num_bytes, 8 + NUM_SMALL)
 
     def test_an_old_handle_stays_readable_while_its_version_is_needed(self, moved: Moved) -> None:
+        """And no longer."""
         old = moved.publish(20)
         middle = moved.publish(21, [20])
         new = moved.publish(22, [20, 21])
@@ -287,16 +291,19 @@ class TransportContract:
         assert [moved.ask("is_held", version) for version in (20, 21, 22, 23)] == [False, False, True, True]
 
     def test_one_wrong_bit_is_found(self, moved: Moved) -> None:
+        """What arrives is what was published, bit by bit."""
         damaged = moved.publish(50, damage=True)
         with pytest.raises(RunStopped, match="version 50 that generator_1 received are not the published ones"):
             moved.receive(damaged)
 
     def test_a_version_is_published_once(self, moved: Moved) -> None:
+        """Twice is a mistake of the caller."""
         moved.publish(60)
         with pytest.raises(ValueError, match="version 60 is published already"):
             moved.publish(60, [60])
 
     def test_a_receiver_may_come_late(self, moved: Moved) -> None:
+        """Such as a Generator in the place of one that died."""
         for version in (70, 71, 72):
             weight_handle = moved.publish(version, [version - 1])
         assert moved.receive(weight_handle, generators=[2]) == [[]]
