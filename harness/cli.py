@@ -101,8 +101,11 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
     """
     if argv is not None:
         return carry_out(lambda: _dispatch(list(argv), run_scenario))
-    if "_ARGCOMPLETE" in os.environ:
-        return carry_out(_complete)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what can follow what is typed
+        from harness.completion import complete
+
+        words = os.environ["COMP_LINE"].split()[int(os.environ["_ARGCOMPLETE"]) :]
+        complete(_overview(in_full=words[0] if words else None))
     keep_freed_memory()
     with signals_as_interrupts():
         return carry_out(lambda: _dispatch(sys.argv[1:], run_scenario))
@@ -111,7 +114,7 @@ def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = N
 def carry_out(command: Callable[[], int]) -> int:
     """Call a command and return its exit code; what it raises is told in a line on standard error."""
     write_what_can_be_written()
-    warnings.formatwarning = _warning_line
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of code that gave it
     try:
         code = command()
         sys.stdout.flush()
@@ -139,44 +142,31 @@ def carry_out(command: Callable[[], int]) -> int:
         return _say("this is a bug in the harness, not in what you typed: please report it with the lines above", 1)
 
 
-def _warning_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """Return what is shown of a warning: not the line of code that gave it."""
-    return f"warning: {message}\n"
-
-
-_LIMITS = {
-    errno.ENOMEM: ("memory", "ulimit -v"),
-    errno.EMFILE: ("open files", "ulimit -n"),
-    errno.ENFILE: ("open files", "sysctl fs.file-max"),
-    errno.EAGAIN: ("processes and threads", "ulimit -u"),
-    errno.ENOSPC: ("disk space", "df"),
-    errno.EDQUOT: ("disk space", "quota"),
-}
-"""What the machine does not give more of, by the number of the error, and what shows the bound."""
-_WORDS = (
-    (errno.ENOMEM, ("can't allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc")),
-    (errno.EAGAIN, ("can't start new thread", "resource temporarily unavailable")),
-    (errno.EMFILE, ("too many open files",)),
+_LIMITS = (
+    (errno.ENOMEM, "memory", "ulimit -v", ("allocate memory", "failed to map segment", "bad_alloc")),
+    (errno.EMFILE, "open files", "ulimit -n", ("too many open files",)),
+    (errno.ENFILE, "open files", "sysctl fs.file-max", ()),
+    (errno.EAGAIN, "processes and threads", "ulimit -u", ("start new thread", "resource temporarily unavailable")),
+    (errno.ENOSPC, "disk space", "df", ()),
+    (errno.EDQUOT, "disk space", "quota", ()),
 )
+"""What the machine does not give more of: the error's number, a name, what shows the bound, and words of errors without
+a number."""
 
 
 def _limit_met(error: Exception) -> UserError | None:
     """Return an error that names the limit of the machine or the shell that was met; None: it is none of them."""
     text = str(error).lower()
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
-    said = (number for number, words in _WORDS if any(each in text for each in words))
-    number = number if number in _LIMITS else next(said, None)
-    if number is None:
-        return None
-    what, shown_by = _LIMITS[number]
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return UserError(
-        f"this machine, or a limit of this shell, gives no more {what}: {reason}",
-        getattr(error, "filename", None),
-        f"see what `{shown_by}` allows, and what else is running",
-    )
+    by_number = [limit for limit in _LIMITS if limit[0] == number]
+    for _, what, shown_by, _ in by_number or [limit for limit in _LIMITS if any(word in text for word in limit[3])]:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return UserError(
+            f"this machine, or a limit of this shell, gives no more {what}: {reason}",
+            getattr(error, "filename", None),
+            f"see what `{shown_by}` allows, and what else is running",
+        )
+    return None
 
 
 def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
@@ -197,7 +187,13 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     if getattr(options, "dry_run", False):
         from harness.simulate.dry_run import dry_run
 
-        options.run_scenario = partial(dry_run, as_json=options.json, check=_check_before_start)
+        def check(variants: Sequence[Variant]) -> None:  # where every package that these import is there
+            from harness.run.interleaving import points_of
+            from harness.run.preflight import check_before_start
+
+            check_before_start(points_of(variants))
+
+        options.run_scenario = partial(dry_run, as_json=options.json, check=check)
     code: int = module.run(options)
     return code
 
@@ -217,13 +213,6 @@ def command_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _check_before_start(variants: Sequence[Variant]) -> None:
-    from harness.run.interleaving import points_of
-    from harness.run.preflight import check_before_start
-
-    check_before_start(points_of(variants))
-
-
 def _no_command(name: str) -> UserError:
     if name in INSTEAD:
         return removed(name, name)
@@ -236,8 +225,8 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
     """Return the error for arguments that a command does not have: with the setting or the option that is meant."""
     first = unknown[0]
     option, _, value = first.partition("=")
-    if option in INSTEAD:
-        return removed(option, option)
+    if name := next((name for name in (f"{parser.prog.split()[-1]} {option}", option) if name in INSTEAD), None):
+        return removed(name, option)
     takes_settings = "--set" in parser._option_string_actions
     fix = f"{parser.prog} --help shows what there is"
     if first.startswith("-"):
@@ -255,13 +244,7 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
 
 
 def _meant(word: str, value: str, guess: bool) -> str | None:
-    """Say how what was typed as an option is set; None where it resembles no setting.
-
-    Args:
-        word: without hyphens before it.
-        value: what was typed behind it, or ``VALUE``.
-        guess: go by the spelling, too.
-    """
+    """Say how a word typed as an option is set to a value; None where it resembles no setting, in spelling or not."""
     from harness.scenario.foreign_names import AS_A_SWITCH, NOT_OFFERED, leaf_of, setting_called, settings_ending_in
     from harness.scenario.keys import dotted_keys
     from harness.scenario.schema import Scenario
@@ -276,15 +259,6 @@ def _meant(word: str, value: str, guess: bool) -> str | None:
         return f"a setting is changed with --set {setting}={AS_A_SWITCH.get(leaf, value)}"
     setting = setting_called(word, keys) if guess and word else None
     return f"did you mean --set {setting}=VALUE?" if setting else None
-
-
-def _complete() -> int:
-    """Answer a shell that asks what can follow what is typed."""
-    from harness.completion import complete
-
-    words = os.environ["COMP_LINE"].split()[int(os.environ["_ARGCOMPLETE"]) :]
-    complete(_overview(in_full=words[0] if words else None))
-    return 0
 
 
 def _overview(in_full: str | None = None) -> argparse.ArgumentParser:

@@ -7,51 +7,37 @@ not imported.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import argcomplete
-from argcomplete.completers import DirectoriesCompleter, FilesCompleter
+from argcomplete.completers import ChoicesCompleter, DirectoriesCompleter, FilesCompleter
 
-from harness.core.named_files import SCENARIOS, SUFFIXES, NamedFiles
+from harness.core.named_files import SCENARIOS, SUFFIXES
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell that asks, which ends the process."""
-    for action in _actions(parser):
-        metavar = action.metavar if isinstance(action.metavar, str) else ""
-        completer = _COMPLETERS.get(metavar, FilesCompleter() if action.type is Path else _nothing)
-        if not action.choices:
-            action.completer = completer  # type: ignore[attr-defined]  # argcomplete's own attribute
+    """Answer the shell that asks, which ends the process; by what an argument is called in the help."""
+    completers = {
+        "SCENARIO": _names,
+        "PROFILE": _names,
+        "KEY=VALUE": _settings,
+        "DIR": DirectoriesCompleter(),
+    }
+    actions = list(parser._actions)
+    for action in actions:
+        if isinstance(action, argparse._SubParsersAction):
+            actions += [each for below in action.choices.values() for each in below._actions]
+        elif not action.choices:
+            other = FilesCompleter() if action.type is Path else ChoicesCompleter({})
+            action.completer = completers.get(str(action.metavar), other)  # type: ignore[attr-defined]  # argcomplete's
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from _actions(below)
-        else:
-            yield action
-
-
-def _nothing(**_: object) -> list[str]:
-    return []
-
-
-def _scenarios(prefix: str, **_: object) -> list[str]:
-    return _names(SCENARIOS, prefix)
-
-
-def _machines(prefix: str, **_: object) -> list[str]:
-    from harness.simulate.machine import MACHINES
-
-    return _names(MACHINES, prefix)
-
-
-def _names(kind: NamedFiles, prefix: str) -> list[str]:
-    names = [path.stem for path in kind.files() if path.stem.startswith(prefix)]
-    return names + list(FilesCompleter(SUFFIXES)(prefix))
+def _names(prefix: str, action: argparse.Action, **_: object) -> list[str]:
+    kind = SCENARIOS
+    if action.metavar == "PROFILE":
+        from harness.simulate.machine import MACHINES as kind
+    return [path.stem for path in kind.files() if path.stem.startswith(prefix)] + list(FilesCompleter(SUFFIXES)(prefix))
 
 
 def _settings(prefix: str, **_: object) -> list[str]:
@@ -65,12 +51,3 @@ def _settings(prefix: str, **_: object) -> list[str]:
     names = list(dotted_keys(Scenario))
     sections = {name.rpartition(".")[0] for name in names}
     return [f"{name}=" for name in names if name.startswith(prefix) and name not in sections]
-
-
-_COMPLETERS: dict[str, Callable[..., object]] = {
-    "SCENARIO": _scenarios,
-    "PROFILE": _machines,
-    "KEY=VALUE": _settings,
-    "DIR": DirectoriesCompleter(),
-}
-"""By what an argument is called in the help; others take files where they are paths, else nothing."""

@@ -1,4 +1,4 @@
-"""Runs, comparisons and forecasts from Python and its notebooks: what the commands do, as objects that show themselves.
+"""Runs, comparisons and forecasts from Python and its notebooks: what the commands do, as objects that print as text.
 
 ``harness`` offers these functions under its own name. ``harness.run``, ``harness.compare`` and ``harness.simulate`` are
 packages, hence the longer names here.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
 from harness.core.errors import UserError
 from harness.core.terminal_text import plain
@@ -35,43 +33,30 @@ if TYPE_CHECKING:
 Changes = Mapping[str, Any] | Sequence[str]
 """Settings by their dotted keys, ``{"steps": 20}``; or as after ``--set``, ``["steps=20"]``."""
 WIDTH = 110
-"""Columns of what is shown where there is no terminal."""
+"""Columns of the text."""
 
 
-class Shown(ABC):
-    """Shows itself: as text with ``print``, in colours by rich, as HTML in a notebook."""
-
-    @abstractmethod
-    def print_on(self, console: Console) -> None:
-        """Print it, as the command of the same name does."""
-
-    def __repr__(self) -> str:
-        return self.__rich__().plain.strip("\n")
-
-    def __rich__(self) -> Text:
-        file = StringIO()
-        self.print_on(Console(file=file, width=WIDTH, force_terminal=True, color_system="standard", highlight=False))
-        return Text.from_ansi(file.getvalue())
-
-    def _repr_html_(self) -> str:
-        console = Console(file=StringIO(), width=WIDTH, record=True, highlight=False)
-        self.print_on(console)
-        return console.export_html(inline_styles=True, code_format="<pre style='line-height: 1.2'>{code}</pre>")
+def _printed(print_on: Callable[[Console], None]) -> str:
+    file = StringIO()
+    print_on(Console(file=file, width=WIDTH, highlight=False, color_system=None))
+    return file.getvalue().strip("\n")
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
-    """An experiment: its arms side by side, with verdicts on their differences.
+class Comparison:
+    """An experiment: its arms side by side, with verdicts on their differences; as text the answer and one table.
 
     Attributes:
         experiment: the numbers of every run, arm by arm; ``experiment.runs`` is a frame.
         verdicts: on every arm against the first one; none where there is one arm.
         left_out: folders that could not be read, and why.
+        full: whether its text is all tables and sentences.
     """
 
     experiment: Experiment
     verdicts: tuple[Judgement, ...]
     left_out: tuple[str, ...] = ()
+    full: bool = False
 
     @property
     def folder(self) -> Path:
@@ -90,35 +75,20 @@ class Comparison(Shown):
 
         return document(self.experiment, self.verdicts)
 
-    def print_on(self, console: Console) -> None:
-        """Print the answer and one table."""
-        from harness.report.terminal import print_document
-
-        print_document(console, self.document)
-        for line in self.left_out:
-            console.print(Text(plain(line), style="yellow"))
-
-    def in_full(self) -> FullComparison:
+    def in_full(self) -> Comparison:
         """Return the same with all tables and sentences, as ``harness compare --full`` prints them."""
-        return FullComparison(self)
+        return replace(self, full=True)
 
-
-@dataclass(frozen=True, repr=False)
-class FullComparison(Shown):
-    """All tables and sentences of a comparison."""
-
-    comparison: Comparison
-
-    def print_on(self, console: Console) -> None:
-        """Print them."""
+    def __repr__(self) -> str:
         from harness.report.terminal import print_document
 
-        print_document(console, self.comparison.document, full=True)
+        text = _printed(lambda console: print_document(console, self.document, full=self.full))
+        return "\n".join([text, *map(plain, self.left_out)])
 
 
 @dataclass(frozen=True, repr=False)
-class Forecasts(Shown):
-    """What is predicted of a scenario's runs on a machine.
+class Forecasts:
+    """What is predicted of a scenario's runs on a machine; as text with what holds each run up, and was extrapolated.
 
     Attributes:
         runs: of each its label, scenario and ``forecast``: figures with 90% intervals.
@@ -128,13 +98,12 @@ class Forecasts(Shown):
 
     runs: tuple[Forecasted, ...]
     machine: MachineProfile
-    allow: Collection[str] = field(default=())
+    allow: Collection[str] = ()
 
-    def print_on(self, console: Console) -> None:
-        """Print the table, what holds each run up, and what was extrapolated."""
+    def __repr__(self) -> str:
         from harness.simulate.experiment import show_forecasts
 
-        show_forecasts(self.runs, self.machine, console, self.allow)
+        return _printed(lambda console: show_forecasts(self.runs, self.machine, console, self.allow))
 
 
 def run_scenario(

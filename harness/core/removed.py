@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.core.errors import UserError
 
+_DEVICE = "leave it out: a GPU is taken if there is one, and an empty CUDA_VISIBLE_DEVICES hides it"
 INSTEAD = {
     "baseline": "run the scenario once for each occasion; then python -m harness compare NEW --against FOLDER FOLDER",
     "--save-baseline": "a results folder is a baseline: python -m harness compare NEW --against FOLDER FOLDER",
@@ -11,9 +12,14 @@ INSTEAD = {
     "arm:": "name the arm alone: --baseline ARM",
     "--pareto": "python -m harness compare PATH --plots DIR draws scatter.png, of seconds per step and reward",
     "--devices": "leave it out: verl's logs hold the tokens of all devices",
+    "evaluate --device": _DEVICE,
+    "dataset --device": _DEVICE,
+    "evaluate --min-tokens": "leave it out: a response may be as short as the model makes it",
+    "evaluate --format": "--json",
+    "dataset --top-p": "--temperature",
     ".json": "compare files of pytest-benchmark with: pytest-benchmark compare FILE FILE",
 }
-"""By a command, an option, the beginning of a value or the end of a path."""
+"""By a command, an option (of one command, behind its name), the beginning of a value or the end of a path."""
 
 
 def removed(name: str, typed: str, where: str | None = None) -> UserError:

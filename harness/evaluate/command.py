@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.core.arguments import also_as, from_1, json_argument, out_argument, quiet_argument
+from harness.core.arguments import from_1, json_argument, out_argument, quiet_argument
 from harness.evaluate.questions import TASKS
 
 DESCRIPTION = "Sample a data set once with a model, grade the responses, and sort them into categories."
@@ -83,7 +83,6 @@ def _how(group: argparse._ArgumentGroup) -> None:
     engine_arguments(group)
     group.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default: 1)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
-    group.add_argument("--min-tokens", type=int, default=0, metavar="N", help="shortest response (default: 0)")
     group.add_argument(
         "--max-tokens",
         type=from_1,
@@ -101,20 +100,11 @@ def _where(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> N
     shown = parser.add_mutually_exclusive_group()
     quiet_argument(shown, "with the rewards")
     json_argument(shown)
-    also_as(parser, "json", "--format", type=lambda text: text == "json")
 
 
 def engine_arguments(group: argparse._ActionsContainer) -> None:
-    """Add what samples, and how and where it computes."""
-    group.add_argument(
-        "--engine",
-        choices=("native", "vllm"),
-        default="native",
-        help="default: native",
-    )
+    """Add what samples, and how it computes."""
+    group.add_argument("--engine", choices=("native", "vllm"), default="native", help="default: native")
     group.add_argument(
         "--precision", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
-    )
-    group.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )

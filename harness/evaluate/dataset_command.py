@@ -47,7 +47,6 @@ def _keywords_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="ask through the model's chat template")
     parser.add_argument("--samples", type=from_1, default=4, metavar="N", help="answers to each prompt (default: 4)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
     parser.add_argument("--max-tokens", type=from_1, default=48, metavar="N", help="longest answer (default: 48)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--batch", type=from_1, default=64, metavar="N", help="prompts asked together (default: 64)")

@@ -7,12 +7,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from rich.text import Text
 from harness.core.errors import Interrupted, UserError
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.progress import progress_bars
-from harness.core.protocols import Engine
 from harness.core.seeds import derive_seed
 from harness.core.terminal_text import plain
 from harness.core.types import Completion, Prompt, SamplingParams
@@ -48,123 +45,7 @@ from harness.run.policy import ResponseEnds, response_ends
 from harness.run.standalone_sampler import Sampler, make_sampler, model_name
 from harness.settings.task import OF_CHATS
 from harness.tasks.rows import Fields
-from harness.tasks.scoring import GroupRewards, RewardFailed
-
-
-class EvaluationProgress:
-    """Shows prompts done, tokens per second and the time left.
-
-    Args:
-        console: where to draw; where it cannot, each tenth and each minute is a line.
-        prompts: of the whole evaluation.
-        done: prompts that were done before.
-        quiet: show nothing.
-    """
-
-    def __init__(self, console: Console, prompts: int, done: int, quiet: bool) -> None:
-        self._done, self._tokens, self._seconds = done, 0, 0.0
-        self._bar = progress_bars(console, quiet=quiet, facts=True, tenths=True)
-        self._task = self._bar.add_task("prompts", total=prompts, completed=done, facts="")
-
-    def show(self, batch: BatchRow) -> None:
-        """Count a batch."""
-        self._done += batch.prompts
-        self._tokens += batch.tokens
-        self._seconds += batch.generate_s
-        speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
-        self._bar.update(self._task, completed=self._done, facts=speed)
-
-    def __enter__(self) -> EvaluationProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-
-Listener = Callable[[BatchRow], None]
-
-
-def sample_and_grade(
-    engine: Engine,
-    token_ids: Sequence[Sequence[int]],
-    prompts: Sequence[Prompt],
-    rewards: GroupRewards,
-    record: Record,
-    listen: Listener,
-    text_of: Callable[[Sequence[int]], str] | None = None,
-) -> None:
-    """Do the batches that the record lacks.
-
-    Batches begin at fixed prompts and each has its own seed, so an evaluation that was killed and taken up again makes
-    the very calls that an uninterrupted one makes.
-
-    Args:
-        engine: samples.
-        token_ids: of every prompt.
-        prompts: every prompt.
-        rewards: grade the responses to one prompt.
-        record: what is done, and where the rest goes.
-        listen: called after each batch.
-        text_of: makes the text that is graded of a response's tokens; None: as the engine does.
-
-    Raises:
-        UserError: the engine refuses a prompt, or a file cannot be written.
-        RunStopped: the model's logits are not numbers.
-    """
-    settings, scrubber = record.settings, Scrubber.of_this_process()
-    for number, prompt_ids in list(enumerate(settings.batches))[len(record.batches) :]:
-        began = time.perf_counter()
-        wanted = [token_ids[prompt_id] for prompt_id in prompt_ids]
-        seed = derive_seed("evaluate", settings.seed, number)
-        sampled = engine.generate(wanted, settings.samples, settings.sampling, seed)
-        if text_of is not None:
-            sampled = [
-                tuple(replace(each, text=text_of(each.token_ids.tolist())) for each in group) for group in sampled
-            ]
-        sampled_at = time.perf_counter()
-        rows = [
-            PromptRow(prompt_id, len(ids), _graded(completions, prompts[prompt_id], rewards, scrubber))
-            for prompt_id, ids, completions in zip(prompt_ids, wanted, sampled, strict=True)
-        ]
-        tokens = sum(response.tokens for row in rows for response in row.responses)
-        ended = time.perf_counter()
-        batch = BatchRow(number, len(rows), tokens, round(sampled_at - began, 6), round(ended - sampled_at, 6))
-        record.append(rows, batch)
-        listen(batch)
-
-
-def _graded(
-    completions: Sequence[Completion], prompt: Prompt, rewards: GroupRewards, scrubber: Scrubber
-) -> tuple[Response, ...]:
-    """Grade the responses to one prompt, each on its own: one that cannot be graded costs no other."""
-    return tuple(
-        _response(completion, *_grade(completion.text, prompt, rewards, scrubber)) for completion in completions
-    )
-
-
-def _grade(
-    text: str, prompt: Prompt, rewards: GroupRewards, scrubber: Scrubber
-) -> tuple[dict[str, float] | None, str | None]:
-    """Return the rewards, or why there are none."""
-    try:
-        return rewards([text], prompt.ground_truth)[0], None
-    except RewardFailed as error:
-        return None, scrubber.text(str(error))
-
-
-def _response(completion: Completion, rewards: dict[str, float] | None, failure: str | None) -> Response:
-    return Response(
-        text=completion.text,
-        tokens=len(completion.token_ids),
-        finish_reason=completion.finish_reason,
-        log_prob=float(np.sum(completion.log_probs, dtype=np.float64)),
-        rewards=rewards,
-        failure=failure,
-    )
-
+from harness.tasks.scoring import RewardFailed
 
 DEFAULT_FOLDER = Path("results") / "evaluations"
 LONGEST_RESPONSE = 1024
@@ -203,7 +84,6 @@ def sampler_of(options: argparse.Namespace) -> Sampler:
         options.model,
         options.engine,
         precision=options.precision,
-        device=options.device,
         max_batch=options.batch * options.samples,
         chat=options.chat,
     )
@@ -211,39 +91,64 @@ def sampler_of(options: argparse.Namespace) -> Sampler:
 
 def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, Any], Path]:
     """Do what is still to do; return the content of ``evaluation.json`` and where it is."""
+
+    def say(text: str) -> None:
+        if not options.quiet:
+            errors.print(Text(plain(text)), soft_wrap=True)
+
     _check_options(options)
     fields = Fields(
         options.prompt_field or "", options.answer_field, chat=options.chat, system=options.system is not None
     )
     questions = read_questions(options.data, options.task, options.prompt, options.reward, fields).first(options.limit)
-    if questions.repeated and not options.quiet:
-        errors.print(Text(f"{questions.repeated:,} rows repeat an earlier prompt and are not asked again"))
-    sampler = sampler_of(options)
-    with closing(sampler):
+    if questions.repeated:
+        say(f"{questions.repeated:,} rows repeat an earlier prompt and are not asked again")
+    with closing(sampler_of(options)) as sampler:
         ends = response_ends(sampler.policy, questions.stop, "ask with --chat where they are to be chats")
         now = today()  # it may be midnight
         with on_date(now):
             token_ids, settings = _asked(options, questions, sampler, ends)
-        folder = options.out or DEFAULT_FOLDER / _folder_name(settings)
+        name = f"{safe_name(Path(settings.data).stem)}-{safe_name(settings.model)}-{settings.digest[:8]}"
+        folder = options.out or DEFAULT_FOLDER / name
         if (begun := date_of(folder)) not in (None, now):
             with on_date(begun):
                 token_ids, settings = _asked(options, questions, sampler, ends)
-        max_tokens = settings.max_tokens
-        with closing(Record(folder, settings, _facts())) as record:
-            if ends.line and not (options.quiet or record.is_complete):
-                errors.print(Text(plain(ends.line)), soft_wrap=True)
-            _say_what_is_there(record, errors, options.quiet)
-            if not (options.quiet or options.max_tokens or record.is_complete) and max_tokens < LONGEST_RESPONSE:
-                said = (
-                    f"a response may have {max_tokens} tokens: more do not fit the context of {sampler.policy.context}"
-                )
-                errors.print(Text(said), soft_wrap=True)
+        code = code_state()
+        facts = {
+            "versions": package_versions(),
+            "machine": machine_facts(),
+            "code": {"commit": code.commit, "dirty": code.dirty},
+        }
+        with closing(Record(folder, settings, facts)) as record:
+            if ends.line and not record.is_complete:
+                say(ends.line)
+            if record.rows or record.dropped:
+                say(_what_is_there(record))
+            if not (options.max_tokens or record.is_complete) and settings.max_tokens < LONGEST_RESPONSE:
+                context = sampler.policy.context
+                say(f"a response may have {settings.max_tokens} tokens: more do not fit the context of {context}")
             try:
-                _do_the_rest(record, sampler, ends, token_ids, questions, errors, options.quiet)
+                if not record.is_complete:
+                    _do_the_rest(record, sampler, ends, token_ids, questions, errors, options.quiet)
             except (KeyboardInterrupt, Interrupted):
-                raise Interrupted(_how_to_go_on(record)) from None
-            record.finish(results(record.rows, record.batches, questions.prompts, options.examples))
+                raise Interrupted(
+                    f"{len(record.rows):,} of {settings.prompts:,} prompts are done and kept in {folder}; "
+                    f"the same command continues from there ({EVALUATION} gets its results at the end)"
+                ) from None
+            record.write_results("complete", results(record.rows, record.batches, questions.prompts, options.examples))
     return read_evaluation(folder), folder
+
+
+def _what_is_there(record: Record) -> str:
+    done, all_of_them = len(record.rows), record.settings.prompts
+    text = f"going on after {done:,} of {all_of_them:,} prompts in {record.folder}"
+    if record.is_complete:
+        text = f"all {all_of_them:,} prompts are in {record.folder} already"
+    if record.dropped:
+        text += f"; {record.dropped} lines of an unfinished batch were dropped"
+    if record.changed_facts and not record.is_complete:
+        text += f"; it was begun with other {', '.join(record.changed_facts)}"
+    return text
 
 
 def _do_the_rest(
@@ -255,27 +160,80 @@ def _do_the_rest(
     errors: Console,
     quiet: bool,
 ) -> None:
-    if record.is_complete:
-        return
+    """Sample and grade the batches that the record lacks; shown are prompts done, tokens per second and the time left.
+
+    Batches begin at fixed prompts and each has its own seed, so an evaluation that was killed and taken up again makes
+    the very calls that an uninterrupted one makes.
+    """
+    settings, scrubber, tokens, seconds = record.settings, Scrubber.of_this_process(), 0, 0.0
+    special = None if settings.skip_special_tokens is None else SpecialTokens(sampler.policy.tokenizer, ends.ids)
     with (
         closing(questions.rewards(lambda: False)) as rewards,
-        EvaluationProgress(errors, record.settings.prompts, len(record.rows), quiet) as progress,
+        progress_bars(errors, quiet=quiet, facts=True, tenths=True) as bar,
     ):
-        keeps_special = record.settings.skip_special_tokens is False
-        text_of = SpecialTokens(sampler.policy.tokenizer, ends.ids).text if keeps_special else None
-        sample_and_grade(sampler.engine, token_ids, questions.prompts, rewards, record, progress.show, text_of)
+        task = bar.add_task("prompts", total=settings.prompts, completed=len(record.rows), facts="")
+
+        def graded(completion: Completion, prompt: Prompt) -> Response:
+            text = completion.text if special is None else special.text(completion.token_ids.tolist())
+            marks, failure = None, None
+            try:  # each on its own: one that cannot be graded costs no other
+                marks = rewards([text], prompt.ground_truth)[0]
+            except RewardFailed as error:
+                failure = scrubber.text(str(error))
+            log_prob = float(np.sum(completion.log_probs, dtype=np.float64))
+            return Response(text, len(completion.token_ids), completion.finish_reason, log_prob, marks, failure)
+
+        for number, prompt_ids in list(enumerate(settings.batches))[len(record.batches) :]:
+            began = time.perf_counter()
+            wanted = [token_ids[prompt_id] for prompt_id in prompt_ids]
+            seed = derive_seed("evaluate", settings.seed, number)
+            sampled = sampler.engine.generate(wanted, settings.samples, settings.sampling, seed)
+            sampled_at = time.perf_counter()
+            rows = [
+                PromptRow(prompt_id, len(ids), tuple(graded(each, questions.prompts[prompt_id]) for each in group))
+                for prompt_id, ids, group in zip(prompt_ids, wanted, sampled, strict=True)
+            ]
+            of_batch = sum(response.tokens for row in rows for response in row.responses)
+            generate_s, grade_s = sampled_at - began, time.perf_counter() - sampled_at
+            batch = BatchRow(number, len(rows), of_batch, round(generate_s, 6), round(grade_s, 6))
+            record.append(rows, batch)
+            tokens, seconds = tokens + of_batch, seconds + batch.generate_s
+            speed = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
+            bar.update(task, completed=len(record.rows), facts=speed)
 
 
 def _asked(
     options: argparse.Namespace, questions: Questions, sampler: Sampler, ends: ResponseEnds
 ) -> tuple[list[Sequence[int]], Settings]:
     """Return the token ids of the prompts, and the settings of an evaluation of them."""
-    tokenizer = sampler.policy.tokenizer
+    tokenizer, template = sampler.policy.tokenizer, questions.template
     chat = partial(chat_encoder, system_prompt=options.system, arguments=options.chat_template_kwargs)
     encode = (chat if options.chat else text_encoder)(tokenizer)
     token_ids: list[Sequence[int]] = [encode(prompt.asked) for prompt in questions.prompts]
-    max_tokens = _max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context)
-    return token_ids, _settings(options, questions, sampler, ends, max_tokens)
+    names = ["reward", "engine", "precision", "temperature", "top_p", "samples", "seed", "batch"]
+    names += ["chat_template_kwargs", "prompt_field", "answer_field"]
+    as_typed: dict[str, Any] = {name: getattr(options, name) for name in names}
+    return token_ids, Settings(
+        **(as_typed | sampler.checksums),
+        model=model_name(options.model),
+        data=questions.name,
+        data_sha256=questions.sha256,
+        prompts=len(questions.prompts),
+        task=questions.task,
+        prompt=Path(template.name).name if template else None,
+        device=sampler.device,
+        min_tokens=0,
+        max_tokens=_max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context),
+        stop=questions.stop,
+        prompt_sha256=template.sha256 if template else None,
+        chat_template_sha256=hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+        if options.chat
+        else None,
+        system_prompt=options.system,
+        chat_date=today().isoformat() if options.chat and asks_date(tokenizer) else None,
+        end_tokens=ends.texts,
+        skip_special_tokens=False if options.keep_special_tokens else None,
+    )
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -284,10 +242,9 @@ def _check_options(options: argparse.Namespace) -> None:
     Raises:
         UserError: with the value, the bound and the argument.
     """
-    max_tokens = options.max_tokens or max(LONGEST_RESPONSE, options.min_tokens)
     if not math.isfinite(options.temperature) or not math.isfinite(options.top_p):
         raise UserError("temperature and top-p must be numbers", "--temperature, --top-p", "--temperature 1 --top-p 1")
-    sampling = SamplingParams(options.temperature, options.top_p, options.min_tokens, max_tokens)
+    sampling = SamplingParams(options.temperature, options.top_p, 0, options.max_tokens or LONGEST_RESPONSE)
     check_sampling(sampling, options.samples)
     if options.system is not None and not options.chat:
         raise UserError("--system is a turn of a chat, and --chat is not given", "--system", "add --chat")
@@ -324,77 +281,4 @@ def _max_tokens(
         f"{longest + max(wanted, 1)}, more than the model's context of {context}",
         "--max-tokens" if room > 0 else "--model",
         f"{fix}, or leave long prompts out of the file",
-    )
-
-
-def _settings(
-    options: argparse.Namespace, questions: Questions, sampler: Sampler, ends: ResponseEnds, max_tokens: int
-) -> Settings:
-    template, chat = questions.template, sampler.policy.tokenizer.chat_template
-    return Settings(
-        model=model_name(options.model),
-        **sampler.checksums,
-        data=questions.name,
-        data_sha256=questions.sha256,
-        prompts=len(questions.prompts),
-        task=questions.task,
-        reward=options.reward,
-        prompt=Path(template.name).name if template else None,
-        engine=options.engine,
-        precision=options.precision,
-        device=sampler.device,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        min_tokens=options.min_tokens,
-        max_tokens=max_tokens,
-        stop=questions.stop,
-        samples=options.samples,
-        seed=options.seed,
-        batch=options.batch,
-        prompt_sha256=template.sha256 if template else None,
-        chat_template_sha256=hashlib.sha256(str(chat).encode()).hexdigest() if options.chat else None,
-        system_prompt=options.system,
-        chat_date=today().isoformat() if options.chat and asks_date(sampler.policy.tokenizer) else None,
-        chat_template_kwargs=options.chat_template_kwargs,
-        prompt_field=options.prompt_field,
-        answer_field=options.answer_field,
-        end_tokens=ends.texts,
-        skip_special_tokens=False if options.keep_special_tokens else None,
-    )
-
-
-def _facts() -> dict[str, Any]:
-    code = code_state()
-    return {
-        "versions": package_versions(),
-        "machine": machine_facts(),
-        "code": {"commit": code.commit, "dirty": code.dirty},
-    }
-
-
-def _folder_name(settings: Settings) -> str:
-    data = Path(settings.data).stem
-    return f"{safe_name(data)}-{safe_name(settings.model)}-{settings.digest[:8]}"
-
-
-def _say_what_is_there(record: Record, errors: Console, quiet: bool) -> None:
-    if quiet or not (record.rows or record.dropped):
-        return
-    done, all_of_them = len(record.rows), record.settings.prompts
-    if record.is_complete:
-        said = f"all {all_of_them:,} prompts are in {record.folder} already"
-    else:
-        said = f"going on after {done:,} of {all_of_them:,} prompts in {record.folder}"
-    if record.dropped:
-        said += f"; {record.dropped} lines of an unfinished batch were dropped"
-    if record.changed_facts and not record.is_complete:
-        said += f"; it was begun with other {', '.join(record.changed_facts)}"
-    errors.print(Text(plain(said)), soft_wrap=True)
-
-
-def _how_to_go_on(record: Record) -> str:
-    done, all_of_them = len(record.rows), record.settings.prompts
-    return (
-        f"{done:,} of {all_of_them:,} prompts are done and kept in {record.folder}; "
-        f"the same command continues from there ({EVALUATION} gets its results at the end)"
     )

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,14 +74,7 @@ class Row:
 
 @dataclass
 class Yield:
-    """What came of asking for one split.
-
-    Attributes:
-        rows: kept.
-        asked: prompts.
-        answers: looked at; those behind a prompt's first good one are not.
-        rejected: answers by reason.
-    """
+    """What came of asking for one split: prompts asked; answers up to each prompt's first good one; those rejected."""
 
     rows: list[Row] = field(default_factory=list)
     asked: int = 0
@@ -125,33 +119,36 @@ def fill(
     batch: int,
     ask: Ask,
     said: set[str],
-    listen: Callable[[Yield], None] = lambda found: None,
+    listen: Callable[[Yield], None] = lambda yielded: None,
 ) -> Yield:
-    """Ask until ``wanted`` rows are there.
+    """Ask ``batch`` prompts at a time until ``wanted`` rows are there: the first answer without fault to each prompt.
 
-    Args:
-        keywords: of each prompt.
-        seed: of the prompts.
-        batch: prompts of one request.
-        ask: has the model answer.
-        said: every sentence kept so far, folded; grows.
-        listen: called after each request.
+    ``said`` has every sentence kept so far, folded, and grows. ``listen`` is called after each request.
 
     Raises:
         RunStopped: the model writes too few good sentences, with the counts.
     """
-    found, prompts = Yield(), draw_prompts(split, keywords, seed)
-    request = 0
-    while len(found.rows) < wanted:
+    yielded, prompts = Yield(), draw_prompts(split, keywords, seed)
+    for request in itertools.count():
         asked = list(itertools.islice(prompts, batch))
-        if not asked or found.asked >= MOST_ASKED * wanted:
-            raise RunStopped(_gave_up(split, wanted, found, bool(asked)))
+        if not asked or yielded.asked >= MOST_ASKED * wanted:
+            raise RunStopped(_gave_up(split, wanted, yielded, bool(asked)))
         for prompt, answers in zip(asked, ask(asked, request), strict=True):
-            if len(found.rows) < wanted:
-                _keep_first(prompt, answers, found, said)
-        request += 1
-        listen(found)
-    return found
+            if len(yielded.rows) == wanted:
+                break
+            yielded.asked += 1
+            for answer in map(tidy, answers):
+                yielded.answers += 1
+                reason = fault(answer, prompt.ground_truth, said)
+                if reason is None:
+                    yielded.rows.append(Row(prompt.text, answer))
+                    said.add(answer.casefold())
+                    break
+                yielded.rejected[reason] += 1
+        listen(yielded)
+        if len(yielded.rows) == wanted:
+            break
+    return yielded
 
 
 def draw_prompts(split: Split, keywords: int, seed: int) -> Iterator[Prompt]:
@@ -181,12 +178,7 @@ def tidy(answer: str) -> str:
 
 
 def fault(sentence: str, keywords: str, said: set[str]) -> str | None:
-    """Return the first of ``REASONS`` for which a tidy answer is not kept, or None.
-
-    Args:
-        keywords: comma-separated.
-        said: the folded sentences that are taken.
-    """
+    """Return the first of ``REASONS`` for which a tidy answer is not kept, or None; commas part ``keywords``."""
     if not sentence:
         return "empty"
     if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in sentence):
@@ -200,24 +192,11 @@ def fault(sentence: str, keywords: str, said: set[str]) -> str | None:
     return "said before" if sentence.casefold() in said else None
 
 
-def _keep_first(prompt: Prompt, answers: Sequence[str], found: Yield, said: set[str]) -> None:
-    """Keep the first answer without fault."""
-    found.asked += 1
-    for answer in map(tidy, answers):
-        found.answers += 1
-        reason = fault(answer, prompt.ground_truth, said)
-        if reason is None:
-            found.rows.append(Row(prompt.text, answer))
-            said.add(answer.casefold())
-            return
-        found.rejected[reason] += 1
-
-
-def _gave_up(split: Split, wanted: int, found: Yield, prompts_are_left: bool) -> str:
-    counts = ", ".join(f"{reason} {found.rejected[reason]:,}" for reason in REASONS if found.rejected[reason])
+def _gave_up(split: Split, wanted: int, yielded: Yield, prompts_are_left: bool) -> str:
+    counts = ", ".join(f"{reason} {yielded.rejected[reason]:,}" for reason in REASONS if yielded.rejected[reason])
     why = f"more than {MOST_ASKED} prompts a row" if prompts_are_left else "all the prompts there are"
     return (
-        f"{len(found.rows)} of {wanted} {split} rows were found after {found.asked:,} prompts, which is {why}; "
+        f"{len(yielded.rows)} of {wanted} {split} rows were found after {yielded.asked:,} prompts, which is {why}; "
         f"answers that were rejected: {counts or 'none'}\n"
         "  fix:   take a model that follows the prompt, more --samples, or a smaller -n; nothing was written"
     )
@@ -252,27 +231,20 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Row]], facts: Mapp
     """
     folder = folder.resolve()
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.draft")
+    files: dict[str, Any] = {}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir()
-        contents = {f"{split}.jsonl": _lines(rows) for split, rows in splits.items()}
-        files = {name: {"rows": content.count(b"\n"), "sha256": _digest(content)} for name, content in contents.items()}
-        described = json.dumps({**facts, "files": files}, indent=2, allow_nan=False).encode() + b"\n"
-        for name, content in {**contents, FACTS: described}.items():
-            (draft / name).write_bytes(content)
+        for split, rows in splits.items():
+            content = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows).encode()
+            (draft / f"{split}.jsonl").write_bytes(content)
+            files[f"{split}.jsonl"] = {"rows": len(rows), "sha256": hashlib.sha256(content).hexdigest()}
+        (draft / FACTS).write_text(json.dumps({**facts, "files": files}, indent=2, allow_nan=False) + "\n")
         os.replace(draft, folder)  # takes the place of an empty folder, never of a full one
     except OSError as error:
         raise _cannot_write(folder, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _lines(rows: Sequence[Row]) -> bytes:
-    return b"".join(json.dumps(asdict(row), ensure_ascii=False).encode() + b"\n" for row in rows)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
@@ -282,8 +254,8 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
 
 
 SETTINGS = (
-    *("model", "rows", "keywords", "engine", "precision", "device", "chat", "samples"),
-    *("temperature", "top_p", "max_tokens", "seed", "batch"),
+    *("model", "rows", "keywords", "engine", "precision", "chat", "samples"),
+    *("temperature", "max_tokens", "seed", "batch"),
 )
 """Arguments that decide what is written."""
 MIN_TOKENS = 4
@@ -302,68 +274,67 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
         check_keyword_count(options.keywords)
         sizes = split_sizes(options.rows)
         check_split_sizes(sizes, options.keywords)
-        sampling = _sampling(options)
+        if options.max_tokens < MIN_TOKENS:
+            what = f"--max-tokens is {options.max_tokens}, must be at least {MIN_TOKENS}"
+            raise UserError(what, "--max-tokens", "--max-tokens 48")
+        sampling = SamplingParams(options.temperature, 1.0, MIN_TOKENS, options.max_tokens, ("\n",))
+        check_sampling(sampling, options.samples)
     check_target(options.out)
     with signals_as_interrupts(), settings_as_arguments(), on_date(today()):
         try:
-            sampler = sampler_of(options)
-            with closing(sampler):
-                found = _ask_model(options, sampler, sizes, sampling, errors)
+            with closing(sampler_of(options)) as sampler:
+                splits = _ask_model(options, sampler, sizes, sampling, errors)
         except KeyboardInterrupt:
             raise Interrupted("nothing was written") from None
-        write_dataset(options.out, {split: each.rows for split, each in found.items()}, _facts(options, sampler, found))
+        dated = options.chat and asks_date(sampler.policy.tokenizer)
+        settings = settings_of(options) | {"model": model_name(options.model), "device": sampler.device}
+        facts = {
+            "schema": "harness.dataset",
+            "schema_version": 1,
+            "kind": "keywords",
+            "settings": settings | sampler.checksums,
+            "versions": package_versions(),
+            **({"chat_date": today().isoformat()} if dated else {}),
+            "splits": {
+                split: {"asked": each.asked, "answers": each.answers, "rejected": dict(each.rejected)}
+                for split, each in splits.items()
+            },
+        }
+        write_dataset(options.out, {split: each.rows for split, each in splits.items()}, facts)
     if options.quiet:
-        kept = ", ".join(f"{len(each.rows):,} rows in {split}" for split, each in found.items())
+        kept = ", ".join(f"{len(each.rows):,} rows in {split}" for split, each in splits.items())
         print(plain(f"{kept}: {options.out}"))
         return
+    lines = {
+        "prompts asked": [each.asked for each in splits.values()],
+        "answers looked at": [each.answers for each in splits.values()],
+        "kept": [len(each.rows) for each in splits.values()],
+        **{f"rejected: {reason}": [each.rejected[reason] for each in splits.values()] for reason in REASONS},
+    }
+    rows = [(name, *(f"{count:,}" for count in counts)) for name, counts in lines.items() if any(counts)]
     output = Output()
-    print_table(output, yield_table(found))
-    for split, each in found.items():
+    print_table(output, Table("Keyword data set, written by a model", ("", *splits), tuple(rows)))
+    for split, each in splits.items():
         output.print(f"{plain(str(options.out / split))}.jsonl: {len(each.rows):,} rows", highlight=False, markup=False)
 
 
-def _sampling(options: argparse.Namespace) -> SamplingParams:
-    """Return how answers are sampled.
-
-    Raises:
-        UserError: a number is out of its bounds.
-    """
-    if options.max_tokens < MIN_TOKENS:
-        what = f"--max-tokens is {options.max_tokens}, must be at least {MIN_TOKENS}"
-        raise UserError(what, "--max-tokens", "--max-tokens 48")
-    sampling = SamplingParams(options.temperature, options.top_p, MIN_TOKENS, options.max_tokens, ("\n",))
-    check_sampling(sampling, options.samples)
-    return sampling
-
-
-def yield_table(found: dict[Split, Yield]) -> Table:
-    """Return what came of asking, split by split."""
-    rows = [
-        ("prompts asked", *(f"{each.asked:,}" for each in found.values())),
-        ("answers looked at", *(f"{each.answers:,}" for each in found.values())),
-        ("kept", *(f"{len(each.rows):,}" for each in found.values())),
-    ]
-    for reason in REASONS:
-        counts = [each.rejected[reason] for each in found.values()]
-        if any(counts):
-            rows.append((f"rejected: {reason}", *(f"{count:,}" for count in counts)))
-    return Table("Keyword data set, written by a model", ("", *found), tuple(rows))
-
-
 def _ask_model(
-    options: argparse.Namespace,
-    sampler: Sampler,
-    sizes: dict[Split, int],
-    sampling: SamplingParams,
-    errors: Console,
+    options: argparse.Namespace, sampler: Sampler, sizes: dict[Split, int], sampling: SamplingParams, errors: Console
 ) -> dict[Split, Yield]:
-    found: dict[Split, Yield] = {}
+    encode = (chat_encoder if options.chat else text_encoder)(sampler.policy.tokenizer)
+    splits: dict[Split, Yield] = {}
     said: set[str] = set()
     for split, wanted in sizes.items():
-        ask = _asking(sampler, sampling, options, split)
+
+        def ask(prompts: Sequence[Prompt], request: int, split: Split = split) -> list[list[str]]:
+            token_ids = [encode(prompt.asked) for prompt in prompts]
+            seed = derive_seed("keyword data set", options.seed, split, request)
+            groups = sampler.engine.generate(token_ids, options.samples, sampling, seed)
+            return [[completion.text for completion in group] for group in groups]
+
         with progress_bars(errors, quiet=options.quiet) as bar:
-            task = bar.add_task(split, total=wanted)
-            found[split] = fill(
+            advance = partial(bar.update, bar.add_task(split, total=wanted))
+            splits[split] = fill(
                 split,
                 wanted,
                 options.keywords,
@@ -371,40 +342,11 @@ def _ask_model(
                 options.batch,
                 ask,
                 said,
-                lambda each, bar=bar, task=task: bar.update(task, completed=len(each.rows)),  # type: ignore[misc]
+                lambda each, advance=advance: advance(completed=len(each.rows)),  # type: ignore[misc]
             )
-    return found
-
-
-def _asking(sampler: Sampler, sampling: SamplingParams, options: argparse.Namespace, split: Split) -> Ask:
-    encode = (chat_encoder if options.chat else text_encoder)(sampler.policy.tokenizer)
-
-    def ask(prompts: Sequence[Prompt], request: int) -> list[list[str]]:
-        token_ids = [encode(prompt.asked) for prompt in prompts]
-        seed = derive_seed("keyword data set", options.seed, split, request)
-        groups = sampler.engine.generate(token_ids, options.samples, sampling, seed)
-        return [[completion.text for completion in group] for group in groups]
-
-    return ask
+    return splits
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that decide what is written: what ``dataset.json`` keeps of a command line."""
     return {name: getattr(options, name) for name in SETTINGS}
-
-
-def _facts(options: argparse.Namespace, sampler: Sampler, found: dict[Split, Yield]) -> dict[str, Any]:
-    dated = options.chat and asks_date(sampler.policy.tokenizer)
-    return {
-        "schema": "harness.dataset",
-        "schema_version": 1,
-        "kind": "keywords",
-        "settings": settings_of(options)
-        | {"model": model_name(options.model), "device": sampler.device, **sampler.checksums},
-        "versions": package_versions(),
-        **({"chat_date": today().isoformat()} if dated else {}),
-        "splits": {
-            split: {"asked": each.asked, "answers": each.answers, "rejected": dict(each.rejected)}
-            for split, each in found.items()
-        },
-    }

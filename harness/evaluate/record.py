@@ -12,47 +12,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from datetime import date
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
+
+import msgspec
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.file_locks import holding
 from harness.core.types import SamplingParams
 from harness.results.jsonl import read_json
+from harness.results.writer import AppendOnly, writing
 from harness.tasks.rewards import PARTS
+
+EVALUATION, RESPONSES, BATCHES = "evaluation.json", "responses.jsonl", "batches.jsonl"
+SCHEMA, SCHEMA_VERSION = "harness.evaluation", 1
 
 
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides which responses are sampled and how they are graded.
 
-    Attributes:
-        model: name without folders; what it is follows from the three checksums.
-        weights: checksum of the model's weights.
-        config: checksum of the model's shape.
-        tokenizer: checksum of the tokenizer.
-        data: file name, or the name of a built-in set.
-        data_sha256: of the file; None for a built-in set.
-        prompts: how many prompts are asked.
-        task: how answers are graded.
-        reward: the user's own reward function, or how a maths answer is found; None: as the task says.
-        prompt: the template's name, or that of the user's file; None where rows hold whole prompts.
-        prompt_sha256: of its text.
-        chat_template_sha256: of the text of the tokenizer's template, through which was asked; None where it was not.
-        system_prompt: the chat's turn in front of each prompt.
-        chat_date: the date that the chat template has written into the prompts, where it writes today's.
-        chat_template_kwargs: arguments of the template; None where none were given.
-        prompt_field, answer_field: keys of the rows; None: the usual ones.
-        end_tokens: the tokens that end a response, by id with their texts; None in records of before it was written.
-        skip_special_tokens: False where they stay in the texts that are graded; None: they are left out.
-        batch: prompts of one batch. It is among the settings, since rounding depends on what is computed together.
+    ``model`` is a name without folders; what it is follows from the three checksums, and what was asked and through
+    what from those of data, prompt and chat template. ``batch`` is among the settings, since rounding depends on what
+    is computed together. Of those that may be None, the last five are left out of records of before they were written.
     """
 
     model: str
@@ -109,27 +98,7 @@ class Settings:
         return {key: value for key, value in content.items() if key not in added or value is not None}
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each setting that differs: ``temperature (1.0 there, 0.5 now)``."""
-    keys = [*now, *(key for key in before if key not in now)]
-    return [
-        f"{key} ({_shown(before.get(key))} there, {_shown(now.get(key))} now)"
-        for key in keys
-        if before.get(key) != now.get(key)
-    ]
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-EVALUATION, RESPONSES, BATCHES = "evaluation.json", "responses.jsonl", "batches.jsonl"
-SCHEMA, SCHEMA_VERSION = "harness.evaluation", 1
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One graded response.
 
     ``log_prob`` is the sum over its tokens; ``rewards`` has the parts ``reward``, ``format_reward`` and
@@ -143,14 +112,8 @@ class Response:
     rewards: dict[str, float] | None
     failure: str | None = None
 
-    @property
-    def is_truncated(self) -> bool:
-        """Whether the token limit ended it."""
-        return self.finish_reason == "length"
 
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
+class PromptRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The responses to one prompt."""
 
     prompt_id: int
@@ -158,8 +121,7 @@ class PromptRow:
     responses: tuple[Response, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one batch took; seconds on the wall clock."""
 
     batch: int
@@ -167,6 +129,9 @@ class BatchRow:
     tokens: int
     generate_s: float
     grade_s: float
+
+
+Row = TypeVar("Row", PromptRow, BatchRow)
 
 
 class Record:
@@ -194,18 +159,16 @@ class Record:
         self.rows: list[PromptRow] = []
         self.batches: list[BatchRow] = []
         self.changed_facts: tuple[str, ...] = ()
-        with ExitStack() as opened:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                if not opened.enter_context(holding(folder)):  # itself, so that nothing in it is looked at before
-                    what = "another process is writing this evaluation"
-                    raise UserError(what, str(folder), "wait for it, or give -o FOLDER")
-                self._check_settings()
-                self._batches_file = opened.enter_context((folder / BATCHES).open("ab"))
-                self._responses_file = opened.enter_context((folder / RESPONSES).open("ab"))
-                self.dropped = self._take_up()
-            except OSError as error:
-                raise _cannot_write(folder, error) from error
+        with writing(folder), ExitStack() as opened:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not opened.enter_context(holding(folder)):  # itself, so that nothing in it is looked at before
+                what = "another process is writing this evaluation"
+                raise UserError(what, str(folder), "wait for it, or give another folder with --out")
+            self._check_settings()
+            self._responses, self._batches = (
+                opened.enter_context(closing(AppendOnly(folder / name, go_on=True))) for name in (RESPONSES, BATCHES)
+            )
+            self.dropped = self._take_up()
             self._opened = opened.pop_all()
 
     @property
@@ -219,44 +182,33 @@ class Record:
         Raises:
             UserError: it cannot be written.
         """
-        try:
-            _write(self._responses_file, [_line(asdict(row)) for row in rows])
-            _write(self._batches_file, [_line(asdict(batch))])
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
+        with writing(self.folder):
+            for file, lines in ((self._responses, rows), (self._batches, [batch])):
+                texts = [json.dumps(msgspec.to_builtins(line), allow_nan=False) + "\n" for line in lines]
+                file.write("".join(texts).encode())
+                os.fsync(file.file.fileno())
         self.rows += rows
         self.batches.append(batch)
-
-    def finish(self, results: Mapping[str, Any]) -> None:
-        """Write the results into ``evaluation.json``.
-
-        Raises:
-            UserError: it cannot be written.
-        """
-        self._write_evaluation("complete", results)
 
     def close(self) -> None:
         """Close the files and let another process have the folder."""
         self._opened.close()
 
     def _check_settings(self) -> None:
-        """Compare with the settings in the folder; write them where there are none.
-
-        Raises:
-            UserError: they differ, or the folder holds something else.
-        """
-        path = self.folder / EVALUATION
-        if not path.exists():
-            _refuse_strange_files(self.folder)
-            self._write_evaluation("incomplete", None)
+        """Compare with the settings in the folder; write them where there are none."""
+        if not (self.folder / EVALUATION).exists():
+            for name in (RESPONSES, BATCHES):
+                if (self.folder / name).exists():
+                    what = f"the folder holds {name} but no {EVALUATION}, so nobody knows what it belongs to"
+                    raise UserError(what, str(self.folder), "give another folder with --out")
+            self.write_results("incomplete", None)
             return
         before = read_evaluation(self.folder)
-        changes = differing(before["settings"], self.settings.as_dict())
-        if changes:
+        if changes := differing(before["settings"], self.settings.as_dict()):
             raise UserError(
                 f"the folder holds an evaluation with other settings: {'; '.join(changes)}",
                 str(self.folder),
-                "give the same settings again, or another folder with -o",
+                "give the same settings again, or another folder with --out",
             )
         facts = json.loads(json.dumps(self._facts))
         self.changed_facts = tuple(key for key, value in facts.items() if before.get(key) != value)
@@ -264,24 +216,30 @@ class Record:
 
     def _take_up(self) -> int:
         """Read the batches that count, and cut both files behind them; return how many lines were dropped."""
-        responses, batches = ((self.folder / name).read_bytes() for name in (RESPONSES, BATCHES))
-        row_lines, batch_lines = _whole_lines(responses), _whole_lines(batches)
-        for prompt_ids, line in zip(self.settings.batches, batch_lines, strict=False):
-            batch = _parse_batch(line, len(self.batches))
-            rows = [
-                _parse_row(row_line, prompt_id, self.settings.samples)
-                for prompt_id, row_line in zip(prompt_ids, row_lines[prompt_ids.start : prompt_ids.stop], strict=False)
-            ]
-            whole = [row for row in rows if row is not None]
-            if batch is None or len(whole) < len(prompt_ids):
+        responses, batches = (BytesIO((self.folder / name).read_bytes()).readlines() for name in (RESPONSES, BATCHES))
+        for number, ids in enumerate(self.settings.batches[: len(batches)]):
+            batch = _parsed(batches[number], BatchRow)
+            rows = [_parsed(line, PromptRow) for line in responses[ids.start : ids.stop]]
+            whole = [row for row, due in zip(rows, ids, strict=False) if row is not None and self._is_due(row, due)]
+            if batch is None or batch.batch != number or len(whole) < len(ids):
                 break
             self.rows += whole
             self.batches.append(batch)
-        return _cut(self._responses_file, responses, len(self.rows)) + _cut(
-            self._batches_file, batches, len(self.batches)
-        )
+        for file, lines, kept in ((self._responses, responses, self.rows), (self._batches, batches, self.batches)):
+            file.size = sum(map(len, lines[: len(kept)]))
+            file.file.truncate(file.size)
+        return len(responses) - len(self.rows) + len(batches) - len(self.batches)
 
-    def _write_evaluation(self, status: str, results: Mapping[str, Any] | None) -> None:
+    def _is_due(self, row: PromptRow, prompt_id: int) -> bool:
+        graded = all(not each.rewards or set(each.rewards) == set(PARTS) for each in row.responses)
+        return row.prompt_id == prompt_id and len(row.responses) == self.settings.samples and graded
+
+    def write_results(self, status: str, results: Mapping[str, Any] | None) -> None:
+        """Write ``evaluation.json``: ``complete`` with the results, or ``incomplete`` without.
+
+        Raises:
+            UserError: it cannot be written.
+        """
         content = {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -291,11 +249,25 @@ class Record:
             **self._facts,
             "results": results,
         }
-        try:
-            with whole_file(self.folder / EVALUATION) as stream:
-                stream.write(json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
+        with writing(self.folder), whole_file(self.folder / EVALUATION) as stream:
+            stream.write(json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _parsed(line: bytes, kind: type[Row]) -> Row | None:
+    """The row of a line; None where the line has no end or is damaged."""
+    try:  # Python reads half of a surrogate pair, which it may have written; a NaN becomes a text, which no number is
+        return msgspec.convert(json.loads(line, parse_constant=str), kind) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a phrase for each setting that differs: ``temperature (1.0 there, 0.5 now)``."""
+    texts = {key: [json.dumps(side.get(key)) for side in (before, now)] for key in dict.fromkeys([*now, *before])}
+    short = {key: [text if len(text) <= 60 else text[:57] + "..." for text in both] for key, both in texts.items()}
+    return [
+        f"{key} ({there} there, {here} now)" for key, (there, here) in short.items() if texts[key][0] != texts[key][1]
+    ]
 
 
 def read_evaluation(folder: Path) -> dict[str, Any]:
@@ -306,15 +278,13 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
     """
     path = folder / EVALUATION
     content: dict[str, Any] = read_json(path, dict[str, Any])
+    version = content.get("schema_version")
+    what = f"the evaluation has schema version {version}; this harness reads {SCHEMA_VERSION}"
     if content.get("schema") != SCHEMA or not isinstance(content.get("settings"), dict):
-        raise UserError("the file is no evaluation of the harness", str(path), "give another folder with -o")
-    if content.get("schema_version") != SCHEMA_VERSION:
-        raise UserError(
-            f"the evaluation has schema version {content.get('schema_version')}; this harness reads {SCHEMA_VERSION}",
-            str(path),
-            "give another folder with -o",
-        )
-    return content
+        what = "the file is no evaluation of the harness"
+    elif version == SCHEMA_VERSION:
+        return content
+    raise UserError(what, str(path), "give another folder with --out")
 
 
 def date_of(folder: Path) -> date | None:
@@ -327,76 +297,5 @@ def date_of(folder: Path) -> date | None:
     try:
         return None if known is None else date.fromisoformat(known)
     except (TypeError, ValueError) as error:
-        raise UserError(f"chat_date is no date: {error}", str(folder / EVALUATION), "give -o FOLDER") from error
-
-
-def _refuse_strange_files(folder: Path) -> None:
-    for name in (RESPONSES, BATCHES):
-        if (folder / name).exists():
-            raise UserError(
-                f"the folder holds {name} but no {EVALUATION}, so nobody knows what it belongs to",
-                str(folder),
-                "give another folder with -o",
-            )
-
-
-def _whole_lines(content: bytes) -> list[bytes]:
-    """The lines that have their end."""
-    return content.split(b"\n")[:-1]
-
-
-def _cut(stream: BinaryIO, content: bytes, lines: int) -> int:
-    """Cut the file behind so many lines; return how many lines, whole or not, that drops."""
-    kept = sum(len(line) + 1 for line in _whole_lines(content)[:lines])
-    stream.truncate(kept)
-    dropped = content[kept:]
-    return dropped.count(b"\n") + (not dropped.endswith(b"\n") and bool(dropped))
-
-
-def _write(stream: BinaryIO, lines: Sequence[bytes]) -> None:
-    stream.write(b"".join(lines))
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def _line(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, allow_nan=False).encode() + b"\n"
-
-
-def _parse_batch(line: bytes, number: int) -> BatchRow | None:
-    """Return the row, or None if it is damaged or not the one that is due."""
-    try:
-        row = BatchRow(**json.loads(line))
-    except (ValueError, TypeError):
-        return None
-    return row if row.batch == number and all(map(_is_number, asdict(row).values())) else None
-
-
-def _parse_row(line: bytes, prompt_id: int, samples: int) -> PromptRow | None:
-    """Return the row, or None if it is damaged or not the one that is due."""
-    try:
-        data = json.loads(line)
-        row = PromptRow(
-            data["prompt_id"], data["prompt_tokens"], tuple(Response(**response) for response in data["responses"])
-        )
-    except (ValueError, TypeError, KeyError):
-        return None
-    due = row.prompt_id == prompt_id and len(row.responses) == samples
-    return row if due and all(map(_is_sound, row.responses)) else None
-
-
-def _is_sound(response: Response) -> bool:
-    rewards = {} if response.rewards is None else response.rewards
-    if not isinstance(rewards, dict) or (rewards and set(rewards) != set(PARTS)):
-        return False
-    return isinstance(response.text, str) and all(
-        map(_is_number, (response.tokens, response.log_prob, *rewards.values()))
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _cannot_write(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the evaluation: {error.strerror or error}", str(folder), "give -o FOLDER")
+        fix = "give another folder with --out"
+        raise UserError(f"chat_date is no date: {error}", str(folder / EVALUATION), fix) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -23,9 +23,6 @@ from harness.evaluate.record import BatchRow, PromptRow, Response
 from harness.report.document import Table
 from harness.report.terminal import print_table
 from harness.tasks.rewards import PARTS
-
-EARNED = 1.0
-"""A part of the reward counts as earned from here on."""
 
 
 class Category(StrEnum):
@@ -45,8 +42,6 @@ MEANING = {
     Category.NEITHER: "neither",
     Category.NOT_GRADED: "could not be graded",
 }
-
-
 METHODS = {
     True: "95%, Wilson",
     False: "95%, Student over the prompts' shares; Wilson with a trial for each prompt where all shares are equal",
@@ -69,7 +64,7 @@ def category(response: Response) -> Category:
     rewards = response.rewards
     if rewards is None:
         return Category.NOT_GRADED
-    answered, formatted = rewards["answer_reward"] >= EARNED, rewards["format_reward"] >= EARNED
+    answered, formatted = rewards["answer_reward"] >= 1.0, rewards["format_reward"] >= 1.0
     if formatted:
         return Category.RIGHT if answered else Category.FORMAT_ONLY
     return Category.ANSWER_ONLY if answered else Category.NEITHER
@@ -110,22 +105,18 @@ def results(
         prompts: by prompt id.
         examples: most examples of each category, the first ones by prompt id.
     """
-    found = shares(rows)
-    chosen = _examples(rows, prompts, examples)
+    chosen: dict[Category, list[dict[str, Any]]] = {which: [] for which in Category}
+    for row in rows:
+        for response in row.responses:
+            if len(chosen[category(response)]) < examples:
+                chosen[category(response)].append(_example(row.prompt_id, prompts[row.prompt_id], response))
     return {
         "prompts": len(rows),
         "responses": sum(len(row.responses) for row in rows),
         "interval": METHODS[len(rows) == sum(len(row.responses) for row in rows)],
         "categories": {
-            which.value: {
-                "meaning": MEANING[which],
-                "count": share.count,
-                "share": share.share,
-                "low": share.low,
-                "high": share.high,
-                "examples": chosen[which],
-            }
-            for which, share in found.items()
+            which.value: {"meaning": MEANING[which], **asdict(share), "examples": chosen[which]}
+            for which, share in shares(rows).items()
         },
         "metrics": metrics(rows, batches),
     }
@@ -148,7 +139,7 @@ def metrics(rows: Sequence[PromptRow], batches: Sequence[BatchRow]) -> dict[str,
         "response_tokens_mean": _mean(lengths),
         "response_tokens_median": float(np.median(lengths)) if lengths else 0.0,
         "response_tokens_max": max(lengths, default=0),
-        "truncated_share": _mean([float(response.is_truncated) for response in responses]),
+        "truncated_share": _mean([float(response.finish_reason == "length") for response in responses]),
         "log_prob_per_token": math.fsum(response.log_prob for response in responses) / tokens if tokens else 0.0,
         "tokens": tokens,
         "generate_s": generate_s,
@@ -160,16 +151,6 @@ def metrics(rows: Sequence[PromptRow], batches: Sequence[BatchRow]) -> dict[str,
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
-
-
-def _examples(rows: Sequence[PromptRow], prompts: Sequence[Prompt], most: int) -> dict[Category, list[dict[str, Any]]]:
-    chosen: dict[Category, list[dict[str, Any]]] = {which: [] for which in Category}
-    for row in rows:
-        for response in row.responses:
-            examples = chosen[category(response)]
-            if len(examples) < most:
-                examples.append(_example(row.prompt_id, prompts[row.prompt_id], response))
-    return chosen
 
 
 def _example(prompt_id: int, prompt: Prompt, response: Response) -> dict[str, Any]:
@@ -207,76 +188,55 @@ def print_evaluation(console: Console, evaluation: Mapping[str, Any], examples: 
 
 def line_of(evaluation: Mapping[str, Any]) -> str:
     """Say in one line what came of an evaluation."""
-    settings, found = evaluation["settings"], evaluation["results"]
-    right = found["categories"][Category.RIGHT]
-    share = f"{_percent(right['share'])} right ({_range(right['low'], right['high'])})"
-    said = f"{settings['model']} on {settings['data']}: {_counted(found)}, {share}"
-    return f"{said}, mean reward {found['metrics']['reward']:.4f}."
+    settings, results = evaluation["settings"], evaluation["results"]
+    right = results["categories"][Category.RIGHT]
+    share = f"{right['share']:.1%} right ({right['low']:.1%} to {right['high']:.1%})"
+    return f"{_title(settings, results)}, {share}, mean reward {results['metrics']['reward']:.4f}."
 
 
 def category_table(settings: Mapping[str, Any], results: Mapping[str, Any]) -> Table:
     """Return counts and shares of the categories; two that seldom occur are shown where they do."""
-    kinds = results["categories"]
-    shown = [kind for name, kind in kinds.items() if kind["count"] or name in ALWAYS_SHOWN]
-    return Table(
-        title=f"{settings['model']} on {settings['data']}: {_counted(results)}",
-        header=("responses with", "count", "share", "interval"),
-        rows=tuple(
-            (kind["meaning"], f"{kind['count']:,}", _percent(kind["share"]), _range(kind["low"], kind["high"]))
-            for kind in shown
-        ),
-        notes=(f"Interval: {results['interval']}.",),
+    shown = [kind for name, kind in results["categories"].items() if kind["count"] or name in ALWAYS_SHOWN]
+    rows = tuple(
+        (kind["meaning"], f"{kind['count']:,}", f"{kind['share']:.1%}", f"{kind['low']:.1%} to {kind['high']:.1%}")
+        for kind in shown
     )
+    header, notes = ("responses with", "count", "share", "interval"), (f"Interval: {results['interval']}.",)
+    return Table(_title(settings, results), header, rows, notes=notes)
 
 
 def figures_table(settings: Mapping[str, Any], results: Mapping[str, Any]) -> Table:
     """Return rewards, lengths, speed and times."""
     figures = results["metrics"]
+    mean, median, longest = (figures[f"response_tokens_{which}"] for which in ("mean", "median", "max"))
     rows = [
         ("mean reward", f"{figures['reward']:.4f}"),
         ("mean format reward", f"{figures['format_reward']:.4f}"),
         ("mean answer reward", f"{figures['answer_reward']:.4f}"),
-        ("response tokens, mean / median / longest", _lengths(figures)),
-        (f"cut off at {settings['max_tokens']} tokens", _percent(figures["truncated_share"])),
+        ("response tokens, mean / median / longest", f"{mean:.1f} / {median:g} / {longest:,}"),
+        (f"cut off at {settings['max_tokens']} tokens", f"{figures['truncated_share']:.1%}"),
         ("log-prob per token", f"{figures['log_prob_per_token']:.3f}"),
         ("tokens per second of sampling", f"{figures['tokens_per_s']:,.0f}"),
         ("prompts per second, grading included", f"{figures['prompts_per_s']:.2f}"),
         ("seconds of sampling / grading", f"{figures['generate_s']:,.1f} / {figures['grade_s']:,.1f}"),
     ]
     if settings["samples"] > 1:
-        solved = figures["prompts_with_a_right_response"]
-        rows.insert(
-            0, (f"prompts with a right one among {settings['samples']}", f"{solved:,} of {results['prompts']:,}")
-        )
-    return Table("Rewards, lengths and speed", ("figure", "value"), tuple(rows), notes=(_how(settings),))
-
-
-def _how(settings: Mapping[str, Any]) -> str:
+        solved = f"{figures['prompts_with_a_right_response']:,} of {results['prompts']:,}"
+        rows.insert(0, (f"prompts with a right one among {settings['samples']}", solved))
     prompt = f", prompt {settings['prompt']}" if settings["prompt"] else ""
     chat = ", as a chat" if settings.get("chat_template_sha256") else ""
     chat += f" of {settings['chat_date']}" if settings.get("chat_date") else ""
-    return (
+    note = (
         f"Engine {settings['engine']}, {settings['precision']}, {settings['device']}{prompt}{chat}, "
         f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}, seed {settings['seed']}."
     )
+    return Table("Rewards, lengths and speed", ("figure", "value"), tuple(rows), notes=(note,))
 
 
-def _counted(results: Mapping[str, Any]) -> str:
+def _title(settings: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     prompts, responses = results["prompts"], results["responses"]
-    return f"{prompts:,} prompts" + ("" if prompts == responses else f", {responses:,} responses")
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
-
-
-def _range(low: float, high: float) -> str:
-    return f"{low:.1%} to {high:.1%}"
-
-
-def _lengths(figures: Mapping[str, float]) -> str:
-    mean, median = figures["response_tokens_mean"], figures["response_tokens_median"]
-    return f"{mean:.1f} / {median:g} / {figures['response_tokens_max']:,}"
+    more = "" if prompts == responses else f", {responses:,} responses"
+    return f"{settings['model']} on {settings['data']}: {prompts:,} prompts{more}"
 
 
 def _print_example(console: Console, example: Mapping[str, Any]) -> None:

@@ -74,15 +74,29 @@ def response_logits(model: nn.Module, prompt: Sequence[int], token_ids: Sequence
     return logits[0, len(prompt) - 1 : -1].float()
 
 
+def gap(logits: Tensor, tokens: Any, log_probs: Any) -> float:
+    """Return the largest gap between log-probs (T,) that an engine gave and those of the logits (T, V)."""
+    expected = logits.log_softmax(-1).gather(1, torch.as_tensor(tokens)[:, None])[:, 0]
+    return float((torch.from_numpy(log_probs) - expected).abs().max())
+
+
 def largest_scoring_gap(model: nn.Module, scored: Sequence[Any]) -> float:
     """Return the largest gap between log-probs of ``SCORED``, as an engine gave them, and the model's."""
-    gaps = []
-    for prompt, response, log_probs in zip(PROMPTS, SCORED, scored, strict=True):
-        assert log_probs.dtype == "float32"
-        chosen = torch.tensor(response)[:, None]
-        expected = response_logits(model, prompt, response).log_softmax(-1).gather(1, chosen)
-        gaps.append((torch.from_numpy(log_probs) - expected[:, 0]).abs().max().item())
-    return max(gaps)
+    assert {str(log_probs.dtype) for log_probs in scored} == {"float32"}
+    rows = zip(PROMPTS, SCORED, scored, strict=True)
+    return max(gap(response_logits(model, prompt, tokens), tokens, log_probs) for prompt, tokens, log_probs in rows)
+
+
+def of_prompts(groups: Groups) -> list[tuple[Sequence[int], Completion]]:
+    """Return each completion of ``PROMPTS`` with its prompt."""
+    return [(prompt, each) for prompt, group in zip(PROMPTS, groups, strict=True) for each in group]
+
+
+def assert_pinned(completions: Sequence[Completion]) -> None:
+    """Check the lengths of 4 samples of each prompt with seed 11 and ``PINNED``."""
+    rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
+    assert [len(each.token_ids) for each in completions] == pinned_lengths(11, rows, (3, 20)).tolist()
+    assert {each.finish_reason for each in completions} == {"length"}
 
 
 class EngineContract:
@@ -191,10 +205,7 @@ class EngineContract:
         if not self.pins_lengths:
             pytest.skip("it pins no lengths")
         sampled = self.make_engine().generate(PROMPTS, 4, PINNED, 11)
-        rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
-        expected = pinned_lengths(11, rows, (3, 20)).tolist()
-        assert [len(completion.token_ids) for completion in flat(sampled)] == expected
-        assert {completion.finish_reason for completion in flat(sampled)} == {"length"}
+        assert_pinned(flat(sampled))
 
     def test_bad_requests_are_refused(self) -> None:
         """``harness.engines.limits.check_request`` does it."""
@@ -285,41 +296,32 @@ class ModelEngineContract(EngineContract):
         """With their log-probs."""
         if not self.exact:
             pytest.skip("in bfloat16 the likeliest of two close tokens may change")
-        for prompt, (completion,) in zip(PROMPTS, self.make_engine().generate(PROMPTS, 1, GREEDY, 0), strict=True):
+        for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 1, GREEDY, 0)):
             logits = response_logits(self.model, prompt, completion.token_ids.tolist())
             assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
-            likeliest = logits.log_softmax(-1).max(-1).values
-            assert (torch.from_numpy(completion.log_probs) - likeliest).abs().max() < self.tolerance
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     @pytest.mark.parametrize(("temperature", "min_tokens"), [(1.0, 0), (0.6, 0), (1.7, 5)])
     def test_log_probs_are_those_of_the_sampled_distribution(self, temperature: float, min_tokens: int) -> None:
         """Divided by the temperature, without the end of sequence where it is banned."""
         sampling = SamplingParams(temperature=temperature, min_tokens=min_tokens, max_tokens=12)
-        worst = 0.0
-        for prompt, group in zip(PROMPTS, self.make_engine().generate(PROMPTS, 3, sampling, 5), strict=True):
-            for completion in group:
-                logits = response_logits(self.model, prompt, completion.token_ids.tolist())
-                logits[:min_tokens, self.tokenizer.eos_token_id] = -torch.inf
-                chosen = torch.from_numpy(completion.token_ids)[:, None]
-                expected = (logits / temperature).log_softmax(-1).gather(1, chosen)[:, 0]
-                worst = max(worst, float((torch.from_numpy(completion.log_probs) - expected).abs().max()))
-        assert worst < self.tolerance
+        for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 3, sampling, 5)):
+            logits = response_logits(self.model, prompt, completion.token_ids.tolist()) / temperature
+            logits[:min_tokens, self.tokenizer.eos_token_id] = -torch.inf
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_top_p_draws_from_the_nucleus_and_renormalises(self) -> None:
         """A token stays if the likelier ones do not reach top_p."""
         if not self.exact:
             pytest.skip("in bfloat16 a token at the edge of the nucleus may fall out")
         sampling = SamplingParams(top_p=0.7, max_tokens=12)
-        for prompt, group in zip(PROMPTS, self.make_engine().generate(PROMPTS, 3, sampling, 5), strict=True):
-            for completion in group:
-                logits = response_logits(self.model, prompt, completion.token_ids.tolist())
-                probs, order = logits.softmax(-1).sort(descending=True)
-                kept = probs.cumsum(-1) - probs < 0.7
-                renormalised = torch.where(kept, probs, 0) / torch.where(kept, probs, 0).sum(-1, keepdim=True)
-                place = (order == torch.from_numpy(completion.token_ids)[:, None]).nonzero()[:, 1:]
-                assert kept.gather(1, place).all()
-                expected = renormalised.gather(1, place)[:, 0].log()
-                assert (torch.from_numpy(completion.log_probs) - expected).abs().max() < self.tolerance
+        for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 3, sampling, 5)):
+            logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+            probs, order = logits.softmax(-1).sort(descending=True)
+            nucleus = (probs.cumsum(-1) - probs < 0.7).gather(1, order.argsort(-1))
+            assert nucleus.gather(1, torch.from_numpy(completion.token_ids)[:, None]).all()
+            logits[~nucleus] = -torch.inf
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_a_response_ends_at_the_first_token_that_completes_a_stop_string(self) -> None:
         """The string stays part of it."""
@@ -370,27 +372,20 @@ class ModelEngineContract(EngineContract):
         ends = frequent_tokens(self.make_engine(), 3, 3)
         tokenizer = WithSpecialToken(self.tokenizer, "<|turn|>", ends[2])
         sampling = SamplingParams(min_tokens=8, max_tokens=12, stop=("<|turn|>",))
-        engine, worst = self.make_engine_of(self.model, tokenizer, ends=ends[:2]), 0.0
-        for prompt, group in zip(PROMPTS, engine.generate(PROMPTS, 3, sampling, 5), strict=True):
-            for completion in group:
-                assert not set(ends) & set(completion.token_ids[:8].tolist())
-                logits = response_logits(self.model, prompt, completion.token_ids.tolist())
-                logits[:8, ends] = -torch.inf
-                chosen = torch.from_numpy(completion.token_ids)[:, None]
-                expected = logits.log_softmax(-1).gather(1, chosen)[:, 0]
-                worst = max(worst, float((torch.from_numpy(completion.log_probs) - expected).abs().max()))
-        assert worst < self.tolerance
+        engine = self.make_engine_of(self.model, tokenizer, ends=ends[:2])
+        for prompt, completion in of_prompts(engine.generate(PROMPTS, 3, sampling, 5)):
+            assert not set(ends) & set(completion.token_ids[:8].tolist())
+            logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+            logits[:8, ends] = -torch.inf
+            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
 
     def test_pinned_lengths_hold_where_the_policy_would_end(self) -> None:
         """Neither an end token, here one that a random model draws often, nor a stop string ends one."""
         engine = self.make_engine_of(self.model, self.tokenizer, ends=(5,))
         sampled = flat(engine.generate(PROMPTS, 4, PINNED, 11))
-        rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
-        assert [len(completion.token_ids) for completion in sampled] == pinned_lengths(11, rows, (3, 20)).tolist()
+        assert_pinned(sampled)
         assert all(5 not in completion.token_ids for completion in sampled)
-        assert {completion.finish_reason for completion in sampled} == {"length"}
-        split = flat(self.make_engine(max_batch=4).generate(PROMPTS, 4, PINNED, 11))
-        assert [len(completion.token_ids) for completion in split] == [len(each.token_ids) for each in sampled]
+        assert_pinned(flat(self.make_engine(max_batch=4).generate(PROMPTS, 4, PINNED, 11)))
 
     @pytest.mark.parametrize("bounds", [(0, 4), (5, 4), (4, 25)])
     def test_pinned_lengths_out_of_bounds_are_refused(self, bounds: tuple[int, int]) -> None:

@@ -131,7 +131,7 @@ def test_killed_and_interrupted_it_ends_as_if_nothing_had_happened(folder: Path,
 def test_what_is_done_is_shown_again_and_not_done_again(folder: Path, harness: Callable[..., Done]) -> None:
     short = evaluate("short", "--limit", "4")
     first = harness(*short)
-    second = harness(*short, "--format", "json")
+    second = harness(*short, "--json")
     assert second.stderr == "all 4 prompts are in short already\n"
     assert json.loads(second.stdout) == json.loads((folder / "short" / "evaluation.json").read_text())
     assert harness(*short).stdout == first.stdout
@@ -181,7 +181,7 @@ def test_bad_input_is_one_clear_error(
     [
         (["--keywords", "1"], "keywords_per_prompt is 1; it must be 2 to 8", "--keywords"),
         (["--max-tokens", "3"], "--max-tokens is 3, must be at least 4", "--max-tokens"),
-        (["--top-p", "2"], "top_p is 2.0, must be above 0 and at most 1", "--top-p"),
+        (["--temperature", "-1"], "temperature is -1.0, must be 0 (greedy) or more", "--temperature"),
         (["--chat"], "the model's tokenizer has no chat template", "--chat"),
         (["-o", "."], "the data set's folder is the current one; it must be new", "."),
     ],
@@ -194,6 +194,22 @@ def test_bad_input_to_dataset_is_one_clear_error(
     assert done.stderr.startswith(f"error: {what}")
     assert f"\n  where: {where}\n  fix:   " in done.stderr
     assert not Path("bad").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        (("evaluate", "--model", "tiny", "--device", "cpu"), "an empty CUDA_VISIBLE_DEVICES hides it"),
+        (("evaluate", "--model", "tiny", "--format", "json"), "--json"),
+        (("dataset", "keywords", "--model", "tiny", "-n", "5", "--top-p", "0.9"), "--temperature"),
+    ],
+)
+def test_arguments_that_are_gone_are_refused_with_what_to_use(
+    harness: Callable[..., Done], command: tuple[str, ...], instead: str
+) -> None:
+    done = harness(*command)
+    assert (done.code, f"error: {command[-2]!r} is no longer offered" in done.stderr) == (2, True)
+    assert instead in done.stderr
 
 
 def test_a_context_that_shortens_responses_is_said(folder: Path, harness: Callable[..., Done]) -> None:

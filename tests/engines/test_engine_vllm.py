@@ -31,10 +31,9 @@ from harness.models.config import PRESETS, sizes_from_hf
 from harness.models.decoder import DecoderLM
 from harness.models.published import PUBLIC_SHAPES
 from harness.run.actors.parts import environment_of
-from harness.run.memory.amounts import CUDA_BYTES
 from harness.run.memory.check import full_table
 from harness.run.memory.fit import FreeMemory, shortages
-from harness.run.memory.generator import beside_vllm, generator_amounts
+from harness.run.memory.generator import CUDA_BYTES, beside_vllm, generator_amounts
 from harness.run.memory.plan import make_plan
 from harness.scenario.load import load_scenario
 from harness.settings.engine import VllmEngineSettings
@@ -214,7 +213,7 @@ def test_the_memory_plan_says_what_the_engine_takes() -> None:
         for device in ("cpu", "cuda"):
             memory = {"gpu_memory": (H200, H200)}
             told = vllm_options(model, scenario.engine, config.max_position_embeddings, device, False, **memory)
-            _, of_engine = generator_amounts(scenario, shape, 48, device == "cuda")
+            _, of_engine, _ = generator_amounts(scenario, shape, 48, device == "cuda")
             amounts = {amount.name: amount for amount in of_engine}
             cache = amounts["key/value cache"]
             assert told["kv_cache_memory_bytes"] == cache.num_bytes + cache.more
@@ -552,8 +551,8 @@ def test_the_memory_plan_counts_the_share_of_a_gpu_whose_size_is_known(tmp_path)
     scenario = trial(tmp_path, on_gpu("gpus: 1", 1, colocated="false"), "engine.gpu_memory_utilization=0.5")
     plan = make_plan(scenario, QWEN, has_gpu=True)
     generator = plan.processes[1]
-    assert generator.peak_on(None) == generator.peak == 3 * WEIGHTS + CUDA_BYTES + WORKSPACE_BYTES + OF_ROW
-    assert generator.peak_on(CARD_80) == CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
+    assert generator.keeps(None, None) == generator.peak == 3 * WEIGHTS + CUDA_BYTES + WORKSPACE_BYTES + OF_ROW
+    assert generator.keeps(None, CARD_80) == CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
     half = CARD_80 // 2 + CUDA_BYTES + 2 * WEIGHTS
     learner = plan.processes[0].peak
     assert not shortages([plan], FreeMemory(64 * GIB, (learner, half), (CARD_80, CARD_80)))

@@ -187,7 +187,7 @@ def test_the_facts_keep_every_setting_and_nothing_else_of_the_command_line() -> 
     line = ["keywords", "--model", "preset:tiny", "-n", "5", "-o", "/home/ann/words", "--samples", "2", "--quiet"]
     options = parser.parse_args(line, argparse.Namespace(typed=line))
     assert settings_of(options) == {
-        "model": "preset:tiny", "rows": 5, "keywords": 2, "engine": "native", "precision": "float32", "device": "auto",
-        "chat": False, "samples": 2, "temperature": 1.0, "top_p": 1.0, "max_tokens": 48, "seed": 0, "batch": 64,
+        "model": "preset:tiny", "rows": 5, "keywords": 2, "engine": "native", "precision": "float32",
+        "chat": False, "samples": 2, "temperature": 1.0, "max_tokens": 48, "seed": 0, "batch": 64,
     }  # fmt: skip
     assert set(vars(options)) - set(settings_of(options)) == {"kind", "out", "quiet", "typed"}

@@ -217,7 +217,7 @@ def test_the_list_knows_every_shipped_scenario_once_and_what_it_needs():
 
 def test_a_dry_run_starts_nothing_and_says_what_would_run(capsys, folder, monkeypatch):
     run = RecordingRun()
-    monkeypatch.setattr("harness.cli._check_before_start", lambda variants: None)
+    monkeypatch.setattr("harness.run.preflight.check_before_start", lambda points: None)
     assert main(["bench", "mine", "--blocks", "6", "--dry-run", "--json"], run) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["runs"], plan["blocks"], plan["missing"], plan["results"]) == (12, 6, [], "results/mine")

@@ -15,7 +15,7 @@ from harness.models.decoder import DecoderLM, checkpoint_layers
 from harness.models.limits import MAX_LOGITS, MAX_SCORES, PIECE_LOGITS
 from harness.models.policy import policy_log_probs
 from harness.models.published import PUBLIC_SHAPES
-from harness.run.memory.activations import Batch, cast_bytes, kept_bytes, layer_bytes, logit_bytes
+from harness.run.memory.activations import Batch, kept_bytes, layer_bytes, logit_bytes
 from tests.models.batches import padded_response_log_probs
 
 QWEN = PUBLIC_SHAPES["qwen2.5-math-1.5b"]
@@ -91,9 +91,8 @@ def test_a_token_of_the_public_model_by_hand() -> None:
 
 
 def test_tokens_of_a_batch() -> None:
-    assert BATCH.padded_tokens == 8 * (20 + 32)
-    assert BATCH.packed_tokens == 2 * 20 + 8 * 32
-    assert BATCH.scored_tokens == 8 * 33
+    assert BATCH.tokens(of_transformers(NARROW)) == 8 * (20 + 32)
+    assert BATCH.tokens(PRESETS["small"]) == 2 * 20 + 8 * 32
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]
     three, two = make(3), make(2)
     for model in (three, two):
         checkpoint_layers(model)
-    tokens, width = (BATCH.padded_tokens, 384) if make is qwen else (sum(LENGTHS) + 8 * 32, 256)
+    tokens, width = (BATCH.tokens(of_transformers(NARROW)), 384) if make is qwen else (sum(LENGTHS) + 8 * 32, 256)
     real, other = (bytes_kept(model, autocast=False, padded=make is qwen) for model in (three, two))
     real -= other
     assert real == pytest.approx(tokens * width * 4, rel=0.01)
@@ -153,7 +152,7 @@ def test_checkpointing_keeps_the_inputs_of_layers(make: Callable[..., nn.Module]
         kept_bytes(dataclasses.replace(of_transformers(NARROW), num_hidden_layers=layers), BATCH, 4, False, True)
         for layers in (2, 3)
     ]
-    assert planned[1] - planned[0] == BATCH.padded_tokens * 384 * 4
+    assert planned[1] - planned[0] == BATCH.tokens(of_transformers(NARROW)) * 384 * 4
 
 
 def test_logits_are_bounded_by_what_is_kept_and_one_piece() -> None:
@@ -166,14 +165,9 @@ def test_logits_are_bounded_by_what_is_kept_and_one_piece() -> None:
     assert logit_bytes(shape(QWEN), few, 4, autocast=True) == 100 * 151936 * (4 + 4 + 2)
 
 
-def test_autocast_keeps_a_narrow_copy_of_the_weights() -> None:
-    assert cast_bytes(shape(QWEN), autocast=True) == 2 * 1_543_714_304
-    assert cast_bytes(shape(QWEN), autocast=False) == 0
-
-
 def test_own_attention_keeps_scores_only_where_rows_and_keys_are_few() -> None:
     def padded(batch: Batch) -> int:  # what is kept of rows, beside that of packed tokens
-        packed = layer_bytes(few, dataclasses.replace(batch, rows=0, prompts=1, prompt=batch.packed_tokens), 4, False)
+        packed = layer_bytes(few, dataclasses.replace(batch, rows=0, prompts=1, prompt=batch.tokens(few)), 4, False)
         return layer_bytes(few, batch, 4, False) - packed
 
     few = PRESETS["small"]  # 8 heads of 32, 4 of keys: scores are kept up to 64 keys

@@ -11,19 +11,18 @@ import pytest
 from harness.core.errors import UserError
 from harness.models.config import ModelConfig, sizes_from_hf
 from harness.models.published import PUBLIC_SHAPES
-from harness.run.memory.amounts import COMPILED_BYTES, CUDA_BYTES
 from harness.run.memory.check import check_memory, memory_table
 from harness.run.memory.fit import (
     FreeMemory,
     Shortage,
     amounts_by_name,
-    changed,
     free_main_memory,
     gib,
     require_fit,
     shortages,
-    smallest_changes,
 )
+from harness.run.memory.generator import CUDA_BYTES
+from harness.run.memory.learner import COMPILED_BYTES
 from harness.run.memory.plan import PROCESS_BYTES, make_plan, object_store_bytes, stored_weights
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
@@ -117,6 +116,12 @@ def test_bfloat16_weights_halve_what_training_holds(tmp_path: Path) -> None:
     assert (sizes(run)["policy"], sizes(run)["optimizer"]) == (2 * WEIGHTS, 4 * WEIGHTS)
 
 
+def test_autocast_keeps_a_narrow_copy_of_the_weights(tmp_path: Path) -> None:
+    text = LONG.replace("folder,", "folder, precision: bfloat16,")
+    (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
+    assert sizes(run)["activations"] == 28 * 64 * 1071 * 123_904 + 2 * WEIGHTS
+
+
 def test_parts_that_overlap_add_up(tmp_path: Path) -> None:
     text = LONG + "max_lag: 1\nplacement: {colocated: false}\n"
     (run,) = make_plan(scenario(tmp_path, text), qwen()).processes
@@ -152,47 +157,36 @@ def test_actors_have_a_process_each(tmp_path: Path) -> None:
     assert plan.total("cpu") == sum(process.count * process.peak for process in plan.processes)
 
 
-def test_what_is_advised_fits_and_is_the_least_that_does(tmp_path: Path) -> None:
-    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,")
-    plans, free = [make_plan(scenario(tmp_path, text), qwen())], FreeMemory(48 * GIB)
-    assert shortages(plans, free)
-    (change,) = smallest_changes(plans, free) or []
-    assert change == ("gradient_accumulation_steps", 2)
-    assert not shortages(changed(plans, [change]), free)
-
-
-def test_neutral_numbers_come_before_those_that_change_the_experiment(tmp_path: Path) -> None:
-    plans = [make_plan(scenario(tmp_path, LONG), qwen())]
-    (change,) = smallest_changes(plans, FreeMemory(60 * GIB)) or []
-    key, value = change
-    assert key == "gradient_accumulation_steps"
-    smaller = [steps for steps in (2, 4, 8, 16, 32, 64) if steps < value]
-    for steps in smaller:
-        assert shortages(changed(plans, [(key, steps)]), FreeMemory(60 * GIB))
-
-
-def test_several_numbers_where_one_does_not_suffice(tmp_path: Path) -> None:
-    plans, free = [make_plan(scenario(tmp_path, LONG), qwen())], FreeMemory(18 * GIB)
-    changes = smallest_changes(plans, free)
-    assert changes is not None
-    assert len(changes) > 1
-    assert changes[0][0] == "gradient_accumulation_steps"
-    assert not shortages(changed(plans, changes), free)
-    assert shortages(changed(plans, changes[:-1]), free)
-
-
-def test_the_refusal_says_need_free_largest_part_and_what_to_write(tmp_path: Path) -> None:
+def test_the_refusal_says_need_free_largest_part_and_what_changes_it(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         require_fit([make_plan(scenario(tmp_path, LONG), qwen())], FreeMemory(60 * GIB))
-    text = str(refused.value)
     # 28 x 64 x 1071 x 204,800 bytes
-    assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in text
-    assert "set gradient_accumulation_steps to 16: then it needs about " in text
+    assert "60.0 GiB are free; the largest part is 366.1 GiB for activations" in refused.value.what
+    assert refused.value.fix == (
+        "raise gradient_accumulation_steps (now 1), or set model.gradient_checkpointing to true, or lower "
+        "sampling.max_tokens (now 1024), or take a smaller model or a machine with more memory"
+    )
 
 
-def test_a_model_that_nothing_makes_fit(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no setting makes it fit: take a smaller model or a machine with more memory"):
-        require_fit([make_plan(scenario(tmp_path, LONG), qwen())], FreeMemory(4 * GIB))
+def test_settings_that_cannot_change_further_are_not_named(tmp_path: Path) -> None:
+    text = LONG.replace("folder,", "folder, gradient_checkpointing: true,").replace("max_batch: 64", "max_batch: 1")
+    with pytest.raises(UserError) as refused:
+        require_fit(
+            [make_plan(scenario(tmp_path, text + "gradient_accumulation_steps: 64\n"), qwen())], FreeMemory(GIB)
+        )
+    assert "for optimizer" in refused.value.what
+    assert refused.value.fix == ("set model.dtype to bfloat16, or take a smaller model or a machine with more memory")
+
+
+def test_the_part_is_the_largest_in_the_memory_that_is_short(tmp_path: Path) -> None:
+    """Main memory holds the Generator alone: more microbatches would save on the GPU, where there is free."""
+    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 16\n"
+    text += "transport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
+    one = make_plan(scenario(tmp_path, text), qwen(), has_gpu=True)
+    with pytest.raises(UserError) as refused:
+        require_fit([one], FreeMemory(one.total("cpu") - 2**20, (200 * GIB,)))
+    assert "largest part is 5.8 GiB for received weights" in refused.value.what
+    assert "gradient_accumulation_steps" not in (refused.value.fix or "")
 
 
 def test_parts_share_a_gpu_by_what_they_reserve(tmp_path: Path) -> None:
@@ -290,16 +284,6 @@ def test_a_learner_on_a_gpu_and_a_generator_on_a_cpu_are_planned_each_where_it_i
     assert shortages([plan], FreeMemory(main, (None,))) == []  # how much is free there is not known
 
 
-def test_numbers_are_lowered_for_the_memory_that_is_short(tmp_path: Path) -> None:
-    """Main memory holds the Generator alone: more microbatches would save on the GPU, where there is free."""
-    text = LONG.replace("1024", "64") + "gradient_accumulation_steps: 16\n"
-    text += "transport: {type: nixl}\nplacement: {learner: {gpus: 1}}\n"
-    one = make_plan(scenario(tmp_path, text), qwen(), has_gpu=True)
-    main = one.total("cpu")
-    changes = smallest_changes([one], FreeMemory(main - 2**20, (200 * GIB,)))
-    assert changes == [("engine.max_batch", 32)]
-
-
 def test_arms_of_one_process_share_its_first_gpu(tmp_path: Path) -> None:
     text = "placement: {device: cuda}\nsave_policy: false\n"
     one = make_plan(scenario(tmp_path, text), shape_for_small(), has_gpu=True)
@@ -318,7 +302,7 @@ def test_arms_that_fit_one_by_one_are_told_to_run_so(tmp_path: Path) -> None:
     assert f"the largest needs about {gib(need)}" in (refused.value.fix or "")
     with pytest.raises(UserError) as refused:
         require_fit([one] * 5, FreeMemory(GIB))
-    assert (refused.value.fix or "").startswith("no setting makes it fit")
+    assert "set interleaving to run" not in (refused.value.fix or "")
 
 
 def shape_for_small() -> ModelConfig:
@@ -362,7 +346,11 @@ def test_the_table_names_every_amount_and_its_time(tmp_path: Path) -> None:
     assert lines[1] == "run (main memory)"
     assert "  optimizer                          11.5 GiB" in lines
     assert "  gradients                           5.8 GiB  while training" in lines
-    assert lines[-1].startswith("  at most ")
+    assert lines[-3].startswith("  at most ")
+    assert lines[-2].startswith("together: main memory 4")
+    assert lines[-1].startswith(
+        "largest part: activations, 366.1 GiB; for less, raise gradient_accumulation_steps (now 1)"
+    )
 
 
 def test_a_cgroup_bounds_what_is_free(tmp_path: Path) -> None:

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
+from harness.core.errors import UserError
 from harness.engines.vllm_options import Neighbours
 from harness.models.config import ModelConfig, sizes_from_hf
 from harness.models.published import PUBLIC_SHAPES
 from harness.run.memory.activations import Batch, layer_bytes
-from harness.run.memory.amounts import CUDA_BYTES
 from harness.run.memory.check import planned_of_lanes
-from harness.run.memory.fit import FreeMemory, needs, smallest_changes
-from harness.run.memory.generator import beside_vllm
+from harness.run.memory.fit import FreeMemory, needs, require_fit
+from harness.run.memory.generator import CUDA_BYTES, beside_vllm
 from harness.run.memory.learner import Shares, largest_share, shares_of
-from harness.run.memory.plan import ACTOR_BYTES, ACTOR_OWN_BYTES, MemoryPlan, ProcessPlan, make_plan, plan_of
+from harness.run.memory.plan import make_plan, plan_of
+from harness.run.memory.table import ALWAYS, FILE_BYTES, Amount, MemoryPlan, ProcessPlan
 from harness.scenario.batch_plan import plan_batch
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
@@ -152,10 +153,8 @@ def test_the_largest_share_is_that_of_the_batch_plan(groups: int, ranks: int) ->
 
 
 def test_a_start_that_needs_more_than_the_run_is_the_peak() -> None:
-    from harness.run.memory.amounts import Amount
-
     amounts = (
-        Amount("Python and its libraries", 10),
+        Amount("Python and its libraries", 10, ALWAYS),
         Amount("policy", 5),
         Amount("gradients", 5, ("gradients",)),
         Amount("gathered weights", 7, ("publish",)),
@@ -173,7 +172,7 @@ def test_ranks_add_up_and_shared_memory_counts_once(tmp_path: Path) -> None:
     assert "received weights" not in sizes(generator)
     own = planned_of_lanes(of, has_gpu=False)
     assert {lane for _, lane in own} == {"learner/0", "learner/1", "learner/2", "learner/3", "generator", "scorer"}
-    libraries = ACTOR_BYTES["learner"] - ACTOR_OWN_BYTES["learner"]
+    libraries = FILE_BYTES["learner"]
     assert own["main", "learner/1"] == others.peak - libraries
     assert own["main", "learner/0"] == first.peak - libraries - 2 * 4 * WEIGHTS
 
@@ -205,10 +204,11 @@ def test_colocated_ranks_fill_a_gpu_each(tmp_path: Path) -> None:
 
 def test_copies_that_do_not_fit_are_to_be_cut(tmp_path: Path) -> None:
     of = plan(scenario(tmp_path, 2, sharding="ddp"))
-    sharded = plan(scenario(tmp_path, 2, sharding="fsdp2"))
-    free = FreeMemory(needs([sharded])["main memory"])
-    changes = smallest_changes([of], free)
-    assert changes == [("learner.mesh.tensor", 2)]  # saves activations too, and so more than sharding does
+    free = FreeMemory(needs([plan(scenario(tmp_path, 2, sharding="fsdp2"))])["main memory"])
+    with pytest.raises(UserError) as refused:
+        require_fit([of], free)
+    assert "for optimizer" in refused.value.what
+    assert (refused.value.fix or "").startswith("set learner.sharding to fsdp2, or set model.dtype to bfloat16")
 
 
 OFFLOAD_ALL = {"offload": {"weights": True, "gradients": True, "optimizer": True}}

@@ -59,7 +59,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path
     path.write_text(f"model: {{type: folder, path: {folder}}}\nsampling: {{max_tokens: 512}}\nsteps: 1\n")
     with pytest.raises(UserError, match=r"needs about .* of main memory, and 60\.0 GiB are free") as refused:
         check_before_start([expand(load_scenario(path))], free=FreeMemory(60 * GIB))
-    assert (refused.value.fix or "").startswith("set gradient_accumulation_steps to ")
+    assert (refused.value.fix or "").startswith("raise gradient_accumulation_steps (now 1)")
 
 
 def test_this_machine_has_some_room() -> None:

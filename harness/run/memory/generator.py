@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from harness.engines.vllm_options import MOST_CACHE_BYTES, WORKSPACE_BYTES, Neighbours, cache_of
 from harness.models.config import ModelConfig
-from harness.run.memory.amounts import COMPILED, COMPILED_BYTES, CUDA_BYTES, RUNNING, SAMPLING, WIDTH, Amount, Phase
-from harness.run.memory.learner import gives_back, learner_amounts, present
+from harness.run.memory.learner import COMPILED, COMPILED_BYTES, gives_back, learner_amounts
+from harness.run.memory.table import CACHE, RUNNING, SAMPLING, WIDTH, Amount, present
 from harness.scenario.derived import in_shards, places_of_colocated, workers_of
 from harness.scenario.schema import Scenario
 
@@ -16,9 +15,10 @@ PROMPT_TOKENS = {"keywords": 48, "arithmetic": 48}
 """Tokens assumed for the longest prompt of a task, with any tokenizer; others get ``LONG_PROMPT_TOKENS``. The presets'
 own tokenizers have a token for each word: 13 for two keywords, 17 for four."""
 LONG_PROMPT_TOKENS = 256
-CACHE = "key/value cache"
 SAMPLING_COPIES = 4
 """Float32 tensors of (rows, vocabulary) while a token is drawn: logits, probabilities, their sums, and a spare one."""
+CUDA_BYTES = 2**29
+"""A CUDA context and its kernels. Not measured here: the size usually seen on recent GPUs."""
 
 
 def longest_prompt(scenario: Scenario, shape: ModelConfig, counted: int | None = None) -> int:
@@ -35,76 +35,52 @@ def sleeps(scenario: Scenario, on_gpu: bool) -> bool:
     return scenario.engine.type == "vllm" and scenario.placement.colocated and on_gpu
 
 
-def in_main_memory(scenario: Scenario, shape: ModelConfig, on_gpu: bool) -> tuple[Amount, ...]:
-    """What a Generator has in main memory wherever it computes: weights for other workers, or of an engine asleep."""
-    weights = shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")]
-    asleep = shape.num_parameters * WIDTH[getattr(scenario.engine, "precision", "float32")]
-    return present(
-        (
-            Amount("weights for the workers", weights if workers_of(scenario) > 1 else 0, ("loading",)),
-            Amount("engine weights, asleep", asleep if sleeps(scenario, on_gpu) else 0),
-        )
-    )
-
-
 def generator_amounts(
     scenario: Scenario, shape: ModelConfig, prompt: int, on_gpu: bool
-) -> tuple[tuple[Amount, ...], tuple[Amount, ...]]:
-    """Return what a Generator holds of its own, and what its engine does: weights, cache, logits.
+) -> tuple[tuple[Amount, ...], tuple[Amount, ...], tuple[Amount, ...]]:
+    """Return what a Generator holds of its own, what its engine does, and what is in main memory in any case.
 
-    Of an engine of several workers, what each of them holds: weights and cache are cut alike.
+    Of an engine of several workers, what each of them holds: weights and cache are cut alike. In main memory are
+    weights for other workers, or those of an engine asleep.
     """
     engine: Any = scenario.engine
-    width, workers = WIDTH[engine.precision], workers_of(scenario)
-    awake = SAMPLING if sleeps(scenario, on_gpu) else RUNNING
+    width, workers, asleep = WIDTH[engine.precision], workers_of(scenario), sleeps(scenario, on_gpu)
+    awake = SAMPLING if asleep else RUNNING
     rows = min(engine.max_batch, max(scenario.rollout_batch_size, scenario.evaluation.prompts))
     own = shape.runs_on == "own" and engine.type == "native"
     has_both = shape.tie_word_embeddings and own  # the output matrix of its own has the last norm folded in
-    table = shape.embedding_parameters if has_both else 0
-    weights = (shape.num_parameters + table) * width // workers
-    cache_width = WIDTH[engine.kv_cache] if own else width
-    cache = Amount(
-        CACHE,
-        rows * (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token * cache_width,
-    )
+    weights = (shape.num_parameters + (shape.embedding_parameters if has_both else 0)) * width // workers
+    row = (prompt + scenario.sampling.max_tokens) * shape.key_values_per_token
+    cache = Amount(CACHE, rows * row * (WIDTH[engine.kv_cache] if own else width))
     logits = Amount("sampling logits", rows * shape.vocab_size * 4 * SAMPLING_COPIES, ("sampling",))
     if engine.type == "vllm":
-        cache = replace(_vllm_cache(engine, shape, width, on_gpu), phases=awake)
+        of_vllm = cache_of(engine, shape.key_values_per_token * width, engine.context or shape.max_position_embeddings)
+        # on a GPU room for one row, and more as far as there is any
+        least = of_vllm.num_bytes(0 if on_gpu else MOST_CACHE_BYTES // engine.tensor_parallel)
+        cache = Amount(CACHE, least, awake, more=of_vllm.num_bytes(None) - least if on_gpu else 0)
         logits = Amount("vLLM's workspace", WORKSPACE_BYTES) if on_gpu else logits
-    of_workers = (
+    compiled = 0 if on_gpu or engine.type != "native" or width == 2 else COMPILED_BYTES["generator"]
+    of_engine = (
         Amount("engine weights", weights, awake),
         cache,
         Amount("new engine weights", weights if own else 0, ("loading",)),
         logits,
-        Amount(COMPILED, 0 if on_gpu or engine.type != "native" or width == 2 else COMPILED_BYTES["generator"]),
+        Amount(COMPILED, compiled),
     )
-    return present([Amount("received weights", _received(scenario, shape, on_gpu))]), present(of_workers)
-
-
-def vllm_share(scenario: Scenario) -> float | None:
-    """Return the share of its GPU's memory that vLLM is told to take; None where the scenario names none."""
-    share: float | None = getattr(scenario.engine, "gpu_memory_utilization", None)
-    return share
-
-
-def _vllm_cache(engine: Any, shape: ModelConfig, width: int, on_gpu: bool) -> Amount:
-    """What vLLM reserves for keys and values: on a GPU room for one row, and more as far as there is any."""
-    cache = cache_of(engine, shape.key_values_per_token * width, engine.context or shape.max_position_embeddings)
-    if not on_gpu:
-        return Amount(CACHE, cache.num_bytes(MOST_CACHE_BYTES // engine.tensor_parallel))
-    least = cache.num_bytes(0)
-    return Amount(CACHE, least, more=cache.num_bytes(None) - least)
+    to_workers = shape.num_parameters * WIDTH[getattr(scenario.model, "dtype", "float32")] if workers > 1 else 0
+    in_main = (
+        Amount("weights for the workers", to_workers, ("loading",)),
+        Amount("engine weights, asleep", shape.num_parameters * width if asleep else 0),
+    )
+    received = Amount("received weights", _received(scenario, shape, on_gpu))
+    return present([received]), present(of_engine), present(in_main)
 
 
 def beside_vllm(scenario: Scenario, shape: ModelConfig | None) -> Neighbours:
-    """Return what a Generator's GPU may have to hold beside its vLLM.
+    """Return what a Generator's GPU may have to hold beside its vLLM; without the model's shape vLLMs only are counted.
 
     Parts of actors share a GPU where colocated, and may where the shares that they reserve leave room for each other.
     Other arms and other programs are not counted.
-
-    Args:
-        scenario: of one run on a GPU.
-        shape: of its model; None, where that is not known, counts vLLMs only.
     """
     placement = scenario.placement
     learner, share, count = placement.learner.gpus, placement.generator.gpus, placement.generator.count
@@ -116,11 +92,9 @@ def beside_vllm(scenario: Scenario, shape: ModelConfig | None) -> Neighbours:
     num_bytes += CUDA_BYTES if workers_of(scenario) > 1 else 0  # the Generator's own, beside its first worker's
     on_gpu = scenario.device_of(placement.learner, has_gpu=True) == "cuda"
     if on_gpu and (together or learner + share <= 1 + 1e-9):
-        prompt = longest_prompt(scenario, shape)
-        shares_time = sleeps(scenario, on_gpu=True) and gives_back(scenario)
-        beside: tuple[Phase, ...] = SAMPLING if shares_time else RUNNING
-        amounts = learner_amounts(scenario, shape, prompt, True)
-        num_bytes += sum(amount.num_bytes for amount in amounts if set(amount.phases) & set(beside))
+        beside = set(SAMPLING if sleeps(scenario, on_gpu=True) and gives_back(scenario) else RUNNING)
+        amounts, _ = learner_amounts(scenario, shape, longest_prompt(scenario, shape), True)
+        num_bytes += sum(amount.num_bytes for amount in amounts if set(amount.phases) & beside)
         num_bytes += CUDA_BYTES if scenario.uses_ray else 0
     return Neighbours(num_bytes, engines)
 

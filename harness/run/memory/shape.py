@@ -41,7 +41,7 @@ def read_shape(folder: Path) -> ModelConfig | None:
 
 
 def _folder(name: str) -> Path | None:
-    """The folder of that name, or where the hub's cache keeps a model of that name; nothing is fetched."""
+    """The folder of that name, or where the hub's cache keeps a model of that name."""
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         return folder
@@ -49,10 +49,8 @@ def _folder(name: str) -> Path | None:
         return None
     try:
         from huggingface_hub import try_to_load_from_cache
-    except ModuleNotFoundError:  # without the extra `train` no cache is looked into
+
+        config = try_to_load_from_cache(name, "config.json")
+    except (ModuleNotFoundError, ValueError):  # without the extra `train`; no name that the hub could have
         return None
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except ValueError:  # no name that the hub could have
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(config).parent if isinstance(config, str) else None
