@@ -20,55 +20,54 @@ from harness.core.progress import duration
 from harness.results import find_run_folders, read_manifest
 from harness.results.writer import MANIFEST
 from harness.results.writer import SCENARIO as RESOLVED
-from harness.run.arm_runner import ArmRunner
-from harness.run.interleaving import interleaving_of
+from harness.run.engine import Engine
+from harness.run.interleaving import Group
 from harness.run.session import Experiment
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml
-from harness.scenario.schema import Scenario
 
 Clock = Callable[[], float]
 
 
 def run_blocks(
-    points: Sequence[list[Variant]],
-    scenario: Scenario,
+    groups: Sequence[Group],
+    stop_at: float | None,
     experiment: Experiment,
-    runner: ArmRunner,
+    engine: Engine,
+    say: Callable[[str], None],
     clock: Clock = time.monotonic,
-) -> BlockWatch:
-    """Run block after block until there are enough; return what is known of them.
+) -> list[str]:
+    """Run block after block until there are enough; return the verdict on the endpoint for each arm.
 
     Blocks that an experiment has already, which goes on, are left alone and judged like the others. A block that fails
     for what the user wrote ends it, since the next one would too.
 
     Args:
-        points: the runs of each point of the sweep in each block.
+        groups: of all blocks, in order.
+        stop_at: see ``BlockWatch``.
         clock: seconds, monotonic.
     """
-    blocks = [list(group) for _, group in itertools.groupby(points, key=lambda variants: variants[0].block)]
-    watch = BlockWatch(len(blocks), scenario.stop_at_half_width)
-    first = [variant for variants in blocks[0] for variant in variants]
+    blocks = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
+    watch = BlockWatch(len(blocks), stop_at)
+    first = [variant for group in blocks[0] for variant in group.variants]
     times = BlockTimes(len(blocks), earlier_block_seconds(experiment.home, first, experiment.fingerprint))
-    if not runner.has_finished(first[0]):
-        runner.say(times.before())
+    if engine.left(blocks[0]):
+        say(times.before())
     for block, members in enumerate(blocks):
-        runner.place, started = times.place(), clock()
-        is_new = not all(runner.has_finished(variant) for variants in members for variant in variants)
-        for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
-            runner.run_point(variants, interleaving_of(variants))
+        started, is_new = clock(), bool(engine.left(members))
+        engine.run(members, times.place())
         if experiment.folder is not None:
             watch.add(experiment.folder)
         times.took(clock() - started if is_new else None)
         if is_new:
-            runner.say(f"{times.done()}{watch.line()}")
+            say(f"{times.done()}{watch.line()}")
         if watch.is_enough:
             if block + 1 < len(blocks):
                 experiment.end_after(block + 1)
             break
-        if any(isinstance(error, UserError) for _, error in runner.failures):
+        if any(isinstance(error, UserError) for _, error in engine.failures):
             break
-    return watch
+    return watch.headlines()
 
 
 class BlockWatch:

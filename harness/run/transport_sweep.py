@@ -328,7 +328,7 @@ def run_transport_sweep(
     start_s, rows, folder = time.perf_counter(), 0, None
     try:
         with holding_interrupts():
-            folder = experiment.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
+            folder = experiment.open_folder(variant, interleaving="sync", threads=1)
         for row in _sync_rows(variant.scenario, session, folder.log, console, quiet):
             folder.append(row)
             folder.flush()
