@@ -17,6 +17,7 @@ import yaml
 
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.experiment import NAMING, OF_THE_LIST
 from harness.results import Scrubber, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
@@ -51,8 +52,6 @@ FREE = ("description", "checkpoint", "trackers", "save_policy", "save_policy_eve
 OF_ONE_RUN = "name", "steps"
 """Settings that may be others where no run is compared with it."""
 SET_BY_STEPS = "optimizer.schedule", "optimizer.warmup_ratio"
-NOT_IDENTITY = "name", "description"
-"""Settings that do not make a sweep another one."""
 _LEFT_OUT = object()
 """The value of a setting that a scenario does not have."""
 
@@ -174,7 +173,8 @@ def check_same(
     """
     now = parse_settings(Scrubber.of_this_process().paths(resolved_yaml(scenario)))
     before, after = flat_settings(saved), flat_settings(now)
-    was = {key: before.get(key) for key in sorted({*before, *after}) if before.get(key) != after.get(key)}
+    keys = sorted({*before, *after} - {*OF_THE_LIST})
+    was = {key: before.get(key) for key in keys if before.get(key) != after.get(key)}
     unused = () if scenario.loss.type in CLIPPED else tuple(f"loss.{name}" for name in CLIP_RANGE)
     differing = [key for key in was if not is_below(key, (*FREE, *may_change, *unused))]
     if "steps" in was and "steps" in may_change:
@@ -257,4 +257,4 @@ def _settings(text: str) -> dict[str, Any]:
         raise ValueError(str(error)) from error
     if not isinstance(data, dict):
         raise ValueError("no mapping")
-    return {key: value for key, value in data.items() if key not in NOT_IDENTITY}
+    return {key: value for key, value in data.items() if key not in NAMING}
