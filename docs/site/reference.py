@@ -233,8 +233,9 @@ def commands_page() -> str:
         *(f"| [`{name}`](#{name}) | {_cell(purpose)} |" for name, (_, purpose, _) in COMMANDS.items()),
         "",
     ]
+    first = {module: name for name, (module, _, _) in reversed(COMMANDS.items())}
     for name, (module, _, _) in COMMANDS.items():
-        short_for = getattr(importlib.import_module(module), "SHORT_FOR", None)
+        short_for = None if first[module] == name else first[module]
         lines += [f"## {name}", "", *_command(name, command_parser(name), short_for)]
     return "\n".join(lines)
 

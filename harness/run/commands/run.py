@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from harness.run.experiment import Amount
     from harness.scenario.schema import Scenario
 
-DESCRIPTION = "Run a scenario and compare its arms, or several scenarios as arms."
-EXAMPLES = """example:
-  python -m harness run sync_k --set steps=20 --set model.preset=tiny --out results
-  python -m harness run sync_k --resume auto
-
-`bench` is `run` for a verdict: 10 blocks where the scenario has none. `sweep` is `run --attempts 3`.
-"""
 AUTO = "auto"
 """In the place of a run's folder: look for it."""
 
@@ -39,7 +32,6 @@ AUTO = "auto"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     scenario_arguments(parser, "*")
-    parser.set_defaults(short_name="run")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--resume",
@@ -84,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.resume not in (None, AUTO):
         return _go_on(options, Path(options.resume))
     if not options.scenarios:
-        what = f"{options.short_name} needs a SCENARIO, or --resume FOLDER"
+        what = f"{options.command} needs a SCENARIO, or --resume FOLDER"
         raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of what was stopped")
     scenario = _scenario(options)
     if options.status:
@@ -106,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 def _tries(options: argparse.Namespace) -> Tries | None:
     """Return how often a sweep starts a run that fails; None where it is none."""
     asked = options.attempts or options.retry_failed or options.fresh or options.status
-    if options.short_name != "sweep" and not asked:
+    if options.command != "sweep" and not asked:
         return None
     from harness.run.engine import ATTEMPTS, Tries
 
@@ -120,7 +112,7 @@ def _scenario(options: argparse.Namespace) -> Scenario:
     if typed := next((word for word in options.scenarios[1:] if "=" in word), None):
         raise UserError(f"there is no scenario {typed!r}", None, f"a setting is changed with --set {typed}")
     asked = options.blocks is not None or options.again or options.stop_at_half_width is not None
-    if options.short_name != "bench" and len(options.scenarios) == 1 and not asked:
+    if options.command != "bench" and len(options.scenarios) == 1 and not asked:
         return load_scenario(options.scenarios[0], options.set)
     settings: dict[str, float] = {} if options.blocks is None else {"blocks": options.blocks}
     if options.stop_at_half_width is not None:
@@ -128,7 +120,7 @@ def _scenario(options: argparse.Namespace) -> Scenario:
 
         settings["stop_at_half_width"] = read_limit(options.stop_at_half_width, "--stop-at-half-width")
     scenario = load_side_by_side(options.scenarios, options.set, settings, options.again)
-    if options.short_name == "bench" and len({variant.label for variant in expand(scenario)}) < 2:
+    if options.command == "bench" and len({variant.label for variant in expand(scenario)}) < 2:
         again = f"python -m harness bench {shlex.join(options.typed)} --again"
         fix = f"compare it with a second copy of itself, the noise floor: {again}; or `run` it"
         what = f"{scenario.name} is a single arm, so nothing would be compared"
