@@ -74,17 +74,8 @@ def run_label(variant: Variant) -> str:
 class RunSession:
     """One run with a folder, finished exactly once.
 
-    Args:
-        arm: what is run.
-        folder: where it is recorded.
-        recorder: writes its rows.
-        probes: what runs beside it.
-        streams: its metrics for other programs.
-        measure_memory: called once at the end, with this run: returns what it held at most, for the manifest.
-        durable: see ``Experiment``.
-
-    Attributes:
-        memory: what ``measure_memory`` returned; see ``harness.run.memory.check``.
+    ``measure_memory`` is called at the end, with this run: it returns what was held at most, which is ``memory`` from
+    then on and stands in the manifest. ``durable`` is that of the ``Experiment``.
     """
 
     def __init__(
@@ -118,30 +109,28 @@ class RunSession:
             UserError: the folder cannot be written, where there was no other error.
         """
         with holding_interrupts():  # else the manifest says "running" for good
-            if not self._finished:
-                self._finished = True
-                self._write_how_it_ended(error)
+            if self._finished:
+                return
+            self._finished = True
+            if error is None:
+                self._write_end("completed")
+                return
+            with suppress(UserError):
+                if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted):
+                    self._write_end("interrupted")
+                else:
+                    at = getattr(error, "step", None)
+                    diverged = {"step": self.recorder.steps_done if at is None else at}
+                    more = {"diverged": diverged} if isinstance(error, Diverged) else {}
+                    self._write_end("failed", str(error), more)
 
-    def _write_how_it_ended(self, error: BaseException | None) -> None:
-        if error is None:
-            self._write_end("completed")
-            return
-        diverged = {}
-        if isinstance(error, Diverged):
-            diverged = {"diverged": {"step": self.recorder.steps_done if error.step is None else error.step}}
-        with suppress(UserError):
-            if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted):
-                self._write_end("interrupted")
-            else:
-                self._write_end("failed", str(error), diverged)
-
-    def _write_end(self, status: str, error: str | None = None, more: dict[str, Any] | None = None) -> None:
+    def _write_end(self, status: str, error: str | None = None, more: Mapping[str, Any] = MappingProxyType({})) -> None:
         try:
             outcome = self._last_figures()
         except UserError as full:
-            self.folder.finish("failed" if status == "completed" else status, error or str(full), more)
+            self.folder.finish("failed" if status == "completed" else status, error or str(full), dict(more))
             raise
-        self.folder.finish(status, error, outcome | (more or {}))
+        self.folder.finish(status, error, {**outcome, **more})
         if self._durable:
             sync_to_disk(self.folder.folder)
 
