@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.core.errors import HarnessError, RunStopped, UserError
 from harness.run.arm_runner import ArmRunner
@@ -95,8 +95,11 @@ class Engine:
         left = list[Group]()
         for group in groups:
             variants = [variant for variant in group.variants if self._is_left(variant)]
-            if variants:
-                left.append(replace(group, variants=variants if self._is_sweep else group.variants))
+            if variants and not self._is_sweep:
+                left.append(group)
+            elif variants:
+                turns = "run" if len(variants) == 1 < len(group.variants) else group.interleaving
+                left.append(Group(variants, turns))
         if self._is_sweep:
             left.sort(key=lambda group: max(len(self._points[each.name].attempts) for each in group.variants))
         return left

@@ -127,11 +127,7 @@ def run_scenario(
     points = points_of(variants)
     if is_sweep and scenario.interleaving != "step":  # each is finished by itself
         points = [[variant] for variant in variants]
-    groups = groups_of(points)
-    if is_sweep:
-        groups = [
-            replace(each, interleaving=each.interleaving or ("run" if len(groups) > 1 else None)) for each in groups
-        ]
+    groups = groups_of(points, by_itself="run" if is_sweep and len(variants) > 1 else None)
 
     def say(line: str) -> None:
         if not quiet:

@@ -60,16 +60,17 @@ class Group:
         return self.variants[0].block
 
 
-def groups_of(points: Iterable[list[Variant]]) -> list[Group]:
+def groups_of(points: Iterable[list[Variant]], by_itself: str | None = None) -> list[Group]:
     """Return the runs of each point in the order in which they are made.
 
     The points of every second block are turned round, and the arms of a point that run one after the other are in an
-    order drawn from the seed, so that drift of the machine hits all alike.
+    order drawn from the seed, so that drift of the machine hits all alike. ``by_itself`` is the ``interleaving`` of a
+    point with a single arm.
     """
     groups = list[Group]()
     for block, members in itertools.groupby(points, key=lambda variants: variants[0].block):
         for variants in reversed([*members]) if (block or 0) % 2 else members:
-            interleaving = interleaving_of(variants)
+            interleaving = interleaving_of(variants) or by_itself
             if interleaving == "step":
                 groups.append(Group(variants, interleaving))
                 continue

@@ -394,3 +394,10 @@ def test_status_tells_without_running(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [attempt["reason"] for attempt in failed["attempts"]] == ["an actor died"] * 3
     assert failed["result"] is None
     assert Path(failed["folder"]).is_dir()
+
+
+def test_one_arm_of_those_that_take_turns_is_made_again_by_itself(tmp_path: Path) -> None:
+    text = SWEEP.replace("sweep: {seed: [0, 1, 2]}", "arms: {a: {seed: 1}, b: {seed: 2}}\ninterleaving: step")
+    assert run_sweep(scenario(tmp_path, text), tmp_path / "out", Plan({2: [RunStopped("an actor died")]})) == 0
+    turns = {run.folder.name: run.manifest.interleaving for run in find_runs(tmp_path / "out")[0]}
+    assert turns == {"a": "step", "b": "run"}
