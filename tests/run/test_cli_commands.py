@@ -11,6 +11,7 @@ from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.extras import as_typed, how_to_install
 from harness.core.named_files import SCENARIOS
 from harness.run.commands.list import EXAMINATION, QUESTIONS, scenarios
+from harness.run.engine import Tries
 from harness.run.needs import needs_of
 from harness.scenario.axes import expand
 from harness.scenario.foreign_names import MEANT, NOT_OFFERED, SETTING_OF
@@ -63,6 +64,32 @@ def test_bench_makes_arms_of_scenarios_and_blocks_of_both(folder):
     assert (scenario.blocks, scenario.stop_at_half_width, scenario.steps) == (12, 0.01, 3)
     assert list(scenario.arms) == ["plain", "other", "again"]
     assert (out, quiet) == (Path("there"), False)
+
+
+def test_run_takes_what_its_short_names_take(folder):
+    for name in ("plain", "other"):
+        (folder / "scenarios" / f"{name}.yaml").write_text("steps: 10\n")
+    run = RecordingRun()
+    assert main(["run", "plain", "other"], run) == main(["run", "plain", "--blocks", "3"], run) == 0
+    assert main(["run", "plain", "--again"], run) == 0
+    assert [(list(scenario.arms), scenario.blocks) for scenario, _, _ in run.calls] == [
+        (["plain", "other"], 10), ([], 3), (["plain", "again"], 10),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "tries", "fresh"),
+    [
+        (["sweep", "mine"], Tries(3, False), False),
+        (["run", "mine", "--attempts", "2", "--fresh"], Tries(2, False), True),
+        (["run", "mine", "--retry-failed"], Tries(3, True), False),
+    ],
+)
+def test_a_sweep_is_a_run_with_attempts(monkeypatch, typed, tries, fresh):
+    given = []
+    monkeypatch.setattr("harness.run.experiment.run_scenario", lambda *_, **options: given.append(options) or 0)
+    assert main([*typed, "--quiet"]) == 0
+    assert given == [{"amount": "line", "tries": tries, "fresh": fresh}]
 
 
 def test_bench_of_one_scenario_keeps_its_arms(folder):

@@ -135,12 +135,8 @@ def _print(shown: list[Listed]) -> None:
         said = Text(plain(item.description))
         if item.needs:
             said.append(f" (needs {item.needs})", style="dim")
-        facts = Text(f"  {plain(item.name)}"), Text(_minutes(item.minutes))
+        facts = Text(f"  {plain(item.name)}"), Text("" if item.minutes is None else f"{item.minutes} min")
         line.add_row(*facts, *(() if is_narrow else (said,)))
         console.print(line)
         if is_narrow:
             console.print(Padding(said, (0, 0, 0, 4)))
-
-
-def _minutes(minutes: int | None) -> str:
-    return "" if minutes is None else f"{minutes} min"
