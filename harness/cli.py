@@ -38,7 +38,7 @@ COMMANDS = {
         "run sync_k --set steps=20 --set model.preset=tiny --out results",
     ),
     "bench": (
-        "harness.run.commands.bench",
+        "harness.run.commands.run",
         "run scenarios as arms in blocks, for a verdict",
         "bench sync_k1 sync_k2 --blocks 10 --again --set steps=12",
     ),
@@ -57,7 +57,7 @@ COMMANDS = {
         "compute a kept training step again, and compare",
         "recompute RUN_FOLDER --step 3",
     ),
-    "sweep": ("harness.run.commands.sweep", "run or continue a sweep, point by point", "sweep learning_rates"),
+    "sweep": ("harness.run.commands.run", "run or continue a sweep, point by point", "sweep learning_rates --status"),
     "evaluate": (
         "harness.evaluate.command",
         "sample a data set once and sort the answers",
@@ -89,7 +89,7 @@ COMMANDS = {
         "import trl LOG",
     ),
 }
-"""Module, purpose and example of each command."""
+"""Module, purpose and example of each command; ``bench`` and ``sweep`` are short names of ``run``."""
 
 
 def main(argv: Sequence[str] | None = None, run_scenario: RunScenario | None = None) -> int:
@@ -181,7 +181,8 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     name, typed = arguments[0], arguments[1:]
     parser = command_parser(name)
     module: Any = importlib.import_module(COMMANDS[name][0])
-    options, unknown = parser.parse_known_args(typed, argparse.Namespace(typed=typed, run_scenario=run_scenario))
+    given = argparse.Namespace(command=name, typed=typed, run_scenario=run_scenario)
+    options, unknown = parser.parse_known_args(typed, given)
     if unknown:
         raise _unknown_argument(parser, typed, unknown)
     if getattr(options, "dry_run", False):

@@ -163,7 +163,7 @@ TOGETHER: dict[str, Changes] = {
 """What an alternative needs beside itself."""
 NOT_TRIED = {
     "a user's own": ("loss.function", "advantage.function", "task.options", "engine.options", "transport.options"),
-    "words": ("name", "description"),
+    "words": ("name", "description", "question", "minutes"),
     "read alone, by what is made of the task": (
         "task.*",
         "model.*",

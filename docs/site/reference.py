@@ -233,17 +233,21 @@ def commands_page() -> str:
         *(f"| [`{name}`](#{name}) | {_cell(purpose)} |" for name, (_, purpose, _) in COMMANDS.items()),
         "",
     ]
-    for name in COMMANDS:
-        lines += [f"## {name}", "", *_command(name, command_parser(name))]
+    first = {module: name for name, (module, _, _) in reversed(COMMANDS.items())}
+    for name, (module, _, _) in COMMANDS.items():
+        short_for = None if first[module] == name else first[module]
+        lines += [f"## {name}", "", *_command(name, command_parser(name), short_for)]
     return "\n".join(lines)
 
 
-def _command(name: str, parser: argparse.ArgumentParser) -> list[str]:
+def _command(name: str, parser: argparse.ArgumentParser, short_for: str | None = None) -> list[str]:
     actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
     below = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
     shown = [action for action in actions if action.help != argparse.SUPPRESS and action not in below]
     lines = [_text(parser.description or ""), ""] if parser.description else []
-    if shown:
+    if short_for is not None:
+        lines += [f"A short name of [`{short_for}`](#{short_for}), with the same arguments.", ""]
+    elif shown:
         lines += ["| argument | default | meaning |", "|---|---|---|", *map(_argument, shown), ""]
     for action in below:
         helps = {choice.dest: choice.help for choice in action._choices_actions}

@@ -5,8 +5,12 @@ Those who read scenarios and those who compare runs both need it; the latter loa
 
 from __future__ import annotations
 
+OF_THE_LIST = "question", "minutes"
+"""Top-level keys of a scenario that `list` shows, and no run uses."""
+NAMING = "name", "description", *OF_THE_LIST
+"""Those that say what a scenario is called and for."""
 EXPERIMENT_SETTINGS = (
-    "name", "description", "seed", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width",
+    *NAMING, "seed", "arms", "sweep", "endpoint", "blocks", "interleaving", "stop_at_half_width",
 )  # fmt: skip
 """Top-level keys of a scenario that say which runs there are, and not what one of them does."""
 FEWEST_TO_STOP = 10

@@ -12,6 +12,7 @@ from harness.compare.numbers import NOTHING, count, number, percent
 from harness.compare.remarks import Remark
 from harness.compare.remarks.provenance import Counted, counted_runs
 from harness.compare.resources import GpuFigures, gpu_figures, process_figures, sampling_cpu_s
+from harness.core.experiment import NAMING
 from harness.core.named_files import SCENARIOS, VERSUS
 from harness.report.document import Item, Section, Table
 from harness.results import Manifest
@@ -128,7 +129,7 @@ def _machine(members: Sequence[Member]) -> Table:
 def _settings(experiment: Experiment) -> Table:
     """Return the resolved scenario, the settings in which arms differ first."""
     columns = {arm: flat_settings(members[0].settings) for arm, members in experiment.arms.items()}
-    keys = dict.fromkeys(key for own in columns.values() for key in own if key not in ("name", "description", "seed"))
+    keys = dict.fromkeys(key for own in columns.values() for key in own if key not in (*NAMING, "seed"))
     values = {key: {arm: _written(own.get(key)) for arm, own in columns.items()} for key in keys}
     same = {key: next(iter(own.values())) for key, own in values.items() if len({*own.values()}) == 1}
     differing = {key: ", ".join(map(": ".join, own.items())) for key, own in values.items() if key not in same}

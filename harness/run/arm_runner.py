@@ -1,14 +1,15 @@
-"""Runs the arms of one point: builds their parts, lets them take turns, and records how each of them ends."""
+"""Runs arms: builds their parts, lets them take turns, and records how each of them ends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from harness.core.progress import minutes_told
 from harness.core.protocols import Learner
 from harness.core.trace import RecordingTracer, Stage
 from harness.loop import Throttle, first_error, run_loop
+from harness.loop.state import with_data
 from harness.models.chat import on_date
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
@@ -25,15 +27,15 @@ from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_p
 from harness.results import EvaluationRow, StepRow
 from harness.results.recorder import RowListener
 from harness.results.writer import PROFILES
-from harness.run.checkpoints import CommittingLearner, RunCheckpoints
+from harness.run.checkpoints import CommittingLearner, RunCheckpoints, StatefulLearner
 from harness.run.errors import full_gpu_as_user_error
-from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
+from harness.run.interleaving import Alone, Group, RoundRobinSchedule, Slot, alternating_order
 from harness.run.interrupts import holding_interrupts
 from harness.run.kept_steps import KeepingLearner
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
+from harness.run.points import Resume
 from harness.run.progress import RunProgress
-from harness.run.resume import Continuation
 from harness.run.session import Arm, Experiment, RunSession, run_label
 from harness.run.watchdog import stack_dumps, watch
 from harness.run.workers import DROPPED_SPECIAL
@@ -56,64 +58,74 @@ def dropped_special_line(row: StepRow | EvaluationRow) -> str | None:
 
 
 class ArmRunner:
-    """Runs the points of a scenario one after the other, and the arms of a point in turns.
+    """Builds the parts of runs, lets arms take turns, and records how each of them ends.
 
     Args:
         experiment: makes the folders.
         build: makes the parts of one run.
         console: where progress is shown.
         quiet: show none.
-        going: what the experiment has already: runs to leave alone, and where others go on.
-
-    Attributes:
-        place: shown before each run's name, where it is one of many whose bars go away: ``3/10``.
-        failures: what ended runs before their last step: the arm's name and the error.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        build: Build,
-        console: Console,
-        quiet: bool,
-        place: str = "",
-        going: Continuation | None = None,
-    ) -> None:
+    def __init__(self, experiment: Experiment, build: Build, console: Console, quiet: bool) -> None:
         self._experiment, self._build, self._console, self._quiet = experiment, build, console, quiet
-        self.place, self._going = place, going
-        self._stop, self._said = threading.Event(), set[str]()
-        self.failures: list[tuple[str, HarnessError]] = []
+        self._said = set[str]()
+        self._failures: list[tuple[str, HarnessError]] = []
 
-    def has_finished(self, variant: Variant) -> bool:
-        """Whether a run is there already, and is left alone."""
-        return self._going is not None and variant.name in self._going.finished
-
-    def run_point(
+    def run(
         self,
-        variants: Sequence[Variant],
-        interleaving: str | None,
+        group: Group,
+        resumes: Mapping[str, Resume] = MappingProxyType({}),
+        place: str = "",
         listeners: Sequence[RowListener] = (),
-    ) -> None:
-        """Run the arms of one point that are not there already; what fails is remembered in ``failures``.
+    ) -> list[tuple[str, HarnessError]]:
+        """Run arms whose parts are alive at the same time. One that cannot start ends them all, since arms compare.
 
         Args:
-            variants: the arms.
-            interleaving: how they take turns, by ``step`` or by ``run``, or None for a single run.
-            listeners: for each arm, what takes its rows beside the progress; none where nobody does.
+            group: the arms.
+            resumes: where those go on that have a folder, by the runs' names.
+            place: shown before the name of a run that is one of many, whose bars go away: ``3/10``.
+            listeners: take the rows of each arm, beside the progress.
+
+        Returns:
+            what ended runs before their last step: each run's name and the error.
 
         Raises:
             KeyboardInterrupt, Interrupted: the user asked to stop.
         """
-        heard_by = [[listener] for listener in listeners] if listeners else [list[RowListener]() for _ in variants]
-        if interleaving == "step":
-            if not all(map(self.has_finished, variants)):
-                self._run_together(variants, heard_by, interleaving)
-            return
-        block = variants[0].block or 0  # one after the other, in an order drawn from the seed
-        for number in order_in_block(len(variants), block, variants[0].scenario.seed - block):
-            if not self.has_finished(variants[number]):
-                label = f"{run_label(variants[number])}: " if len(variants) > 1 else ""
-                self._run_together([variants[number]], [heard_by[number]], interleaving, label)
+        forget_own_peak()
+        self._failures = []
+        variants, sessions, stop = group.variants, list[RunSession](), threading.Event()
+        passing = bool(place) or all(variant.block is not None for variant in variants)
+        label = f"{run_label(variants[0])}: " if group.interleaving == "run" else ""
+        with ExitStack() as alive:
+            try:
+                with minutes_told(self._console, f"starting {label.removesuffix(': ') or 'the parts'}", self._quiet):
+                    arms = self._build_arms(variants, resumes, stop, alive)
+                if len(arms) == len(variants):
+                    labels = [f"{place} {arm.label}".lstrip() for arm in arms]
+                    steps = [variant.scenario.steps for variant in variants]
+                    done = [0 if arm.resume is None else arm.resume.checkpoint.step for arm in arms]
+                    progress = alive.enter_context(
+                        RunProgress(self._console, labels, steps, self._quiet, passing, done)
+                    )
+                    heard_by = [
+                        [*listeners, progress.listener(number), self._listen_for_special(sessions, number)]
+                        for number in range(len(arms))
+                    ]
+                    schedule = _schedule(arms) if group.interleaving == "step" else _alone(arms[0])
+                    if self._open_runs(arms, heard_by, schedule, group.interleaving, sessions):
+                        asyncio.run(self._take_turns(sessions, schedule))
+            except BaseException as error:
+                stop.set()
+                with holding_interrupts():  # a second signal may come while the first run is written down
+                    for session in sessions:
+                        session.finish(error)
+                raise
+        memories = [session.memory for session in sessions if session.memory]
+        if memories and not passing:  # of what runs side by side, the last one has the highest peak
+            self.say(label + memory_line(max(memories, key=lambda memory: memory["main"]["peak_bytes"])))
+        return self._failures
 
     def say(self, line: str) -> None:
         """Print a line beside the progress."""
@@ -140,59 +152,22 @@ class ArmRunner:
 
         return listen
 
-    def _run_together(
-        self,
-        variants: Sequence[Variant],
-        heard_by: Sequence[Sequence[RowListener]],
-        interleaving: str | None,
-        label: str = "",
-    ) -> None:
-        """Run arms whose parts are alive at the same time. One that cannot start ends them all, since arms compare."""
-        forget_own_peak()
-        passing = bool(self.place) or all(variant.block is not None for variant in variants)
-        sessions: list[RunSession] = []
-        with ExitStack() as alive:
-            try:
-                with minutes_told(self._console, f"starting {label.removesuffix(': ') or 'the parts'}", self._quiet):
-                    arms = self._build_arms(variants, alive)
-                if len(arms) == len(variants):
-                    labels = [f"{self.place} {arm.label}".lstrip() for arm in arms]
-                    steps = [variant.scenario.steps for variant in variants]
-                    done = [0 if arm.resume is None else arm.resume.checkpoint.step for arm in arms]
-                    progress = alive.enter_context(
-                        RunProgress(self._console, labels, steps, self._quiet, passing, done)
-                    )
-                    listeners = [
-                        [*others, progress.listener(number), self._listen_for_special(sessions, number)]
-                        for number, others in enumerate(heard_by)
-                    ]
-                    schedule = _schedule(arms) if interleaving == "step" else _alone(arms[0])
-                    if self._open_runs(arms, listeners, schedule, interleaving, sessions):
-                        asyncio.run(self._take_turns(sessions, schedule))
-            except BaseException as error:
-                self._stop.set()
-                with holding_interrupts():  # a second signal may come while the first run is written down
-                    for session in sessions:
-                        session.finish(error)
-                raise
-        found = [session.memory for session in sessions if session.memory]
-        if found and not passing:  # of what runs side by side, the last one found the most
-            self.say(label + memory_line(max(found, key=lambda memory: memory["main"]["peak_bytes"])))
-
-    def _build_arms(self, variants: Sequence[Variant], alive: ExitStack) -> list[Arm]:
+    def _build_arms(
+        self, variants: Sequence[Variant], resumes: Mapping[str, Resume], stop: threading.Event, alive: ExitStack
+    ) -> list[Arm]:
         """Build the parts of arms up to the first that cannot be built; ``alive`` closes them."""
         arms = list[Arm]()
         for variant in variants:
             clock = PausableClock()
             tracer = RecordingTracer(clock, clock.at, lane_groups(variant.scenario))
             clock.resume()
-            resume = None if self._going is None else self._going.resumes.get(variant.name)
+            resume = resumes.get(variant.name)
             date = self._experiment.today if resume is None else resume.date
             try:
                 with full_gpu_as_user_error(variant.scenario), tracer.underway("run", Stage.STARTUP), on_date(date):
-                    parts = self._build(variant.scenario, tracer, self._stop.is_set)
+                    parts = self._build(variant.scenario, tracer, stop.is_set)
             except (UserError, RunStopped) as error:
-                self.failures.append((run_label(variant), error))
+                self._failures.append((run_label(variant), error))
                 break
             finally:
                 clock.pause()
@@ -224,7 +199,7 @@ class ArmRunner:
                 for note in arm.parts.notes:
                     self._say_once(opened, note)
             except UserError as error:
-                self.failures.append((arm.label, error))
+                self._failures.append((arm.label, error))
                 for opened in sessions:
                     opened.finish(error)
                 return False
@@ -235,7 +210,7 @@ class ArmRunner:
 
         async def run(number: int, slot: Slot | Alone) -> None:
             await slot.acquire(0)
-            await self._run_arm(sessions, number, slot)
+            await self._run_arm(sessions[number], slot)
             slot.leave()
 
         schedule.start()
@@ -247,69 +222,36 @@ class ArmRunner:
             error = first_error(group)
             raise error from error.__cause__
 
-    async def _run_arm(self, sessions: list[RunSession], number: int, throttle: Throttle) -> None:
-        """Run one arm to its end and finish its session; a failure of its own is remembered.
-
-        Where the Learner dies and is made again, another session takes the place of the arm's in ``sessions``.
-        """
-        arm = sessions[number].arm
+    async def _run_arm(self, session: RunSession, throttle: Throttle) -> None:
+        """Run one arm to its end and finish its session; a failure of its own is remembered."""
+        arm = session.arm
         parts = arm.parts
-        tasks = [asyncio.ensure_future(self._train(sessions, number, throttle))]
-        tasks.append(asyncio.ensure_future(self._watch(sessions, number)))
+        tasks = [asyncio.ensure_future(_train(session, throttle)), asyncio.ensure_future(self._watch(session))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             with full_gpu_as_user_error(arm.variant.scenario):
                 for task in done:
                     await task
             tasks.pop().cancel()  # the watchdog: what follows has bounds of its own
-            session = sessions[number]
             session.recorder.loop_ends()
             await asyncio.to_thread(parts.keep_profiles, session.folder.folder / PROFILES)
             session.probes.close()
             session.log_lines(parts.drain_log())
             session.finish()
         except (UserError, RunStopped) as error:
-            self.failures.append((arm.label, error))
-            sessions[number].log_lines(parts.drain_log())
-            sessions[number].finish(error)
+            self._failures.append((arm.label, error))
+            session.log_lines(parts.drain_log())
+            session.finish(error)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _train(self, sessions: list[RunSession], number: int, throttle: Throttle) -> None:
-        """Make the training steps."""
-        session = sessions[number]
-        arm, recorder, folder = session.arm, session.recorder, session.folder.folder
-        parts, settings = arm.parts, arm.variant.scenario.checkpoint
-        checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
-        parts.save_to(folder)
-        state = None if arm.resume is None else await arm.resume.take_up(parts, session)
-        session.probes.start()
-        if state is None:
-            recorder.loop_starts(parts.lanes)
-        learner: Learner = parts.learner
-        if settings.asynchronous:
-            learner = CommittingLearner(learner, checkpoints)
-        if settings.keeps_any:
-            learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
-        await run_loop(
-            parts.generators,
-            parts.scorers,
-            learner,
-            parts.plan,
-            arm.tracer,
-            recorder,
-            throttle,
-            resume=state,
-            checkpoints=checkpoints,
-        )
-
-    async def _watch(self, sessions: Sequence[RunSession], number: int) -> None:
+    async def _watch(self, session: RunSession) -> None:
         """Stop the arm when nothing moves; see ``harness.run.watchdog``."""
-        arm = sessions[number].arm
+        arm = session.arm
 
         def say(report: str) -> None:
-            sessions[number].log_lines(report.splitlines())
+            session.log_lines(report.splitlines())
             self._console.print(report, markup=False, highlight=False)
 
         stall_after_s = arm.variant.scenario.faults.stall_after_s
@@ -318,6 +260,40 @@ class ArmRunner:
             return "\n".join(filter(None, (stack_dumps(arm.parts.processes()), arm.parts.flight_records())))
 
         await watch(arm.tracer, stall_after_s, dumps, say)
+
+
+async def _train(session: RunSession, throttle: Throttle) -> None:
+    """Make the training steps, from the start or from where the run goes on."""
+    arm, recorder, folder = session.arm, session.recorder, session.folder.folder
+    parts, settings = arm.parts, arm.variant.scenario.checkpoint
+    checkpoints = RunCheckpoints(folder, settings, parts, recorder, arm.tracer)
+    parts.save_to(folder)
+    state = None
+    if (resume := arm.resume) is not None:
+        await cast(StatefulLearner, parts.learner).load_state(resume.checkpoint.folder.resolve())
+        arm.clock.go_on_from(resume.recorded.clock_ns)
+        recorder.goes_on(parts.lanes, resume.recorded)
+        session.log_lines([*resume.warnings, f"continues from {resume.checkpoint.folder.name}"])
+        state = with_data(resume.state, parts.handle_of)
+    session.probes.start()
+    if state is None:
+        recorder.loop_starts(parts.lanes)
+    learner: Learner = parts.learner
+    if settings.asynchronous:
+        learner = CommittingLearner(learner, checkpoints)
+    if settings.keeps_any:
+        learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
+    await run_loop(
+        parts.generators,
+        parts.scorers,
+        learner,
+        parts.plan,
+        arm.tracer,
+        recorder,
+        throttle,
+        resume=state,
+        checkpoints=checkpoints,
+    )
 
 
 def _speed_probe(scenario: Scenario, parts: RunningParts) -> SpeedProbe | None:

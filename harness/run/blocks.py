@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean, median
 
-from harness.compare.endpoint import Endpoint, effect_in_words, endpoint_of
+from harness.compare.endpoint import effect_in_words
 from harness.compare.experiment import Member, experiment_of, read_members
 from harness.compare.judging import judgements
 from harness.compare.remarks.answer import answer
@@ -20,55 +20,54 @@ from harness.core.progress import duration
 from harness.results import find_run_folders, read_manifest
 from harness.results.writer import MANIFEST
 from harness.results.writer import SCENARIO as RESOLVED
-from harness.run.arm_runner import ArmRunner
-from harness.run.interleaving import interleaving_of
+from harness.run.engine import Engine
+from harness.run.interleaving import Group
 from harness.run.session import Experiment
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml
-from harness.scenario.schema import Scenario
 
 Clock = Callable[[], float]
 
 
 def run_blocks(
-    points: Sequence[list[Variant]],
-    scenario: Scenario,
+    groups: Sequence[Group],
+    stop_at: float | None,
     experiment: Experiment,
-    runner: ArmRunner,
+    engine: Engine,
+    say: Callable[[str], None],
     clock: Clock = time.monotonic,
-) -> BlockWatch:
-    """Run block after block until there are enough; return what is known of them.
+) -> list[str]:
+    """Run block after block until there are enough; return the verdict on the endpoint for each arm.
 
     Blocks that an experiment has already, which goes on, are left alone and judged like the others. A block that fails
     for what the user wrote ends it, since the next one would too.
 
     Args:
-        points: the runs of each point of the sweep in each block.
+        groups: of all blocks, in order.
+        stop_at: see ``BlockWatch``.
         clock: seconds, monotonic.
     """
-    blocks = [list(group) for _, group in itertools.groupby(points, key=lambda variants: variants[0].block)]
-    watch = BlockWatch(len(blocks), scenario.stop_at_half_width)
-    first = [variant for variants in blocks[0] for variant in variants]
+    blocks = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
+    watch = BlockWatch(len(blocks), stop_at)
+    first = [variant for group in blocks[0] for variant in group.variants]
     times = BlockTimes(len(blocks), earlier_block_seconds(experiment.home, first, experiment.fingerprint))
-    if not runner.has_finished(first[0]):
-        runner.say(times.before())
+    if engine.left(blocks[0]):
+        say(times.before())
     for block, members in enumerate(blocks):
-        runner.place, started = times.place(), clock()
-        is_new = not all(runner.has_finished(variant) for variants in members for variant in variants)
-        for variants in reversed(members) if block % 2 else members:  # so that drift hits the points of a sweep alike
-            runner.run_point(variants, interleaving_of(variants))
+        started, is_new = clock(), bool(engine.left(members))
+        engine.run(members, times.place())
         if experiment.folder is not None:
             watch.add(experiment.folder)
         times.took(clock() - started if is_new else None)
         if is_new:
-            runner.say(f"{times.done()}{watch.line()}")
+            say(f"{times.done()}{watch.line()}")
         if watch.is_enough:
             if block + 1 < len(blocks):
                 experiment.end_after(block + 1)
             break
-        if any(isinstance(error, UserError) for _, error in runner.failures):
+        if any(isinstance(error, UserError) for _, error in engine.failures):
             break
-    return watch
+    return watch.headlines
 
 
 class BlockWatch:
@@ -77,53 +76,44 @@ class BlockWatch:
     Args:
         blocks: how many are made at most.
         stop_at: no more are made once every arm's interval is within this of its middle; None makes all.
+
+    Attributes:
+        standings: (baseline, arm, the endpoint's effect) for every arm but the first, after the last block.
+        members: the runs that were read.
+        headlines: the verdict on the endpoint for each arm, or how many blocks it would take.
     """
 
     def __init__(self, blocks: int, stop_at: float | None) -> None:
         self._blocks, self._stop_at, self._done = blocks, stop_at, 0
-        self._members: list[Member] = []
-        self._answer: list[str] = []
-        self._seen = set[Path]()
-        self._standings: list[tuple[str, str, Effect]] = []
+        self.members, self._seen = list[Member](), set[Path]()
+        self.standings: list[tuple[str, str, Effect]] = []
+        self.headlines: list[str] = []
 
     def add(self, folder: Path) -> None:
         """Read the runs of one more block from the experiment's folder, and judge; what cannot be read is left out."""
         unseen = [path for path in find_run_folders(folder) if path not in self._seen]
         new = [path for path in unseen if _block_of(path) in (None, self._done)]  # later ones may be there already
         read = read_members(new, [True] * len(new), [False] * len(new))
-        self._members += [member for member in read if isinstance(member, Member)]
+        self.members += [member for member in read if isinstance(member, Member)]
         self._seen |= set(new)
         self._done += 1
-        if self._members:
-            experiment = experiment_of(folder, self._members)
+        if self.members:
+            experiment = experiment_of(folder, self.members)
             judged = judgements(experiment)
-            self._standings = [(item.base, item.other, item.primary) for item in judged]
-            self._answer = list(answer(experiment, judged)) if judged else []
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """What decides."""
-        return endpoint_of(self._members)
-
-    def standings(self) -> list[tuple[str, str, Effect]]:
-        """Return (baseline, arm, the endpoint's effect) for every arm but the first, after the last block."""
-        return self._standings
+            self.standings = [(item.base, item.other, item.primary) for item in judged]
+            self.headlines = list(answer(experiment, judged)) if judged else []
 
     @property
     def is_enough(self) -> bool:
         """Whether all blocks are done, or every arm's interval is as narrow as asked for."""
         if self._stop_at is None:
             return self._done >= self._blocks
-        return enough([effect for _, _, effect in self._standings], self._done, self._stop_at, self._blocks)
+        return enough([effect for _, _, effect in self.standings], self._done, self._stop_at, self._blocks)
 
     def line(self) -> str:
         """Say how the arms stand after the last block; empty where there is one arm."""
-        said = [effect_in_words(effect, base, arm) for base, arm, effect in self.standings()]
+        said = [effect_in_words(effect, base, arm) for base, arm, effect in self.standings]
         return f": {'; '.join(said)}" if said else ""
-
-    def headlines(self) -> list[str]:
-        """Return the verdict on the endpoint for each arm, or how many blocks it would take."""
-        return self._answer
 
 
 def _block_of(folder: Path) -> int | None:
@@ -142,31 +132,22 @@ class BlockTimes:
 
     def __init__(self, blocks: int, earlier_s: float | None) -> None:
         self._blocks, self._earlier_s = blocks, earlier_s
-        self._took: list[float] = []
-        self._found = 0  # blocks that an experiment has already, which goes on
+        self._took, self._done = list[float](), 0
 
     @property
     def block_s(self) -> float | None:
         """Seconds of a block: of those so far, without the first, in which things start that later ones find there."""
-        if not self._took:
-            return self._earlier_s
-        return fmean(self._took[1:] or self._took)
-
-    @property
-    def _made(self) -> int:
-        return self._found + len(self._took)
+        return fmean(self._took[1:] or self._took) if self._took else self._earlier_s
 
     @property
     def left_s(self) -> float | None:
         """Seconds that the blocks to come will take; None before anything is known."""
-        return None if self.block_s is None else self.block_s * (self._blocks - self._made)
+        return None if self.block_s is None else self.block_s * (self._blocks - self._done)
 
     def took(self, seconds: float | None) -> None:
         """Another block is done, or None: was there already."""
-        if seconds is None:
-            self._found += 1
-        else:
-            self._took.append(seconds)
+        self._done += 1
+        self._took += [] if seconds is None else [seconds]
 
     def before(self) -> str:
         """Say before the first block how long it will take."""
@@ -177,15 +158,14 @@ class BlockTimes:
     def place(self) -> str:
         """Say beside the bars of a block which one it is, and how long it still takes."""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
-        return f"block {self._made + 1} of {self._blocks}{left}"
+        return f"block {self._done + 1} of {self._blocks}{left}"
 
     def done(self) -> str:
         """Say after a block which one it was, and how long it still takes."""
-        number, left_s = self._made, self.left_s
-        text = f"block {number} of {self._blocks}"
-        if left_s is None or number == self._blocks:
+        text, left_s = f"block {self._done} of {self._blocks}", self.left_s
+        if left_s is None or self._done == self._blocks:
             return text
-        if number == 1 and self._earlier_s is None:
+        if self._done == 1 and self._earlier_s is None:
             return f"{text} ({self._plan(self._took[0])})"
         return f"{text} (about {duration(left_s)} left)"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from harness.loop import Condition
 from harness.probes.clock import PausableClock
@@ -41,6 +42,41 @@ def side_by_side(variants: Sequence[Variant]) -> list[list[Scenario]]:
     """Return the scenarios of a point's arms whose parts are alive at the same time, group by group."""
     scenarios = [variant.scenario for variant in variants]
     return [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs whose parts are alive at the same time: arms that take turns by training step, or one run.
+
+    ``interleaving`` stands in their manifests: ``step``, ``run`` for one after the other, or None for a single arm.
+    """
+
+    variants: Sequence[Variant]
+    interleaving: str | None
+
+    @property
+    def block(self) -> int | None:
+        """Its block; None where there is one."""
+        return self.variants[0].block
+
+
+def groups_of(points: Iterable[list[Variant]], by_itself: str | None = None) -> list[Group]:
+    """Return the runs of each point in the order in which they are made.
+
+    The points of every second block are turned round, and the arms of a point that run one after the other are in an
+    order drawn from the seed, so that drift of the machine hits all alike. ``by_itself`` is the ``interleaving`` of a
+    point with a single arm.
+    """
+    groups = list[Group]()
+    for block, members in itertools.groupby(points, key=lambda variants: variants[0].block):
+        for variants in reversed([*members]) if (block or 0) % 2 else members:
+            interleaving = interleaving_of(variants) or by_itself
+            if interleaving == "step":
+                groups.append(Group(variants, interleaving))
+                continue
+            order = order_in_block(len(variants), block or 0, variants[0].scenario.seed - (block or 0))
+            groups += [Group([variants[number]], interleaving) for number in order]
+    return groups
 
 
 def alternating_order(arms: int, steps: Sequence[int], seed: int) -> list[tuple[int, int]]:

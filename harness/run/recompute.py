@@ -26,11 +26,11 @@ from harness.results.manifest import Manifest
 from harness.results.reader import load_run
 from harness.results.writer import KEPT_STEPS, POLICY
 from harness.run.builders import BUILDERS, make_policy, make_rewards, make_task, never, prompt_encoder, response_text
+from harness.run.continuation import check_same
 from harness.run.inputs import date_of_run
 from harness.run.kept_steps import KeptResult, read_result
 from harness.run.plugins import plugin_digests
 from harness.run.policy import Policy
-from harness.run.resume import check_same
 from harness.run.workers import LearnerWorker
 from harness.scenario.schema import Scenario
 from harness.tasks.scoring import RewardFailed

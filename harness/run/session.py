@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,12 +39,10 @@ from harness.run.interrupts import holding_interrupts
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.memory.shape import shape_for
 from harness.run.parts import RunningParts, kept_policies
+from harness.run.points import Resume
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml
 from harness.scenario.schema import Scenario
-
-if TYPE_CHECKING:
-    from harness.run.resume import Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +74,8 @@ def run_label(variant: Variant) -> str:
 class RunSession:
     """One run with a folder, finished exactly once.
 
-    Args:
-        arm: what is run.
-        folder: where it is recorded.
-        recorder: writes its rows.
-        probes: what runs beside it.
-        streams: its metrics for other programs.
-        open_again: opens the run's folder once more, where it goes on.
-        measure_memory: called once at the end, with this run: returns what it held at most, for the manifest.
-        durable: see ``Experiment``.
-
-    Attributes:
-        memory: what ``measure_memory`` returned; see ``harness.run.memory.check``.
+    ``measure_memory`` is called at the end, with this run: it returns what was held at most, which is ``memory`` from
+    then on and stands in the manifest. ``durable`` is that of the ``Experiment``.
     """
 
     def __init__(
@@ -98,11 +86,9 @@ class RunSession:
         recorder: RunRecorder,
         probes: RunProbes,
         streams: Streams,
-        open_again: Callable[[Resume], RunSession],
         measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
         durable: bool = False,
     ) -> None:
-        self._open_again = open_again
         self.arm, self.folder, self.recorder, self.probes, self._streams = arm, folder, recorder, probes, streams
         self._measure_memory, self._durable = measure_memory, durable
         self.memory: dict[str, Any] = {}
@@ -112,20 +98,6 @@ class RunSession:
         """Add lines to the run's log."""
         for line in lines:
             self.folder.log(line)
-
-    def go_on(self, resume: Resume) -> RunSession:
-        """Close the files without a word about how the run ended, and return the session in which it goes on.
-
-        Raises:
-            UserError: the folder cannot be written, or another process has taken it.
-        """
-        self._streams.close()
-        with suppress(RunStopped):  # what py-spy lacks was said
-            self.probes.close()
-        self.folder.flush()
-        self.folder.close()
-        self._finished = True
-        return self._open_again(resume)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Write how the run ended. What was flushed before stays readable; a second call does nothing.
@@ -137,30 +109,28 @@ class RunSession:
             UserError: the folder cannot be written, where there was no other error.
         """
         with holding_interrupts():  # else the manifest says "running" for good
-            if not self._finished:
-                self._finished = True
-                self._write_how_it_ended(error)
+            if self._finished:
+                return
+            self._finished = True
+            if error is None:
+                self._write_end("completed")
+                return
+            with suppress(UserError):
+                if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted):
+                    self._write_end("interrupted")
+                else:
+                    at = getattr(error, "step", None)
+                    diverged = {"step": self.recorder.steps_done if at is None else at}
+                    more = {"diverged": diverged} if isinstance(error, Diverged) else {}
+                    self._write_end("failed", str(error), more)
 
-    def _write_how_it_ended(self, error: BaseException | None) -> None:
-        if error is None:
-            self._write_end("completed")
-            return
-        diverged = {}
-        if isinstance(error, Diverged):
-            diverged = {"diverged": {"step": self.recorder.steps_done if error.step is None else error.step}}
-        with suppress(UserError):
-            if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | Interrupted):
-                self._write_end("interrupted")
-            else:
-                self._write_end("failed", str(error), diverged)
-
-    def _write_end(self, status: str, error: str | None = None, more: dict[str, Any] | None = None) -> None:
+    def _write_end(self, status: str, error: str | None = None, more: Mapping[str, Any] = MappingProxyType({})) -> None:
         try:
             outcome = self._last_figures()
         except UserError as full:
-            self.folder.finish("failed" if status == "completed" else status, error or str(full), more)
+            self.folder.finish("failed" if status == "completed" else status, error or str(full), dict(more))
             raise
-        self.folder.finish(status, error, outcome | (more or {}))
+        self.folder.finish(status, error, {**outcome, **more})
         if self._durable:
             sync_to_disk(self.folder.folder)
 
@@ -278,15 +248,6 @@ class Experiment:
             UserError: the folder cannot be made, or a metric stream not be opened.
         """
 
-        def again(resume: Resume) -> RunSession:
-            return self.open_run(
-                replace(arm, resume=resume),
-                interleaving=interleaving,
-                row_listeners=row_listeners,
-                pass_turn=pass_turn,
-                measure_memory=measure_memory,
-            )
-
         scenario, parts, profile = arm.variant.scenario, arm.parts, load_profile(arm.variant.scenario.profile)
         startup_s = arm.tracer.clock_ns() / 1e9
         resume = arm.resume
@@ -296,11 +257,11 @@ class Experiment:
             folder = self.open_folder(
                 arm.variant,
                 startup_s,
-                interleaving,
-                parts.threads,
-                parts.num_parameters,
-                parts.end_tokens,
                 parts.inputs,
+                interleaving=interleaving,
+                threads=parts.threads,
+                parameters=parts.num_parameters,
+                end_tokens=dict(parts.end_tokens),
             )
         try:
             at = None if resume is None else resume.checkpoint.step
@@ -328,7 +289,6 @@ class Experiment:
             recorder=recorder,
             probes=probes,
             streams=streams,
-            open_again=again,
             measure_memory=measure_memory,
             durable=self._durable,
         )
@@ -336,67 +296,44 @@ class Experiment:
         return session
 
     def open_folder(
-        self,
-        variant: Variant,
-        startup_s: float,
-        interleaving: str | None,
-        threads: int | None,
-        parameters: int | None,
-        end_tokens: Mapping[str, str] = MappingProxyType({}),
-        inputs: Mapping[str, Input] = MappingProxyType({}),
+        self, variant: Variant, startup_s: float = 0.0, inputs: Mapping[str, Input] = MappingProxyType({}), **facts: Any
     ) -> RunFolder:
-        """Make a run's folder with its manifest and resolved scenario; for what the arguments mean see ``Manifest``.
+        """Make a run's folder with its manifest and resolved scenario; ``facts`` are further fields of ``Manifest``.
 
         Raises:
             UserError: the folder cannot be made.
         """
         folder, experiment = self._make_folder(variant)
         try:
-            self._write_plan(experiment)
-            folder.write_manifest(
-                self._manifest(
-                    variant, experiment.name, startup_s, interleaving, threads, parameters, end_tokens, inputs
-                )
+            if self._plan.runs and not (experiment / EXPERIMENT).exists():
+                if self._whole is not None:
+                    self._write_whole(self._whole, experiment / SCENARIO)
+                write_plan(experiment, self._plan)
+            manifest = Manifest(
+                scenario=self._scenario_name,
+                experiment=experiment.name,
+                started_at=timestamp(utc_now()),
+                arm=variant.arm,
+                point=variant.point,
+                position=variant.position,
+                startup_s=round(startup_s, 6),
+                seed=variant.scenario.seed,
+                block=variant.block,
+                profile=variant.scenario.profile,
+                versions=dict(self._versions),
+                machine=self._machine,
+                commit=self._code.commit,
+                dirty=self._code.dirty,
+                inputs={**named_inputs(variant.scenario), **inputs},
+                **facts,
             )
+            folder.write_manifest(manifest)
             folder.write_scenario(resolved_yaml(variant.scenario))
         except UserError:  # there is nothing to tell of a run that could not begin
             folder.discard()
             self.folder = self.folder if experiment.exists() else None
             raise
         return folder
-
-    def _manifest(
-        self,
-        variant: Variant,
-        experiment: str,
-        startup_s: float,
-        interleaving: str | None,
-        threads: int | None,
-        parameters: int | None,
-        end_tokens: Mapping[str, str],
-        inputs: Mapping[str, Input],
-    ) -> Manifest:
-        return Manifest(
-            scenario=self._scenario_name,
-            experiment=experiment,
-            started_at=timestamp(utc_now()),
-            arm=variant.arm,
-            point=variant.point,
-            position=variant.position,
-            startup_s=round(startup_s, 6),
-            seed=variant.scenario.seed,
-            interleaving=interleaving,
-            block=variant.block,
-            profile=variant.scenario.profile,
-            versions=dict(self._versions),
-            machine=self._machine,
-            threads=threads,
-            commit=self._code.commit,
-            dirty=self._code.dirty,
-            parameters=parameters,
-            end_tokens=dict(end_tokens),
-            inputs={**named_inputs(variant.scenario), **inputs},
-        )
 
     def _reopen_folder(
         self, resume: Resume, variant: Variant, startup_s: float, inputs: Mapping[str, Input] = MappingProxyType({})
@@ -425,18 +362,14 @@ class Experiment:
         folder.write_scenario(resolved_yaml(variant.scenario))
         return folder
 
-    def record_failure(self, variant: Variant, error: BaseException, resume: Resume | None = None) -> Path:
-        """Make the folder of a run that could not even start, or go on from there, which says why; return it.
+    def record_failure(self, variant: Variant, error: BaseException, resume: Resume | None = None) -> None:
+        """Make the folder of a run that could not even start, or go on from there, which says why.
 
         Raises:
             UserError: the folder cannot be made.
         """
-        if resume is not None:
-            folder = self._reopen_folder(resume, variant, 0.0)
-        else:
-            folder = self.open_folder(variant, 0.0, None, None, None)
+        folder = self.open_folder(variant) if resume is None else self._reopen_folder(resume, variant, 0.0)
         folder.finish("failed", str(error))
-        return folder.folder
 
     def _make_folder(self, variant: Variant) -> tuple[RunFolder, Path]:
         """Return the run's folder and the experiment's."""
@@ -448,12 +381,6 @@ class Experiment:
         folder, experiment = begin_experiment(self._out, self._scenario_name, name, echo)
         self.folder = self.home / experiment
         return folder, self.folder
-
-    def _write_plan(self, experiment: Path) -> None:
-        if self._plan.runs and not (experiment / EXPERIMENT).exists():
-            if self._whole is not None:
-                self._write_whole(self._whole, experiment / SCENARIO)
-            write_plan(experiment, self._plan)
 
     def _write_whole(self, scenario: Scenario, file: Path) -> None:
         try:
@@ -475,14 +402,10 @@ def sync_to_disk(folder: Path) -> None:
     """Return when the disk has taken a folder, all files below it, and their names."""
     for home, _, names in os.walk(folder):
         for path in (*(Path(home, name) for name in names), Path(home)):
-            sync_one(path)
-    sync_one(folder.parent)
-
-
-def sync_one(path: Path) -> None:
-    """Return when the disk has taken a file, or the names in a folder."""
-    with suppress(OSError):  # a file system that cannot, or a draft that is gone already
-        sync(path)
+            with suppress(OSError):  # a file system that cannot, or a draft that is gone already
+                sync(path)
+    with suppress(OSError):
+        sync(folder.parent)
 
 
 def utilisation_of(scenario: Scenario, gpus: Sequence[Mapping[str, Any]]) -> Utilisation:

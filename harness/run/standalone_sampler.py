@@ -76,16 +76,17 @@ def make_sampler(
         UserError: there is no such model, or the engine or the device cannot be had here.
         RunStopped: the preset's warm start failed.
     """
+    kind = VllmEngineSettings if engine == "vllm" else NativeEngineSettings
     scenario = Scenario(
         model=_model_settings(model),
-        engine=_engine_settings(engine, precision, max_batch),
+        engine=kind(precision=precision, max_batch=max_batch),
         placement=PlacementSettings(device=device),
     )
     check_gpu_is_found([scenario])
     chosen = resolve_device(scenario, scenario.placement.generator)
     policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never).with_ends(chat=chat)
-    checksums = _checksums(policy)
     made: Engine
+    checksums = _checksums(policy)  # before an engine may take the weights
     if engine == "vllm":  # not by the table: there is no Learner to leave memory to, or to sleep for
         from harness.engines.vllm import vllm_engine
 
@@ -111,31 +112,17 @@ def _model_settings(model: str) -> PresetModelSettings | FolderModelSettings:
     return PresetModelSettings(preset=name)
 
 
-def _engine_settings(
-    engine: EngineName, precision: Precision, max_batch: int
-) -> NativeEngineSettings | VllmEngineSettings:
-    kind = VllmEngineSettings if engine == "vllm" else NativeEngineSettings
-    return kind(precision=precision, max_batch=max_batch)
-
-
 def _checksums(policy: Policy) -> dict[str, str]:
+    """Return digests that depend on what the policy is, and not on where it was loaded from."""
     from harness.models.tokenizer import tokenizer_digest
     from harness.transports.checksum import checksum
 
     assert policy.model is not None
-    return {
-        "weights": checksum(policy.model.state_dict()),
-        "config": _config_digest(policy.model.config),
-        "tokenizer": tokenizer_digest(policy.tokenizer)[:16],
-    }
-
-
-def _config_digest(config: Any) -> str:
-    """Return 16 hex digits that depend on the model's shape, not on where it was loaded from."""
+    config: Any = policy.model.config
     fields = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config.to_dict()
     shape = {key: value for key, value in fields.items() if key not in ("_name_or_path", "transformers_version")}
-    return _short_digest(json.dumps(shape, sort_keys=True, default=str))
-
-
-def _short_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {
+        "weights": checksum(policy.model.state_dict()),
+        "config": hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode()).hexdigest()[:16],
+        "tokenizer": tokenizer_digest(policy.tokenizer)[:16],
+    }

@@ -10,7 +10,7 @@ import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,20 +44,9 @@ from harness.settings.placement import PartSettings
 from harness.settings.transport import TransportSweepSettings
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group
-from harness.transports.protocol import TransportOptions, WeightReceiver, WeightSender
+from harness.transports.protocol import TransportOptions
 
 COPY_BYTES = 256_000_000
-
-
-# ---- which syncs
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of one part of the sweep."""
-
-    megabytes: float
-    tensors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +58,8 @@ class Sync:
     repeat: int
 
 
-def weights_of(settings: TransportSweepSettings) -> list[Weights]:
-    """Return the sizes and tensor counts of the sweep, small ones first."""
-    return [Weights(*pair) for pair in itertools.product(sorted(settings.megabytes), sorted(settings.tensors))]
-
-
 def syncs_of(settings: TransportSweepSettings, seed: int) -> Iterator[Sync]:
-    """Yield the syncs of one part: in each repeat every transport once, in an order drawn anew.
+    """Yield the syncs of weights of one size: in each repeat every transport once, in an order drawn anew.
 
     Each second repeat runs the last order backwards; see ``alternating_order``.
     """
@@ -90,10 +74,16 @@ def syncs_of(settings: TransportSweepSettings, seed: int) -> Iterator[Sync]:
 
 
 class SweepLearner:
-    """One set of weights with a sender of each transport in front."""
+    """One set of weights on a device with a sender of each transport, with its usual settings, in front."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], senders: dict[str, WeightSender], tracer: Tracer) -> None:
-        self.weights, self.senders, self.tracer = weights, senders, tracer
+    def __init__(
+        self, transports: Sequence[str], megabytes: float, tensors: int, folder: str, device: str, tracer: Tracer
+    ) -> None:
+        made_up = made_up_weights(megabytes, tensors)
+        options = TransportOptions(folder=folder, device=device)
+        self.senders = {name: transport_kind(name).sender(options) for name in transports}
+        self.weights = {name: tensor.to(device) for name, tensor in made_up.items()}
+        self.tracer = tracer
 
     def publish_weights(self, transport: str, version: int) -> WeightHandle:
         """Change the weights and publish them; nothing published before is needed any more."""
@@ -121,8 +111,10 @@ class SweepLearner:
 class SweepGenerator:
     """One engine with a receiver of each transport in front, on one device."""
 
-    def __init__(self, receivers: dict[str, WeightReceiver], lane: str, device: str, tracer: Tracer) -> None:
-        self.receivers, self.lane, self.device, self.tracer = receivers, lane, device, tracer
+    def __init__(self, transports: Sequence[str], lane: str, device: str, tracer: Tracer) -> None:
+        options = TransportOptions(device=device)
+        self.receivers = {name: transport_kind(name).receiver(options) for name in transports}
+        self.lane, self.device, self.tracer = lane, device, tracer
         self.engine = PacedEngine(0.0, 0.0, 1, device=device)
         self._copied: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -157,33 +149,16 @@ class SweepGenerator:
             receiver.close()
 
 
-def make_sweep_learner(
-    transports: Sequence[str], weights: Weights, folder: str, device: str, tracer: Tracer
-) -> SweepLearner:
-    """Return weights of this size on the device and a sender of each transport; files go into the folder."""
-    options = TransportOptions(folder=folder, device=device)  # with the usual settings of each
-    made_up = made_up_weights(weights.megabytes, weights.tensors)
-    senders = {name: transport_kind(name).sender(options) for name in transports}
-    return SweepLearner({name: tensor.to(device) for name, tensor in made_up.items()}, senders, tracer)
-
-
-def make_sweep_generator(transports: Sequence[str], lane: str, device: str, tracer: Tracer) -> SweepGenerator:
-    """Return an engine and a receiver of each transport."""
-    options = TransportOptions(device=device)
-    receivers = {name: transport_kind(name).receiver(options) for name in transports}
-    return SweepGenerator(receivers, lane, device, tracer)
-
-
 # ---- their actors, and the time of a sync
 
 
 class SweepActors:
-    """One Learner and some Generators with an end of every transport.
+    """One Learner with weights of a size, and some Generators, with an end of every transport.
 
     Args:
         scenario: has a ``transport_sweep``.
         session: the Ray they run in.
-        weights: size and tensors of the weights.
+        megabytes, tensors: of the weights.
         logs: takes what the processes print.
 
     Raises:
@@ -191,40 +166,44 @@ class SweepActors:
         RunStopped: an actor died.
     """
 
-    def __init__(self, scenario: Scenario, session: RaySession, weights: Weights, logs: ProcessLogs) -> None:
+    def __init__(
+        self, scenario: Scenario, session: RaySession, megabytes: float, tensors: int, logs: ProcessLogs
+    ) -> None:
         settings, placement = _sweep_of(scenario), scenario.placement
         transports, kinds = settings.transports, [transport_kind(name) for name in settings.transports]
-        self._weights, self._version, self._limit_s = weights, -1, scenario.faults.stall_after_s
+        self._tensors, self._version, self._limit_s = tensors, -1, scenario.faults.stall_after_s
         self._folder = tempfile.mkdtemp(prefix="weights-", dir=session.folder)
 
-        def launch(lane: str, part: PartSettings, make: Callable[[str, Tracer], Any]) -> tuple[Any, Any, Any]:
+        def launch(lane: str, part: PartSettings, worker: type, *arguments: Any) -> tuple[Any, Any, Any]:
             device = resolve_device(scenario, part)
             environment = process_environment(1, placement.interface)
             return ActorSpec(
                 setup=ProcessSetup(lane, 1, logs.file_for(lane), cuda=device == "cuda"),
-                make=partial(make, device),
+                make=partial(worker, transports, *arguments, device),
                 options={"num_cpus": 0, "num_gpus": part.gpus, "runtime_env": {"env_vars": environment}},
                 tensor_transport=True,
                 calls={kind.calls: 2 for kind in kinds if kind.calls is not None},
             ).launch()
 
-        learner = partial(make_sweep_learner, transports, weights, self._folder)
-        launched = [launch("learner", placement.learner, learner)]
+        launched = [launch("learner", placement.learner, SweepLearner, megabytes, tensors, self._folder)]
         for lane in numbered_lanes("generator", max(settings.receivers)):
-            launched.append(launch(lane, placement.generator, partial(make_sweep_generator, transports, lane)))
+            launched.append(launch(lane, placement.generator, SweepGenerator, lane))
         self._handles = [handle for handle, *_ in launched]
         try:
             with _plain_errors(limit_s := start_limit_s(self._limit_s)):
                 ray.get([facts for _, facts, _ in launched], timeout=limit_s)
-            for name in transports:
-                if transport_kind(name).two_sided:
-                    make_group(self._handles, name)
+            for kind in kinds:
+                if kind.two_sided:
+                    make_group(self._handles, kind.name)
         except BaseException:
             self.close()
             raise
 
     def sync(self, wanted: Sync) -> SyncRow:
         """Make one sync and return its times.
+
+        The slowest receiver decides; verification is timed apart and is part of no other figure. Where the weights
+        arrive in memory of the receiver's own, the copy into the engine's tensors is timed apart as well.
 
         Raises:
             RunStopped: the weights that arrived are not those published, or an actor died.
@@ -250,7 +229,23 @@ class SweepActors:
             [arrival(reply.spans, at_ns), *reply.spans] if sent else reply.spans
             for reply, at_ns in zip(replies, called_ns, strict=True)
         ]
-        return _row(wanted, self._weights, published, loaded, copied.value)
+        slowest = max(loaded, key=lambda spans: max(span.end_ns for span in spans))
+        load_s = _seconds(slowest, Stage.WEIGHT_LOAD)
+        verify_s = _seconds([*published.spans, *slowest], Stage.WEIGHT_VERIFY)
+        whole_ns = max(span.end_ns for span in slowest) - min(span.start_ns for span in published.spans)
+        return SyncRow(
+            transport=wanted.transport,
+            num_bytes=published.value.num_bytes,
+            tensors=self._tensors,
+            receivers=wanted.receivers,
+            repeat=wanted.repeat,
+            total_s=whole_ns / 1e9 - verify_s - (load_s if kind.own_memory else 0.0),
+            publish_s=_seconds(published.spans, Stage.WEIGHT_PUBLISH),
+            transfer_s=_seconds(slowest, Stage.WEIGHT_TRANSFER),
+            load_s=load_s,
+            verify_s=verify_s,
+            plain_copy_s=copied.value,
+        )
 
     def close(self) -> None:
         """End the actors."""
@@ -258,37 +253,6 @@ class SweepActors:
         for handle in self._handles:
             ray.kill(handle)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _row(
-    wanted: Sync, weights: Weights, published: Reply, loaded: Sequence[Sequence[Span]], plain_copy_s: float
-) -> SyncRow:
-    """The slowest receiver decides; verification is timed apart and is part of no other figure.
-
-    Where the weights arrive in memory of the receiver's own, the copy into the engine's tensors is timed apart as well.
-    """
-    publish_s, publish_verify_s = (
-        _seconds(published.spans, stage) for stage in (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_VERIFY)
-    )
-    slowest = max(loaded, key=lambda spans: max(span.end_ns for span in spans))
-    verify_s = _seconds(slowest, Stage.WEIGHT_VERIFY)
-    begin_ns = min(span.start_ns for span in published.spans)
-    end_ns = max(span.end_ns for span in slowest)
-    load_s = _seconds(slowest, Stage.WEIGHT_LOAD)
-    apart_s = publish_verify_s + verify_s + (load_s if transport_kind(wanted.transport).own_memory else 0.0)
-    return SyncRow(
-        transport=wanted.transport,
-        num_bytes=published.value.num_bytes,
-        tensors=weights.tensors,
-        receivers=wanted.receivers,
-        repeat=wanted.repeat,
-        total_s=(end_ns - begin_ns) / 1e9 - apart_s,
-        publish_s=publish_s,
-        transfer_s=_seconds(slowest, Stage.WEIGHT_TRANSFER),
-        load_s=load_s,
-        verify_s=publish_verify_s + verify_s,
-        plain_copy_s=plain_copy_s,
-    )
 
 
 def _seconds(spans: Sequence[Span], stage: Stage) -> float:
@@ -328,7 +292,7 @@ def run_transport_sweep(
     start_s, rows, folder = time.perf_counter(), 0, None
     try:
         with holding_interrupts():
-            folder = experiment.open_folder(variant, startup_s=0.0, interleaving="sync", threads=1, parameters=None)
+            folder = experiment.open_folder(variant, interleaving="sync", threads=1)
         for row in _sync_rows(variant.scenario, session, folder.log, console, quiet):
             folder.append(row)
             folder.flush()
@@ -348,17 +312,17 @@ def _sync_rows(
     scenario: Scenario, session: RaySession, log: Callable[[str], None], console: Console, quiet: bool
 ) -> Iterator[SyncRow]:
     settings = _sweep_of(scenario)
-    parts = weights_of(settings)
+    sizes = [*itertools.product(sorted(settings.megabytes), sorted(settings.tensors))]
     in_each = len(settings.receivers) * (settings.repeats + 1) * len(settings.transports)
     with progress_bars(console, quiet=quiet) as progress:
-        task = progress.add_task("weight syncs", total=len(parts) * in_each)
-        for weights in parts:
-            what = f"{weights.megabytes:g} MB in {weights.tensors} tensor{'s' if weights.tensors > 1 else ''}"
+        task = progress.add_task("weight syncs", total=len(sizes) * in_each)
+        for megabytes, tensors in sizes:
+            what = f"{megabytes:g} MB in {tensors} tensor{'s' if tensors > 1 else ''}"
             progress.update(task, description=what)
             if not quiet and not is_live(console):
                 console.print(f"weight syncs: {what}", highlight=False)
             logs = ProcessLogs(session.folder)
-            with closing(SweepActors(scenario, session, weights, logs)) as actors:
+            with closing(SweepActors(scenario, session, megabytes, tensors, logs)) as actors:
                 try:
                     for wanted in syncs_of(settings, scenario.seed):
                         yield actors.sync(wanted)

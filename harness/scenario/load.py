@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.core.errors import UserError
-from harness.core.experiment import EXPERIMENT_SETTINGS
+from harness.core.experiment import EXPERIMENT_SETTINGS, NAMING
 from harness.core.named_files import SCENARIOS, SUFFIXES, VERSUS, NamedFiles, display
 from harness.core.regular_files import read_regular
 from harness.scenario.axes import expand, parse_scenario
@@ -25,7 +25,6 @@ from harness.scenario.tree import MOST_BYTES, NUMBER_PATTERNS, Tree, parse_docum
 from harness.settings.removed import without_removed
 
 Model = TypeVar("Model", bound=BaseModel)
-_OWN_KEYS = ("name", "description")
 AGAIN = "again"
 MORE_ARMS = "arms+"
 MOST_EXTENDED = 20
@@ -84,7 +83,7 @@ def _checked(tree: Tree, subject: str) -> Scenario:
 def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
     """Return the data of a file laid over what it extends.
 
-    A name and a description are not inherited. ``arms`` replace those of the base, and ``arms+`` come beside them.
+    What names a scenario is not inherited. ``arms`` replace those of the base, and ``arms+`` come beside them.
     """
     tree = _read(SCENARIOS, path)
     if path.name.endswith(".resolved.yaml"):  # of a run that was made, perhaps by the release before
@@ -103,7 +102,7 @@ def _file_tree(path: Path, chain: tuple[Path, ...]) -> Tree:
     if base_path.resolve() in chain:
         names = [link.stem for link in chain[chain.index(base_path.resolve()) :]] + [base_path.stem]
         raise UserError(f"scenarios extend each other: {' -> '.join(names)}", where, "let one of them stand alone")
-    replaced = (*_OWN_KEYS, "arms") if "arms" in tree.data else _OWN_KEYS
+    replaced = (*NAMING, "arms") if "arms" in tree.data else NAMING
     whole = _file_tree(base_path, chain).without(*replaced).overlaid(Scenario, tree.without("extends", MORE_ARMS))
     if tree.data.get(MORE_ARMS) is None:
         return whole
@@ -208,8 +207,8 @@ def load_side_by_side(
                 raise UserError(what, f"scenario {scenario.name}", fix)
             before = called[:index].count(scenario.name)
             arms[f"{scenario.name}-{before + 1}" if before else scenario.name] = _changes(base, scenario)
-        names_of_arms = {"name": VERSUS.join(dict.fromkeys(called))[:100], "description": f"{' against '.join(arms)}."}
-        data |= names_of_arms | {"arms": arms}
+        data |= {"name": VERSUS.join(dict.fromkeys(called))[:100], "description": f"{' against '.join(arms)}."}
+        data |= {"question": "", "minutes": None, "arms": arms}
     if again and AGAIN in data["arms"]:
         what = f"{data['name']} has an arm called {AGAIN!r} already"
         raise UserError(what, f"scenario {data['name']}", "leave --again out")
@@ -256,8 +255,8 @@ def resolved_yaml(scenario: Scenario) -> str:
 
 
 def scenario_hash(scenario: Scenario) -> str:
-    """Return 12 hex digits that depend on what is run, not on its name or description."""
-    data = {key: value for key, value in _plain(scenario).items() if key not in ("name", "description")}
+    """Return 12 hex digits that depend on what is run, not on what it is called."""
+    data = {key: value for key, value in _plain(scenario).items() if key not in NAMING}
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
 
 

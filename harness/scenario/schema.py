@@ -137,6 +137,10 @@ class Scenario(Settings):
     """Probes beside the stage spans: a profile in profiles/ (off, light, full, nsight, pyspy), or a YAML file."""
     trackers: tuple[Tracker, ...] = ("jsonl", "tensorboard")
     """Trackers that also get each step's metrics; your own as `package.module:Name`."""
+    question: str = ""
+    """What it answers: `list` shows scenarios by their questions."""
+    minutes: AtLeast1 | None = None
+    """About how long all its runs take on two CPU cores, for `list`; null: not known."""
     arms: dict[FolderName, ArmChanges] = Field(default_factory=dict)
     """Variants compared in one run: for each name, the dotted keys it changes."""
     sweep: Annotated[dict[str, AxisValues], Field(max_length=MOST_AXES)] = Field(default_factory=dict)

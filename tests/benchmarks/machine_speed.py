@@ -27,6 +27,7 @@ from harness.probes.machine_speed import SpeedProbe
 from harness.results import EvaluationRow, StepRow
 from harness.run.arm_runner import ArmRunner
 from harness.run.factory import PartsFactory
+from harness.run.interleaving import Group
 from harness.run.session import Experiment
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
@@ -50,9 +51,9 @@ def measured_run(steps: int, seed: int) -> list[dict[str, float]]:
 
     with tempfile.TemporaryDirectory() as folder, PartsFactory() as factory:
         runner = ArmRunner(Experiment(Path(folder), "machine_speed"), factory, Console(stderr=True), quiet=True)
-        runner.run_point(expand(load_scenario("quickstart", changes)), None, [after_row])
-    if runner.failures:
-        raise runner.failures[0][1]
+        failures = runner.run(Group(expand(load_scenario("quickstart", changes)), None), listeners=[after_row])
+    if failures:
+        raise failures[0][1]
     return rows[2:-1]  # without the first steps, which are warm-up, and the last, which has the evaluation
 
 

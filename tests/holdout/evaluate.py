@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from harness.compare.stats.intervals import t_interval
 from harness.core.errors import UserError
+from harness.core.experiment import NAMING
 from harness.core.spawn_pool import spawn_pool
 from harness.results import Run
 from harness.simulate.calibrate.fit import fit
@@ -33,7 +34,7 @@ from tests.holdout.summary import (
 
 WASTED = ("failed", "dropped", "unused")
 """Causes of waste that add up; what was evicted unused is a part of ``unused``."""
-LENGTH_OF_RUN = ("steps", "evaluation", "name", "description", "seed", "blocks")
+LENGTH_OF_RUN = ("steps", "evaluation", *NAMING, "seed", "blocks")
 
 
 class Replay(NamedTuple):

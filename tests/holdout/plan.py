@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from harness.core.errors import UserError
+from harness.core.experiment import NAMING
 from harness.core.named_files import NamedFiles
 from harness.results import Run, find_runs
 from harness.scenario.axes import expand
@@ -20,7 +21,7 @@ from harness.settings.base import Fraction, NonEmptyText, Section
 
 PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")
 Names = Annotated[tuple[NonEmptyText, ...], Field(min_length=1)]
-_NOT_COMPARED = {"name", "description", "seed", "endpoint", "blocks", "stop_at_half_width", "trackers", "arms", "sweep"}
+_NOT_COMPARED = {*NAMING, "seed", "endpoint", "blocks", "stop_at_half_width", "trackers", "arms", "sweep"}
 """Settings that may differ between the plan's scenario and a recorded run: names, and what repeats differ in."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.endpoint import SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS
+from harness.compare.endpoint import SECONDS_PER_STEP, WEIGHT_SYNC_SECONDS, endpoint_of
 from harness.core.trace import Stage
 from harness.results import Manifest, RunFolder
 from harness.run.blocks import BlockTimes, BlockWatch, earlier_block_seconds
@@ -39,14 +39,14 @@ def test_the_endpoint_is_judged_over_all_blocks_so_far(make_run: Make, tmp_path:
     blocks = Blocks(make_run, tmp_path, BlockWatch(3, None))
     for log_ratio in (0.0, 0.02):
         blocks.add(a=1.0, b=exp(log_ratio))
-    ((base, arm, effect),) = blocks.watch.standings()
+    ((base, arm, effect),) = blocks.watch.standings
     assert (base, arm, effect.blocks) == ("a", "b", 2)
     # mean 0.01, sd 0.02 / sqrt(2), t(0.975, 1) = 12.7062 (https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm)
     reach = 12.7062 * (0.02 / sqrt(2)) / sqrt(2) * effect.widening
     assert effect.ratio == pytest.approx(exp(0.01))
     assert effect.low is not None
     assert log(effect.low) == pytest.approx(0.01 - reach, abs=1e-5)
-    assert blocks.watch.endpoint is SECONDS_PER_STEP
+    assert endpoint_of(blocks.watch.members) is SECONDS_PER_STEP
     assert not blocks.watch.is_enough
     blocks.add(a=1.0, b=1.0)
     assert blocks.watch.is_enough  # all are made
@@ -75,8 +75,8 @@ def test_the_width_is_that_of_the_endpoint_and_not_of_the_step(make_lagged_run: 
             settings = f"endpoint: weight_sync_seconds\ntransport: {{type: {arm}}}\n"
             make_lagged_run(arm=arm, seed=block, settings=settings, sync_ms=(publish_ms, 10.0, 5.0, 2.0))
         watch.add(next((tmp_path / "results").glob("*/*")))
-    assert watch.endpoint is WEIGHT_SYNC_SECONDS
-    ((_, _, effect),) = watch.standings()
+    assert endpoint_of(watch.members) is WEIGHT_SYNC_SECONDS
+    ((_, _, effect),) = watch.standings
     assert effect.ratio == pytest.approx(35 / 20)
     assert watch.is_enough
 
@@ -86,14 +86,14 @@ def test_an_arm_without_figures_has_no_standing(make_run: Make, tmp_path: Path) 
     make_run(arm="b", block=0, steps=0, status="failed", error="stopped")
     watch = BlockWatch(3, None)
     watch.add(tmp_path / FOLDER)
-    ((_, _, effect),) = watch.standings()
+    ((_, _, effect),) = watch.standings
     assert (effect.ratio, effect.blocks) == (None, 0)
     assert not watch.is_enough
 
 
 def test_nothing_is_said_before_the_first_block() -> None:
     watch = BlockWatch(12, 0.01)
-    assert (watch.standings(), watch.headlines(), watch.is_enough) == ([], [], False)
+    assert (watch.standings, watch.headlines, watch.is_enough) == ([], [], False)
 
 
 def test_the_time_left_comes_from_the_blocks_so_far_without_the_first() -> None:
@@ -124,7 +124,7 @@ def test_a_later_block_that_is_there_already_is_judged_in_its_turn(make_run: Mak
     seen = []
     for _ in range(3):
         watch.add(tmp_path / FOLDER)
-        seen += [effect.blocks for _, _, effect in watch.standings()]
+        seen += [effect.blocks for _, _, effect in watch.standings]
     assert seen == [1, 2, 3]
 
 

@@ -10,7 +10,8 @@ from harness.core.atomic_files import check_writable
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.extras import as_typed, how_to_install
 from harness.core.named_files import SCENARIOS
-from harness.run.commands.list import EXAMINATIONS, QUESTIONS
+from harness.run.commands.list import EXAMINATION, QUESTIONS, scenarios
+from harness.run.engine import Tries
 from harness.run.needs import needs_of
 from harness.scenario.axes import expand
 from harness.scenario.foreign_names import MEANT, NOT_OFFERED, SETTING_OF
@@ -63,6 +64,32 @@ def test_bench_makes_arms_of_scenarios_and_blocks_of_both(folder):
     assert (scenario.blocks, scenario.stop_at_half_width, scenario.steps) == (12, 0.01, 3)
     assert list(scenario.arms) == ["plain", "other", "again"]
     assert (out, quiet) == (Path("there"), False)
+
+
+def test_run_takes_what_its_short_names_take(folder):
+    for name in ("plain", "other"):
+        (folder / "scenarios" / f"{name}.yaml").write_text("steps: 10\n")
+    run = RecordingRun()
+    assert main(["run", "plain", "other"], run) == main(["run", "plain", "--blocks", "3"], run) == 0
+    assert main(["run", "plain", "--again"], run) == 0
+    assert [(list(scenario.arms), scenario.blocks) for scenario, _, _ in run.calls] == [
+        (["plain", "other"], 10), ([], 3), (["plain", "again"], 10),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "tries", "fresh"),
+    [
+        (["sweep", "mine"], Tries(3, False), False),
+        (["run", "mine", "--attempts", "2", "--fresh"], Tries(2, False), True),
+        (["run", "mine", "--retry-failed"], Tries(3, True), False),
+    ],
+)
+def test_a_sweep_is_a_run_with_attempts(monkeypatch, typed, tries, fresh):
+    given = []
+    monkeypatch.setattr("harness.run.experiment.run_scenario", lambda *_, **options: given.append(options) or 0)
+    assert main([*typed, "--quiet"]) == 0
+    assert given == [{"amount": "line", "tries": tries, "fresh": fresh}]
 
 
 def test_bench_of_one_scenario_keeps_its_arms(folder):
@@ -201,18 +228,18 @@ def test_list_shows_each_scenario_under_its_question(capsys):
     assert found[0]["needs"] == "GPU, Ray, NIXL"
 
 
-def test_the_list_knows_every_shipped_scenario_once_and_what_it_needs():
+def test_the_list_has_every_shipped_scenario_under_a_question():
     shipped = {path.stem for path in SCENARIOS.shipped.glob("*.yaml")}
-    rows = [row for rows in QUESTIONS.values() for row in rows]
-    assert sorted([*(name for name, _, _ in rows), *EXAMINATIONS]) == sorted(shipped)
-    for name, _, needs in rows:
-        variants = expand(load_scenario(SCENARIOS.shipped / f"{name}.yaml"))
-        found = dict.fromkeys(
-            need.name
-            for each in variants
-            for need in needs_of(each.scenario, find=lambda package: True, gpus=lambda: 8)
-        )
-        assert (name, ", ".join(found)) == (name, needs)
+    listed, broken = scenarios(examinations=True)
+    assert (broken, {item.name for item in listed}) == ([], {*shipped, "mine"})
+    assert {item.question for item in listed} == {*QUESTIONS, EXAMINATION, "Yours"}
+    needs = {item.name: item.needs for item in listed}
+    told = {
+        "quickstart": "", "keywords_from_files": "files", "hf_folder": "model", "rdt_nccl": "2 GPUs, Ray, CuPy, NIXL",
+        "learner_zero": "Ray, DeepSpeed", "maths_two_gpus": "2 GPUs, Ray, vLLM, files, model", "slow_rank": "Ray",
+        "transport_sweep_gpu": "GPU, Ray, NIXL", "vllm_transports": "Ray, vLLM, NIXL",
+    }  # fmt: skip
+    assert {name: needs[name] for name in told} == told
 
 
 def test_a_dry_run_starts_nothing_and_says_what_would_run(capsys, folder, monkeypatch):
@@ -274,10 +301,10 @@ def test_a_plan_counts_the_start_of_each_run_of_each_block(folder, capsys, monke
 def test_the_minutes_of_the_list_count_start_ups():
     """A run with Ray actors takes about eight seconds to start, each anew."""
     start_s = load_machine("cpu-2-cores").startup_s["actors"]
-    for name, minutes, _ in (row for rows in QUESTIONS.values() for row in rows):
-        starts = sum(variant.scenario.uses_ray for variant in expand(load_scenario(name)))
-        if minutes is not None and starts > 1:
-            assert minutes >= starts * start_s / 60, name
+    for scenario in (load_scenario(path) for path in SCENARIOS.shipped.glob("*.yaml")):
+        starts = sum(variant.scenario.uses_ray for variant in expand(scenario))
+        if scenario.minutes is not None and starts > 1:
+            assert scenario.minutes >= starts * start_s / 60, scenario.name
 
 
 def test_what_a_run_needs_is_told_with_what_brings_it():

@@ -24,10 +24,10 @@ from harness.results import load_run
 from harness.results.manifest import CHAT_DATE, MADE_OF, PROMPT_TEMPLATE, Input
 from harness.results.segments import RECORDED
 from harness.results.writer import KEPT_STEPS
+from harness.run.continuation import find_resume, find_unfinished
 from harness.run.inputs import InputsNow, check_inputs, inputs_of
 from harness.run.policy import Policy
 from harness.run.recompute import recompute
-from harness.run.resume import find_resume, find_unfinished
 from harness.scenario.load import load_scenario
 from tests.run.test_resume_run import go_on, run_with_copy, standing_in
 

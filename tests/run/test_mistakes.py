@@ -22,6 +22,9 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "bench mine --blocks many": ("--blocks", "'many'"),
     "run mine --otu there": ("did you mean --out?",),
     "run mine --quiet -v": ("--quiet", "not allowed"),
+    "sweep mine --resume auto": ("leave --resume out",),
+    "run mine --attempts 2 --resume auto": ("leave --resume out",),
+    "run --status": ("SCENARIO",),
     "run mine --dry-run --resume auto": ("--dry-run", "not allowed"),
     # scenarios
     "run mien": ("did you mean mine?",),

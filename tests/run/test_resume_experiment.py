@@ -22,14 +22,13 @@ from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
 from harness.results import load_run, read_manifest
 from harness.run.builders import make_task
+from harness.run.continuation import find_continuation, find_sweep, find_unfinished
+from harness.run.engine import Tries
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.inputs import inputs_of
 from harness.run.interleaving import interleaving_of
-from harness.run.parts import RunningParts
+from harness.run.parts import Build, RunningParts
 from harness.run.policy import Policy
-from harness.run.resume import find_continuation, find_unfinished
-from harness.run.sweep.identity import find_experiment
-from harness.run.sweep.runner import SweepOptions, run_sweep
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
@@ -39,13 +38,16 @@ from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulat
 HEAD = 'steps: 6\nprofile: "off"\ntrackers: []\nevaluation: {every: 3, prompts: 8}\n'
 ARMS = "arms: {a: {}, b: {epochs_per_batch: 2}}\nblocks: 3\n"
 SAVED = "checkpoint: {every: 2}\n"
-QUIET = SweepOptions(quiet=True)
 Start = tuple[int, int, list[int]]
 """Seed and optimizer steps of a run that was started, and the training steps that it began."""
 
 
 def unseen(folder: Path) -> None:
     """Show nothing: drawing has tests of its own."""
+
+
+def run_sweep(trial: Scenario, out: Path, build: Build, tries: Tries = Tries()) -> int:  # noqa: B008  (frozen)
+    return run_scenario(trial, out, True, build, unseen, tries=tries)
 
 
 class SavingLearner(SimulatedLearner):
@@ -126,7 +128,7 @@ def test_a_run_inside_of_a_block_goes_on_and_finished_ones_are_left_alone(tmp_pa
     names = [f"{'ab'[arm - 1]},block={seed}" for seed, arm in order]
     kept = {name: (folder / name / "steps.jsonl").read_bytes() for name in names[:3]}
     found = find_continuation(folder, load_scenario(folder / "scenario.resolved.yaml"))
-    assert (found.finished, set(found.resumes), found.again) == (frozenset(names[:3]), {names[3]}, ())
+    assert (found.finished, set(found.resumes), found.again) == (frozenset(names[:3]), {names[3]}, [])
     after = Parts()
     assert go_on_with(folder, load_scenario(folder / "scenario.resolved.yaml"), True, after, unseen) == 0
     assert after.started == [(*order[3], [2, 3, 4, 5]), *((*each, list(range(6))) for each in order[4:])]
@@ -173,11 +175,11 @@ def test_blocks_that_were_enough_stay_enough(tmp_path: Path) -> None:
 def test_a_sweep_goes_on_inside_of_a_point(tmp_path: Path) -> None:
     trial, out = scenario(tmp_path, "sweep: {seed: [0, 1, 2]}\n" + SAVED), tmp_path / "out"
     with pytest.raises(Interrupted):
-        run_sweep(trial, out, QUIET, Parts({1: {5: Interrupted("stopped")}}), unseen)
+        run_sweep(trial, out, Parts({1: {5: Interrupted("stopped")}}))
     after = Parts()
-    assert run_sweep(trial, out, QUIET, after, unseen) == 0
+    assert run_sweep(trial, out, after) == 0
     assert after.started == [(2, 1, list(range(6))), (1, 1, [4, 5])]  # first those that were tried least
-    folder = find_experiment(out, trial)
+    folder = find_sweep(out, trial)
     assert folder is not None
     assert not (folder / ".attempts").exists()
     assert [member.run.status for member in gather([folder])[0][0].members] == ["completed"] * 3
@@ -187,32 +189,32 @@ def test_a_failure_of_a_point_that_goes_on_counts_and_keeps_its_reason(tmp_path:
     trial, out = scenario(tmp_path, "sweep: {seed: [0, 1]}\n" + SAVED), tmp_path / "out"
     errors = {start: {5: RunStopped(f"reason {start}")} for start in (0, 2, 3)}
     with pytest.raises(RunStopped, match="1 of 2 points failed"):
-        run_sweep(trial, out, QUIET, Parts(errors), unseen)
-    folder = find_experiment(out, trial)
+        run_sweep(trial, out, Parts(errors))
+    folder = find_sweep(out, trial)
     assert folder is not None
     manifest = read_manifest(folder / "seed=0")
     assert [segment.failed for segment in manifest.segments] == ["reason 0", "reason 2"]
     assert manifest.error == "reason 3"
     after = Parts()
     with pytest.raises(RunStopped, match="attempts that failed: 3"):
-        run_sweep(trial, out, QUIET, after, unseen)
+        run_sweep(trial, out, after)
     assert after.started == []
-    assert run_sweep(trial, out, replace(QUIET, retry_failed=True), after, unseen) == 0
+    assert run_sweep(trial, out, after, Tries(retry_failed=True)) == 0
     assert after.started == [(0, 1, [4, 5])]
 
 
 def test_a_point_that_cannot_be_built_again_keeps_its_checkpoint_and_says_why(tmp_path: Path) -> None:
     trial, out = scenario(tmp_path, "sweep: {seed: [0, 1]}\n" + SAVED), tmp_path / "out"
     with pytest.raises(Interrupted):
-        run_sweep(trial, out, QUIET, Parts({1: {3: Interrupted("stopped")}}), unseen)
+        run_sweep(trial, out, Parts({1: {3: Interrupted("stopped")}}))
 
     def cannot(*_: object) -> RunningParts:
         raise UserError("no such model")
 
     with pytest.raises(RunStopped, match="no such model"):
-        run_sweep(trial, out, QUIET, cannot, unseen)
+        run_sweep(trial, out, cannot)
     after = Parts()
-    assert run_sweep(trial, out, QUIET, after, unseen) == 0
+    assert run_sweep(trial, out, after) == 0
     assert after.started == [(1, 1, [2, 3, 4, 5])]
 
 
@@ -240,8 +242,8 @@ def test_one_of_several_runs_and_a_sweep_say_how_they_go_on(tmp_path: Path, caps
     assert main(["run", "--resume", str(run)]) == 2
     assert f"run --resume {folder}" in capsys.readouterr().err
     trial = scenario(tmp_path, "sweep: {seed: [0, 1]}\n")
-    run_sweep(trial, tmp_path / "swept", QUIET, Parts(), unseen)
-    swept = find_experiment(tmp_path / "swept", trial)
+    run_sweep(trial, tmp_path / "swept", Parts())
+    swept = find_sweep(tmp_path / "swept", trial)
     assert main(["run", "--resume", str(swept)]) == 2
     assert "harness sweep trial" in capsys.readouterr().err
 
@@ -264,7 +266,7 @@ def test_a_checkpoint_without_its_rows_is_not_gone_on_from(tmp_path: Path) -> No
     steps.write_bytes(steps.read_bytes()[:200])
     found = find_continuation(folder, trial)
     assert (dict(found.resumes), [point.variant.name for point in found.again]) == ({}, [name])
-    assert found.runs == 6
+    assert found.due == 6
 
 
 class PartsOfInputs(Parts):
@@ -329,13 +331,13 @@ def test_a_sweep_goes_on_with_no_other_data_unless_it_begins_anew(
 ) -> None:
     trial, out = trial_with_data(text="sweep: {seed: [0, 1, 2]}\n"), tmp_path / "out"
     with pytest.raises(Interrupted):
-        run_sweep(trial, out, QUIET, PartsOfInputs({1: {5: Interrupted("stopped")}}), unseen)
+        run_sweep(trial, out, PartsOfInputs({1: {5: Interrupted("stopped")}}))
     write_data(tmp_path / "data.jsonl", "y")
     after = PartsOfInputs()
     with pytest.raises(UserError, match="train_prompts, whose SHA-256 was") as raised:
-        run_sweep(trial, out, QUIET, after, unseen)
+        run_sweep(trial, out, after)
     assert "--fresh" in str(raised.value.fix)
     assert after.started == []
     write_data(tmp_path / "data.jsonl", "x")
-    assert run_sweep(trial, out, QUIET, after, unseen) == 0
+    assert run_sweep(trial, out, after) == 0
     assert [begun for _, _, begun in after.started] == [[*range(6)], [4, 5]]

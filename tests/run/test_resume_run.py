@@ -32,9 +32,9 @@ from harness.results.segments import cut_back, taken
 from harness.results.writer import CHECKPOINTS
 from harness.results.writer import SCENARIO as SCENARIO_FILE
 from harness.run.checkpoints import RunCheckpoints
+from harness.run.continuation import find_resume, find_unfinished
 from harness.run.experiment import go_on_with, run_scenario
 from harness.run.inprocess import InProcessLearner, InProcessParts
-from harness.run.resume import find_resume, find_unfinished
 from harness.scenario.load import load_scenario, resolved_yaml
 from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings

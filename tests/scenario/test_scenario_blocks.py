@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
+from harness.core.experiment import NAMING
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario, load_side_by_side
 from harness.scenario.schema import Scenario
@@ -80,7 +81,7 @@ def test_scenarios_side_by_side_become_arms_that_equal_them(tmp_path: Path) -> N
 
 
 def _content(scenario: Scenario) -> dict[str, object]:
-    experiment = {"name", "description", "seed", "arms", "sweep", "blocks"}
+    experiment = {*NAMING, "seed", "arms", "sweep", "blocks"}
     return {key: value for key, value in scenario.model_dump(mode="json").items() if key not in experiment}
 
 

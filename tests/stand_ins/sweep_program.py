@@ -15,8 +15,9 @@ from pathlib import Path
 from harness.core.errors import Diverged, HarnessError, Interrupted, RunStopped
 from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
+from harness.run.engine import Tries
+from harness.run.experiment import run_scenario
 from harness.run.parts import RunningParts
-from harness.run.sweep.runner import SweepOptions, run_sweep
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.parts import SimulatedLearner
@@ -60,9 +61,8 @@ def main(scenario: str, out: str) -> int:
     """Run or continue the sweep, without pictures."""
     build = build_with(Path(out))
     try:
-        return run_sweep(
-            load_scenario(scenario), Path(out), SweepOptions(), build, lambda folder: print(f"shown {folder}")
-        )
+        show = lambda folder: print(f"shown {folder}")  # noqa: E731
+        return run_scenario(load_scenario(scenario), Path(out), False, build, show, tries=Tries())
     except Interrupted as error:
         print(f"interrupted: {error}", file=sys.stderr)
         return 130

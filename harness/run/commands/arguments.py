@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,16 +11,20 @@ from harness.core.arguments import json_argument, out_argument, quiet_argument, 
 from harness.core.errors import UserError
 
 if TYPE_CHECKING:
-    from harness.run.experiment import Amount
     from harness.scenario.schema import Scenario
 
 RunScenario = Callable[["Scenario", Path, bool], int]
 """Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
 
 
-def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["?"] | None = None) -> None:
-    """Add the scenario and its changes; it may be left out with ``nargs`` "?"."""
-    parser.add_argument("scenario", metavar="SCENARIO", nargs=nargs, help="a YAML file, or a name that `list` shows")
+def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["*"] | None = None) -> None:
+    """Add the scenario and its changes; with ``nargs`` "*" there may be several, or none."""
+    about = "a YAML file, or a name that `list` shows"
+    if nargs is None:
+        parser.add_argument("scenario", metavar="SCENARIO", help=about)
+    else:
+        more = "; of several the first is the baseline, and the others are compared with it"
+        parser.add_argument("scenarios", metavar="SCENARIO", nargs=nargs, help=about + more)
     set_argument(parser)
 
 
@@ -53,29 +56,3 @@ def output_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the runs' logs: training steps, versions, some rollouts; and every table at the end",
     )
-
-
-def dry_run_argument(parser: argparse._ActionsContainer) -> None:
-    """Add ``--dry-run``, which the command line answers by giving the command another ``run_scenario``."""
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="start nothing: print what would run, for how long by this machine's profile, and what is missing",
-    )
-
-
-def amount_of(options: argparse.Namespace) -> Amount:
-    """Return how much of the results is shown at the end."""
-    if options.json:
-        return "json"
-    return "line" if options.quiet else "everything" if options.verbose else "brief"
-
-
-def run_scenario_of(options: argparse.Namespace) -> RunScenario:
-    """Return what runs the scenario: what ``cli.main`` was given, else the real one."""
-    if options.run_scenario is not None:
-        given: RunScenario = options.run_scenario
-        return given
-    from harness.run.experiment import run_scenario
-
-    return partial(run_scenario, amount=amount_of(options))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,113 +19,23 @@ EXAMPLES = """examples:
 Minutes are those of all runs on two CPU cores, as the simulator has them, with the start of each; a warm start comes on
 top, once.
 """
-QUESTIONS: dict[str, tuple[tuple[str, int | None, str], ...]] = {
-    "First steps": (
-        ("quickstart", 1, ""),
-        ("quickstart_seeds", 1, ""),
-        ("arithmetic", 1, ""),
-        ("arithmetic_seeds", 1, ""),
-        ("course", 2, ""),
-        ("sorting", None, ""),
-        ("keywords_from_files", 1, "files"),
-        ("hf_folder", None, "model"),
-    ),
-    "How often to train on a rollout batch?": (
-        ("sync_k", 6, ""),
-        ("sync_k1", 1, ""),
-        ("sync_k2", 1, ""),
-        ("sync_k4", 1, ""),
-        ("sync_k8", 1, ""),
-        ("off_policy", 3, ""),
-    ),
-    "What does lag gain, and what does it cost?": (
-        ("async_lag1", 7, "Ray"),
-        ("async_lag_sweep", 1, "Ray"),
-        ("inflight", 2, "Ray"),
-        ("generators", 6, "Ray"),
-        ("streaming", 15, "Ray"),
-        ("overlapped_publish", 3, "Ray"),
-        ("paced_overlap", 1, "Ray, NIXL"),
-        ("async_replay_k4", 1, "Ray, NIXL"),
-    ),
-    "Does replay pay?": (
-        ("replay_vs_baseline", 13, ""),
-        ("replay_small", 1, "Ray"),
-        ("replay_large", 1, "Ray"),
-    ),
-    "How should weights move?": (
-        ("rdt_nixl", 3, "Ray, NIXL"),
-        ("rdt_gloo", 1, "Ray, NIXL"),
-        ("rdt_gpu", None, "GPU, Ray, NIXL"),
-        ("rdt_nccl", None, "2 GPUs, Ray, CuPy, NIXL"),
-        ("shared_memory", 1, "Ray"),
-        ("sharded_publish", None, "Ray"),
-        ("nixl_polling", 1, "Ray, NIXL"),
-        ("transport_sweep", None, "Ray, NIXL"),
-        ("transport_sweep_gpu", None, "GPU, Ray, NIXL"),
-    ),
-    "Which loss, which advantage?": (
-        ("loss_types", 1, ""),
-        ("loss_options", 1, ""),
-        ("advantages", 1, ""),
-        ("baselines", 1, ""),
-        ("std_normalisation", 1, ""),
-        ("length_normalisation", 1, ""),
-        ("clip_ranges", 4, ""),
-        ("tis", 1, ""),
-        ("dynamic_sampling", None, ""),
-        ("sorting_grid", None, ""),
-        ("sorting_clip", None, ""),
-        ("sorting_kl", None, ""),
-    ),
-    "How far may the policy drift, and how fast may it learn?": (
-        ("kl_monitoring", 1, ""),
-        ("polyak", 1, ""),
-        ("learning_rates", 3, ""),
-        ("schedules", 1, ""),
-        ("precision", 1, ""),
-        ("prompts", None, "files, model"),
-    ),
-    "What does a Learner of several ranks bring?": (
-        ("learner_ddp2", None, "Ray"),
-        ("learner_fsdp2", None, "Ray"),
-        ("learner_hsdp", None, "Ray"),
-        ("learner_tp2", None, "Ray"),
-        ("learner_zero", None, "Ray, DeepSpeed"),
-        ("learner_scaling", None, "Ray"),
-        ("learner_seeds", None, "Ray"),
-        ("balance", None, "Ray"),
-        ("slow_rank", None, "Ray"),
-        ("offload", None, "Ray"),
-    ),
-    "Maths with a Hugging Face model": (
-        ("maths", None, "files, model"),
-        ("maths_ablations", None, "files, model"),
-        ("maths_learning_rates", None, "files, model"),
-        ("maths_off_policy", None, "files, model"),
-        ("maths_two_gpus", None, "2 GPUs, Ray, vLLM, files, model"),
-        ("qwen_1_5b", None, "GPU, model"),
-    ),
-    "vLLM as the engine": (
-        ("vllm_sync", None, "Ray, vLLM"),
-        ("vllm_async_lag1", None, "Ray, vLLM"),
-        ("vllm_in_flight", None, "Ray, vLLM"),
-        ("vllm_replay", None, "Ray, vLLM"),
-        ("vllm_transports", None, "Ray, vLLM, NIXL"),
-    ),
-    "How large a machine? (for `simulate`)": (
-        ("sizing_1_5b", None, "2 GPUs, Ray, NIXL, model"),
-        ("sizing_ranks", None, "2 GPUs, Ray, NIXL, model"),
-    ),
-}
-"""The scenarios that come with the project by the question they answer: minutes on two CPU cores, and what they need.
-
-A test compares the needs with the scenarios. Minutes are ``None`` where the simulator does not know a stage.
-"""
-EXAMINATIONS = ("calibration", "calibration_checkpoints", "calibration_ranks", "noise", "probe_overhead", "slow_stage")
-"""Scenarios that examine the project itself: `calibrate` runs three, and `noise` shows a machine's noise."""
+QUESTIONS = (
+    "First steps",
+    "How often to train on a rollout batch?",
+    "What does lag gain, and what does it cost?",
+    "Does replay pay?",
+    "How should weights move?",
+    "Which loss, which advantage?",
+    "How far may the policy drift, and how fast may it learn?",
+    "What does a Learner of several ranks bring?",
+    "Maths with a Hugging Face model",
+    "vLLM as the engine",
+    "How large a machine? (for `simulate`)",
+)
+"""The questions of the scenarios that come with the project, in the order in which they are shown."""
+EXAMINATION = "Examinations of the project itself"
+"""Of scenarios that are shown on demand: `calibrate` runs three, and `noise` shows a machine's noise."""
 YOURS = "Yours"
-_DESCRIPTION = re.compile(r"^description: *(?:[|>][-+]?\s*\n\s*)?(?P<line>\S.*?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,52 +79,39 @@ def run(options: argparse.Namespace) -> int:
 def scenarios(examinations: bool = False) -> tuple[list[Listed], list[str]]:
     """Return the scenarios in the order of the questions, a person's own first; and what is wrong with the others.
 
-    Those that come with the project are not loaded: their facts stand in ``QUESTIONS``.
-
     Raises:
         UserError: there are none.
     """
     from harness.core.named_files import SCENARIOS
 
-    files = {path.stem: path for path in SCENARIOS.files()}
-    shipped = SCENARIOS.shipped
+    files = SCENARIOS.files()
     if not files:
         folders = " and ".join(str(folder) for folder in SCENARIOS.folders())
         raise UserError("there are no scenarios", folders, "write one: scenarios/NAME.yaml")
-    facts = {name: (question, minutes, needs) for question, rows in QUESTIONS.items() for name, minutes, needs in rows}
-    if examinations:
-        facts |= dict.fromkeys(EXAMINATIONS, ("Examinations of the project itself", None, ""))
-    ours = {
-        name for name, path in files.items() if path.parent.resolve() == shipped and name in {*facts, *EXAMINATIONS}
-    }
+    order = [YOURS, *QUESTIONS, *([EXAMINATION] if examinations else [])]
     listed, broken = list[Listed](), list[str]()
-    for name in files.keys() - ours:
+    for path in files:
         try:
-            listed.append(_own(files[name]))
+            item = _listed(path, path.parent.resolve() == SCENARIOS.shipped)
         except UserError as error:
-            broken.append(f"error: {files[name]} does not load\n{error}")
-    listed.sort(key=lambda item: item.name)
-    listed += [
-        Listed(question, name, _first_line(files[name]), minutes, needs)
-        for name, (question, minutes, needs) in facts.items()
-        if name in ours
-    ]
-    return listed, broken
+            broken.append(f"error: {path} does not load\n{error}")
+            continue
+        if item.question in order:
+            listed.append(item)
+    return sorted(listed, key=lambda item: order.index(item.question)), broken
 
 
-def _own(path: Path) -> Listed:
+def _listed(path: Path, is_shipped: bool) -> Listed:
     from harness.run.needs import needs_of
     from harness.scenario.axes import expand
     from harness.scenario.load import load_scenario
 
     scenario = load_scenario(path)
-    needs = dict.fromkeys(need.name for variant in expand(scenario) for need in needs_of(variant.scenario))
-    return Listed(YOURS, path.stem, scenario.description.strip().split("\n")[0], None, ", ".join(needs))
-
-
-def _first_line(path: Path) -> str:
-    found = _DESCRIPTION.search(path.read_text(encoding="utf-8", errors="replace"))
-    return "" if found is None else found["line"].strip("\"'")
+    runs = (variant.scenario for variant in expand(scenario))
+    needs = dict.fromkeys(need.name for run in runs for need in needs_of(run, lambda package: True, lambda: 0))
+    question = scenario.question if is_shipped else YOURS
+    line = scenario.description.strip().split("\n")[0]
+    return Listed(question, path.stem, line, scenario.minutes, ", ".join(needs))
 
 
 def _print(shown: list[Listed]) -> None:
@@ -239,12 +135,8 @@ def _print(shown: list[Listed]) -> None:
         said = Text(plain(item.description))
         if item.needs:
             said.append(f" (needs {item.needs})", style="dim")
-        facts = Text(f"  {plain(item.name)}"), Text(_minutes(item.minutes))
+        facts = Text(f"  {plain(item.name)}"), Text("" if item.minutes is None else f"{item.minutes} min")
         line.add_row(*facts, *(() if is_narrow else (said,)))
         console.print(line)
         if is_narrow:
             console.print(Padding(said, (0, 0, 0, 4)))
-
-
-def _minutes(minutes: int | None) -> str:
-    return "" if minutes is None else f"{minutes} min"

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from harness.core.arguments import json_argument
 from harness.run.commands.arguments import scenario_arguments
-
-if TYPE_CHECKING:
-    from harness.scenario.axes import Variant
-    from harness.scenario.schema import Scenario
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +34,20 @@ def run(options: argparse.Namespace) -> int:
         print(resolved_yaml(scenario), end="")
         return 0
     variants = expand(scenario)
+    arms = [variant for variant in variants if not variant.block]
     if options.check_code:
-        _check_code(variants)
+        from harness.run.plugins import check_plugins
+
+        for variant in arms:
+            check_plugins(variant.scenario)
     if options.memory:
-        return _memory(variants)
+        from harness.probes.nvml import list_gpus
+        from harness.run.memory.check import memory_table
+
+        has_gpu = bool(list_gpus()[0])
+        for variant in arms:
+            print("\n".join([f"{variant.label}:", *memory_table(variant.scenario, has_gpu)]))
+        return 0
     said = data_lines(variant.scenario for variant in variants)
     rollouts = sum(variant.scenario.num_rollouts for variant in variants)
     if options.json:
@@ -53,8 +57,9 @@ def run(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"scenario": scenario.name, "rollouts": rollouts, "runs": runs}, indent=2))
         return 0
-    if scenario.transport_sweep is not None:
-        print(f"{scenario.name} is valid: {_sweep(scenario)}")
+    if (sweep := scenario.transport_sweep) is not None:
+        kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
+        print(f"{scenario.name} is valid: a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each")
     else:
         runs_of = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
         print(f"{scenario.name} is valid: {runs_of}, {rollouts:,} rollouts with validation")
@@ -62,41 +67,10 @@ def run(options: argparse.Namespace) -> int:
             changed = ", ".join(f"{key}={value}" for key, value in changes_of(scenario, variant).items())
             print(f"  {variant.name}" + (f": {changed}" if changed else ""))
         print("".join(f"{line}\n" for line in [*identical_arms(variants), *said]), end="")
-    if not options.check_code:
-        _name_code(variants)
-    return 0
+    if not options.check_code:  # none is imported here: the scenario may be someone else's
+        from harness.run.plugins import plugin_names
 
-
-def _sweep(scenario: Scenario) -> str:
-    sweep = scenario.transport_sweep
-    assert sweep is not None
-    kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
-    return f"a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each"
-
-
-def _check_code(variants: Sequence[Variant]) -> None:
-    from harness.run.plugins import check_plugins
-
-    for variant in variants:
-        if not variant.block:
-            check_plugins(variant.scenario)
-
-
-def _name_code(variants: Sequence[Variant]) -> None:
-    """Name the code that a run would import. None is imported here: the scenario may be someone else's."""
-    from harness.run.plugins import plugin_names
-
-    found = {name: None for variant in variants for name in plugin_names(variant.scenario).values()}
-    if found:
-        print(f"not imported, so not checked: {', '.join(found)} (--check-code imports and checks it)")
-
-
-def _memory(variants: Sequence[Variant]) -> int:
-    from harness.probes.nvml import list_gpus
-    from harness.run.memory.check import memory_table
-
-    has_gpu = bool(list_gpus()[0])
-    for variant in variants:
-        if not variant.block:
-            print("\n".join([f"{variant.label}:", *memory_table(variant.scenario, has_gpu)]))
+        names = {name: None for variant in arms for name in plugin_names(variant.scenario).values()}
+        if names:
+            print(f"not imported, so not checked: {', '.join(names)} (--check-code imports and checks it)")
     return 0

@@ -1,0 +1,138 @@
+"""How the points of a sweep stand, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from harness.compare.signal import divergence
+from harness.core.progress import duration
+from harness.core.terminal_text import plain
+from harness.report.console import Output
+from harness.results.frames import read_table
+from harness.run.continuation import changes_since_newest, find_sweep
+from harness.run.points import Point, State, read_points
+from harness.scenario.axes import Variant
+from harness.scenario.schema import Scenario
+
+MOST_CHANGES, LONGEST_REASON = 8, 300
+
+
+def show_status(scenario: Scenario, variants: Sequence[Variant], out: Path, as_json: bool = False) -> int:
+    """Print what became of each point of a sweep so far, without running anything; return the exit code, 0."""
+    folder, console = find_sweep(out, scenario), Output()
+    if as_json:
+        points = [Point(each, Path()) for each in variants] if folder is None else read_points(folder, variants)
+        facts = {"experiment": None if folder is None else str(folder), "points": [*map(_as_facts, points)]}
+        print(json.dumps(facts, indent=2))
+    elif folder is None:
+        say_changes(out, scenario, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+        print(f"no sweep of this scenario in {out}: {len(variants)} points to run")
+    else:
+        points = read_points(folder, variants)
+        console.print(_status_table(points))
+        print(f"{standing(points)}\n  results: {folder}")
+    return 0
+
+
+def say_changes(out: Path, scenario: Scenario, say: Callable[[str], None]) -> None:
+    """Say what the scenario says otherwise than in the newest sweep of its name."""
+    if (changed := changes_since_newest(out, scenario)) is None:
+        return
+    folder, changes = changed
+    say(f"the scenario has changed since {folder}, which stays as it is:")
+    for change in changes[:MOST_CHANGES]:
+        say(f"  {plain(change)}")
+    if len(changes) > MOST_CHANGES:
+        say(f"  and {len(changes) - MOST_CHANGES} more")
+
+
+def standing(points: Sequence[Point]) -> str:
+    """Say how many points are in which state: ``3 finished, 1 diverged, 6 not run yet``."""
+    order = (State.FINISHED, State.DIVERGED, State.FAILED, State.CUT_SHORT, State.NEW)
+    counts = [(sum(point.state is state for point in points), state) for state in order]
+    return ", ".join(f"{count} {state}" for count, state in counts if count)
+
+
+def point_line(point: Point, number: int, count: int, left_s: float | None) -> str:
+    """Return what came of a point just run, with the time that the others will take."""
+    text = f"{number}/{count} {point.variant.label}: {what_came_of_it(point)}"
+    return f"{text}; about {duration(left_s)} left" if left_s else text
+
+
+def what_came_of_it(point: Point) -> str:
+    """Say in a few words what became of a point."""
+    manifest = point.manifest
+    if manifest is None or point.last is None or point.state in (State.NEW, State.CUT_SHORT):
+        return str(point.state)
+    if point.state is State.FAILED:
+        return f"failed: {_first_line(point.last.reason)}"
+    seconds = duration((manifest.startup_s or 0.0) + (manifest.duration_s or 0.0))
+    if point.state is State.DIVERGED:
+        return f"diverged at step {manifest.outcome['diverged']['step']} in {seconds}"
+    return f"{_learned(point.folder)} in {seconds}"
+
+
+def _learned(folder: Path) -> str:
+    """Say from where to where the validation reward went, and from which step on it was gone, if it was."""
+    table = read_table(folder)
+    rewards = table.rewards.reward
+    if not len(rewards):
+        return "finished"
+    reward = f"{rewards[-1]:.3f}" if len(rewards) == 1 else f"from {rewards[0]:.3f} to {rewards[-1]:.3f}"
+    lost = divergence(table)
+    return (f"diverged at step {lost.step}: " if lost else "") + f"validation reward {reward}"
+
+
+def seconds_left(points: Sequence[Point]) -> float | None:
+    """Return the seconds that unfinished points will take at the pace of the finished ones; None before the first."""
+    done = [(point.manifest, point.variant) for point in points if point.state.is_result and point.manifest]
+    left = [point.variant.scenario.steps for point in points if not point.state.is_result]
+    steps = sum(variant.scenario.steps for _, variant in done)
+    if not steps:
+        return None
+    pace = sum(manifest.duration_s or 0.0 for manifest, _ in done) / steps
+    startups = [manifest.startup_s or 0.0 for manifest, _ in done]
+    startup_s = min(startups) if len(startups) > 1 else 0.0  # the first one may have warmed up a policy
+    return pace * sum(left) + startup_s * len(left)
+
+
+def what_failed(points: Sequence[Point]) -> str:
+    """Say which points have no result, and why; empty where all have one."""
+    failed = [point for point in points if not point.state.is_result]
+    reasons = [
+        f"  {point.variant.label}, attempts that failed: {point.failures}; {what_came_of_it(point)}" for point in failed
+    ]
+    return "\n".join([f"{len(failed)} of {len(points)} points failed:", *reasons]) if failed else ""
+
+
+def _status_table(points: Sequence[Point]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("point", "state", "attempts", "what came of it"):
+        table.add_column(name, overflow="fold")
+    for point in points:
+        said = [what_came_of_it(point)] if point.state.is_result else []
+        said += [f"{attempt.state}: {_first_line(attempt.reason)}" for attempt in point.attempts if attempt.reason]
+        cells = (point.variant.label, str(point.state), str(len(point.attempts)), "\n".join(said))
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _as_facts(point: Point) -> dict[str, object]:
+    """A row of that table for programs; without a folder where there is none yet."""
+    return {
+        "point": point.variant.label,
+        "state": str(point.state),
+        "folder": None if point.last is None else str(point.folder),
+        "result": what_came_of_it(point) if point.state.is_result else None,
+        "attempts": [{"state": str(attempt.state), "reason": attempt.reason} for attempt in point.attempts],
+    }
+
+
+def _first_line(reason: str | None) -> str:
+    return plain((reason or "no reason was given").strip().split("\n")[0], LONGEST_REASON)
