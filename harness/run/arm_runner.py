@@ -25,11 +25,11 @@ from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_p
 from harness.results import EvaluationRow, StepRow
 from harness.results.recorder import RowListener
 from harness.results.writer import PROFILES
-from harness.run.checkpoints import CommittingLearner, RunCheckpoints
+from harness.run.checkpoints import RunCheckpoints, SavingLearner
 from harness.run.errors import full_gpu_as_user_error
 from harness.run.interleaving import Alone, RoundRobinSchedule, Slot, alternating_order, order_in_block
 from harness.run.interrupts import holding_interrupts
-from harness.run.kept_steps import KeepingLearner
+from harness.run.kept_steps import KeptSteps
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.progress import RunProgress
@@ -287,11 +287,9 @@ class ArmRunner:
         session.probes.start()
         if state is None:
             recorder.loop_starts(parts.lanes)
-        learner: Learner = parts.learner
-        if settings.asynchronous:
-            learner = CommittingLearner(learner, checkpoints)
-        if settings.keeps_any:
-            learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
+        kept = KeptSteps(folder, arm.variant.scenario, parts, checkpoints, arm.tracer) if settings.keeps_any else None
+        saves = settings.asynchronous or settings.keeps_any
+        learner: Learner = SavingLearner(parts.learner, checkpoints, kept) if saves else parts.learner
         await run_loop(
             parts.generators,
             parts.scorers,

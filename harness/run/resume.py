@@ -21,7 +21,7 @@ from harness.results.segments import Recorded, check_rows, read_recorded
 from harness.results.writer import CHECKPOINTS
 from harness.results.writer import MANIFEST as RUN_MANIFEST
 from harness.results.writer import SCENARIO as SAVED
-from harness.run.checkpoints import StatefulLearner
+from harness.run.handles import LearnerHandle
 from harness.run.inputs import PATHS, UNKNOWN, InputsNow, check_inputs, date_of_run, is_whole
 from harness.run.interleaving import interleaving_of, points_of
 from harness.run.parts import RunningParts
@@ -90,7 +90,7 @@ class Resume:
         Raises:
             UserError: the Learner cannot take over what was saved.
         """
-        await cast(StatefulLearner, parts.learner).load_state(self.checkpoint.folder.resolve())
+        await cast(LearnerHandle, parts.learner).load_state(self.checkpoint.folder.resolve())
         session.arm.clock.go_on_from(self.recorded.clock_ns)
         session.recorder.goes_on(parts.lanes, self.recorded)
         session.log_lines([*self.warnings, f"continues from {self.checkpoint.folder.name}"])

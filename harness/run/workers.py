@@ -600,9 +600,9 @@ class LearnerWorker:
         self,
         folder: Path,
         version: int,
-        rows: Sequence[ProbeRow] | None = None,
         asynchronous: bool = False,
         with_reference: bool = False,
+        rows: Sequence[ProbeRow] | None = None,
     ) -> float:
         """Save what the Learner has learnt into the folder of a checkpoint; stage ``checkpoint`` is what this takes.
 
@@ -611,8 +611,8 @@ class LearnerWorker:
         Args:
             folder: see ``harness.core.checkpoints.begin``.
             version: of the policy.
-            rows: by whose tokens the last weight sync was proven; None: those of this worker.
             asynchronous, with_reference: see ``LearnerState.save``; ``finish_save`` then says what was written.
+            rows: by whose tokens the last weight sync was proven; None: those of this worker.
 
         Returns:
             Seconds.
@@ -629,9 +629,10 @@ class LearnerWorker:
                 folder, numbers, asynchronous=asynchronous, beside=beside, with_reference=with_reference
             )
 
-    def finish_save(self, wait: bool = True) -> SavedState | None:
-        """Return what the last save wrote; see ``LearnerState.finish``."""
-        return self.state.finish(wait=wait)
+    def finish_save(self, wait: bool = True) -> tuple[SavedState, ...] | None:
+        """Return what this process wrote in the last save; None where it is not done, and is not waited for."""
+        saved = self.state.finish(wait=wait)
+        return None if saved is None else (saved,)
 
     def load_state(self, folder: Path) -> int:
         """Go on from a checkpoint that was found to be whole; return the version of its policy.

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer, Stage, Tracer
+from harness.core.trace import RecordingTracer, Tracer
 from harness.core.types import GroupData
 from harness.engines.vllm_options import environment as vllm_environment
 from harness.learner.flight_recorder import FlightRecorder, read_flight
@@ -26,12 +26,9 @@ from harness.run.actors.deaths import ends_the_run
 from harness.run.actors.part import (
     ActorPart,
     ActorSpec,
-    GeneratorHandle,
-    LearnerHandle,
     Make,
     ProcessSetup,
     Replacements,
-    ScorerHandle,
     boot_id,
     close_parts,
     end_windows,
@@ -40,7 +37,7 @@ from harness.run.actors.part import (
     wait_until_built,
 )
 from harness.run.actors.placement import Placement, ResourceRequest
-from harness.run.actors.ranks import RanksHandle
+from harness.run.actors.ranks import Ranks
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.builders import (
@@ -55,6 +52,7 @@ from harness.run.builders import (
     trainer_options,
 )
 from harness.run.devices import resolve_device, threads_of
+from harness.run.handles import GeneratorHandle, LearnerHandle, Part, ScorerHandle
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.rank_worker import LearnerRank
 from harness.run.start import start_of
@@ -140,22 +138,8 @@ class ActorParts(RunningParts):
         replacements = Replacements(scenario.faults.max_replacements)
         reconnect = self._reconnect if self._kind.two_sided else None
 
-        def spawn(
-            lane: str,
-            settings: PartSettings,
-            make: Make,
-            *,
-            replaceable: bool = True,
-            loads: bool = False,
-            moving: str | None = None,
-            **of_rank: Any,
-        ) -> ActorPart:
-            part = ActorPart(
-                replace(self._spec(lane, settings, make, moving), **of_rank),
-                tracer,
-                replacements if replaceable else None,
-                reconnect if loads else None,
-            )
+        def spawn(lane: str, settings: PartSettings, make: Make, spec: dict[str, Any], **options: Any) -> ActorPart:
+            part = ActorPart(replace(self._spec(lane, settings, make), **spec), tracer, **options)
             self._actors.append(part)
             return part
 
@@ -170,36 +154,42 @@ class ActorParts(RunningParts):
         makes: list[Make] = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(files)]
         alone: Make = partial(_learner, scenario, options)
 
-        def spawn_learner(lane: str, make: Make, **of_rank: Any) -> ActorPart:
+        def spawn_rank(lane: str, make: Make, **spec: Any) -> ActorPart:
             moving = publisher_lane(lane) if scenario.learner.overlapped_publish else None
-            return spawn(lane, parts.learner, make, replaceable=False, moving=moving, **of_rank)
+            return spawn(lane, parts.learner, make, {"moving_lane": moving, **spec})
 
         first, *rest = makes or [alone]
-        learner = spawn_learner(self.learner_lanes[0], first, listens_on=interface)
+        sends_by = self._kind.tensor_transport if self._kind.two_sided and not several else None
+        learner = spawn_rank(self.learner_lanes[0], first, listens_on=interface, sends_by=sends_by)
         others = [
-            spawn_learner(lane, make, store=learner.store)
-            for lane, make in zip(self.learner_lanes[1:], rest, strict=True)
+            spawn_rank(lane, make, store=learner.store) for lane, make in zip(self.learner_lanes[1:], rest, strict=True)
         ]
         generators = [
-            spawn(lane, parts.generator, partial(_generator, scenario, options, lane), loads=True, moving=lane)
+            spawn(
+                lane,
+                parts.generator,
+                partial(_generator, scenario, options, lane),
+                {"moving_lane": lane},
+                replacements=replacements,
+                reconnect=reconnect,
+                weights_from=learner,
+            )
             for lane in lanes_of("generator", scenario)
         ]
-        scorers = [spawn(lane, parts.scorer, partial(_scorer, scenario, lane)) for lane in lanes_of("scorer", scenario)]
-        self._members, self._ranks = [learner, *generators], [learner, *others]
-        self._outliving = [(part, Stage.GENERATE) for part in generators] + [(part, Stage.SCORE) for part in scorers]
-        self.generators = tuple(GeneratorHandle(part, learner) for part in generators)
-        self.scorers = tuple(ScorerHandle(part) for part in scorers)
-        self.learner = self._learner = self._learner_handle()
+        scorers = [
+            spawn(lane, parts.scorer, partial(_scorer, scenario, lane), {}, replacements=replacements)
+            for lane in lanes_of("scorer", scenario)
+        ]
+        self._members = [learner, *generators]
+        self.generators = tuple(map(GeneratorHandle, generators))
+        self.scorers = tuple(map(ScorerHandle, scorers))
+        whole: Part = learner
+        if several:
+            ranks, mesh = [learner, *others], mesh_shape(scenario)
+            whole = Ranks(ranks, mesh, trainer_options(scenario), in_shards=in_shards(scenario))
+        self.learner = self._learner = LearnerHandle(whole)
 
-    def _learner_handle(self) -> LearnerHandle | RanksHandle:
-        first, *others = self._ranks
-        if not others:
-            return LearnerHandle(first, self._kind.tensor_transport if self._kind.two_sided else None)
-        scenario = self._scenario
-        mesh, options = mesh_shape(scenario), trainer_options(scenario)
-        return RanksHandle(self._ranks, mesh, options, in_shards=in_shards(scenario))
-
-    def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
+    def _spec(self, lane: str, settings: PartSettings, make: Make) -> ActorSpec:
         scenario = self._scenario
         threads, device = threads_of(scenario, settings), resolve_device(scenario, settings)
         options = self._placement.options(lane)
@@ -208,7 +198,6 @@ class ActorParts(RunningParts):
             setup=ProcessSetup(lane, threads, self._logs.file_for(lane), cuda=device == "cuda", tracers=self._tracers),
             make=make,
             options=options,
-            moving_lane=moving,
             tensor_transport=self._kind.tensor_transport is not None,
             calls={} if self._kind.calls is None else {self._kind.calls: scenario.placement.learner.ranks + 1},
         )
@@ -262,32 +251,26 @@ class ActorParts(RunningParts):
                 )
 
     def save_to(self, folder: Path) -> None:
-        """See ``RunningParts``."""
         self._learner.run_folder = folder.resolve()
 
     def data_of(self, handle: Any) -> GroupData:
-        """See ``RunningParts``."""
         data: GroupData = ray.get(handle)
         return data
 
     def handle_of(self, data: GroupData) -> Any:
-        """See ``RunningParts``."""
         return ray.put(data)
 
     def processes(self) -> Mapping[str, int]:
-        """See ``RunningParts``."""
         here = boot_id()
         facts = {part.lane: part.facts for part in self._actors if part.facts is not None}
         return {lane: fact.pid for lane, fact in facts.items() if fact.boot_id == here}
 
     def flight_records(self) -> str:
-        """See ``RunningParts``."""
         told = [f"{lane} last: {'; '.join(read_flight(file)) or 'not on this machine'}"
                 for lane, file in self._flight_files.items()]  # fmt: skip
         return "\n".join(told)
 
     def drain_log(self) -> list[str]:
-        """See ``RunningParts``."""
         return self._logs.new_lines()
 
     def drain_device_figures(self) -> list[DeviceFigure]:
