@@ -29,8 +29,9 @@ from harness.core.types import Metrics, RolloutGroup, WorkItem
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.loop import LoopPlan, run_loop
 from harness.models.decoder import DecoderLM
-from harness.run.actors.parts import environment_of, requests_of
+from harness.run.actors.parts import environment_of
 from harness.run.builders import builder, make_policy, mismatch_bound, never, trainer_options
+from harness.run.needs import requests_of
 from harness.scenario.derived import in_shards, mesh_shape, offloaded, on_one_thread, threads_on, zero_stage
 from harness.scenario.keys import choices_of, dotted_keys
 from harness.scenario.lanes import all_lanes

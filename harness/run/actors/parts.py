@@ -36,7 +36,7 @@ from harness.run.actors.part import (
     start_limit_s,
     wait_until_built,
 )
-from harness.run.actors.placement import Placement, ResourceRequest
+from harness.run.actors.placement import Placement
 from harness.run.actors.ranks import Ranks
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
@@ -53,6 +53,7 @@ from harness.run.builders import (
 )
 from harness.run.devices import resolve_device, threads_of
 from harness.run.handles import GeneratorHandle, LearnerHandle, Part, ScorerHandle
+from harness.run.needs import requests_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.rank_worker import LearnerRank
 from harness.run.start import start_of
@@ -102,7 +103,6 @@ class ActorParts(RunningParts):
     ) -> None:
         self._scenario, self._kind = scenario, transport_kind(scenario.transport.type)
         self._start_limit_s = start_limit_s(scenario.faults.stall_after_s)
-        self._kind.check_usable()
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
         task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
@@ -312,15 +312,6 @@ class ActorParts(RunningParts):
         if self._kind.two_sided:
             end_group()
         close_parts(self._actors)
-
-
-def requests_of(scenario: Scenario) -> list[ResourceRequest]:
-    """Return what each lane of the scenario reserves."""
-    placement = scenario.placement
-    named: list[tuple[str, PartSettings]] = [(lane, placement.learner) for lane in rank_lanes(scenario)]
-    named += [(lane, placement.generator) for lane in lanes_of("generator", scenario)]
-    named += [(lane, placement.scorer) for lane in lanes_of("scorer", scenario)]
-    return [ResourceRequest(lane, settings.cpus, settings.gpus) for lane, settings in named]
 
 
 def environment_of(scenario: Scenario, lane: str, threads: int, device: str) -> dict[str, str]:
