@@ -19,15 +19,17 @@ import torch
 from harness.core.private_dir import PrivateDir
 from harness.core.trace import RecordingTracer, Stage
 from harness.probes.memory import DeviceFigure
-from harness.run.builders import make_generator, make_learner, make_policy, make_scorer, make_task
+from harness.run.builders import make_generator, make_learner, make_scorer
 from harness.run.devices import resolve_device, threads_of
 from harness.run.handles import MOVES, GeneratorHandle, LearnerHandle, ScorerHandle
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
+from harness.run.policy import make_policy
 from harness.run.start import start_of
 from harness.scenario.derived import offloaded
 from harness.scenario.lanes import all_lanes
 from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
+from harness.tasks.make import make_task
 from harness.transports.in_process import InProcessTransport
 
 
@@ -108,7 +110,7 @@ class InProcessParts(RunningParts):
         self.learner_on_gpu = device == "cuda"
         self.threads = threads_of(scenario, scenario.placement.learner)
         torch.set_num_threads(self.threads)
-        task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
+        task, policy = make_task(scenario.task), make_policy(scenario, device, should_stop)
         start = start_of(scenario, task, policy)
         task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
         self.num_parameters = policy.num_parameters

@@ -119,6 +119,13 @@ class RunningParts(Protocol):
 
 
 StopSignal = Callable[[], bool]
+
+
+def never() -> bool:
+    """The stop signal of what is ended with its process."""
+    return False
+
+
 Build = Callable[[Scenario, RecordingTracer, StopSignal], RunningParts]
 
 

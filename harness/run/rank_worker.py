@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -17,9 +18,7 @@ from harness.core.trace import Stage, Tracer
 from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
 from harness.learner.checkpoint import LearnerState
-from harness.learner.offload import Offload
 from harness.learner.process_group import RankGroup
-from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.thread_time import thread_time
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.batch_plan import BatchPlan
@@ -66,7 +65,7 @@ class LearnerRank(LearnerWorker):
         group: the ranks.
         publish: how weights leave the ranks.
         save: writes into a folder, given the whole weights, on rank 0; None saves nothing.
-        verify, first_probe, offload, lane, overlapped: see ``LearnerWorker``.
+        options: of ``LearnerWorker``.
     """
 
     def __init__(
@@ -77,23 +76,10 @@ class LearnerRank(LearnerWorker):
         tracer: Tracer,
         group: RankGroup,
         publish: Publish,
-        verify: bool = False,
         save: Callable[[Path, Mapping[str, Tensor]], None] | None = None,
-        first_probe: Sequence[ProbeRow] | None = None,
-        offload: Offload | None = None,
-        lane: str = "learner",
-        overlapped: OverlappedPublish | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            trainer,
-            sender,
-            tracer=tracer,
-            verify=verify,
-            first_probe=first_probe,
-            offload=offload,
-            lane=lane,
-            overlapped=overlapped,
-        )
+        super().__init__(trainer, sender, tracer=tracer, **options)
         self._waited_s, self._began = 0.0, thread_time()
         self._on_cpu = all(weight.device.type == "cpu" for weight in trainer.weights().values())
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save

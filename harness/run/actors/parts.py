@@ -18,6 +18,7 @@ from harness.core.trace import RecordingTracer, Tracer
 from harness.core.types import GroupData
 from harness.engines.vllm_options import environment as vllm_environment
 from harness.learner.flight_recorder import FlightRecorder, read_flight
+from harness.learner.make import trainer_options
 from harness.learner.process_group import RankGroup
 from harness.probes.memory import DeviceFigure
 from harness.probes.nsight import new_tag, nsight_runtime_env, report_folders, wait_for_reports
@@ -40,22 +41,13 @@ from harness.run.actors.placement import Placement
 from harness.run.actors.ranks import Ranks
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
-from harness.run.builders import (
-    fitting_task,
-    make_generator,
-    make_learner,
-    make_learner_rank,
-    make_policy,
-    make_scorer,
-    make_task,
-    never,
-    trainer_options,
-)
+from harness.run.builders import fitting_task, make_generator, make_learner, make_scorer
 from harness.run.devices import resolve_device, threads_of
 from harness.run.handles import GeneratorHandle, LearnerHandle, Part, ScorerHandle
+from harness.run.memory.shape import shape_for
 from harness.run.needs import requests_of
-from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
-from harness.run.rank_worker import LearnerRank
+from harness.run.parts import RunningParts, StopSignal, keep_traces, never, tracers_of
+from harness.run.policy import make_policy
 from harness.run.start import start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario.derived import in_shards, mesh_shape
@@ -64,10 +56,11 @@ from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.settings.transport import ActorTransportSettings, DiskTransportSettings
+from harness.tasks.make import make_task
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.protocol import TransportOptions
-from harness.transports.sharded import shard_receiver
+from harness.transports.sharded import rank_sender, shard_receiver
 
 WATCHDOG_S = 20.0
 """Seconds by which a collective waits longer than a stage may take: the watchdog looks at the stacks before it ends."""
@@ -105,7 +98,7 @@ class ActorParts(RunningParts):
         self._start_limit_s = start_limit_s(scenario.faults.stall_after_s)
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
-        task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
+        task, policy = make_task(scenario.task), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
         start = start_of(scenario, task, policy)
         task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
@@ -186,7 +179,7 @@ class ActorParts(RunningParts):
         whole: Part = learner
         if several:
             ranks, mesh = [learner, *others], mesh_shape(scenario)
-            whole = Ranks(ranks, mesh, trainer_options(scenario), in_shards=in_shards(scenario))
+            whole = Ranks(ranks, mesh, trainer_options(scenario, shape_for(scenario)[0]), in_shards=in_shards(scenario))
         self.learner = self._learner = LearnerHandle(whole)
 
     def _spec(self, lane: str, settings: PartSettings, make: Make) -> ActorSpec:
@@ -355,7 +348,7 @@ def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer:
         scenario,
         lane=lane,
         receiver=shard_receiver(name, options) if in_shards(scenario) else transport_kind(name).receiver(options),
-        task=fitting_task(scenario, make_task(scenario), policy),
+        task=fitting_task(scenario, make_task(scenario.task), policy),
         policy=policy,
         tracer=tracer,
         should_stop=never,
@@ -363,21 +356,22 @@ def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer:
 
 
 def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
-    return make_scorer(scenario, lane, make_task(scenario), tracer, never)
+    return make_scorer(scenario, lane, make_task(scenario.task), tracer, never)
+
+
+def _learner(scenario: Scenario, options: TransportOptions, tracer: Tracer) -> LearnerWorker:
+    sender = transport_kind(scenario.transport.type).sender(options)
+    policy = make_policy(scenario, resolve_device(scenario, scenario.placement.learner), never)
+    return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never)
 
 
 def _rank(
     scenario: Scenario, options: TransportOptions, rank: int, calls: Path, tracer: Tracer, store: Any
-) -> LearnerRank:
-    device = resolve_device(scenario, scenario.placement.learner)
+) -> LearnerWorker:
     ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s + WATCHDOG_S
+    cuda = resolve_device(scenario, scenario.placement.learner) == "cuda"
     policy = make_policy(scenario, "meta" if rank else "cpu", never)
-    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience, calls=FlightRecorder(calls))
-    return make_learner_rank(scenario, options=options, policy=policy, tracer=tracer, group=group, device=device)
-
-
-def _learner(scenario: Scenario, options: TransportOptions, tracer: Tracer) -> LearnerWorker:
-    device = resolve_device(scenario, scenario.placement.learner)
-    sender = transport_kind(scenario.transport.type).sender(options)
-    policy = make_policy(scenario, device, never)
-    return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never)
+    group = RankGroup(rank, ranks, store, cuda=cuda, timeout_s=patience, calls=FlightRecorder(calls))
+    name = scenario.transport.type
+    sender = rank_sender(name, options, rank) if in_shards(scenario) else transport_kind(name).sender(options)
+    return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never, group=group)
