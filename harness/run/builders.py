@@ -66,11 +66,6 @@ def mismatch_bound(scenario: Scenario) -> float | None:
     return EXACT_BOUND if exact else ROUNDED_BOUND
 
 
-def never() -> bool:
-    """The stop signal of an actor: it is ended with its process."""
-    return False
-
-
 def make_rewards(scenario: Scenario, task: Task, should_stop: StopSignal) -> GroupRewards:
     """Return what rewards a group: a process of its own where the task's reward has a time limit."""
     timeout_s = getattr(scenario.task, "reward_timeout_s", None)

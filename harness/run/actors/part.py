@@ -56,13 +56,10 @@ Make = Callable[..., Any]
 class ProcessSetup:
     """How an actor's process is set up before anything is built in it.
 
+    Working folder, import path and date are those of the driver, which makes this value.
+
     Attributes:
-        lane: name of its lane.
-        threads: CPU threads of torch.
         log: file that takes what the process prints; None leaves it to Ray.
-        working_folder, import_path: those of the driver, which makes this value, so that files and modules that the
-            scenario names are found.
-        today: the driver's date, for chat templates that write one.
         cuda: whether the worker computes on a GPU.
         tracers: probes, and delays that the scenario asks for.
     """
@@ -247,7 +244,6 @@ class ActorSpec:
     """How a lane's actor is made, each time.
 
     Attributes:
-        setup: see ``ProcessSetup``.
         make: makes the worker inside of the process.
         options: Ray's options: resources, placement, environment.
         moving_lane: lane of the thread on which weights move, where they have one of their own.
@@ -286,11 +282,7 @@ class ActorSpec:
 
 
 class Replacements:
-    """How many dead parts a run may still replace.
-
-    Args:
-        most: replacements in all.
-    """
+    """How many dead parts a run may still replace."""
 
     def __init__(self, most: int) -> None:
         self.most, self.made = most, 0
@@ -482,12 +474,7 @@ def _spoken(method: str) -> str:
 
 
 def arrival(spans: Sequence[Span], called_ns: int) -> Span:
-    """Return the weight transfer of tensors that were sent along with a call: from the call to the first span.
-
-    Args:
-        spans: those of a load.
-        called_ns: our monotonic clock at the call.
-    """
+    """Return the weight transfer of tensors that were sent along with a call: from it to the first span of the load."""
     return spans[0]._replace(stage=Stage.WEIGHT_TRANSFER, start_ns=called_ns, end_ns=spans[0].start_ns)
 
 
@@ -498,9 +485,7 @@ def calls_under_way(lane: str, spans: Sequence[Span], called_ns: int, answered_n
     the actor busy meanwhile, that one owns the time (``harness.results.occupancy``).
 
     Args:
-        lane: the actor's.
-        spans: what it did for the call, on our clock; without any, the whole call was on its way.
-        called_ns, answered_ns: our monotonic clock at the call and at the reply.
+        spans: what the actor did for the call, on our clock; without any, the whole call was on its way.
     """
     begun_ns = min((span.start_ns for span in spans), default=answered_ns)
     ended_ns = max((span.end_ns for span in spans), default=answered_ns)
@@ -517,11 +502,6 @@ def clock_offset_ns(
 
     As in NTP (RFC 5905, section 8) with one timestamp at the far end: of several readings, the one with the shortest
     round trip counts, and its midpoint is taken as the moment of the far reading.
-
-    Args:
-        ask: reads the far clock.
-        readings: how often.
-        now_ns: reads our clock.
     """
     best_ns, offset_ns = None, 0
     for _ in range(readings):
@@ -534,12 +514,7 @@ def clock_offset_ns(
 
 
 async def in_thread(wait: Callable[[], T], parts: Sequence[ActorPart]) -> T:
-    """Return what a wait for these parts returns. Whoever gives it up ends them, so that its thread ends too.
-
-    Args:
-        wait: blocks until their actors have answered, or are dead.
-        parts: for which it waits.
-    """
+    """Return what a blocking wait for these parts returns. Whoever gives it up ends them, so that its thread ends."""
     try:
         return await asyncio.to_thread(wait)
     except asyncio.CancelledError:
@@ -557,10 +532,6 @@ def wait_until_built(parts: Sequence[ActorPart], limit_s: float) -> None:
     """Return when the workers of all parts are built.
 
     When one has failed, the others have ``LAST_WORDS_S`` to fail too: ranks of a Learner would wait for a dead one.
-
-    Args:
-        parts: just launched.
-        limit_s: see ``start_limit_s``.
 
     Raises:
         HarnessError: what building a worker raised, or that its process died, of the first part; those come before what
