@@ -141,7 +141,8 @@ def _at_its_mean(longer: Numbers, work: Numbers) -> Numbers:
     centred = work - work.mean()
     squares = float(centred @ centred)
     slope = min(max(float(centred @ longer) / squares, 0.0), 1.0) if squares > 0 else 0.0
-    return longer - slope * centred
+    even: Numbers = longer - slope * centred
+    return even
 
 
 def _where_equally_crowded(values: Numbers, crowded: Numbers) -> Estimate:
