@@ -116,6 +116,7 @@ class ActorParts(RunningParts):
         )
         self._closing.callback(self._placement.close)
         self._actors: list[ActorPart] = []
+        self._flight_files: dict[str, Path] = {}
         self._closing.callback(self._end_actors)
         try:
             self._spawn_all(tracer)
@@ -136,27 +137,23 @@ class ActorParts(RunningParts):
             self._actors.append(part)
             return part
 
-        several = parts.learner.ranks > 1
-        interface = parts.interface if several else None
-        self.learner_lanes = tuple(rank_lanes(scenario))
-        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder)) if several else None
-        if folder is not None:
+        lanes, several = tuple(rank_lanes(scenario)), parts.learner.ranks > 1
+        self.learner_lanes = lanes
+        if several:
+            folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder))
             self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._flight_files = {lane: folder / str(rank) for rank, lane in enumerate(self.learner_lanes) if folder}
-        files = self._flight_files.values()
-        makes: list[Make] = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(files)]
-        alone: Make = partial(_learner, scenario, options)
-
-        def spawn_rank(lane: str, make: Make, **spec: Any) -> ActorPart:
-            moving = publisher_lane(lane) if scenario.learner.overlapped_publish else None
-            return spawn(lane, parts.learner, make, {"moving_lane": moving, **spec})
-
-        first, *rest = makes or [alone]
-        sends_by = self._kind.tensor_transport if self._kind.two_sided and not several else None
-        learner = spawn_rank(self.learner_lanes[0], first, listens_on=interface, sends_by=sends_by)
-        others = [
-            spawn_rank(lane, make, store=learner.store) for lane, make in zip(self.learner_lanes[1:], rest, strict=True)
-        ]
+            self._flight_files = {lane: folder / str(rank) for rank, lane in enumerate(lanes)}
+        overlapped, ranks = scenario.learner.overlapped_publish, list[ActorPart]()
+        for rank, lane in enumerate(lanes):
+            spec = {
+                "moving_lane": publisher_lane(lane) if overlapped else None,
+                "listens_on": parts.interface if several and rank == 0 else None,
+                "store": ranks[0].store if ranks else None,
+                "sends_by": self._kind.tensor_transport if self._kind.two_sided and not several else None,
+            }
+            make = partial(_learner, scenario, options, rank, self._flight_files.get(lane))
+            ranks.append(spawn(lane, parts.learner, make, spec))
+        learner = ranks[0]
         generators = [
             spawn(
                 lane,
@@ -178,7 +175,7 @@ class ActorParts(RunningParts):
         self.scorers = tuple(map(ScorerHandle, scorers))
         whole: Part = learner
         if several:
-            ranks, mesh = [learner, *others], mesh_shape(scenario)
+            mesh = mesh_shape(scenario)
             whole = Ranks(ranks, mesh, trainer_options(scenario, shape_for(scenario)[0]), in_shards=in_shards(scenario))
         self.learner = self._learner = LearnerHandle(whole)
 
@@ -359,19 +356,17 @@ def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
     return make_scorer(scenario, lane, make_task(scenario.task), tracer, never)
 
 
-def _learner(scenario: Scenario, options: TransportOptions, tracer: Tracer) -> LearnerWorker:
-    sender = transport_kind(scenario.transport.type).sender(options)
-    policy = make_policy(scenario, resolve_device(scenario, scenario.placement.learner), never)
-    return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never)
-
-
-def _rank(
-    scenario: Scenario, options: TransportOptions, rank: int, calls: Path, tracer: Tracer, store: Any
+def _learner(
+    scenario: Scenario, options: TransportOptions, rank: int, calls: Path | None, tracer: Tracer, store: Any = None
 ) -> LearnerWorker:
-    ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s + WATCHDOG_S
-    cuda = resolve_device(scenario, scenario.placement.learner) == "cuda"
-    policy = make_policy(scenario, "meta" if rank else "cpu", never)
-    group = RankGroup(rank, ranks, store, cuda=cuda, timeout_s=patience, calls=FlightRecorder(calls))
-    name = scenario.transport.type
+    """Return the Learner's worker; with a file for its last calls and a store that of one of several ranks."""
+    name, device = scenario.transport.type, resolve_device(scenario, scenario.placement.learner)
     sender = rank_sender(name, options, rank) if in_shards(scenario) else transport_kind(name).sender(options)
+    if calls is None:
+        policy = make_policy(scenario, device, never)
+        return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never)
+    policy = make_policy(scenario, "meta" if rank else "cpu", never)
+    ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s + WATCHDOG_S
+    flight = FlightRecorder(calls)
+    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience, calls=flight)
     return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never, group=group)
