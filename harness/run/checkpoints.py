@@ -34,15 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunCheckpoints:
-    """Saves a run between two training steps; a ``loop.state.Checkpoints``.
-
-    Args:
-        folder: of the run.
-        settings: how.
-        parts: of the run.
-        recorder: of the run.
-        tracer: records the Learner's stage ``checkpoint``, and what this process writes beside it.
-    """
+    """Saves a run between two training steps; a ``loop.state.Checkpoints``."""
 
     def __init__(
         self, folder: Path, settings: CheckpointSettings, parts: RunningParts, recorder: RunRecorder, tracer: Tracer
@@ -56,11 +48,6 @@ class RunCheckpoints:
         self._beginning: asyncio.Task[Path] | None = None
 
     async def save(self, state: LoopState) -> None:
-        """See ``Checkpoints``.
-
-        Raises:
-            RunStopped: it cannot be written.
-        """
         recorded, version = self._recorder.recorded(), state.version  # before anything is awaited
         with writable():
             await self.finish(version)

@@ -36,13 +36,7 @@ class PartsFactory:
         self._guardian: Guardian | None = None
 
     def __call__(self, scenario: Scenario, tracer: RecordingTracer, should_stop: StopSignal) -> RunningParts:
-        """Make the parts of one run.
-
-        Raises:
-            UserError: something that the scenario names cannot be used, or the machine has less than it asks for.
-            RunStopped: an actor died while it started.
-            Interrupted: ``should_stop`` returned True.
-        """
+        """Make the parts of one run; errors as of these, and UserError for what the machine lacks."""
         for each in [*(each for group in self._together for each in group), scenario]:
             check(packages_needed(each))  # what one arm lacks is said before another one has run
         if not scenario.uses_ray:

@@ -89,8 +89,6 @@ class InProcessParts(RunningParts):
     """The parts of one run on threads of this process.
 
     Args:
-        scenario: what to run.
-        recorder: keeps the spans.
         should_stop: true ends what parts are doing.
         streams_for: makes the parts' CUDA streams, given the device and whether parts are colocated.
 
@@ -163,7 +161,6 @@ class InProcessParts(RunningParts):
         self._learner.run_folder = folder
 
     def processes(self) -> Mapping[str, int]:
-        """None has a process of its own."""
         return {}
 
     def drain_log(self) -> list[str]:
@@ -176,7 +173,7 @@ class InProcessParts(RunningParts):
         return self._instrumented.drain_device_figures()
 
     def sample_elsewhere(self, hz: float) -> None:
-        """No part is on another machine."""
+        return None
 
     def keep_profiles(self, folder: Path) -> None:
         self._instrumented.end_windows()

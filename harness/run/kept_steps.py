@@ -52,11 +52,7 @@ class KeptResult:
 
 
 def read_result(folder: Path) -> KeptResult:
-    """Read what a kept training step returned.
-
-    Raises:
-        UserError: it is missing, or not what it must be.
-    """
+    """Read what a kept training step returned; UserError where it is missing, or not what it must be."""
     return read_json(folder / RESULT, KeptResult)
 
 
@@ -72,14 +68,8 @@ class _Draft:
 class KeptSteps:
     """Keeps the training steps of a run that its scenario names.
 
-    Saving holds the Learner up: the stage ``checkpoint`` of these steps.
-
-    Args:
-        folder: of the run.
-        scenario: says which steps.
-        parts: of the run.
-        checkpoints: of the run; one that is being written is waited for.
-        tracer: records the stage.
+    Saving holds the Learner up: the stage ``checkpoint`` of these steps. A checkpoint that is being written is waited
+    for.
     """
 
     def __init__(

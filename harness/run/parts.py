@@ -24,13 +24,7 @@ from harness.scenario.schema import Scenario
 
 
 def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:
-    """Return where in the folder of a run a policy is saved; None where nothing is.
-
-    Args:
-        run: its folder.
-        version: of the policy.
-        last: whether training is over.
-    """
+    """Return where in the folder of a run a policy is saved; None where nothing is."""
     if run is None:
         return None
     return run / POLICY if last else run / POLICIES / f"step_{version}"
@@ -46,14 +40,11 @@ class RunningParts(Protocol):
     """The parts of one run; ``InProcessParts`` on threads of this process, ``ActorParts`` as Ray actors.
 
     Attributes:
-        generators, scorers, learner: what the loop drives.
-        plan: what it makes them do.
         num_parameters: of the policy; None where there is none.
-        end_tokens: see ``Manifest``.
         threads: CPU threads of the Learner.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
         learner_lanes: the Learner's lane, or that of each of its ranks.
-        inputs: what the run is made of, see ``Manifest``; of parts that know it.
+        end_tokens, inputs: see ``Manifest``.
         notes: what is to be said about the prompts when the run begins.
     """
 
@@ -71,7 +62,6 @@ class RunningParts(Protocol):
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """Names of all lanes."""
         samplers, scorers = (part.lane for part in self.generators), (part.lane for part in self.scorers)
         return (*samplers, *scorers, *self.learner_lanes)
 
@@ -101,11 +91,7 @@ class RunningParts(Protocol):
         """Return what stages took of GPUs, in time and memory, as it came in since the last call."""
 
     def sample_elsewhere(self, hz: float) -> Elsewhere | None:
-        """Start samplers on the other machines that parts work on; None where there are none.
-
-        Args:
-            hz: samples a second.
-        """
+        """Start samplers on the other machines that parts work on; None where there are none."""
 
     def keep_profiles(self, folder: Path) -> None:
         """Move what profilers recorded into a folder, after the loop. Parts may have ended then.
@@ -133,11 +119,7 @@ def tracers_of(scenario: Scenario, traces_in: Path | None) -> Tracers:
     """Return what surrounds the spans of a run's parts.
 
     Args:
-        scenario: names the probe profile and the delays.
         traces_in: where traces are written until the run's folder takes them; None: among the temporary files.
-
-    Raises:
-        UserError: there is no such profile.
     """
     profile = load_profile(scenario.profile)
     drafts = None if profile.torch_profiler is None else Path(tempfile.mkdtemp(prefix="traces-", dir=traces_in))
@@ -147,10 +129,7 @@ def tracers_of(scenario: Scenario, traces_in: Path | None) -> Tracers:
 
 
 def keep_traces(tracers: Tracers, processes: Sequence[Sequence[str]], folder: Path) -> None:
-    """Move the traces of torch.profiler, one for each process, into a folder.
-
-    Args:
-        processes: the lanes of each process.
+    """Move the traces of torch.profiler, one for the lanes of each process, into a folder.
 
     Raises:
         RunStopped: one is missing.

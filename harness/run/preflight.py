@@ -41,7 +41,6 @@ def check_before_start(
         points: the arms of each point, block by block.
         say: takes the memory plan of each point, in a line, and one each where arms are identical or bfloat16 is slow.
         free: the memory to fit into; None looks at this machine.
-        nvml: the module ``pynvml``; None imports it.
 
     Raises:
         UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a

@@ -75,8 +75,6 @@ class ActorParts(RunningParts):
     actors find it there.
 
     Args:
-        scenario: the resolved scenario.
-        tracer: takes the spans of all parts.
         should_stop: asked while the policy is made.
         open_session: returns the Ray to use; called when all that needs no Ray was found right.
 
@@ -224,11 +222,7 @@ class ActorParts(RunningParts):
             await in_thread(remake, self._members)
 
     def _check_profilers(self) -> None:
-        """Refuse profilers for parts on other machines: they are started from here, and write here.
-
-        Raises:
-            UserError: with the lanes.
-        """
+        """Refuse profilers for parts on other machines: they are started from here, and write here."""
         profile, near = self._tracers.profile, self.processes()
         for window in (profile.torch_profiler, profile.pyspy):
             chosen = () if window is None else lanes_in(window, self._tracers.lanes)
@@ -264,22 +258,16 @@ class ActorParts(RunningParts):
         return self._logs.new_lines()
 
     def drain_device_figures(self) -> list[DeviceFigure]:
-        """Return what came in with the replies of all actors."""
         found = [figure for part in self._actors for figure in part.device_figures]
         for part in self._actors:
             part.device_figures.clear()
         return found
 
     def sample_elsewhere(self, hz: float) -> RemoteSamplers:
-        """Start a sampler on each other machine that a part works on."""
         return RemoteSamplers(self._actors, hz)
 
     def keep_profiles(self, folder: Path) -> None:
-        """Have the profilers write what they have, and move it; actors under nsys end, since it writes then.
-
-        Raises:
-            RunStopped: something that was to be recorded is missing.
-        """
+        """Have the profilers write what they have, and move it; actors under nsys end, since it writes then."""
         profile = self._tracers.profile
         if profile.torch_profiler is not None or profile.nsight is not None:
             end_windows(self._actors)
@@ -295,7 +283,6 @@ class ActorParts(RunningParts):
         wait_for_reports(reports, self._tag, processes, profile.nsight.report_timeout_s, folder)
 
     def close(self) -> None:
-        """End the actors and give back what they reserved."""
         self._closing.close()
 
     def _end_actors(self) -> None:

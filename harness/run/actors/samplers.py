@@ -23,15 +23,12 @@ class SamplerProcess:
         self._thread = SamplingThread(hz)
 
     def now_ns(self) -> int:
-        """This machine's monotonic clock."""
         return time.perf_counter_ns()
 
     def order(self, order: Any) -> None:
-        """Pass an order on; see ``harness.probes.sampler``."""
         self._thread.order(order)
 
     def drain(self) -> list[dict[str, Any]]:
-        """Return the samples since the last call."""
         return self._thread.drain()
 
 
@@ -55,14 +52,6 @@ class RemoteSamplers:
     """The samplers on other machines of the cluster; nothing where all parts are on this one.
 
     A machine whose sampler cannot be reached any more is noted and left out.
-
-    Args:
-        parts: the actors, all built.
-        hz: samples a second.
-        elsewhere: tells which parts are on another machine.
-
-    Attributes:
-        notes: what went wrong, in words.
     """
 
     def __init__(
@@ -91,7 +80,6 @@ class RemoteSamplers:
                 sampler.handle.order.remote({"processes": processes})
 
     def order(self, order: str) -> None:
-        """Pass ``go`` or ``hold`` on."""
         for sampler in self._samplers.values():
             sampler.handle.order.remote(order)
 
@@ -127,7 +115,6 @@ class RemoteSamplers:
         return [row for sample in samples for row in counter_rows(sample, at, f"{sampler.name}/")]
 
     def close(self) -> None:
-        """End the samplers."""
         for sampler in self._samplers.values():
             ray.kill(sampler.handle)
         self._samplers.clear()
