@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,20 +11,18 @@ from torch import Tensor
 
 from harness.core.protocols import Task
 from harness.core.trace import Tracer
-from harness.core.types import SamplingParams
 from harness.engines.make import make_engine
-from harness.engines.stop_strings import SpecialTokens, decode_text
+from harness.engines.stop_strings import SpecialTokens
 from harness.engines.vllm_options import ALONE
 from harness.learner.make import make_offload, make_ranks, make_trainer, trainer_options
 from harness.run.devices import resolve_device
-from harness.run.fitting import FittingTask, context_of
 from harness.run.memory.generator import beside_vllm
 from harness.run.memory.shape import shape_for
 from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.parts import StopSignal
 from harness.run.policy import Policy, response_ends
+from harness.run.prompts import fitting_task, prompt_encoder, sampling_for
 from harness.run.workers import (
-    Encode,
     GeneratorWorker,
     LearnerWorker,
     ScorerWorker,
@@ -74,40 +71,6 @@ def make_rewards(scenario: Scenario, task: Task, should_stop: StopSignal) -> Gro
     return TimedRewards(task.reward, timeout_s, should_stop)
 
 
-def prompt_encoder(scenario: Scenario, policy: Policy) -> Encode:
-    """Return what makes token ids of a prompt: the tokenizer, through its chat template where the task asks for it.
-
-    Raises:
-        UserError: the tokenizer has no chat template, or it cannot be used.
-    """
-    from harness.models.chat import chat_encoder, text_encoder
-
-    settings: Any = scenario.task
-    if not getattr(settings, "chat_template", False):
-        return text_encoder(policy.tokenizer)
-    return chat_encoder(policy.tokenizer, settings.system_prompt, settings.chat_template_kwargs)
-
-
-def response_text(scenario: Scenario, task: Task, policy: Policy) -> Callable[[Sequence[int]], str]:
-    """Return what makes the text that is rewarded of a response's token ids."""
-    if scenario.sampling.skip_special_tokens:
-        return partial(decode_text, policy.tokenizer)
-    ends = response_ends(policy, sampling_for(scenario, task).stop).ids
-    return SpecialTokens(policy.tokenizer, ends).text
-
-
-def fitting_task(scenario: Scenario, task: Task, policy: Policy) -> Task:
-    """Return the task, without prompts that are too long where they are to be left out.
-
-    Raises:
-        UserError: no prompt is left.
-    """
-    context, _ = context_of(scenario, policy)
-    if context is None or not getattr(scenario.task, "filter_overlong_prompts", False):
-        return task
-    return FittingTask(task, prompt_encoder(scenario, policy), scenario.sampling.max_tokens, context)
-
-
 def make_generator(
     scenario: Scenario,
     *,
@@ -144,12 +107,6 @@ def make_generator(
         special=SpecialTokens(policy.tokenizer, response_ends(policy, sampling.stop).ids),
         skip_special=scenario.sampling.skip_special_tokens,
     )
-
-
-def sampling_for(scenario: Scenario, task: Task) -> SamplingParams:
-    """Return how responses are sampled: as the scenario says, ended by the task's own stop strings too."""
-    sampling = scenario.sampling.to_params()
-    return replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *getattr(task, "stop", ())))))
 
 
 def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, should_stop: StopSignal) -> ScorerWorker:

@@ -24,7 +24,7 @@ from harness.run.devices import resolve_device, threads_of
 from harness.run.handles import MOVES, GeneratorHandle, LearnerHandle, ScorerHandle
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
 from harness.run.policy import make_policy
-from harness.run.start import start_of
+from harness.run.prompts import start_of
 from harness.scenario.derived import offloaded
 from harness.scenario.lanes import all_lanes
 from harness.scenario.loop_plan import loop_plan

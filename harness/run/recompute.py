@@ -25,12 +25,13 @@ from harness.models.chat import on_date
 from harness.results.manifest import Manifest
 from harness.results.reader import load_run
 from harness.results.writer import KEPT_STEPS, POLICY
-from harness.run.builders import make_rewards, prompt_encoder, response_text, trainer_of
+from harness.run.builders import make_rewards, trainer_of
 from harness.run.inputs import date_of_run
 from harness.run.kept_steps import KeptResult, read_result
 from harness.run.parts import never
 from harness.run.plugins import plugin_digests
 from harness.run.policy import Policy, make_policy
+from harness.run.prompts import prompt_encoder, response_text
 from harness.run.resume import check_same
 from harness.run.workers import LearnerWorker
 from harness.scenario.schema import Scenario

@@ -20,11 +20,11 @@ from harness.models.make_folder import make_folder
 from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.run.actors.parts import ActorParts
-from harness.run.builders import fitting_task, make_generator, prompt_encoder
+from harness.run.builders import make_generator
 from harness.run.factory import PartsFactory
 from harness.run.parts import never
 from harness.run.policy import Policy, ResponseEnds, make_policy, response_ends
-from harness.run.start import check_fits, start_notes
+from harness.run.prompts import check_fits, fitting_task, prompt_encoder, start_notes
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario

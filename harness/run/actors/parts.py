@@ -41,14 +41,14 @@ from harness.run.actors.placement import Placement
 from harness.run.actors.ranks import Ranks
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
-from harness.run.builders import fitting_task, make_generator, make_learner, make_scorer
+from harness.run.builders import make_generator, make_learner, make_scorer
 from harness.run.devices import resolve_device, threads_of
 from harness.run.handles import GeneratorHandle, LearnerHandle, Part, ScorerHandle
 from harness.run.memory.shape import shape_for
 from harness.run.needs import requests_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, never, tracers_of
 from harness.run.policy import make_policy
-from harness.run.start import start_of
+from harness.run.prompts import fitting_task, start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario.derived import in_shards, mesh_shape
 from harness.scenario.lanes import lanes_of, publisher_lane, rank_lanes
