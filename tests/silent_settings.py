@@ -26,11 +26,17 @@ import torch
 
 from harness.core.trace import RecordingTracer
 from harness.core.types import Metrics, RolloutGroup, WorkItem
+from harness.engines.make import make_engine
 from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.make import trainer_options
 from harness.loop import LoopPlan, run_loop
 from harness.models.decoder import DecoderLM
-from harness.run.actors.parts import environment_of, requests_of
-from harness.run.builders import builder, make_policy, mismatch_bound, never, trainer_options
+from harness.run.actors.parts import environment_of
+from harness.run.builders import mismatch_bound
+from harness.run.memory.shape import shape_for
+from harness.run.needs import requests_of
+from harness.run.parts import never
+from harness.run.policy import make_policy
 from harness.scenario.derived import in_shards, mesh_shape, offloaded, on_one_thread, threads_on, zero_stage
 from harness.scenario.keys import choices_of, dotted_keys
 from harness.scenario.lanes import all_lanes
@@ -237,7 +243,7 @@ def _looped(scenario: Scenario) -> object:
 
 
 def _trained(scenario: Scenario) -> object:
-    options = replace(trainer_options(scenario), group_cost=None)  # type: ignore[arg-type]
+    options = replace(trainer_options(scenario, shape_for(scenario)[0]), group_cost=None)  # type: ignore[arg-type]
     return _weights(repr(options), options, scenario.prompts_per_batch)
 
 
@@ -333,9 +339,11 @@ def _sampled(scenario: Scenario) -> object:
     name = f"{scenario.engine} {params} {scenario.group_size}"
     if name not in _MEMORY:
         policy = _policy()
-        engine = builder("engine", "native")(scenario, policy, "cpu", never)
+        engine = make_engine(
+            scenario.engine, policy.model, policy.tokenizer, ends=policy.ends, device="cpu", should_stop=never
+        )
         engine.load_weights(dict(policy.model.named_parameters()), 0)
-        prompts = [np.array(policy.tokenizer.encode(text)) for text in ("one", "another prompt", "a", "the last")]
+        prompts = [list(policy.tokenizer.encode(text)) for text in ("one", "another prompt", "a", "the last")]
         _MEMORY[name] = str(engine.generate(prompts, scenario.group_size, params, seed=7))
     return _MEMORY[name], mismatch_bound(scenario)
 

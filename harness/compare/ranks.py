@@ -68,10 +68,12 @@ def find_straggler(steps: Sequence[Sequence[RankStep]]) -> Straggler | None:
 
     Of each step s, d_s = ln(seconds that the rank computed / mean of the others), w_s is the same of its work (the
     plan's cost), v_s = d_s - w_s that of seconds for equal work, and x_s by how much more of its time than the others
-    it was ready and had no processor. The rank with most seconds is named if the interval of d_s where x = 0 lies above
-    ln(1 + ``WORTH_SAYING``), and so are its causes by those of w_s and v_s; where neither lies there alone, both are.
-    If only the plain mean of d_s lies there, and that of x_s above ``WORTH_SAYING``, the cause is other processes. The
-    intervals are widened as far as neighbouring steps may resemble each other (``estimates``).
+    it was ready and had no processor. The work is known, and no noise: where the plan gives a rank more in most steps
+    and less in others, d_s and v_s are taken at the mean of w_s, by the line through the steps. The rank with most
+    seconds is named if the interval of d_s where x = 0 lies above ln(1 + ``WORTH_SAYING``), and so are its causes by
+    that of v_s and the mean of w_s; where neither lies there alone, both are. If only the plain mean of d_s lies there,
+    and that of x_s above ``WORTH_SAYING``, the cause is other processes. The intervals are widened as far as
+    neighbouring steps may resemble each other (``estimates``).
 
     Else it is a one-off if all its seconds exceed the others' by that much, and half of this is gone without the steps
     that lie more than ``OUTLYING`` deviations above the median, a tenth of all at most. The deviation is that of the
@@ -97,17 +99,17 @@ def find_straggler(steps: Sequence[Sequence[RankStep]]) -> Straggler | None:
     longer = np.log(own_s / others_s)
     work = np.log(np.divide(*against_others(lambda rank: rank.cost)))
     crowded = np.subtract(*against_others(_crowding))
-    typical, own_work, slower = (
-        _where_equally_crowded(longer, crowded), _mean(work), _where_equally_crowded(longer - work, crowded),
-    )  # fmt: skip
+    more_work = float(work.mean())
+    typical = _where_equally_crowded(_at_its_mean(longer, work), crowded)
+    slower = replace(typical, point=typical.point - more_work)
 
     def named(cause: str, longer: float, carrying: int = len(known)) -> Straggler:
-        shares = longer, math.expm1(own_work.point), math.expm1(slower.point)
+        shares = longer, math.expm1(more_work), math.expm1(slower.point)
         return Straggler(slowest, cause, *shares, carrying, len(known))
 
     if _exceeds(typical, ranks):
-        causes = {"more work": own_work, "slower machine": slower}
-        alone = [name for name, each in causes.items() if _exceeds(each, ranks)]
+        causes = {"more work": more_work > math.log1p(WORTH_SAYING), "slower machine": _exceeds(slower, ranks)}
+        alone = [name for name, exceeds in causes.items() if exceeds]
         return named(" and ".join(alone or causes), math.expm1(typical.point))
     plain = _mean(longer)
     if _exceeds(plain, ranks) and _exceeds(_mean(crowded), ranks):
@@ -132,6 +134,15 @@ def _mean(values: Numbers) -> Estimate:
     estimate = of_blocks(values)
     assert estimate is not None
     return estimate
+
+
+def _at_its_mean(longer: Numbers, work: Numbers) -> Numbers:
+    """Return ``longer`` less what steps with more or less work than usual add; seconds grow as fast as work at most."""
+    centred = work - work.mean()
+    squares = float(centred @ centred)
+    slope = min(max(float(centred @ longer) / squares, 0.0), 1.0) if squares > 0 else 0.0
+    even: Numbers = longer - slope * centred
+    return even
 
 
 def _where_equally_crowded(values: Numbers, crowded: Numbers) -> Estimate:

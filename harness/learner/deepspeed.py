@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.core.errors import UserError
-from harness.core.extras import how_to_install
 from harness.learner.ranks import MakeOptimizer, Ranks
 from harness.models.decoder import layers_of
 from harness.settings.learner import MOST_ADDED_AT_ONCE, ZeroStage
-
-
-def check_usable(*, cuda: bool) -> None:
-    """Check what can be known before there are ranks.
-
-    Args:
-        cuda: whether the Learner is on a GPU.
-
-    Raises:
-        UserError: DeepSpeed is not installed; or the compiler is missing that builds its operator for CPUs.
-    """
-    if find_spec("deepspeed") is None:
-        raise UserError(
-            "learner.sharding is deepspeed, and the package deepspeed is not installed",
-            "learner.sharding",
-            f"{how_to_install('deepspeed')}, or set learner.sharding to fsdp2",
-        )
-    compiler = os.environ.get("CXX", "c++")
-    if not cuda and shutil.which(compiler) is None:
-        raise UserError(
-            f"learner.sharding is deepspeed, which compiles an operator at its first start on a CPU, and there is no "
-            f"C++ compiler {compiler}",
-            "learner.sharding",
-            "install one (Debian and Ubuntu: the package g++), or set learner.sharding to fsdp2",
-        )
 
 
 class DeepSpeedRanks(Ranks):

@@ -27,11 +27,12 @@ from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_p
 from harness.results import EvaluationRow, StepRow
 from harness.results.recorder import RowListener
 from harness.results.writer import PROFILES
-from harness.run.checkpoints import CommittingLearner, RunCheckpoints, StatefulLearner
+from harness.run.checkpoints import RunCheckpoints, SavingLearner
 from harness.run.errors import full_gpu_as_user_error
+from harness.run.handles import LearnerHandle
 from harness.run.interleaving import Alone, Group, RoundRobinSchedule, Slot, alternating_order
 from harness.run.interrupts import holding_interrupts
-from harness.run.kept_steps import KeepingLearner
+from harness.run.kept_steps import KeptSteps
 from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
 from harness.run.parts import Build, RunningParts
 from harness.run.points import Resume
@@ -270,7 +271,7 @@ async def _train(session: RunSession, throttle: Throttle) -> None:
     parts.save_to(folder)
     state = None
     if (resume := arm.resume) is not None:
-        await cast(StatefulLearner, parts.learner).load_state(resume.checkpoint.folder.resolve())
+        await cast(LearnerHandle, parts.learner).load_state(resume.checkpoint.folder.resolve())
         arm.clock.go_on_from(resume.recorded.clock_ns)
         recorder.goes_on(parts.lanes, resume.recorded)
         session.log_lines([*resume.warnings, f"continues from {resume.checkpoint.folder.name}"])
@@ -278,11 +279,9 @@ async def _train(session: RunSession, throttle: Throttle) -> None:
     session.probes.start()
     if state is None:
         recorder.loop_starts(parts.lanes)
-    learner: Learner = parts.learner
-    if settings.asynchronous:
-        learner = CommittingLearner(learner, checkpoints)
-    if settings.keeps_any:
-        learner = KeepingLearner(learner, folder, arm.variant.scenario, parts, checkpoints, arm.tracer)
+    kept = KeptSteps(folder, arm.variant.scenario, parts, checkpoints, arm.tracer) if settings.keeps_any else None
+    saves = settings.asynchronous or settings.keeps_any
+    learner: Learner = SavingLearner(parts.learner, checkpoints, kept) if saves else parts.learner
     await run_loop(
         parts.generators,
         parts.scorers,

@@ -12,67 +12,42 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from harness.core.checkpoints import Checkpoint, WrittenFile, begin, commit, step_of, write_file
-from harness.core.errors import RunStopped
+from harness.core.errors import Diverged, RunStopped
 from harness.core.protocols import Learner
 from harness.core.trace import SpanContext, Stage, Tracer
 from harness.core.types import RolloutGroup, UpdateResult, WeightHandle
-from harness.learner.checkpoint import SavedState
 from harness.loop.state import LoopState, with_data
 from harness.loop.state_files import write_files
 from harness.results.recorder import RunRecorder
 from harness.results.segments import RECORDED, Recorded, sync_rows
 from harness.results.writer import CHECKPOINTS
+from harness.run.handles import LearnerHandle
 from harness.run.parts import RunningParts
 from harness.scenario.lanes import writer_lane
 from harness.settings.checkpoint import CheckpointSettings
 
-
-class StatefulLearner(Protocol):
-    """A Learner whose state can be saved: each of the three handles."""
-
-    async def save_state(
-        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
-    ) -> float:
-        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerState.save``."""
-
-    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
-        """Return what every rank has written; None where one has not, and is not waited for."""
-
-    async def load_state(self, folder: Path) -> int:
-        """Go on from a whole checkpoint; return the version of its policy."""
+if TYPE_CHECKING:
+    from harness.run.kept_steps import KeptSteps
 
 
 class RunCheckpoints:
-    """Saves a run between two training steps; a ``loop.state.Checkpoints``.
-
-    Args:
-        folder: of the run.
-        settings: how.
-        parts: of the run.
-        recorder: of the run.
-        tracer: records the Learner's stage ``checkpoint``, and what this process writes beside it.
-    """
+    """Saves a run between two training steps; a ``loop.state.Checkpoints``."""
 
     def __init__(
         self, folder: Path, settings: CheckpointSettings, parts: RunningParts, recorder: RunRecorder, tracer: Tracer
     ) -> None:
         self._folder, self._settings, self._parts = folder.resolve() / CHECKPOINTS, settings, parts
         self._recorder, self._tracer = recorder, tracer
-        self._learner, self._lane = cast(StatefulLearner, parts.learner), parts.learner.lane
+        self._learner, self._lane = cast(LearnerHandle, parts.learner), parts.learner.lane
         self._draft: Path | None = None
         self._writing: asyncio.Task[tuple[WrittenFile, ...]] | None = None
         self._committing: asyncio.Task[Checkpoint] | None = None
         self._beginning: asyncio.Task[Path] | None = None
 
     async def save(self, state: LoopState) -> None:
-        """See ``Checkpoints``.
-
-        Raises:
-            RunStopped: it cannot be written.
-        """
         recorded, version = self._recorder.recorded(), state.version  # before anything is awaited
         with writable():
             await self.finish(version)
@@ -157,47 +132,39 @@ def writable(what: str = "the checkpoint") -> Iterator[None]:
         raise RunStopped(f"{what} cannot be written: {error}") from error
 
 
-class ForwardingLearner:
-    """Passes every call on to another Learner; for those that add something to some."""
+class SavingLearner:
+    """A Learner whose run is saved around its training steps: those to be kept are, and what was written counts.
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner, self.lane = learner, learner.lane
+    An asynchronous save counts after the training step in which it was written. The loop calls all this in one lane,
+    so that a rank is never asked while it trains.
+    """
+
+    def __init__(self, learner: Learner, checkpoints: RunCheckpoints, kept: KeptSteps | None) -> None:
+        self._learner, self.lane, self._checkpoints, self._kept = learner, learner.lane, checkpoints, kept
 
     async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
-        """See ``protocols.Learner``."""
+        if self._kept is not None:
+            await self._kept.note(step, groups)
         await self._learner.accumulate(step, groups)
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """See ``protocols.Learner``."""
-        return await self._learner.update(step, groups)
+        if self._kept is not None:
+            await self._kept.note(step, groups)
+        try:
+            result = await self._learner.update(step, groups)
+            await self._checkpoints.look()
+        except Diverged as error:
+            if self._kept is not None:
+                await self._kept.keep(step, error)
+            raise
+        if self._kept is not None:
+            await self._kept.keep(step, result)
+        return result
 
     async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
-        """See ``protocols.Learner``."""
         return await self._learner.publish_weights(version, still_needed)
 
     async def save_policy(self, version: int, *, last: bool) -> None:
-        """See ``protocols.Learner``."""
-        await self._learner.save_policy(version, last=last)
-
-
-class CommittingLearner(ForwardingLearner):
-    """A Learner that lets an asynchronous save count after the training step in which it was written.
-
-    The loop calls it in one lane, so that a rank is never asked while it trains.
-    """
-
-    def __init__(self, learner: Learner, checkpoints: RunCheckpoints) -> None:
-        super().__init__(learner)
-        self._checkpoints = checkpoints
-
-    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """See ``protocols.Learner``."""
-        result = await super().update(step, groups)
-        await self._checkpoints.look()
-        return result
-
-    async def save_policy(self, version: int, *, last: bool) -> None:
-        """See ``protocols.Learner``."""
         if last:
             await self._checkpoints.finish(version)
-        await super().save_policy(version, last=last)
+        await self._learner.save_policy(version, last=last)

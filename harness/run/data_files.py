@@ -8,15 +8,8 @@ from typing import Any
 
 from harness.scenario.schema import Scenario
 from harness.tasks.jsonl import Parts, read_parts
-from harness.tasks.rows import Fields, read_prompts
-
-
-def fields_of(settings: Any) -> Fields:
-    """Return where prompt and answer stand in the rows of a task's files."""
-    chat, system = settings.chat_template, settings.system_prompt is not None
-    if settings.type == "keywords":
-        return Fields(chat=chat, system=system)
-    return Fields(settings.prompt_field or "", settings.answer_field, chat=chat, system=system)
+from harness.tasks.make import fields_of
+from harness.tasks.rows import read_prompts
 
 
 def read_data(settings: Any) -> Parts | None:

@@ -46,11 +46,6 @@ def slow_precision(
     """Return a line where a part would compute in 16 bits on an x86-64 CPU without instructions for it, else nothing.
 
     An x86-64 CPU multiplies float16 fast with AMX only, which torch does not tell; bfloat16 also with AVX-512 BF16.
-
-    Args:
-        scenarios: what is to run.
-        has_gpu: whether there is a GPU for the run.
-        has_bfloat16: whether this CPU has AVX-512 BF16.
     """
     slow = {"float16"} if has_bfloat16() else {"float16", "bfloat16"}
     asked = {
@@ -80,11 +75,9 @@ def check_gpu_is_found(
     PyTorch finds none where the driver is older than the CUDA version it was built for, where it was built without, and
     where CUDA cannot be initialised.
 
+    CUDA_VISIBLE_DEVICES may hide every GPU on purpose.
+
     Args:
-        scenarios: what is to run.
-        nvml: the module ``pynvml``; None imports it.
-        environment: of this process; its CUDA_VISIBLE_DEVICES may hide every GPU on purpose.
-        torch_finds_gpu: asked only where a GPU is listed.
         torch_cuda: that PyTorch was built for; None: for the CPU alone.
 
     Raises:

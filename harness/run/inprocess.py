@@ -11,33 +11,26 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from harness.core.private_dir import PrivateDir
-from harness.core.trace import RecordingTracer
-from harness.core.types import Metrics, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
-from harness.learner.checkpoint import SavedState
+from harness.core.trace import RecordingTracer, Stage
 from harness.probes.memory import DeviceFigure
-from harness.run.builders import make_generator, make_learner, make_policy, make_scorer, make_task
+from harness.run.builders import make_generator, make_learner, make_scorer
 from harness.run.devices import resolve_device, threads_of
-from harness.run.parts import RunningParts, StopSignal, keep_traces, policy_folder, tracers_of
-from harness.run.start import start_of
-from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
+from harness.run.handles import MOVES, GeneratorHandle, LearnerHandle, ScorerHandle
+from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
+from harness.run.policy import make_policy
+from harness.run.prompts import start_of
 from harness.scenario.derived import offloaded
 from harness.scenario.lanes import all_lanes
 from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
+from harness.tasks.make import make_task
 from harness.transports.in_process import InProcessTransport
-
-T = TypeVar("T")
-
-
-async def _on(executor: ThreadPoolExecutor, call: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(executor, call)
 
 
 class PartStreams:
@@ -67,91 +60,24 @@ class PartStreams:
         self._cuda.current_stream().synchronize()
 
 
-class InProcessGenerator:
-    """A Generator on a thread of this process.
+class ThreadPart:
+    """A worker on a thread of this process: a ``handles.Part``.
 
     Args:
         worker: does the work.
-        executor: the thread it samples on.
-        loader: the thread it loads weights on; one of its own lets them come in the middle of a batch.
+        executor: the thread it works on.
+        mover: the thread on which its weights move, while it works; None: the same one.
     """
 
-    def __init__(
-        self, worker: GeneratorWorker, executor: ThreadPoolExecutor, loader: ThreadPoolExecutor | None = None
-    ) -> None:
-        self._worker, self._executor, self._loader, self.lane = worker, executor, loader or executor, worker.lane
+    def __init__(self, worker: Any, executor: ThreadPoolExecutor, mover: ThreadPoolExecutor | None = None) -> None:
+        self._worker, self._executor, self._mover, self.lane = worker, executor, mover or executor, worker.lane
 
-    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
-        """See ``protocols.Generator``."""
-        return await _on(self._loader, lambda: self._worker.load_weights(weight_handle))
-
-    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
-        """See ``protocols.Generator``."""
-        return await _on(self._executor, lambda: self._worker.generate(item))
-
-
-class InProcessScorer:
-    """A Scorer on a thread of this process."""
-
-    def __init__(self, worker: ScorerWorker, executor: ThreadPoolExecutor) -> None:
-        self._worker, self._executor, self.lane = worker, executor, worker.lane
-
-    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
-        """See ``protocols.Scorer``."""
-        return await _on(self._executor, lambda: self._worker.score(item, groups))
-
-
-class InProcessLearner:
-    """A Learner on a thread of this process.
-
-    Args:
-        worker: does the work.
-        executor: the thread it trains on.
-        publisher: the thread it publishes on; one of its own lets weights leave while it trains.
-
-    Attributes:
-        run_folder: where ``save_policy`` saves policies; None saves nothing.
-    """
-
-    def __init__(
-        self, worker: LearnerWorker, executor: ThreadPoolExecutor, publisher: ThreadPoolExecutor | None = None
-    ) -> None:
-        self._worker, self._executor, self._publisher = worker, executor, publisher or executor
-        self.lane = worker.lane
-        self.run_folder: Path | None = None
-
-    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
-        """See ``protocols.Learner``."""
-        await _on(self._executor, lambda: self._worker.accumulate(step, groups))
-
-    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """See ``protocols.Learner``."""
-        return await _on(self._executor, lambda: self._worker.update(step, groups))
-
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
-        """See ``protocols.Learner``."""
-        return await _on(self._publisher, lambda: self._worker.publish_weights(version, still_needed))
-
-    async def save_policy(self, version: int, *, last: bool) -> None:
-        """See ``protocols.Learner``."""
-        folder = policy_folder(self.run_folder, version, last)
-        await _on(self._executor, lambda: self._worker.save_policy(version, folder))
-
-    async def save_state(
-        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
-    ) -> float:
-        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
-        save = partial(self._worker.save_state, folder, version, None, asynchronous, with_reference)
-        return await _on(self._executor, save)
-
-    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
-        """Return what every rank has written; None where one has not, and is not waited for."""
-        saved = await _on(self._executor, lambda: self._worker.finish_save(wait))
-        return None if saved is None else (saved,)
-
-    async def load_state(self, folder: Path) -> int:
-        """Go on from a whole checkpoint; return the version of its policy."""
-        return await _on(self._executor, lambda: self._worker.load_state(folder))
+    async def call(
+        self, method: str, *arguments: Any, stage: Stage, step: int, version: int, new_groups: int = 0
+    ) -> Any:
+        executor = self._mover if method in MOVES else self._executor
+        work = getattr(self._worker, method)
+        return await asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
 
 
 def streams_of_their_own(device: str, colocated: bool, cuda: Any = torch.cuda) -> PartStreams | None:
@@ -163,8 +89,6 @@ class InProcessParts(RunningParts):
     """The parts of one run on threads of this process.
 
     Args:
-        scenario: what to run.
-        recorder: keeps the spans.
         should_stop: true ends what parts are doing.
         streams_for: makes the parts' CUDA streams, given the device and whether parts are colocated.
 
@@ -184,7 +108,7 @@ class InProcessParts(RunningParts):
         self.learner_on_gpu = device == "cuda"
         self.threads = threads_of(scenario, scenario.placement.learner)
         torch.set_num_threads(self.threads)
-        task, policy = make_task(scenario), make_policy(scenario, device, should_stop)
+        task, policy = make_task(scenario.task), make_policy(scenario, device, should_stop)
         start = start_of(scenario, task, policy)
         task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
         self.num_parameters = policy.num_parameters
@@ -224,24 +148,19 @@ class InProcessParts(RunningParts):
             for executor in executors:  # which end before what they use
                 opened.callback(executor.shutdown, wait=True, cancel_futures=True)
             sampling, loading, scoring, training, publishing = executors * (5 // len(executors))
-            self._learner = InProcessLearner(
-                make_learner(
-                    scenario, sender=transport, policy=policy, tracer=tracer, should_stop=should_stop, task=task
-                ),
-                training,
-                publishing if scenario.learner.overlapped_publish else training,
+            learner = make_learner(
+                scenario, sender=transport, policy=policy, tracer=tracer, should_stop=should_stop, task=task
             )
-            self.generators = (InProcessGenerator(generator, sampling, loading),)
-            self.scorers = (InProcessScorer(scorer, scoring),)
-            self.learner = self._learner
+            publisher = publishing if scenario.learner.overlapped_publish else None
+            self.learner = self._learner = LearnerHandle(ThreadPart(learner, training, publisher))
+            self.generators = (GeneratorHandle(ThreadPart(generator, sampling, loading)),)
+            self.scorers = (ScorerHandle(ThreadPart(scorer, scoring)),)
             self._closing = opened.pop_all()
 
     def save_to(self, folder: Path) -> None:
-        """See ``RunningParts``."""
         self._learner.run_folder = folder
 
     def processes(self) -> Mapping[str, int]:
-        """None has a process of its own."""
         return {}
 
     def drain_log(self) -> list[str]:
@@ -251,19 +170,16 @@ class InProcessParts(RunningParts):
         return handed_out
 
     def drain_device_figures(self) -> list[DeviceFigure]:
-        """See ``RunningParts``."""
         return self._instrumented.drain_device_figures()
 
     def sample_elsewhere(self, hz: float) -> None:
-        """No part is on another machine."""
+        return None
 
     def keep_profiles(self, folder: Path) -> None:
-        """See ``RunningParts``."""
         self._instrumented.end_windows()
         keep_traces(self._tracers, [self._tracers.lanes], folder)
 
     def close(self) -> None:
-        """See ``RunningParts``."""
         self._closing.close()
 
 

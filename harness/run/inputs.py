@@ -98,9 +98,9 @@ def inputs_now(scenario: Scenario) -> Inputs:
     Raises:
         UserError: the task cannot be made, or a file of the model cannot be read.
     """
-    from harness.run.builders import make_task
+    from harness.tasks.make import make_task
 
-    task = make_task(scenario)
+    task = make_task(scenario.task)
     if not isinstance(scenario.model, FolderModelSettings):
         return _without_weights(scenario, task, None)
     from harness.models.storage import load_tokenizer

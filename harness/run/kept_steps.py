@@ -21,7 +21,6 @@ import msgspec
 
 from harness.core.checkpoints import Checkpoint, WrittenFile, begin, commit, listed, steps_in, write_file
 from harness.core.errors import Diverged
-from harness.core.protocols import Learner
 from harness.core.trace import Stage, Tracer
 from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.learner.checkpoint import reference_file
@@ -29,7 +28,8 @@ from harness.loop.state import with_data
 from harness.loop.state_files import KeptBatch, write_files
 from harness.results.jsonl import read_json
 from harness.results.writer import KEPT_STEPS
-from harness.run.checkpoints import ForwardingLearner, RunCheckpoints, StatefulLearner, writable
+from harness.run.checkpoints import RunCheckpoints, writable
+from harness.run.handles import LearnerHandle
 from harness.run.parts import RunningParts
 from harness.scenario.schema import Scenario
 
@@ -52,11 +52,7 @@ class KeptResult:
 
 
 def read_result(folder: Path) -> KeptResult:
-    """Read what a kept training step returned.
-
-    Raises:
-        UserError: it is missing, or not what it must be.
-    """
+    """Read what a kept training step returned; UserError where it is missing, or not what it must be."""
     return read_json(folder / RESULT, KeptResult)
 
 
@@ -69,70 +65,64 @@ class _Draft:
     parts: list[tuple[RolloutGroup, ...]] = field(default_factory=list)
 
 
-class KeepingLearner(ForwardingLearner):
-    """A Learner that keeps the training steps that its scenario names.
+class KeptSteps:
+    """Keeps the training steps of a run that its scenario names.
 
-    Saving holds it up: the stage ``checkpoint`` of these steps.
-
-    Args:
-        learner: does the work.
-        folder: of the run.
-        scenario: says which steps.
-        parts: of the run.
-        checkpoints: of the run; one that is being written is waited for.
-        tracer: records the stage.
+    Saving holds the Learner up: the stage ``checkpoint`` of these steps. A checkpoint that is being written is waited
+    for.
     """
 
     def __init__(
-        self,
-        learner: Learner,
-        folder: Path,
-        scenario: Scenario,
-        parts: RunningParts,
-        checkpoints: RunCheckpoints,
-        tracer: Tracer,
+        self, folder: Path, scenario: Scenario, parts: RunningParts, checkpoints: RunCheckpoints, tracer: Tracer
     ) -> None:
-        super().__init__(learner)
         self._parts, self._checkpoints, self._tracer = parts, checkpoints, tracer
         self._folder, self._settings = folder.resolve() / KEPT_STEPS, scenario.checkpoint
         self._with_reference = scenario.needs_reference
         self._draft: _Draft | None = None
 
-    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
-        """See ``protocols.Learner``."""
-        await self._note(step, groups)
-        await self._learner.accumulate(step, groups)
-
-    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """See ``protocols.Learner``.
+    async def note(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
+        """Take in groups that the Learner is about to be given; before the first ones, save what it has learnt.
 
         Raises:
-            RunStopped: the step cannot be saved.
+            RunStopped: that cannot be written.
         """
-        await self._note(step, groups)
-        draft, self._draft = self._draft, None
-        try:
-            result = await self._learner.update(step, groups)
-        except Diverged as error:
-            if draft is not None:
-                await self._keep(step, draft, KeptResult(diverged=str(error)))
-            raise
-        if draft is not None:
-            by_step = tuple(dict(metrics) for metrics in result.optimizer_step_metrics)
-            await self._keep(step, draft, KeptResult(metrics=by_step, advantages=result.advantages))
-        return result
-
-    async def _note(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
         if self._settings.keeps(step):
             if self._draft is None:
                 with writable(f"training step {step}"):
                     self._draft = await self._begin(step)
             self._draft.parts.append(groups)
 
+    async def keep(self, step: int, outcome: UpdateResult | Diverged) -> None:
+        """Write the step down, if it is to be kept.
+
+        Raises:
+            RunStopped: it cannot be written.
+        """
+        draft, self._draft = self._draft, None
+        if draft is None:
+            return
+        if isinstance(outcome, Diverged):
+            result = KeptResult(diverged=str(outcome))
+        else:
+            by_step = tuple(dict(metrics) for metrics in outcome.optimizer_step_metrics)
+            result = KeptResult(metrics=by_step, advantages=outcome.advantages)
+
+        def write() -> None:
+            batch = with_data(KeptBatch(step, tuple(draft.parts)), self._parts.data_of)
+            as_json = json.dumps(msgspec.to_builtins(result)).encode()
+            files = [*draft.files, *write_files(batch, draft.folder), write_file(draft.folder, RESULT, [as_json])]
+            commit(draft.folder, files, keep=sys.maxsize)
+
+        with (
+            writable(f"training step {step}"),
+            self._tracer.span(self._parts.learner.lane, Stage.CHECKPOINT, step, step),
+        ):
+            await asyncio.to_thread(write)
+
     async def _begin(self, step: int) -> _Draft:
         """Save what was learnt before the step."""
         await self._checkpoints.finish(step)
-        learner = cast(StatefulLearner, self._parts.learner)
+        learner = cast(LearnerHandle, self._parts.learner)
         draft = await asyncio.to_thread(begin, self._folder, step)
         before = self._reference_before()
         reference = self._with_reference and not before
@@ -151,16 +141,6 @@ class KeepingLearner(ForwardingLearner):
                 if names:
                     return [(kept.folder / name, kept.files[name]) for name in names]
         return []
-
-    async def _keep(self, step: int, draft: _Draft, result: KeptResult) -> None:
-        def write() -> None:
-            batch = with_data(KeptBatch(step, tuple(draft.parts)), self._parts.data_of)
-            said = json.dumps(msgspec.to_builtins(result)).encode()
-            files = [*draft.files, *write_files(batch, draft.folder), write_file(draft.folder, RESULT, [said])]
-            commit(draft.folder, files, keep=sys.maxsize)
-
-        with writable(f"training step {step}"), self._tracer.span(self.lane, Stage.CHECKPOINT, step, step):
-            await asyncio.to_thread(write)
 
 
 def _linked(files: Sequence[tuple[Path, WrittenFile]], folder: Path) -> list[WrittenFile]:

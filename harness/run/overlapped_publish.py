@@ -29,10 +29,7 @@ class OverlappedPublish:
     """Where the thread that trains and the one that publishes meet.
 
     Both what the weights are and what proves them is taken on the thread that trains, where no layer is gathered and no
-    collective is under way.
-
-    Args:
-        timeout_s: how long an optimizer step waits for a copy.
+    collective is under way. An optimizer step waits at most ``timeout_s`` for a copy.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -64,12 +61,7 @@ class OverlappedPublish:
         return self._copy(version).done()
 
     def wait_until_copied(self, version: int) -> None:
-        """Return when the weights of this version may change.
-
-        Raises:
-            RunStopped: that took too long.
-            Exception: what ended the copying.
-        """
+        """Return when the weights of this version may change; raises RunStopped, or what ended the copying."""
         try:
             self._copy(version).result(self._timeout_s)
         except TimeoutError:

@@ -25,13 +25,7 @@ from harness.scenario.schema import Scenario
 
 
 def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:
-    """Return where in the folder of a run a policy is saved; None where nothing is.
-
-    Args:
-        run: its folder.
-        version: of the policy.
-        last: whether training is over.
-    """
+    """Return where in the folder of a run a policy is saved; None where nothing is."""
     if run is None:
         return None
     return run / POLICY if last else run / POLICIES / f"step_{version}"
@@ -47,14 +41,11 @@ class RunningParts(Protocol):
     """The parts of one run; ``InProcessParts`` on threads of this process, ``ActorParts`` as Ray actors.
 
     Attributes:
-        generators, scorers, learner: what the loop drives.
-        plan: what it makes them do.
         num_parameters: of the policy; None where there is none.
-        end_tokens: see ``Manifest``.
         threads: CPU threads of the Learner.
         learner_on_gpu: whether the Learner computes on a GPU of this machine.
         learner_lanes: the Learner's lane, or that of each of its ranks.
-        inputs: what the run is made of, see ``Manifest``; of parts that know it.
+        end_tokens, inputs: see ``Manifest``.
         notes: what is to be said about the prompts when the run begins.
     """
 
@@ -72,7 +63,6 @@ class RunningParts(Protocol):
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """Names of all lanes."""
         samplers, scorers = (part.lane for part in self.generators), (part.lane for part in self.scorers)
         return (*samplers, *scorers, *self.learner_lanes)
 
@@ -120,6 +110,13 @@ class RunningParts(Protocol):
 
 
 StopSignal = Callable[[], bool]
+
+
+def never() -> bool:
+    """The stop signal of what is ended with its process."""
+    return False
+
+
 Build = Callable[[Scenario, RecordingTracer, StopSignal], RunningParts]
 
 
@@ -127,11 +124,7 @@ def tracers_of(scenario: Scenario, traces_in: Path | None) -> Tracers:
     """Return what surrounds the spans of a run's parts.
 
     Args:
-        scenario: names the probe profile and the delays.
         traces_in: where traces are written until the run's folder takes them; None: among the temporary files.
-
-    Raises:
-        UserError: there is no such profile.
     """
     profile = load_profile(scenario.profile)
     drafts = None if profile.torch_profiler is None else Path(tempfile.mkdtemp(prefix="traces-", dir=traces_in))
@@ -141,10 +134,7 @@ def tracers_of(scenario: Scenario, traces_in: Path | None) -> Tracers:
 
 
 def keep_traces(tracers: Tracers, processes: Sequence[Sequence[str]], folder: Path) -> None:
-    """Move the traces of torch.profiler, one for each process, into a folder.
-
-    Args:
-        processes: the lanes of each process.
+    """Move the traces of torch.profiler, one for the lanes of each process, into a folder.
 
     Raises:
         RunStopped: one is missing.

@@ -42,9 +42,11 @@ def check_plugins(scenario: Scenario) -> None:
     Raises:
         UserError: one cannot be imported or used: what is missing or different, and how it should be.
     """
+    from harness.engines.make import ENGINE_PLUGIN
+    from harness.learner.make import plugin_functions
     from harness.probes.reading import PROBE_PLUGIN
     from harness.results.trackers import TRACKER_PLUGIN
-    from harness.run.builders import ENGINE_PLUGIN, TASK_PLUGIN, plugin_functions
+    from harness.tasks.make import TASK_PLUGIN
     from harness.tasks.rewards import KIND as REWARD_PLUGIN
 
     for key, name in plugin_names(scenario).items():

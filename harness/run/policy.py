@@ -1,14 +1,16 @@
-"""A policy as a run has it: a model with its tokenizer, and the tokens that end its responses."""
+"""A policy as a run has it: a model with its tokenizer, and the tokens that end its responses; and how it is made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from harness.engines.stop_strings import split_stop
 from harness.models.chat import turn_end
 from harness.models.ends import end_tokens, known_tokens, padding_token, texts_of
+from harness.scenario.schema import Scenario
+from harness.settings.model import FolderModelSettings, PacedModelSettings, PresetModelSettings, SortingModelSettings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,3 +86,60 @@ def response_ends(
 def _shown(texts: Mapping[str, str]) -> str:
     shown = {token: text if text.isprintable() else repr(text) for token, text in texts.items()}
     return " or ".join(f"{text} ({token})" if text else f"token {token}" for token, text in shown.items())
+
+
+def make_policy(scenario: Scenario, device: str, should_stop: Callable[[], bool]) -> Policy:
+    """Return the policy before the first training step.
+
+    Args:
+        device: on ``meta`` it is without weights, for ranks that are handed theirs.
+        should_stop: asked during a warm start.
+
+    Raises:
+        UserError: the model cannot be used.
+        Interrupted: ``should_stop`` returned True.
+    """
+    if scenario.uses_gpu(has_gpu=True):
+        from harness.models.layers import avoid_cudnn_attention
+
+        avoid_cudnn_attention()
+    return load(scenario, device, should_stop).with_ends(chat=getattr(scenario.task, "chat_template", False))
+
+
+def load(scenario: Scenario, device: str, should_stop: Callable[[], bool]) -> Policy:
+    """Return the policy without its end tokens; see ``make_policy``."""
+    match settings := scenario.model:
+        case PresetModelSettings():
+            from harness.learner.warm_start import initial_policy, policy_without_weights, warm_start_policy
+
+            if device == "meta":
+                model, tokenizer = policy_without_weights(settings.preset)
+            elif settings.warm_start:
+                model, tokenizer, _ = warm_start_policy(
+                    settings.preset,
+                    threads=settings.threads,
+                    keywords_per_prompt=getattr(scenario.task, "keywords_per_prompt", 2),
+                    should_stop=should_stop,
+                )
+            else:
+                model, tokenizer = initial_policy(settings.preset)
+            return Policy(model.to(device), tokenizer, model.config.max_position_embeddings)
+        case FolderModelSettings():
+            import torch
+
+            from harness.models.config import context_length
+            from harness.models.storage import load_policy
+
+            of_folder, tokenizer = load_policy(settings.path, device, dtype=getattr(torch, settings.dtype))
+            return Policy(of_folder, tokenizer, context_length(of_folder.config))
+        case SortingModelSettings():
+            from harness.models.sorting import sorting_policy
+
+            sorting, numbers = sorting_policy(scenario.seed)
+            return Policy(sorting.to("cpu" if device == "meta" else device), numbers, None)
+        case PacedModelSettings():
+            from harness.engines.paced import PacedTokenizer
+
+            return Policy(None, PacedTokenizer(), None)
+        case _:
+            assert_never(settings)

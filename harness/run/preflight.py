@@ -22,12 +22,11 @@ from harness.run.interleaving import interleaving_of, side_by_side
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
 from harness.run.memory.shape import shape_for
-from harness.run.needs import gpus_reserved
+from harness.run.needs import check, gpus_needed
 from harness.run.plugins import check_plugins
 from harness.scenario.axes import Variant, identical_arms
 from harness.scenario.derived import workers_of
 from harness.scenario.lanes import all_lanes
-from harness.scenario.schema import Scenario
 
 
 def check_before_start(
@@ -42,7 +41,6 @@ def check_before_start(
         points: the arms of each point, block by block.
         say: takes the memory plan of each point, in a line, and one each where arms are identical or bfloat16 is slow.
         free: the memory to fit into; None looks at this machine.
-        nvml: the module ``pynvml``; None imports it.
 
     Raises:
         UserError: too little memory, a GPU that PyTorch does not find, a share of a GPU where there is none, a
@@ -56,10 +54,12 @@ def check_before_start(
     check_gpu_is_found(scenarios, nvml=nvml)
     free = free or free_memory(nvml)
     for scenario in scenarios:
-        if scenario.device_of(scenario.placement.generator, free.has_gpu) == "cpu":
+        placement = scenario.placement
+        if scenario.device_of(placement.generator, free.has_gpu) == "cpu":
             check_no_share(getattr(scenario.engine, "gpu_memory_utilization", None))
         check_plugins(scenario)
-        _refuse_more_gpus_than_there_are(scenario, free)
+        if scenario.uses_ray and free.has_gpu and placement.address == "local" and placement.device != "cpu":
+            check([gpus_needed(scenario, len(free.gpus))])  # of a machine without any: check_gpu_is_found
         shape = shape_for(scenario)[0] if workers_of(scenario) > 1 or scenario.placement.learner.ranks > 1 else None
         if shape is not None:
             check_divides(shape, workers_of(scenario), "engine.tensor_parallel")
@@ -102,23 +102,6 @@ def free_memory(nvml: Any = None) -> FreeMemory:
     if not gpus and torch.cuda.is_available():
         gpus = (None,) * torch.cuda.device_count()
     return FreeMemory(free_main_memory(), gpus, sizes)
-
-
-def _refuse_more_gpus_than_there_are(scenario: Scenario, free: FreeMemory) -> None:
-    """Ray would say so too, when the parts are made; a machine without any is ``check_gpu_is_found``'s."""
-    placement, generator, learner = scenario.placement, scenario.placement.generator, scenario.placement.learner
-    if not (scenario.uses_ray and free.has_gpu) or placement.address != "local" or placement.device == "cpu":
-        return
-    wanted = gpus_reserved(scenario)
-    if wanted <= len(free.gpus):
-        return
-    raise UserError(
-        f"the parts ask for {wanted:g} GPUs (learner {learner.ranks} x {learner.gpus:g}, generator {generator.count} x "
-        f"{generator.gpus:g}), and this machine has {len(free.gpus)}",
-        "placement",
-        "lower placement.*.gpus (fractions share a GPU), use fewer ranks, Generators or workers "
-        "(engine.tensor_parallel), or set placement.address to a cluster",
-    )
 
 
 def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:

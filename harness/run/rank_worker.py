@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -17,9 +18,7 @@ from harness.core.trace import Stage, Tracer
 from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightHandle
 from harness.learner import PolicyTrainer
 from harness.learner.checkpoint import LearnerState
-from harness.learner.offload import Offload
 from harness.learner.process_group import RankGroup
-from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.thread_time import thread_time
 from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
 from harness.scenario.batch_plan import BatchPlan
@@ -60,13 +59,10 @@ class LearnerRank(LearnerWorker):
     """One rank.
 
     Args:
-        trainer: has this rank's part of the policy.
         sender: takes the weights: this rank's pieces, or whole ones on rank 0.
-        tracer: records the stages.
-        group: the ranks.
         publish: how weights leave the ranks.
         save: writes into a folder, given the whole weights, on rank 0; None saves nothing.
-        verify, first_probe, offload, lane, overlapped: see ``LearnerWorker``.
+        options: of ``LearnerWorker``.
     """
 
     def __init__(
@@ -77,23 +73,10 @@ class LearnerRank(LearnerWorker):
         tracer: Tracer,
         group: RankGroup,
         publish: Publish,
-        verify: bool = False,
         save: Callable[[Path, Mapping[str, Tensor]], None] | None = None,
-        first_probe: Sequence[ProbeRow] | None = None,
-        offload: Offload | None = None,
-        lane: str = "learner",
-        overlapped: OverlappedPublish | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            trainer,
-            sender,
-            tracer=tracer,
-            verify=verify,
-            first_probe=first_probe,
-            offload=offload,
-            lane=lane,
-            overlapped=overlapped,
-        )
+        super().__init__(trainer, sender, tracer=tracer, **options)
         self._waited_s, self._began = 0.0, thread_time()
         self._on_cpu = all(weight.device.type == "cpu" for weight in trainer.weights().values())
         self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
@@ -101,20 +84,12 @@ class LearnerRank(LearnerWorker):
         self.plans = shards.agree(trainer.weights()) if publish == "shards" else ()
 
     def accumulate_together(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan) -> RankResult:
-        """Take in this rank's share of a part of a batch; see ``LearnerWorker.accumulate``.
-
-        Raises:
-            RunStopped: the ranks were handed different plans.
-        """
+        """Take in this rank's share of a part of a batch; RunStopped where the ranks were handed different plans."""
         self.accumulate(step, groups, plan)
         return self._result(None)
 
     def update_together(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None) -> RankResult:
-        """Train on this rank's share; see ``LearnerWorker.update``.
-
-        Raises:
-            RunStopped: the ranks were handed different plans.
-        """
+        """Train on this rank's share; RunStopped where the ranks were handed different plans."""
         self._waited_s, self._began = 0.0, thread_time()
         return self._result(self.update(step, groups, plan))
 
@@ -129,7 +104,7 @@ class LearnerRank(LearnerWorker):
         self._began = thread_time()
 
     def begin_publish(self, version: int, still_needed: frozenset[int]) -> shards.Draft:
-        """On rank 0: make room for a version that all ranks will write; see ``PartSender``."""
+        """On rank 0: make room for a version that all ranks will write."""
         with self.tracer.span(self.publish_lane, Stage.WEIGHT_PUBLISH, version, version):
             return self._shard_sender.begin(version, still_needed, self._leaving(version).weights)
 
@@ -179,12 +154,7 @@ class LearnerRank(LearnerWorker):
     def publish_whole(
         self, version: int, still_needed: frozenset[int], rows: Sequence[ProbeRow] | None
     ) -> WeightHandle | None:
-        """Gather the weights and publish them; the handle is rank 0's, the others return None.
-
-        Args:
-            version, still_needed: see ``protocols.Learner``.
-            rows: see ``write_shards``.
-        """
+        """Gather the weights and publish them; the handle is rank 0's, the others return None."""
         with self.tracer.span(self.lane, Stage.WEIGHT_PUBLISH, version, version):
             weights = self._gather()
         handle = None

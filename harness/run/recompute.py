@@ -25,14 +25,17 @@ from harness.models.chat import on_date
 from harness.results.manifest import Manifest
 from harness.results.reader import load_run
 from harness.results.writer import KEPT_STEPS, POLICY
-from harness.run.builders import BUILDERS, make_policy, make_rewards, make_task, never, prompt_encoder, response_text
+from harness.run.builders import make_rewards, trainer_of
 from harness.run.continuation import check_same
 from harness.run.inputs import date_of_run
 from harness.run.kept_steps import KeptResult, read_result
+from harness.run.parts import never
 from harness.run.plugins import plugin_digests
-from harness.run.policy import Policy
+from harness.run.policy import Policy, make_policy
+from harness.run.prompts import prompt_encoder, response_text
 from harness.run.workers import LearnerWorker
 from harness.scenario.schema import Scenario
+from harness.tasks.make import make_task
 from harness.tasks.scoring import RewardFailed
 from harness.transports.in_process import InProcessTransport
 
@@ -145,7 +148,7 @@ def _prompts(scenario: Scenario, policy: Policy, batch: KeptBatch) -> Check:
 
 
 def _texts(scenario: Scenario, policy: Policy, batch: KeptBatch) -> Check:
-    text_of, found, responses = response_text(scenario, make_task(scenario), policy), [], 0
+    text_of, found, responses = response_text(scenario, make_task(scenario.task), policy), [], 0
     for group in batch.groups:
         for number, each in enumerate(group.data.completions):
             responses += 1
@@ -176,7 +179,7 @@ def _first_other(some: Sequence[int], others: Sequence[int]) -> int:
 
 def _rewards(scenario: Scenario, batch: KeptBatch) -> Check:
     found: list[str] = []
-    of_group = make_rewards(scenario, make_task(scenario), never)
+    of_group = make_rewards(scenario, make_task(scenario.task), never)
     try:
         for group in batch.groups:
             data = group.data
@@ -199,7 +202,7 @@ def _rewards(scenario: Scenario, batch: KeptBatch) -> Check:
 def _training(
     scenario: Scenario, policy: Policy, batch: KeptBatch, recorded: KeptResult, home: Path, tolerance: float
 ) -> list[Check]:
-    trainer = BUILDERS["trainer", scenario.model.type](scenario, policy, never)
+    trainer = trainer_of(scenario, policy, never)
     learner = LearnerWorker(trainer, InProcessTransport(snapshot=False), tracer=NullTracer())
     try:
         learner.load_state(home)

@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 
 from harness.core.errors import UserError
 from harness.core.protocols import Engine
-from harness.run.builders import BUILDERS, never
+from harness.engines.make import make_engine
 from harness.run.devices import check_gpu_is_found, resolve_device
-from harness.run.policy import Policy
+from harness.run.parts import never
+from harness.run.policy import Policy, load
 from harness.scenario.schema import Scenario
 from harness.settings.base import Precision
 from harness.settings.engine import NativeEngineSettings, VllmEngineSettings
@@ -84,17 +85,11 @@ def make_sampler(
     )
     check_gpu_is_found([scenario])
     chosen = resolve_device(scenario, scenario.placement.generator)
-    policy: Policy = BUILDERS["model", scenario.model.type](scenario, chosen, never).with_ends(chat=chat)
-    made: Engine
-    checksums = _checksums(policy)  # before an engine may take the weights
-    if engine == "vllm":  # not by the table: there is no Learner to leave memory to, or to sleep for
-        from harness.engines.vllm import vllm_engine
-
-        assert policy.model is not None
-        settings: Any = scenario.engine
-        made = vllm_engine(settings, policy.model, policy.tokenizer, ends=policy.ends, device=chosen, should_stop=never)
-    else:
-        made = BUILDERS["engine", engine](scenario, policy, chosen, never)
+    policy = load(scenario, chosen, never).with_ends(chat=chat)
+    checksums = _checksums(policy)
+    made = make_engine(  # there is no Learner to leave memory to, or to sleep for
+        scenario.engine, policy.model, policy.tokenizer, ends=policy.ends, device=chosen, should_stop=never
+    )
     return Sampler(policy, made, chosen, checksums)
 
 

@@ -213,7 +213,7 @@ class SweepActors:
         kind, version, sent = transport_kind(wanted.transport), self._version, []
         with _plain_errors(self._limit_s):
             published: Reply = ray.get(
-                learner.call.remote("publish_weights", kind.name, version), timeout=self._limit_s
+                learner.call.remote("publish_weights", (kind.name, version)), timeout=self._limit_s
             )
             if kind.two_sided:
                 tensors = learner.outgoing.options(tensor_transport=kind.tensor_transport)
@@ -221,9 +221,9 @@ class SweepActors:
             called_ns, loading = [], []
             for generator in generators:
                 called_ns.append(time.perf_counter_ns())
-                loading.append(generator.call.remote("load_weights", kind.name, published.value, *sent))
+                loading.append(generator.call.remote("load_weights", (kind.name, published.value), *sent))
             replies: list[Reply] = ray.get(loading, timeout=self._limit_s)
-            copying = generators[0].call.remote("plain_copy_s", published.value.num_bytes)
+            copying = generators[0].call.remote("plain_copy_s", (published.value.num_bytes,))
             copied: Reply = ray.get(copying, timeout=self._limit_s)
         loaded = [
             [arrival(reply.spans, at_ns), *reply.spans] if sent else reply.spans

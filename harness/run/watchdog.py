@@ -50,11 +50,8 @@ async def watch(
     It goes by the tracer's clock. That clock stands still while another arm works, which is therefore no stall.
 
     Args:
-        tracer: of the run.
-        stall_after_s: how long a while is.
         dumps: returns the stacks of the run's processes.
         say: takes the report, several lines.
-        poll_s: seconds between two looks.
 
     Raises:
         RunStopped: with the first line of the report.
@@ -79,13 +76,7 @@ async def watch(
 
 
 def open_lines(spans: Sequence[OpenSpan], now_ns: int, decimals: int = 1) -> list[str]:
-    """Return a line for each open span, longest first.
-
-    Args:
-        spans: what is under way.
-        now_ns: the time on the clock of the spans.
-        decimals: of the seconds.
-    """
+    """Return a line for each open span, longest first."""
     return [_open_line(span, now_ns, decimals) for span in sorted(spans, key=_oldest_first)]
 
 
@@ -94,14 +85,7 @@ def _oldest_first(span: OpenSpan) -> tuple[int, list[tuple[int, str]]]:
 
 
 def waiting_chain(spans: Sequence[OpenSpan]) -> list[str]:
-    """Follow the waits from the oldest one, each to a lane that could end it: a circle, or a part that is stuck.
-
-    Args:
-        spans: what is under way.
-
-    Returns:
-        A line for each lane on the way.
-    """
+    """Follow the waits from the oldest one, each to a lane that could end it: a circle, or a part that is stuck."""
     of_kind: dict[str, OpenSpan] = {}
     for open_span in sorted(spans, key=lambda span: (span.stage.is_wait, *_oldest_first(span))):
         of_kind.setdefault(lane_kind(open_span.lane), open_span)  # who works rather than who waits
@@ -126,12 +110,7 @@ def _open_line(span: OpenSpan, now_ns: int, decimals: int) -> str:
 
 
 def likely_culprit(spans: Sequence[OpenSpan], now_ns: int) -> str:
-    """Return who holds the run up: the lanes that do something, since the others wait for them.
-
-    Args:
-        spans: what is under way.
-        now_ns: the time on the clock of the spans.
-    """
+    """Return who holds the run up: the lanes that do something, since the others wait for them."""
     if not spans:
         return "no stage and no wait is under way: the loop itself does not go on"
     busy = sorted((span for span in spans if not span.stage.is_wait), key=_oldest_first)
@@ -150,13 +129,7 @@ def _seconds(duration_ns: int, decimals: int = 1) -> str:
 
 
 def stack_dumps(processes: Mapping[str, int], py_spy: Path | None = None, limit_s: float = DUMP_S) -> str:
-    """Return the Python stacks of each process, or why there are none.
-
-    Args:
-        processes: process numbers on this machine, by lane.
-        py_spy: the program that reads them; None takes the one of this environment.
-        limit_s: seconds that one process may take.
-    """
+    """Return the Python stacks of each process of this machine, or why there are none."""
     program = py_spy or Path(sys.executable).parent / "py-spy"
     return "\n".join(
         f"stacks of {lane} (process {pid}): {_stacks(pid, program, limit_s)}" for lane, pid in processes.items()

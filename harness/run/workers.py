@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,10 @@ from harness.core.types import (
     WorkItem,
 )
 from harness.engines.stop_strings import SpecialTokens
-from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner import PolicyTrainer
 from harness.learner.checkpoint import LearnerState, SavedState
 from harness.learner.offload import Offload
+from harness.learner.paced import PacedTrainer
 from harness.run.overlapped_publish import Leaving, OverlappedPublish
 from harness.scenario.batch_plan import BatchPlan
 from harness.scenario.lanes import publisher_lane, writer_lane
@@ -70,32 +71,7 @@ DROPPED_SPECIAL = "dropped_special_fraction"
 """Metric: share of responses whose text leaves out special tokens within it; only where there are some."""
 
 
-class Trainer(Protocol):
-    """What the Learner asks of a trainer; see ``PolicyTrainer``."""
-
-    options: TrainerOptions
-    optimizer_step_metrics: Sequence[Metrics]
-
-    def prepare(self, groups: Sequence[RolloutGroup], plan: BatchPlan | None = None, step: int = 0) -> Any: ...
-
-    def advantages(self, batch: Any) -> list[float]: ...
-
-    def compute_old_log_probs(self, batch: Any) -> None: ...
-
-    def compute_reference_log_probs(self, batch: Any) -> None: ...
-
-    def accumulate(self, step: int, batch: Any) -> None: ...
-
-    def train(self, step: int, batch: Any, before_change: Callable[[], None] = ...) -> Metrics: ...
-
-    def weights(self) -> Mapping[str, torch.Tensor]: ...
-
-
-class ScoringTrainer(Trainer, Protocol):
-    """A trainer that can score given tokens with its policy."""
-
-    def log_probs_of(self, prompts: Sequence[TokenIds], responses: Sequence[TokenIds]) -> list[LogProbs]:
-        """Return the log-probabilities (T,) of each response's tokens behind its prompt, at temperature 1."""
+Trainer = PolicyTrainer | PacedTrainer
 
 
 def probe_rows(groups: Sequence[GroupData]) -> list[ProbeRow]:
@@ -138,9 +114,6 @@ def publish_weights(
     """Publish weights: stage ``weight_publish``, and ``weight_verify`` where the handle gets a checksum of them.
 
     Args:
-        sender, weights, version, still_needed: see ``WeightSender``.
-        with_checksum: whether.
-        tracer, lane: record the stages.
         copied: called when the weights may change.
         dtype: in which they travel; None: as they are.
     """
@@ -167,17 +140,14 @@ def load_weights(
 ) -> Metrics:
     """Receive published weights, load them into the engine, and verify what arrived and what the engine holds.
 
+    Stages ``weight_transfer``, ``weight_load`` and ``weight_verify``.
     The checksum is taken after the load, over the tensors that the engine has just loaded from: it also notices memory
     that changed in the middle of the load. Then the engine scores the handle's probe.
 
     Args:
-        receiver: fetches the weights.
-        engine: loads them.
-        weight_handle: from the Learner.
         arrived: the tensors themselves, where the transport has sent them along.
         mismatch_bound: largest gap between the engine's and the Learner's log-probabilities of the probe; None: not
             measured.
-        tracer, lane: record the stages ``weight_transfer``, ``weight_load`` and ``weight_verify``.
 
     Returns:
         ``engine_mismatch/max`` and ``engine_mismatch/mean``, where the handle has a probe and there is a bound.
@@ -228,14 +198,8 @@ class GeneratorWorker:
     """Samples rollouts from an engine.
 
     Args:
-        engine: samples.
-        receiver: fetches published weights for it.
-        task: has the prompts.
-        encode: returns the token ids of a prompt's text.
-        sampling: how responses are sampled.
-        tracer: records the stages.
-        lane: name of the lane.
-        mismatch_bound: see ``load_weights``.
+        receiver: fetches published weights for the engine.
+        mismatch_bound: of the proof of a load, as in the function ``load_weights``.
         special: finds special tokens within responses; None: there are none.
         skip_special: leave them out of the texts that are rewarded.
 
@@ -264,11 +228,10 @@ class GeneratorWorker:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the run's log: what the transport has set up."""
+        """Lines for the run's log."""
         return self.receiver.notes
 
     def load_weights(self, weight_handle: WeightHandle, arrived: list[torch.Tensor] | None = None) -> Metrics:
-        """Receive published weights and load them into the engine; see the function of this name."""
         bound = self.mismatch_bound
         measured = load_weights(
             self.receiver, self.engine, weight_handle, arrived, mismatch_bound=bound, tracer=self.tracer, lane=self.lane
@@ -331,14 +294,7 @@ def _group(item: WorkItem, prompt_id: int, data: GroupData, version: int) -> Rol
 
 
 class ScorerWorker:
-    """Rewards rollouts with the task's reward function, and picks the examples that people will read.
-
-    Args:
-        rewards: rewards the responses of one group.
-        num_examples: rollouts of an evaluation that are kept to be read.
-        tracer: records the stage.
-        lane: name of the lane.
-    """
+    """Rewards rollouts with the task's reward function, and keeps so many of an evaluation to be read."""
 
     def __init__(self, rewards: GroupRewards, num_examples: int, tracer: Tracer, lane: str = "scorer") -> None:
         self._rewards, self.num_examples, self.tracer, self.lane = rewards, num_examples, tracer, lane
@@ -420,17 +376,14 @@ class LearnerWorker:
     """Trains the policy, publishes its weights and saves it.
 
     Args:
-        trainer: owns the policy.
         sender: takes the weights.
-        tracer: records the stages.
+        publish_dtype: in which they travel; None: as they are trained.
         verify: give each weight handle the checksum of what was published.
         save: writes the policy into a folder; None saves nothing.
-        lane: name of the lane.
         first_probe: prompts and what follows them, by whose tokens the engines prove at version 0 that they hold these
             weights; later the tokens are of the rollouts trained on last. None: nothing is to be proven.
         offload: the trainer's, where it has one.
         overlapped: lets another thread publish while this one trains; None: they take turns.
-        publish_dtype: in which the weights travel; None: as they are trained.
     """
 
     def __init__(
@@ -457,11 +410,7 @@ class LearnerWorker:
         self._advantages: list[float] = []  # of the training step
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...], plan: BatchPlan | None = None) -> None:
-        """Take in a part of a rollout batch; ``update`` gets the last one. The weights stay as they are.
-
-        Args:
-            step, groups, plan: see ``update``; of this part.
-        """
+        """Take in a part of a rollout batch; ``update`` gets the last one. The weights stay as they are."""
         batch, _ = self._pass_over(step, groups, plan)
         with self.tracer.span(self.lane, Stage.UPDATE, step, step):
             self.trainer.accumulate(step, batch)
@@ -496,7 +445,7 @@ class LearnerWorker:
     ) -> tuple[Any, tuple[ExampleRollout, ...]]:
         """Prepare groups for the trainer, with all log-probs; of some steps return rollouts to be read, too."""
         with self.tracer.span(self.lane, Stage.PREPARE_BATCH, step, step):
-            batch = self.trainer.prepare(groups, plan, step)
+            batch: Any = self.trainer.prepare(groups, plan, step)
             self._advantages += self.trainer.advantages(batch)
             examples = () if step % EXAMPLES_EVERY else self._examples(step, groups, batch)
         self._offload.back("weights", step, step)
@@ -572,7 +521,7 @@ class LearnerWorker:
             return None
         with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
             prompts, responses = zip(*self._probe_rows, strict=True)
-            log_probs = cast(ScoringTrainer, self.trainer).log_probs_of(prompts, responses)
+            log_probs = cast(PolicyTrainer, self.trainer).log_probs_of(prompts, responses)
             if not all(np.isfinite(row_T).all() for row_T in log_probs):
                 made_by = max(0, version - 1)  # the step whose update made these weights
                 raise Diverged(f"the Learner's log-probabilities at policy version {version} are not finite", made_by)
@@ -580,7 +529,7 @@ class LearnerWorker:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the run's log: what the transport has set up."""
+        """Lines for the run's log."""
         return self.sender.notes
 
     def outgoing(self, version: int) -> list[torch.Tensor]:
@@ -600,22 +549,17 @@ class LearnerWorker:
         self,
         folder: Path,
         version: int,
-        rows: Sequence[ProbeRow] | None = None,
         asynchronous: bool = False,
         with_reference: bool = False,
+        rows: Sequence[ProbeRow] | None = None,
     ) -> float:
-        """Save what the Learner has learnt into the folder of a checkpoint; stage ``checkpoint`` is what this takes.
+        """Save what the Learner has learnt into the folder of a checkpoint, in stage ``checkpoint``; return seconds.
 
-        What an asynchronous save goes on to write is stage ``checkpoint_write`` of a lane of its own.
+        What an asynchronous save goes on to write is stage ``checkpoint_write`` of a lane of its own; ``finish_save``
+        says what was written.
 
         Args:
-            folder: see ``harness.core.checkpoints.begin``.
-            version: of the policy.
             rows: by whose tokens the last weight sync was proven; None: those of this worker.
-            asynchronous, with_reference: see ``LearnerState.save``; ``finish_save`` then says what was written.
-
-        Returns:
-            Seconds.
 
         Raises:
             UserError: this Learner has no state that can be saved.
@@ -629,9 +573,10 @@ class LearnerWorker:
                 folder, numbers, asynchronous=asynchronous, beside=beside, with_reference=with_reference
             )
 
-    def finish_save(self, wait: bool = True) -> SavedState | None:
-        """Return what the last save wrote; see ``LearnerState.finish``."""
-        return self.state.finish(wait=wait)
+    def finish_save(self, wait: bool = True) -> tuple[SavedState, ...] | None:
+        """Return what this process wrote in the last save; None where it is not done, and is not waited for."""
+        saved = self.state.finish(wait=wait)
+        return None if saved is None else (saved,)
 
     def load_state(self, folder: Path) -> int:
         """Go on from a checkpoint that was found to be whole; return the version of its policy.

@@ -113,9 +113,11 @@ def run_here(order: dict[str, Any]) -> int:
 
 def longest_prompt(scenario: Any) -> int:
     """Tokens of the longest prompt, with the run's own tokenizer."""
-    from harness.run.builders import make_policy, make_task, never
+    from harness.run.parts import never
+    from harness.run.policy import make_policy
+    from harness.tasks.make import make_task
 
-    task, tokenizer = make_task(scenario), make_policy(scenario, "cpu", never).tokenizer
+    task, tokenizer = make_task(scenario.task), make_policy(scenario, "cpu", never).tokenizer
     return max(len(tokenizer.encode(prompt.text)) for prompt in [*task.train_prompts, *task.validation_prompts])
 
 

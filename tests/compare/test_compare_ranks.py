@@ -181,3 +181,23 @@ def test_a_span_of_a_group_is_one_on_each_of_its_lanes() -> None:
     assert sorted((span.lane, span.stage.value, span.step, span.version) for span in spans) == [
         ("generator", "generate", -1, -1), ("learner/0", "wait_for_batch", 2, 1), ("learner/1", "wait_for_batch", 2, 1),
     ]  # fmt: skip
+
+
+def test_a_step_in_which_the_plan_gives_the_work_to_another_rank_is_no_noise() -> None:
+    """Two thirds of the tokens are rank 1's in ten steps and rank 0's in two; the seconds are tokens to the 0.6."""
+    even = made([0.05, 0.05], [100, 100])
+    steps = []
+    for step, of_ranks in enumerate(even):
+        tokens = [466, 233] if step in (4, 9) else [233, 466]
+        shares = [(each / 349.5) ** 0.6 for each in tokens]
+        steps.append(
+            [
+                RankStep(work, float(work), (rank.computing_s or 0.0) * share, 0.0, 0.0, 0.0)
+                for rank, work, share in zip(of_ranks, tokens, shares, strict=True)
+            ]
+        )
+    found = find_straggler(steps)
+    assert found is not None
+    assert (found.rank, found.cause) == (1, "more work")
+    assert found.longer == pytest.approx(2 ** (0.6 * 8 / 12) - 1, abs=0.03)
+    assert found.more_work == pytest.approx(2 ** (8 / 12) - 1)

@@ -24,7 +24,6 @@ from harness.run.actors.part import (
     LEAST_START_S,
     ActorPart,
     ActorSpec,
-    LearnerHandle,
     ProcessSetup,
     close_parts,
     in_thread,
@@ -33,6 +32,7 @@ from harness.run.actors.part import (
 )
 from harness.run.experiment import run_scenario
 from harness.run.factory import PartsFactory
+from harness.run.handles import LearnerHandle
 from harness.run.parts import RunningParts
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
@@ -235,7 +235,7 @@ def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
         factory.session(asked)
         spawned.append(ActorPart(ActorSpec(ProcessSetup("learner", 1, None), make, {"num_cpus": 0}), tracer))
         wait_until_built(spawned, 300.0)
-        return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0], None))
+        return replace(build_simulated_parts(asked, tracer, should_stop), learner=LearnerHandle(spawned[0]))
 
     with pytest.raises(UserError) as told:
         run_scenario(scenario_of(tmp_path, text), tmp_path / "out", True, build, show=lambda shown: None)

@@ -57,7 +57,6 @@ def save(trainer: PolicyTrainer, folder: Path, *, asynchronous: bool) -> Path:
     dist.barrier()
     state.save(draft, {"version": STOP}, asynchronous=asynchronous)
     written = state.finish()
-    assert written is not None
     files: list[Any] = [None] * ranks
     dist.all_gather_object(files, written.files)
     if rank == 0:
@@ -149,7 +148,6 @@ def passed_on(pool: RankPool, folder: Path, modes: list[str]) -> None:
     state, draft = LearnerState(trainer), begin(folder / "0", STOP)
     state.save(draft, {})
     written = state.finish()
-    assert written is not None
     saved = commit(draft, written.files, 1).folder
     metrics = go_on(trainer, "one")
     for number, mode in enumerate(modes, 1):
@@ -199,8 +197,7 @@ def workers_of(rank: int, folder: Path) -> list[Any]:
     dist.barrier()
     worker.save_state(draft, 1, asynchronous=True)
     wanted = everything(worker.trainer)  # type: ignore[arg-type]
-    written = worker.finish_save()
-    assert written is not None
+    (written,) = worker.finish_save() or ()
     files: list[Any] = [None, None]
     dist.all_gather_object(files, written.files)
     saved = commit(draft, [*files[0], *files[1]], 1).folder if rank == 0 else folder / "step_1"

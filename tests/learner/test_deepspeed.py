@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.core.errors import Diverged, UserError
+from harness.core.errors import Diverged
 from harness.core.types import Metrics, RolloutGroup
 from harness.learner import PolicyTrainer, TrainerOptions
-from harness.learner.deepspeed import DeepSpeedRanks, check_usable
+from harness.learner.deepspeed import DeepSpeedRanks
 from harness.learner.ranks import MakeOptimizer
 from harness.models.decoder import DecoderLM, decoder_without_weights
 from harness.settings.learner import ZeroStage
@@ -259,18 +259,3 @@ def test_a_loss_that_is_no_number_changes_no_weight_on_any_rank(run_jobs: Any) -
     found = pool.run(2, diverge)
     pool.close()
     assert found == [[("the loss is nan", True), ("goes on", True)] * 3] * 2
-
-
-@pytest.mark.skipif(HERE, reason="deepspeed is installed")
-def test_without_the_package_the_part_and_its_command_are_named() -> None:
-    with pytest.raises(UserError, match="the package deepspeed is not installed") as refused:
-        check_usable(cuda=False)
-    assert "make install PARTS=deepspeed" in str(refused.value)
-
-
-@pytest.mark.skipif(not HERE, reason="deepspeed is not installed: make install PARTS=deepspeed")
-def test_a_compiler_is_needed_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "compiler-of-tomorrow")
-    check_usable(cuda=True)
-    with pytest.raises(UserError, match=r"there is no C\+\+ compiler compiler-of-tomorrow"):
-        check_usable(cuda=False)

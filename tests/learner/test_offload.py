@@ -17,10 +17,10 @@ from harness.core.errors import RunStopped
 from harness.core.trace import InterruptingTracer, NullTracer, RecordingTracer, Stage
 from harness.core.types import Metrics, RolloutGroup, WeightHandle
 from harness.learner import PolicyTrainer, TrainerOptions
+from harness.learner.make import make_offload
 from harness.learner.offload import FileTarget, Offload, movable, pinned_memory
 from harness.learner.ranks import FsdpRanks, Ranks
 from harness.models.decoder import DecoderLM, decoder_without_weights
-from harness.run.builders import _offload
 from harness.run.workers import LearnerWorker
 from harness.scenario.schema import Scenario
 from harness.settings.learner import Held, Phase, is_resident
@@ -296,7 +296,7 @@ def test_a_rank_moves_its_memory_in_its_own_lane() -> None:
     learner = {"sharding": "fsdp2", "offload": {"weights": True}}
     ranks = {"transport": {"type": "shared_memory"}, "placement": {"learner": {"ranks": 2}}}
     recorder, tensor = RecordingTracer(lambda: 0), torch.ones(8)
-    offload, tracer = _offload(Scenario.model_validate({**ranks, "learner": learner}), recorder, "cpu", "learner/1")
+    offload, tracer = make_offload(Scenario.model_validate({**ranks, "learner": learner}), recorder, "cpu", "learner/1")
     offload.watch("weights", lambda: [tensor])
     with tracer.span("learner/1", Stage.UPDATE, 3, 3):
         offload.out("weights")

@@ -20,7 +20,8 @@ from harness.learner import TrainerOptions
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import plan_training_step
 from harness.run.actors.part import LAST_WORDS_S
-from harness.run.actors.ranks import RanksHandle, one_result
+from harness.run.actors.ranks import Ranks, one_result
+from harness.run.handles import LearnerHandle
 from harness.run.rank_worker import RankResult
 from harness.settings.learner import MeshShape
 from harness.simulate.clock import run_virtual
@@ -45,7 +46,7 @@ class FakePart:
     arguments: tuple[Any, ...] = ()
     tracer: RecordingTracer = field(default_factory=lambda: RecordingTracer(lambda: 0))
 
-    async def call(self, method: str, *arguments: Any, **stage: Any) -> tuple[Any, tuple[()]]:
+    async def call(self, method: str, *arguments: Any, **stage: Any) -> Any:
         now, self.arguments = asyncio.get_running_loop().time, arguments
         try:
             await asyncio.sleep(self.after_s)
@@ -55,7 +56,7 @@ class FakePart:
         self.log.append((now(), f"{self.lane} {type(self.answer).__name__}"))
         if isinstance(self.answer, BaseException):
             raise self.answer
-        return self.answer, ()
+        return self.answer
 
 
 def ranks_of(*parts: tuple[float, Any]) -> tuple[list[FakePart], list[tuple[float, str]]]:
@@ -63,8 +64,9 @@ def ranks_of(*parts: tuple[float, Any]) -> tuple[list[FakePart], list[tuple[floa
     return [FakePart(f"learner{rank or ''}", after_s, answer, log) for rank, (after_s, answer) in enumerate(parts)], log
 
 
-def handle_of(parts: list[FakePart]) -> RanksHandle:
-    return RanksHandle(parts, MeshShape(replicate=len(parts)), OPTIONS, in_shards=False)  # type: ignore[arg-type]
+def handle_of(parts: list[FakePart]) -> LearnerHandle:
+    ranks = Ranks(parts, MeshShape(replicate=len(parts)), OPTIONS, in_shards=False)  # type: ignore[arg-type]
+    return LearnerHandle(ranks)
 
 
 def failure(*parts: tuple[float, Any]) -> tuple[BaseException, float, list[tuple[float, str]]]:
@@ -150,12 +152,11 @@ def test_each_rank_is_sent_the_plan_and_the_data_of_its_groups_alone() -> None:
     plans = [part.arguments[2] for part in parts]
     assert plans[0].digest == plans[1].digest
     assert updated.metrics["balance/tokens_max_over_mean"] == Metric(plans[0].imbalance)
-    held = [part.arguments[3] for part in parts]
+    held = [plan.groups_of(rank) for rank in range(2)]
     assert sorted(held[0] + held[1]) == [0, 1, 2]
-    for part in parts:
-        _, bare, _, places, *data = part.arguments
-        assert [group.data for group in bare] == [None] * 3
-        assert data == [made[place].data for place in places]
+    for part, places in zip(parts, held, strict=True):
+        sent = [group.data for group in part.arguments[1]]
+        assert sent == [group.data if place in places else None for place, group in enumerate(made)]
 
 
 def test_what_ranks_did_for_the_parts_of_a_batch_is_added_up() -> None:
@@ -170,7 +171,7 @@ def test_what_ranks_did_for_the_parts_of_a_batch_is_added_up() -> None:
         for part in parts:
             part.answer = replace(part.answer, result=result)
         updated = await handle.update(0, ())
-        assert [part.arguments for part in parts] == [(0, (), None, [])] * 2  # no plan and no data
+        assert [part.arguments for part in parts] == [(0, (), None)] * 2  # no plan and no data
         assert (await handle.update(1, made)).ranks[1].computing_s is None  # of this step alone
         return updated
 
@@ -236,8 +237,8 @@ def test_a_save_is_done_when_every_rank_has_written_and_no_answer_is_lost() -> N
     async def main(_: RecordingTracer) -> tuple[float, list[Any]]:
         handle, answers = handle_of(made), list[Any]()
         blocked_s = await handle.save_state(Path("draft"), 3, asynchronous=True)
-        assert [part.arguments for part in made] == [(Path("draft"), 3, None, True, False)] * 2
-        for made[0].answer, made[1].answer in ((None, None), (written[0], None), (None, written[1]), (None, None)):
+        assert [part.arguments for part in made] == [(Path("draft"), 3, True, False, None)] * 2
+        for made[0].answer, made[1].answer in ((None, None), (written[:1], None), (None, written[1:]), (None, None)):
             answers.append(await handle.finish_save(wait=False))
         return blocked_s, answers
 

@@ -7,7 +7,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from harness.core.errors import UserError
-from harness.run.actors.placement import Layout, Placement, ResourceRequest, could_fit, layouts
+from harness.run.actors.placement import Placement, could_fit
+from harness.run.needs import Layout, ResourceRequest, layouts
 
 ONE, BIG = {"CPU": 1.0}, {"CPU": 3.0}
 GPU = {"CPU": 1.0, "GPU": 0.5}

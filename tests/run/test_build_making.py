@@ -20,13 +20,15 @@ from harness.models.make_folder import make_folder
 from harness.models.storage import save_policy
 from harness.models.tokenizer import train_tokenizer
 from harness.run.actors.parts import ActorParts
-from harness.run.builders import fitting_task, make_generator, make_policy, make_task, never, prompt_encoder
+from harness.run.builders import make_generator
 from harness.run.factory import PartsFactory
-from harness.run.policy import Policy, ResponseEnds, response_ends
-from harness.run.start import check_fits, start_notes
+from harness.run.parts import never
+from harness.run.policy import Policy, ResponseEnds, make_policy, response_ends
+from harness.run.prompts import check_fits, fitting_task, prompt_encoder, start_notes
 from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
+from harness.tasks.make import make_task
 from harness.transports.in_process import InProcessTransport
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +101,7 @@ def test_tokens_that_the_model_has_no_row_for_end_nothing(tmp_path: Path) -> Non
 
 def check(model_context: int | None, *settings: str) -> None:
     scenario = load_scenario("quickstart", ["engine.type=vllm", "sampling.max_tokens=32", *settings])
-    check_fits(scenario, make_task(scenario), Policy(None, Letters(), model_context))
+    check_fits(scenario, make_task(scenario.task), Policy(None, Letters(), model_context))
 
 
 def test_prompts_must_fit_the_engines_context_where_it_is_the_smaller_one() -> None:
@@ -143,7 +145,11 @@ def test_a_training_task_asks_through_the_chat_template_token_by_token(chat_fold
     chat = {"chat_template": True, "system_prompt": "Be brief."}
     model = {"type": "folder", "path": str(chat_folder)}
     trial = Scenario.model_validate({"task": task | chat, "model": model})
-    built, policy, transport = make_task(trial), make_policy(trial, "cpu", never), InProcessTransport(snapshot=True)
+    built, policy, transport = (
+        make_task(trial.task),
+        make_policy(trial, "cpu", never),
+        InProcessTransport(snapshot=True),
+    )
     generator = make_generator(
         trial,
         lane="generator",
@@ -171,7 +177,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(tmp
     settings["model"]["path"] = str(tmp_path / "plain")
     trial = Scenario.model_validate(settings)
     with pytest.raises(UserError, match="the model's tokenizer has no chat template") as caught:
-        check_fits(trial, make_task(trial), make_policy(trial, "cpu", never))
+        check_fits(trial, make_task(trial.task), make_policy(trial, "cpu", never))
     assert caught.value.where == "task.chat_template"
 
 
@@ -199,7 +205,7 @@ def test_overlong_prompts_are_told_by_their_lines_or_left_out_and_counted(tmp_pa
     policy = Policy(None, Letters(), 20)
     refusing = of_rows(tmp_path, prompts)
     with pytest.raises(UserError) as caught:
-        check_fits(refusing, make_task(refusing), policy)
+        check_fits(refusing, make_task(refusing.task), policy)
     assert caught.value.what.startswith("2 of 10 prompts do not fit the model's context of 20")
     assert {"rows.jsonl, line 4", "rows.jsonl, line 8"} == set(re.findall(r"rows.jsonl, line \d+", caught.value.what))
     assert "has 32 tokens; with 8 response tokens that is 40" in caught.value.what
@@ -207,7 +213,7 @@ def test_overlong_prompts_are_told_by_their_lines_or_left_out_and_counted(tmp_pa
     leaving_out = of_rows(
         tmp_path, prompts, *[f"task.{each}" for each in ("filter_overlong_prompts=true", "validation_fraction=0.4")]
     )
-    task = fitting_task(leaving_out, make_task(leaving_out), policy)
+    task = fitting_task(leaving_out, make_task(leaving_out.task), policy)
     check_fits(leaving_out, task, policy)
     assert len(task.train_prompts) + len(task.validation_prompts) == 8
     assert [note.split()[0] for note in start_notes(leaving_out, task, policy)] == ["2", "evaluation.prompts"]
@@ -222,7 +228,7 @@ def test_what_is_odd_about_the_prompts_is_said_when_a_run_begins(tmp_path: Path)
 
     trial = of_rows(tmp_path, ["<a", "<b", "c", "d", "d"], "evaluation.prompts=256")
     policy = Policy(None, AddsStart(), None)
-    repeated, held_out, start = start_notes(trial, make_task(trial), policy)
+    repeated, held_out, start = start_notes(trial, make_task(trial.task), policy)
     assert "1 row repeats" in repeated
     assert "evaluation.prompts is 256, and 1 are held out" in held_out
     assert "2 prompts begin with <" in start
@@ -238,7 +244,7 @@ def test_turns_of_a_row_reach_the_engine_through_the_template(chat_folder: Path,
     task = {"type": "jsonl", "train": str(path), "reward": "docs.examples.own_task.reward:score",
             "answer_field": "reward_model.ground_truth", "validation_fraction": 0.5, "chat_template": True}  # fmt: skip
     trial = Scenario.model_validate({"task": task, "model": {"type": "folder", "path": str(chat_folder)}})
-    built, policy = make_task(trial), make_policy(trial, "cpu", never)
+    built, policy = make_task(trial.task), make_policy(trial, "cpu", never)
     check_fits(trial, built, policy)
     encode, prompts = prompt_encoder(trial, policy), (*built.train_prompts, *built.validation_prompts)
     asked = {prompt.ground_truth: policy.tokenizer.decode(encode(prompt.asked)) for prompt in prompts}

@@ -12,7 +12,7 @@ from harness.core.extras import as_typed, how_to_install
 from harness.core.named_files import SCENARIOS
 from harness.run.commands.list import EXAMINATION, QUESTIONS, scenarios
 from harness.run.engine import Tries
-from harness.run.needs import needs_of
+from harness.run.needs import Need, compiler_needed, cpus_needed, needs_of, packages_needed
 from harness.scenario.axes import expand
 from harness.scenario.foreign_names import MEANT, NOT_OFFERED, SETTING_OF
 from harness.scenario.keys import dotted_keys
@@ -311,8 +311,30 @@ def test_what_a_run_needs_is_told_with_what_brings_it():
     nccl = next(each.scenario for each in expand(load_scenario("rdt_nccl")) if each.scenario.transport.type == "nccl")
     needed = needs_of(nccl, find=lambda package: None, gpus=lambda: 1)
     assert [need.name for need in needed] == ["torch", "2 GPUs", "Ray", "CuPy"]
-    assert needed[1].missing == "it asks for 2 GPUs, and this machine has 1"
+    assert needed[1].missing == ("the parts ask for 2 GPUs (learner 1 x 1, generator 1 x 1), and this machine has 1")
     assert all(need.fix for need in needed)
+
+
+def test_deepspeed_needs_its_package_and_on_a_cpu_a_compiler(monkeypatch):
+    keys = ["learner.sharding=deepspeed", "placement.learner.ranks=2", "transport.type=shared_memory"]
+    scenario = load_scenario("quickstart", keys)
+    needs = {need.name: need for need in packages_needed(scenario, find=lambda package: None)}
+    assert needs["DeepSpeed"].missing == "learner.sharding is deepspeed, and the package deepspeed is not installed"
+    assert "make install PARTS=deepspeed" in needs["DeepSpeed"].fix
+    monkeypatch.setenv("CXX", "compiler-of-tomorrow")
+    (compiler,) = compiler_needed(scenario)
+    assert "there is no C++ compiler compiler-of-tomorrow" in compiler.missing
+    assert compiler_needed(load_scenario("quickstart", [*keys, "placement.learner.gpus=1"])) == []
+
+
+def test_cpus_are_counted_as_they_are_reserved():
+    keys = ["transport.type=nixl", "placement.colocated=false", "placement.learner.cpus=3", "placement.scorer.cpus=0.5"]
+    need = cpus_needed(load_scenario("quickstart", keys), 4)
+    assert need.missing == (
+        "the parts ask for 4.5 CPUs (learner 3, 1 x generator 1, 1 x scorer 0.5), and this machine has 4"
+    )
+    assert cpus_needed(load_scenario("quickstart", [*keys, "placement.colocated=true"]), 4) == Need("3 CPUs")
+    assert cpus_needed(load_scenario("quickstart", [*keys, "placement.address=auto"]), 4).missing == ""
 
 
 def test_installing_is_told_as_this_copy_was_installed(monkeypatch):

@@ -21,7 +21,6 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
 from harness.results import load_run, read_manifest
-from harness.run.builders import make_task
 from harness.run.continuation import find_continuation, find_sweep, find_unfinished
 from harness.run.engine import Tries
 from harness.run.experiment import go_on_with, run_scenario
@@ -33,6 +32,7 @@ from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.parts import SimulatedLearner
+from harness.tasks.make import make_task
 from tests.stand_ins.simulated_parts import FREE, build_simulated_parts, simulated_learner
 
 HEAD = 'steps: 6\nprofile: "off"\ntrackers: []\nevaluation: {every: 3, prompts: 8}\n'
@@ -274,7 +274,7 @@ class PartsOfInputs(Parts):
 
     def __call__(self, resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
         parts = super().__call__(resolved, tracer, should_stop)
-        parts.inputs = inputs_of(resolved, make_task(resolved), Policy(None, None, None))
+        parts.inputs = inputs_of(resolved, make_task(resolved.task), Policy(None, None, None))
         return parts
 
 

@@ -34,7 +34,8 @@ from harness.results.writer import SCENARIO as SCENARIO_FILE
 from harness.run.checkpoints import RunCheckpoints
 from harness.run.continuation import find_resume, find_unfinished
 from harness.run.experiment import go_on_with, run_scenario
-from harness.run.inprocess import InProcessLearner, InProcessParts
+from harness.run.handles import LearnerHandle
+from harness.run.inprocess import InProcessParts
 from harness.scenario.load import load_scenario, resolved_yaml
 from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings
@@ -89,7 +90,7 @@ def run_with_copy(scenario: Scenario, out: Path, step: int) -> tuple[Path, Path]
     def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> InProcessParts:
         parts = InProcessParts(resolved, tracer, should_stop)
         copy = lambda: shutil.copytree(next((out / scenario.name).iterdir()), left)  # noqa: E731
-        parts.learner = cast(InProcessLearner, CopyingLearner(parts.learner, step, copy))
+        parts.learner = cast(LearnerHandle, CopyingLearner(parts.learner, step, copy))
         return parts
 
     assert run_scenario(scenario, out, True, build=build, show=unseen) == 0

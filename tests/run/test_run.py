@@ -14,7 +14,6 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.probes.clock import PausableClock
 from harness.results import Run, find_runs
-from harness.run.builders import BUILDERS, OWN
 from harness.run.experiment import run_scenario
 from harness.run.parts import RunningParts
 from harness.run.session import Arm, Experiment
@@ -268,23 +267,6 @@ def test_stage_totals_of_the_rows_are_those_of_the_spans(tmp_path: Path) -> None
         if span.stage.value != "startup":
             from_spans[span.stage.value] = from_spans.get(span.stage.value, 0.0) + (span.end_ns - span.start_ns) / 1e9
     assert from_rows == pytest.approx(from_spans, abs=1e-6)
-
-
-def test_the_table_of_builders_has_every_type_of_the_schema() -> None:
-    definitions = json_schema()["$defs"]
-    kinds = {
-        "TaskSettings": "task",
-        "ModelSettings": "model",
-        "EngineSettings": "engine",
-    }
-    types = {
-        (kind, section["properties"]["type"].get("const", OWN))
-        for name, section in definitions.items()
-        for suffix, kind in kinds.items()
-        if name.endswith(suffix) and "type" in section["properties"]
-    }
-    trainers = {("trainer", name) for kind, name in types if kind == "model"}
-    assert types | trainers == set(BUILDERS)
 
 
 def test_the_catalogue_of_transports_has_every_type_of_the_schema() -> None:

@@ -17,7 +17,7 @@ from harness.core.types import Completion, Metric, Prompt, Purpose, SamplingPara
 from harness.engines.stop_strings import SpecialTokens
 from harness.results import EvaluationRow, store_metrics
 from harness.run.arm_runner import dropped_special_line
-from harness.run.fitting import check_prompts_fit
+from harness.run.prompts import check_prompts_fit
 from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker, publish_weights
 from harness.tasks.scoring import DirectRewards
 from harness.transports.in_process import InProcessTransport

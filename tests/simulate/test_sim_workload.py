@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.run.builders import mismatch_bound, trainer_options
+from harness.learner.make import trainer_options
+from harness.run.builders import mismatch_bound
+from harness.run.memory.shape import shape_for
 from harness.scenario.schema import Scenario
 from harness.simulate.features import Workload, decode_steps, generate_features, pass_features, update_features
 from harness.transports.catalogue import transport_kind
@@ -103,7 +105,7 @@ def test_a_real_run_has_the_same_stages():
     for case in product(ENGINES, (1, 2), OLDER, LOSSES):
         engine, k, older, loss = case
         work = workload(engine=engine, epochs_per_batch=k, loss=loss, **older)
-        options = trainer_options(work.scenario)
+        options = trainer_options(work.scenario, shape_for(work.scenario)[0])
         assert work.has_old_log_probs == options.needs_old_log_probs, case
         assert work.has_reference == options.needs_reference, case
         assert work.proves == (mismatch_bound(work.scenario) is not None), case

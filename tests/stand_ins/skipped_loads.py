@@ -9,7 +9,9 @@ import pytest
 from torch import Tensor
 
 from harness.core.protocols import Engine
-from harness.run.builders import BUILDERS
+from harness.engines import make as engines
+from harness.run import builders
+from harness.settings.engine import EngineSettings
 
 
 class SkipsLoads:
@@ -31,5 +33,10 @@ class SkipsLoads:
 
 def skip_loads(monkeypatch: pytest.MonkeyPatch, engine: str, versions: set[int]) -> None:
     """Have the engines of this type that are made in this process leave out these loads."""
-    make = BUILDERS["engine", engine]
-    monkeypatch.setitem(BUILDERS, ("engine", engine), lambda *given: SkipsLoads(make(*given), versions))
+    make = engines.make_engine
+
+    def made(settings: EngineSettings, *given: Any, **options: Any) -> Any:
+        of_settings = make(settings, *given, **options)
+        return SkipsLoads(of_settings, versions) if settings.type == engine else of_settings
+
+    monkeypatch.setattr(builders, "make_engine", made)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.run.builders import make_task
 from harness.scenario.load import load_scenario
 from harness.tasks import JsonlTask
+from harness.tasks.make import make_task
 from harness.tasks.scoring import DirectRewards
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_scenario_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rewards_of_several_parts_are_the_weighted_sum_that_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    task = make_task(load_scenario(FOLDER / "parts.yaml"))
+    task = make_task(load_scenario(FOLDER / "parts.yaml").task)
     assert isinstance(task, JsonlTask)
     prompt = next(prompt for prompt in task.train_prompts if prompt.ground_truth == "apple red")
     said = ["The red apple fell.", "The red apple fell.", f"{prompt.text} No"]

@@ -22,22 +22,12 @@ from ray.exceptions import RayError, RayTaskError
 
 from harness.core.errors import HarnessError, PartDied, PartReplaced, RunStopped, UserError
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import (
-    GroupData,
-    Metrics,
-    Purpose,
-    RolloutGroup,
-    ScoredBatch,
-    UpdateResult,
-    WeightHandle,
-    WorkItem,
-)
-from harness.learner.checkpoint import SavedState
+from harness.core.types import GroupData, RolloutGroup, ScoredBatch, WeightHandle
 from harness.models.chat import on_date, today
 from harness.probes.memory import DeviceFigure
 from harness.probes.tracers import Tracers
 from harness.run.actors.deaths import DEATHS, cause_of_death, ends_the_run, first_line, own_error
-from harness.run.parts import policy_folder
+from harness.run.handles import MOVES
 from harness.transports.rendezvous import listen, reachable_at
 
 CLOCK_READINGS = 5
@@ -54,9 +44,6 @@ LEAST_START_S = 120.0
 MOVING = "weights"
 """The concurrency group in which weights move: a Generator loads them while it samples, or a Learner publishes them
 while it trains."""
-MOVES = ("load_weights", "publish_weights", "begin_publish", "write_shards", "finish_publish")
-"""The methods of that group."""
-
 T = TypeVar("T")
 Make = Callable[..., Any]
 """Makes a worker, given its tracer."""
@@ -69,13 +56,10 @@ Make = Callable[..., Any]
 class ProcessSetup:
     """How an actor's process is set up before anything is built in it.
 
+    Working folder, import path and date are those of the driver, which makes this value.
+
     Attributes:
-        lane: name of its lane.
-        threads: CPU threads of torch.
         log: file that takes what the process prints; None leaves it to Ray.
-        working_folder, import_path: those of the driver, which makes this value, so that files and modules that the
-            scenario names are found.
-        today: the driver's date, for chat templates that write one.
         cuda: whether the worker computes on a GPU.
         tracers: probes, and delays that the scenario asks for.
     """
@@ -165,31 +149,32 @@ class PartActor:
                 "have the project in the same folder on every node of the cluster",
             ) from error
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, arguments: Sequence[Any], *data: Any) -> Any:
         """Call a method of the worker and return a ``Reply``.
 
-        The data of groups do not pass through the driver. They come as arguments behind the groups, which Ray fetches;
-        those of a Generator go as further return values; a Scorer returns the number under which each one came.
+        The data of groups do not pass through the driver: a group that comes or goes has the number of its data.
+
+        Args:
+            method: by name.
+            arguments: what the method gets.
+            data: the data of their groups, which Ray fetches; without groups, further arguments.
+
+        Returns:
+            A ``Reply``, and behind it the data of groups that did not come with this call.
         """
-        match method:
-            case "generate":
-                groups = self._worker.generate(*arguments)
-                return [self._reply(without_data(groups)), *(group.data for group in groups)]
-            case "score":
-                item, groups, *data = arguments
-                scored: ScoredBatch = self._worker.score(item, _with_data(groups, data))
-                numbers = {id(part): number for number, part in enumerate(data)}
-                bare = tuple(replace(group, data=numbers[id(group.data)]) for group in scored.groups)
-                return self._reply(replace(scored, groups=bare))
-            case "accumulate" | "update":
-                step, groups, *data = arguments
-                return self._reply(getattr(self._worker, method)(step, _with_data(groups, data)))
-            case "accumulate_together" | "update_together":
-                step, groups, plan, held, *data = arguments
-                with_data = dict(zip(held, data, strict=True))
-                given = tuple(replace(group, data=with_data.get(place)) for place, group in enumerate(groups))
-                return self._reply(getattr(self._worker, method)(step, given, plan))
-        return self._reply(getattr(self._worker, method)(*arguments))
+        has_groups = any(map(_is_groups, arguments))
+        given = [with_data(each, data.__getitem__) if _is_groups(each) else each for each in arguments]
+        value = getattr(self._worker, method)(*given, *(() if has_groups else data))
+        numbers, new = {id(each): number for number, each in enumerate(data)}, list[GroupData]()
+
+        def number_of(each: GroupData) -> int:
+            if id(each) not in numbers:
+                new.append(each)
+            return numbers.setdefault(id(each), len(numbers))
+
+        bare = with_data(value, number_of)
+        reply = Reply(bare, self._recorder.drain(), self._instrumented.drain_device_figures())
+        return [reply, *new] if new else reply
 
     def outgoing(self, *arguments: Any) -> list[torch.Tensor]:
         """Return the worker's published tensors, for transports that send them along with a call."""
@@ -200,11 +185,6 @@ class PartActor:
         """This machine's monotonic clock."""
         return time.perf_counter_ns()
 
-    def forget(self) -> None:
-        """Drop what was recorded and not sent; what was asked before, in this concurrency group, is over now."""
-        self._recorder.drain()
-        self._instrumented.drain_device_figures()
-
     def end_windows(self) -> None:
         """Stop the profilers that still run, and have them write what they have."""
         self._instrumented.end_windows()
@@ -213,9 +193,6 @@ class PartActor:
         """Give back what the worker holds outside of its process."""
         if self._worker is not None:
             self._worker.close()
-
-    def _reply(self, value: Any) -> Reply:
-        return Reply(value, self._recorder.drain(), self._instrumented.drain_device_figures())
 
 
 def boot_id() -> str:
@@ -233,16 +210,33 @@ def _print_into(path: Path) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def without_data(groups: tuple[RolloutGroup, ...]) -> tuple[RolloutGroup, ...]:
-    """Return the groups' metadata."""
-    return tuple(replace(group, data=None) for group in groups)
+def _is_groups(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], RolloutGroup)
 
 
-def _with_data(groups: tuple[RolloutGroup, ...], data: Sequence[GroupData]) -> tuple[RolloutGroup, ...]:
-    return tuple(replace(group, data=part) for group, part in zip(groups, data, strict=True))
+def with_data(value: Any, data_for: Callable[[Any], Any]) -> Any:
+    """Return groups, or a scored batch of them, with other data in place of those that they have."""
+    if isinstance(value, ScoredBatch):
+        return replace(value, groups=with_data(value.groups, data_for))
+    if not _is_groups(value):
+        return value
+    return tuple(each if each.data is None else replace(each, data=data_for(each.data)) for each in value)
 
 
 # ---- in the driver
+
+
+@dataclass(frozen=True)
+class SentAlong:
+    """The payload of a weight handle whose tensors Ray sends with the call that loads them.
+
+    Attributes:
+        described: the sender's own payload.
+        tensors: reference of the tensors.
+    """
+
+    described: Any
+    tensors: Any
 
 
 @dataclass(frozen=True)
@@ -250,11 +244,12 @@ class ActorSpec:
     """How a lane's actor is made, each time.
 
     Attributes:
-        setup: see ``ProcessSetup``.
         make: makes the worker inside of the process.
         options: Ray's options: resources, placement, environment.
         moving_lane: lane of the thread on which weights move, where they have one of their own.
         tensor_transport: whether it sends or receives tensors by Ray Direct Transport.
+        sends_by: of a Learner, the tensor transport that sends its published tensors along with the call that loads
+            them (gloo, nccl).
         calls: concurrency groups in which the ends of a transport call each other, and how many threads each has.
         listens_on: of rank 0, the network interface on which the others find it.
         store: of any other rank, the reference of where they find each other.
@@ -265,6 +260,7 @@ class ActorSpec:
     options: dict[str, Any]
     moving_lane: str | None = None
     tensor_transport: bool = False
+    sends_by: str | None = None
     calls: Mapping[str, int] = field(default_factory=dict)
     listens_on: str | None = None
     store: Any = None
@@ -286,11 +282,7 @@ class ActorSpec:
 
 
 class Replacements:
-    """How many dead parts a run may still replace.
-
-    Args:
-        most: replacements in all.
-    """
+    """How many dead parts a run may still replace."""
 
     def __init__(self, most: int) -> None:
         self.most, self.made = most, 0
@@ -316,6 +308,7 @@ class ActorPart:
         tracer: takes the spans of its replies.
         replacements: of the whole run; None for a part that cannot be replaced.
         reconnect: connects a new actor of this lane with the others.
+        weights_from: the actor whose weights it loads: where they cannot be had, its death is the first suspect.
 
     Attributes:
         building: reference of its facts, which are there when its worker is built.
@@ -328,9 +321,10 @@ class ActorPart:
         tracer: RecordingTracer,
         replacements: Replacements | None = None,
         reconnect: Callable[[], Awaitable[None]] | None = None,
+        weights_from: ActorPart | None = None,
     ) -> None:
         self.spec, self.tracer, self.lane = spec, tracer, spec.setup.lane
-        self._replacements, self._reconnect = replacements, reconnect
+        self._replacements, self._reconnect, self._weights_from = replacements, reconnect, weights_from
         self.incarnation = 0
         self._replacing = asyncio.Lock()
         self.handle, self.building, self.store = spec.launch()
@@ -360,48 +354,47 @@ class ActorPart:
         stage: Stage,
         step: int,
         version: int,
-        returns: int = 1,
-        arrives: bool = False,
+        new_groups: int = 0,
         asked_ns: int | None = None,
-    ) -> tuple[Any, Sequence[Any]]:
-        """Call a method of the worker and record the spans of its reply.
+    ) -> Any:
+        """Call a method of the worker and record the spans of its reply; see ``handles.Part``.
+
+        The data of rollout groups are object references, those of new groups owned by the driver.
 
         Args:
-            method: by name.
-            arguments: what it gets.
-            stage, step, version: what to say that it is doing.
-            returns: how many values the actor returns: a reply, and the rest by reference.
-            arrives: whether published tensors are among the arguments. Their way is part of the weight transfer.
             asked_ns: our monotonic clock when the lane began to wait for this call; None: when it is sent.
-
-        Returns:
-            The value of the reply, and references to the other values.
 
         Raises:
             HarnessError: what the method raised.
             PartReplaced: the actor died, and a new one has taken its place.
             RunStopped: it died and cannot be replaced, or it lost what another actor owned.
         """
-        options: dict[str, Any] = {"num_returns": returns}
+        data = list[Any]()
+
+        def number_of(reference: Any) -> int:
+            data.append(reference)
+            return len(data) - 1
+
+        bare = [with_data(each, number_of) for each in arguments]
+        arrives = method == "load_weights" and isinstance(bare[0].payload, SentAlong)
+        if arrives:
+            data, bare[0] = [bare[0].payload.tensors], replace(bare[0], payload=bare[0].payload.described)
+        options: dict[str, Any] = {"num_returns": 1 + new_groups}
         lane = self.lane
         if method in MOVES and self.spec.moving_lane is not None:
             options["concurrency_group"], lane = MOVING, self.spec.moving_lane
-        with self.tracer.underway(lane, stage, step, version):
-            async with self._replacing:  # until a new actor, if one is on its way, has its worker
-                incarnation, handle = self.incarnation, self.handle
-            called_ns = time.perf_counter_ns()
-            try:
-                references = handle.call.options(**options).remote(method, *arguments)
-                first, *others = [references] if returns == 1 else references
-                reply: Reply = await first
-            except RayTaskError as error:
-                raise own_error(error) from None
-            except DEATHS as error:
-                if getattr(error, "actor_id", None) not in (None, handle._actor_id.hex()):
-                    raise RunStopped(f"an actor that {self.lane} needed to {_spoken(method)} died") from None
-                raise await self._died(incarnation, cause_of_death(error)) from None
-            except RayError as error:  # an object is gone with the actor that owned it
-                raise RunStopped(f"{self.lane} could not {_spoken(method)}: {first_line(error)}") from None
+        try:
+            with self.tracer.underway(lane, stage, step, version):
+                async with self._replacing:  # until a new actor, if one is on its way, has its worker
+                    incarnation, handle = self.incarnation, self.handle
+                called_ns = time.perf_counter_ns()
+                references = handle.call.options(**options).remote(method, bare, *data)
+                first, *others = references if new_groups else [references]
+                reply = await self._reply(first, method, handle, incarnation)
+        except RunStopped:
+            if method == "load_weights" and self._weights_from is not None:
+                await self._weights_from.check_alive()
+            raise
         spans = [self._on_our_clock(span) for span in reply.spans]
         if arrives:
             spans.insert(0, arrival(spans, called_ns))
@@ -409,18 +402,28 @@ class ActorPart:
         waits = calls_under_way(lane, own, asked_ns or called_ns, time.perf_counter_ns())
         self.tracer.record_elsewhere([*spans, *waits])
         self.device_figures += reply.device_figures
-        return reply.value, others
+        if self.spec.sends_by is not None and isinstance(reply.value, WeightHandle):
+            tensors = handle.outgoing.options(tensor_transport=self.spec.sends_by).remote(reply.value.version)
+            return replace(reply.value, payload=SentAlong(reply.value.payload, tensors))
+        return with_data(reply.value, [*data, *others].__getitem__)
+
+    async def _reply(self, reference: Any, method: str, handle: Any, incarnation: int) -> Reply:
+        try:
+            reply: Reply = await reference
+            return reply
+        except RayTaskError as error:
+            raise own_error(error) from None
+        except DEATHS as error:
+            if getattr(error, "actor_id", None) not in (None, handle._actor_id.hex()):
+                raise RunStopped(f"an actor that {self.lane} needed to {_spoken(method)} died") from None
+            raise await self._died(incarnation, cause_of_death(error)) from None
+        except RayError as error:  # an object is gone with the actor that owned it
+            raise RunStopped(f"{self.lane} could not {_spoken(method)}: {first_line(error)}") from None
 
     def _on_our_clock(self, span: Span) -> Span:
         if not self._offset_ns:
             return span
         return span._replace(start_ns=span.start_ns - self._offset_ns, end_ns=span.end_ns - self._offset_ns)
-
-    def launch_again(self) -> None:
-        """End the actor and start a new one in its place."""
-        ray.kill(self.handle)
-        self.facts = None
-        self.handle, self.building, self.store = self.spec.launch()
 
     async def _died(self, incarnation: int, reason: str) -> HarnessError:
         """Replace the dead actor, once for each death; return the error for the loop."""
@@ -454,7 +457,9 @@ class ActorPart:
         """Make a new actor, and another one where that dies while it starts."""
         while True:
             replacements.count(self.lane, reason)
-            self.launch_again()
+            ray.kill(self.handle)
+            self.facts = None
+            self.handle, self.building, self.store = self.spec.launch()
             try:
                 return await in_thread(self.finish_building, [self])
             except DEATHS as error:
@@ -469,12 +474,7 @@ def _spoken(method: str) -> str:
 
 
 def arrival(spans: Sequence[Span], called_ns: int) -> Span:
-    """Return the weight transfer of tensors that were sent along with a call: from the call to the first span.
-
-    Args:
-        spans: those of a load.
-        called_ns: our monotonic clock at the call.
-    """
+    """Return the weight transfer of tensors that were sent along with a call: from it to the first span of the load."""
     return spans[0]._replace(stage=Stage.WEIGHT_TRANSFER, start_ns=called_ns, end_ns=spans[0].start_ns)
 
 
@@ -485,9 +485,7 @@ def calls_under_way(lane: str, spans: Sequence[Span], called_ns: int, answered_n
     the actor busy meanwhile, that one owns the time (``harness.results.occupancy``).
 
     Args:
-        lane: the actor's.
-        spans: what it did for the call, on our clock; without any, the whole call was on its way.
-        called_ns, answered_ns: our monotonic clock at the call and at the reply.
+        spans: what the actor did for the call, on our clock; without any, the whole call was on its way.
     """
     begun_ns = min((span.start_ns for span in spans), default=answered_ns)
     ended_ns = max((span.end_ns for span in spans), default=answered_ns)
@@ -504,11 +502,6 @@ def clock_offset_ns(
 
     As in NTP (RFC 5905, section 8) with one timestamp at the far end: of several readings, the one with the shortest
     round trip counts, and its midpoint is taken as the moment of the far reading.
-
-    Args:
-        ask: reads the far clock.
-        readings: how often.
-        now_ns: reads our clock.
     """
     best_ns, offset_ns = None, 0
     for _ in range(readings):
@@ -521,12 +514,7 @@ def clock_offset_ns(
 
 
 async def in_thread(wait: Callable[[], T], parts: Sequence[ActorPart]) -> T:
-    """Return what a wait for these parts returns. Whoever gives it up ends them, so that its thread ends too.
-
-    Args:
-        wait: blocks until their actors have answered, or are dead.
-        parts: for which it waits.
-    """
+    """Return what a blocking wait for these parts returns. Whoever gives it up ends them, so that its thread ends."""
     try:
         return await asyncio.to_thread(wait)
     except asyncio.CancelledError:
@@ -544,10 +532,6 @@ def wait_until_built(parts: Sequence[ActorPart], limit_s: float) -> None:
     """Return when the workers of all parts are built.
 
     When one has failed, the others have ``LAST_WORDS_S`` to fail too: ranks of a Learner would wait for a dead one.
-
-    Args:
-        parts: just launched.
-        limit_s: see ``start_limit_s``.
 
     Raises:
         HarnessError: what building a worker raised, or that its process died, of the first part; those come before what
@@ -601,149 +585,3 @@ def close_parts(parts: Sequence[ActorPart]) -> None:
         ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
     for part in parts:
         ray.kill(part.handle)
-
-
-# ---- the loop's protocols over actors
-
-
-@dataclass(frozen=True)
-class SentAlong:
-    """The payload of a weight handle whose tensors Ray sends with the call that loads them (gloo, nccl).
-
-    Attributes:
-        described: the sender's own payload.
-        tensors: reference of the tensors.
-    """
-
-    described: Any
-    tensors: Any
-
-
-class GeneratorHandle:
-    """A Generator in an actor.
-
-    Args:
-        part: the actor.
-        learner: the actor whose weights it loads. Where they cannot be had, the Learner's death is the first suspect.
-    """
-
-    def __init__(self, part: ActorPart, learner: ActorPart) -> None:
-        self.part, self.lane, self._learner = part, part.lane, learner
-        self._version = -1
-
-    async def load_weights(self, weight_handle: WeightHandle) -> Metrics:
-        """See ``protocols.Generator``."""
-        version, arrived = weight_handle.version, []
-        if isinstance(weight_handle.payload, SentAlong):
-            arrived = [weight_handle.payload.tensors]
-            weight_handle = replace(weight_handle, payload=weight_handle.payload.described)
-        try:
-            measured, _ = await self.part.call(
-                "load_weights",
-                weight_handle,
-                *arrived,
-                stage=Stage.WEIGHT_TRANSFER,
-                step=version,
-                version=version,
-                arrives=bool(arrived),
-            )
-        except RunStopped:
-            await self._learner.check_alive()
-            raise
-        self._version = version
-        return dict(measured)
-
-    async def generate(self, item: WorkItem) -> tuple[RolloutGroup, ...]:
-        """See ``protocols.Generator``. The data of each group is an object reference that the driver owns."""
-        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.GENERATE
-        groups, data = await self.part.call(
-            "generate", item, stage=stage, step=item.step, version=self._version, returns=1 + len(item.prompt_ids)
-        )
-        return tuple(replace(group, data=reference) for group, reference in zip(groups, data, strict=True))
-
-
-class ScorerHandle:
-    """A Scorer in an actor."""
-
-    def __init__(self, part: ActorPart) -> None:
-        self.part, self.lane = part, part.lane
-
-    async def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
-        """See ``protocols.Scorer``."""
-        stage = Stage.EVALUATE if item.purpose is Purpose.EVALUATE else Stage.SCORE
-        data = [group.data for group in groups]
-        scored, _ = await self.part.call(
-            "score", item, without_data(groups), *data, stage=stage, step=item.step, version=groups[0].min_version
-        )
-        return replace(scored, groups=tuple(replace(group, data=data[group.data]) for group in scored.groups))
-
-
-class LearnerHandle:
-    """The Learner in an actor.
-
-    Args:
-        part: the actor.
-        tensor_transport: with which its published tensors are sent along with a call; None for a transport whose
-            weight handle says where to fetch them.
-
-    Attributes:
-        run_folder: where ``save_policy`` saves policies; None saves nothing.
-    """
-
-    def __init__(self, part: ActorPart, tensor_transport: str | None) -> None:
-        self.part, self.lane, self._tensor_transport = part, part.lane, tensor_transport
-        self.run_folder: Path | None = None
-
-    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
-        """See ``protocols.Learner``."""
-        await self._train("accumulate", step, groups)
-
-    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """See ``protocols.Learner``."""
-        result = await self._train("update", step, groups)
-        assert isinstance(result, UpdateResult)
-        return result
-
-    async def _train(self, method: str, step: int, groups: tuple[RolloutGroup, ...]) -> Any:
-        data = [group.data for group in groups]
-        result, _ = await self.part.call(
-            method, step, without_data(groups), *data, stage=Stage.UPDATE, step=step, version=step
-        )
-        return result
-
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
-        """See ``protocols.Learner``."""
-        weight_handle, _ = await self.part.call(
-            "publish_weights", version, still_needed, stage=Stage.WEIGHT_PUBLISH, step=version, version=version
-        )
-        assert isinstance(weight_handle, WeightHandle)
-        if self._tensor_transport is None:
-            return weight_handle
-        sent = self.part.handle.outgoing.options(tensor_transport=self._tensor_transport).remote(version)
-        return replace(weight_handle, payload=SentAlong(weight_handle.payload, sent))
-
-    async def save_policy(self, version: int, *, last: bool) -> None:
-        """See ``protocols.Learner``."""
-        folder = policy_folder(self.run_folder, version, last)
-        await self.part.call("save_policy", version, folder, stage=Stage.SAVE_POLICY, step=version, version=version)
-
-    async def save_state(
-        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
-    ) -> float:
-        """Save what was learnt into a checkpoint's folder; return the seconds; see ``LearnerWorker.save_state``."""
-        blocked_s: float = await self._of_state("save_state", folder, version, None, asynchronous, with_reference)
-        return blocked_s
-
-    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
-        """Return what every rank has written; None where one has not, and is not waited for."""
-        saved: SavedState | None = await self._of_state("finish_save", wait)
-        return None if saved is None else (saved,)
-
-    async def load_state(self, folder: Path) -> int:
-        """Go on from a whole checkpoint; return the version of its policy."""
-        version: int = await self._of_state("load_state", folder)
-        return version
-
-    async def _of_state(self, method: str, *arguments: Any) -> Any:
-        result, _ = await self.part.call(method, *arguments, stage=Stage.CHECKPOINT, step=-1, version=-1)
-        return result

@@ -15,10 +15,11 @@ from typing import Any
 import ray
 
 from harness.core.errors import UserError
-from harness.core.trace import RecordingTracer, Stage, Tracer
+from harness.core.trace import RecordingTracer, Tracer
 from harness.core.types import GroupData
 from harness.engines.vllm_options import environment as vllm_environment
 from harness.learner.flight_recorder import FlightRecorder, read_flight
+from harness.learner.make import trainer_options
 from harness.learner.process_group import RankGroup
 from harness.probes.memory import DeviceFigure
 from harness.probes.nsight import nsight_runtime_env, report_folders, wait_for_reports
@@ -27,12 +28,9 @@ from harness.run.actors.deaths import ends_the_run
 from harness.run.actors.part import (
     ActorPart,
     ActorSpec,
-    GeneratorHandle,
-    LearnerHandle,
     Make,
     ProcessSetup,
     Replacements,
-    ScorerHandle,
     boot_id,
     close_parts,
     end_windows,
@@ -40,25 +38,18 @@ from harness.run.actors.part import (
     start_limit_s,
     wait_until_built,
 )
-from harness.run.actors.placement import Placement, ResourceRequest
-from harness.run.actors.ranks import RanksHandle
+from harness.run.actors.placement import Placement
+from harness.run.actors.ranks import Ranks
 from harness.run.actors.samplers import RemoteSamplers
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
-from harness.run.builders import (
-    fitting_task,
-    make_generator,
-    make_learner,
-    make_learner_rank,
-    make_policy,
-    make_scorer,
-    make_task,
-    never,
-    trainer_options,
-)
+from harness.run.builders import make_generator, make_learner, make_scorer
 from harness.run.devices import resolve_device, threads_of
-from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
-from harness.run.rank_worker import LearnerRank
-from harness.run.start import start_of
+from harness.run.handles import GeneratorHandle, LearnerHandle, Part, ScorerHandle
+from harness.run.memory.shape import shape_for
+from harness.run.needs import requests_of
+from harness.run.parts import RunningParts, StopSignal, keep_traces, never, tracers_of
+from harness.run.policy import make_policy
+from harness.run.prompts import fitting_task, start_of
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario.derived import in_shards, mesh_shape
 from harness.scenario.lanes import lanes_of, publisher_lane, rank_lanes
@@ -66,10 +57,11 @@ from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.settings.transport import ActorTransportSettings, DiskTransportSettings
+from harness.tasks.make import make_task
 from harness.transports.catalogue import transport_kind
 from harness.transports.collective import end_group, make_group, remake_group
 from harness.transports.protocol import TransportOptions
-from harness.transports.sharded import shard_receiver
+from harness.transports.sharded import rank_sender, shard_receiver
 
 WATCHDOG_S = 20.0
 """Seconds by which a collective waits longer than a stage may take: the watchdog looks at the stacks before it ends."""
@@ -84,8 +76,6 @@ class ActorParts(RunningParts):
     actors find it there.
 
     Args:
-        scenario: the resolved scenario.
-        tracer: takes the spans of all parts.
         should_stop: asked while the policy is made.
         open_session: returns the Ray to use; called when all that needs no Ray was found right.
 
@@ -105,10 +95,9 @@ class ActorParts(RunningParts):
     ) -> None:
         self._scenario, self._kind = scenario, transport_kind(scenario.transport.type)
         self._start_limit_s = start_limit_s(scenario.faults.stall_after_s)
-        self._kind.check_usable()
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
-        task, policy = make_task(scenario), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
+        task, policy = make_task(scenario.task), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
         start = start_of(scenario, task, policy)
         task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
         self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
@@ -126,6 +115,7 @@ class ActorParts(RunningParts):
         )
         self._closing.callback(self._placement.close)
         self._actors: list[ActorPart] = []
+        self._flight_files: dict[str, Path] = {}
         self._closing.callback(self._end_actors)
         try:
             self._spawn_all(tracer)
@@ -141,66 +131,54 @@ class ActorParts(RunningParts):
         replacements = Replacements(scenario.faults.max_replacements)
         reconnect = self._reconnect if self._kind.two_sided else None
 
-        def spawn(
-            lane: str,
-            settings: PartSettings,
-            make: Make,
-            *,
-            replaceable: bool = True,
-            loads: bool = False,
-            moving: str | None = None,
-            **of_rank: Any,
-        ) -> ActorPart:
-            part = ActorPart(
-                replace(self._spec(lane, settings, make, moving), **of_rank),
-                tracer,
-                replacements if replaceable else None,
-                reconnect if loads else None,
-            )
+        def spawn(lane: str, settings: PartSettings, make: Make, spec: dict[str, Any], **options: Any) -> ActorPart:
+            part = ActorPart(replace(self._spec(lane, settings, make), **spec), tracer, **options)
             self._actors.append(part)
             return part
 
-        several = parts.learner.ranks > 1
-        interface = parts.interface if several else None
-        self.learner_lanes = tuple(rank_lanes(scenario))
-        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder)) if several else None
-        if folder is not None:
+        lanes, several = tuple(rank_lanes(scenario)), parts.learner.ranks > 1
+        self.learner_lanes = lanes
+        if several:
+            folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._session.folder))
             self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._flight_files = {lane: folder / str(rank) for rank, lane in enumerate(self.learner_lanes) if folder}
-        files = self._flight_files.values()
-        makes: list[Make] = [partial(_rank, scenario, options, rank, file) for rank, file in enumerate(files)]
-        alone: Make = partial(_learner, scenario, options)
-
-        def spawn_learner(lane: str, make: Make, **of_rank: Any) -> ActorPart:
-            moving = publisher_lane(lane) if scenario.learner.overlapped_publish else None
-            return spawn(lane, parts.learner, make, replaceable=False, moving=moving, **of_rank)
-
-        first, *rest = makes or [alone]
-        learner = spawn_learner(self.learner_lanes[0], first, listens_on=interface)
-        others = [
-            spawn_learner(lane, make, store=learner.store)
-            for lane, make in zip(self.learner_lanes[1:], rest, strict=True)
-        ]
+            self._flight_files = {lane: folder / str(rank) for rank, lane in enumerate(lanes)}
+        overlapped, ranks = scenario.learner.overlapped_publish, list[ActorPart]()
+        for rank, lane in enumerate(lanes):
+            spec = {
+                "moving_lane": publisher_lane(lane) if overlapped else None,
+                "listens_on": parts.interface if several and rank == 0 else None,
+                "store": ranks[0].store if ranks else None,
+                "sends_by": self._kind.tensor_transport if self._kind.two_sided and not several else None,
+            }
+            make = partial(_learner, scenario, options, rank, self._flight_files.get(lane))
+            ranks.append(spawn(lane, parts.learner, make, spec))
+        learner = ranks[0]
         generators = [
-            spawn(lane, parts.generator, partial(_generator, scenario, options, lane), loads=True, moving=lane)
+            spawn(
+                lane,
+                parts.generator,
+                partial(_generator, scenario, options, lane),
+                {"moving_lane": lane},
+                replacements=replacements,
+                reconnect=reconnect,
+                weights_from=learner,
+            )
             for lane in lanes_of("generator", scenario)
         ]
-        scorers = [spawn(lane, parts.scorer, partial(_scorer, scenario, lane)) for lane in lanes_of("scorer", scenario)]
-        self._members, self._ranks = [learner, *generators], [learner, *others]
-        self._outliving = [(part, Stage.GENERATE) for part in generators] + [(part, Stage.SCORE) for part in scorers]
-        self.generators = tuple(GeneratorHandle(part, learner) for part in generators)
-        self.scorers = tuple(ScorerHandle(part) for part in scorers)
-        self.learner = self._learner = self._learner_handle()
+        scorers = [
+            spawn(lane, parts.scorer, partial(_scorer, scenario, lane), {}, replacements=replacements)
+            for lane in lanes_of("scorer", scenario)
+        ]
+        self._members = [learner, *generators]
+        self.generators = tuple(map(GeneratorHandle, generators))
+        self.scorers = tuple(map(ScorerHandle, scorers))
+        whole: Part = learner
+        if several:
+            mesh = mesh_shape(scenario)
+            whole = Ranks(ranks, mesh, trainer_options(scenario, shape_for(scenario)[0]), in_shards=in_shards(scenario))
+        self.learner = self._learner = LearnerHandle(whole)
 
-    def _learner_handle(self) -> LearnerHandle | RanksHandle:
-        first, *others = self._ranks
-        if not others:
-            return LearnerHandle(first, self._kind.tensor_transport if self._kind.two_sided else None)
-        scenario = self._scenario
-        mesh, options = mesh_shape(scenario), trainer_options(scenario)
-        return RanksHandle(self._ranks, mesh, options, in_shards=in_shards(scenario))
-
-    def _spec(self, lane: str, settings: PartSettings, make: Make, moving: str | None) -> ActorSpec:
+    def _spec(self, lane: str, settings: PartSettings, make: Make) -> ActorSpec:
         scenario = self._scenario
         threads, device = threads_of(scenario, settings), resolve_device(scenario, settings)
         options = self._placement.options(lane)
@@ -209,7 +187,6 @@ class ActorParts(RunningParts):
             setup=ProcessSetup(lane, threads, self._logs.file_for(lane), cuda=device == "cuda", tracers=self._tracers),
             make=make,
             options=options,
-            moving_lane=moving,
             tensor_transport=self._kind.tensor_transport is not None,
             calls={} if self._kind.calls is None else {self._kind.calls: scenario.placement.learner.ranks + 1},
         )
@@ -246,11 +223,7 @@ class ActorParts(RunningParts):
             await in_thread(remake, self._members)
 
     def _check_profilers(self) -> None:
-        """Refuse profilers for parts on other machines: they are started from here, and write here.
-
-        Raises:
-            UserError: with the lanes.
-        """
+        """Refuse profilers for parts on other machines: they are started from here, and write here."""
         profile, near = self._tracers.profile, self.processes()
         for window in (profile.torch_profiler, profile.pyspy):
             chosen = () if window is None else lanes_in(window, self._tracers.lanes)
@@ -263,51 +236,39 @@ class ActorParts(RunningParts):
                 )
 
     def save_to(self, folder: Path) -> None:
-        """See ``RunningParts``."""
         self._learner.run_folder = folder.resolve()
 
     def data_of(self, handle: Any) -> GroupData:
-        """See ``RunningParts``."""
         data: GroupData = ray.get(handle)
         return data
 
     def handle_of(self, data: GroupData) -> Any:
-        """See ``RunningParts``."""
         return ray.put(data)
 
     def processes(self) -> Mapping[str, int]:
-        """See ``RunningParts``."""
         here = boot_id()
         facts = {part.lane: part.facts for part in self._actors if part.facts is not None}
         return {lane: fact.pid for lane, fact in facts.items() if fact.boot_id == here}
 
     def flight_records(self) -> str:
-        """See ``RunningParts``."""
         told = [f"{lane} last: {'; '.join(read_flight(file)) or 'not on this machine'}"
                 for lane, file in self._flight_files.items()]  # fmt: skip
         return "\n".join(told)
 
     def drain_log(self) -> list[str]:
-        """See ``RunningParts``."""
         return self._logs.new_lines()
 
     def drain_device_figures(self) -> list[DeviceFigure]:
-        """Return what came in with the replies of all actors."""
         found = [figure for part in self._actors for figure in part.device_figures]
         for part in self._actors:
             part.device_figures.clear()
         return found
 
     def sample_elsewhere(self, hz: float) -> RemoteSamplers:
-        """Start a sampler on each other machine that a part works on."""
         return RemoteSamplers(self._actors, hz)
 
     def keep_profiles(self, folder: Path) -> None:
-        """Have the profilers write what they have, and move it; actors under nsys end, since it writes then.
-
-        Raises:
-            RunStopped: something that was to be recorded is missing.
-        """
+        """Have the profilers write what they have, and move it; actors under nsys end, since it writes then."""
         profile = self._tracers.profile
         if profile.torch_profiler is not None or profile.nsight is not None:
             end_windows(self._actors)
@@ -323,22 +284,12 @@ class ActorParts(RunningParts):
         wait_for_reports(reports, self._tag, processes, profile.nsight.report_timeout_s, folder)
 
     def close(self) -> None:
-        """End the actors and give back what they reserved."""
         self._closing.close()
 
     def _end_actors(self) -> None:
         if self._kind.two_sided:
             end_group()
         close_parts(self._actors)
-
-
-def requests_of(scenario: Scenario) -> list[ResourceRequest]:
-    """Return what each lane of the scenario reserves."""
-    placement = scenario.placement
-    named: list[tuple[str, PartSettings]] = [(lane, placement.learner) for lane in rank_lanes(scenario)]
-    named += [(lane, placement.generator) for lane in lanes_of("generator", scenario)]
-    named += [(lane, placement.scorer) for lane in lanes_of("scorer", scenario)]
-    return [ResourceRequest(lane, settings.cpus, settings.gpus) for lane, settings in named]
 
 
 def environment_of(scenario: Scenario, lane: str, threads: int, device: str) -> dict[str, str]:
@@ -382,7 +333,7 @@ def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer:
         scenario,
         lane=lane,
         receiver=shard_receiver(name, options) if in_shards(scenario) else transport_kind(name).receiver(options),
-        task=fitting_task(scenario, make_task(scenario), policy),
+        task=fitting_task(scenario, make_task(scenario.task), policy),
         policy=policy,
         tracer=tracer,
         should_stop=never,
@@ -390,21 +341,20 @@ def _generator(scenario: Scenario, options: TransportOptions, lane: str, tracer:
 
 
 def _scorer(scenario: Scenario, lane: str, tracer: Tracer) -> ScorerWorker:
-    return make_scorer(scenario, lane, make_task(scenario), tracer, never)
+    return make_scorer(scenario, lane, make_task(scenario.task), tracer, never)
 
 
-def _rank(
-    scenario: Scenario, options: TransportOptions, rank: int, calls: Path, tracer: Tracer, store: Any
-) -> LearnerRank:
-    device = resolve_device(scenario, scenario.placement.learner)
-    ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s + WATCHDOG_S
+def _learner(
+    scenario: Scenario, options: TransportOptions, rank: int, calls: Path | None, tracer: Tracer, store: Any = None
+) -> LearnerWorker:
+    """Return the Learner's worker; with a file for its last calls and a store that of one of several ranks."""
+    name, device = scenario.transport.type, resolve_device(scenario, scenario.placement.learner)
+    sender = rank_sender(name, options, rank) if in_shards(scenario) else transport_kind(name).sender(options)
+    if calls is None:
+        policy = make_policy(scenario, device, never)
+        return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never)
     policy = make_policy(scenario, "meta" if rank else "cpu", never)
-    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience, calls=FlightRecorder(calls))
-    return make_learner_rank(scenario, options=options, policy=policy, tracer=tracer, group=group, device=device)
-
-
-def _learner(scenario: Scenario, options: TransportOptions, tracer: Tracer) -> LearnerWorker:
-    device = resolve_device(scenario, scenario.placement.learner)
-    sender = transport_kind(scenario.transport.type).sender(options)
-    policy = make_policy(scenario, device, never)
-    return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never)
+    ranks, patience = scenario.placement.learner.ranks, scenario.faults.stall_after_s + WATCHDOG_S
+    flight = FlightRecorder(calls)
+    group = RankGroup(rank, ranks, store, cuda=device == "cuda", timeout_s=patience, calls=flight)
+    return make_learner(scenario, sender=sender, policy=policy, tracer=tracer, should_stop=never, group=group)

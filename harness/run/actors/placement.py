@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -13,45 +10,16 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.core.errors import UserError
-from harness.results import lane_kind
+from harness.run.needs import Layout, ResourceRequest, Resources, layouts
 
 WAIT_S = 60.0
-
-Resources = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceRequest:
-    """What one part reserves."""
-
-    lane: str
-    cpus: float
-    gpus: float
-
-    @property
-    def bundle(self) -> Resources:
-        """The form in which Ray takes it; Ray refuses an empty one."""
-        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What is reserved together: bundles, how Ray lays them over nodes, and each lane's bundle by number."""
-
-    bundles: list[Resources]
-    strategy: str
-    bundle_of: dict[str, int]
 
 
 class Placement:
     """Reserved resources: a bundle for each part, or one that colocated parts share.
 
     Args:
-        requests: one for each part.
-        colocated: Generators and Learner share what the largest of them asks for, since they take turns; the ranks of
-            a Learner work together, and count as one. Ranks on GPUs have a bundle each, and the others share those.
-        strategy: how Ray lays the bundles over nodes.
-        ranks_per_node: see ``layouts``.
+        requests, colocated, strategy, ranks_per_node: see ``needs.layouts``.
 
     Raises:
         UserError: the cluster does not have that much.
@@ -101,59 +69,6 @@ class Placement:
         """Give the resources back."""
         while self._groups:
             remove_placement_group(self._groups.pop())
-
-
-def layouts(
-    requests: list[ResourceRequest], colocated: bool, strategy: str, ranks_per_node: Sequence[int] | None = None
-) -> list[Layout]:
-    """Return what is to be reserved; a part that asks for nothing needs no bundle.
-
-    Args:
-        requests, colocated, strategy: see ``Placement``.
-        ranks_per_node: of the Learner, in the order of its ranks, each on a node of its own; None leaves it to Ray.
-    """
-    if colocated:
-        return [_shared(requests, strategy)]
-    wanting = [request for request in requests if request.cpus or request.gpus]
-    apart: list[Layout] = []
-    if ranks_per_node is not None:
-        ranks = [request for request in wanting if _is_rank(request)]
-        node_of = [node for node, count in enumerate(ranks_per_node) for _ in range(count)]
-        bundles = [
-            _sum(rank for rank, at in zip(ranks, node_of, strict=True) if at == node).bundle
-            for node in range(len(ranks_per_node))
-        ]
-        bundle_of = {rank.lane: node for rank, node in zip(ranks, node_of, strict=True)}
-        apart.append(Layout(bundles, "STRICT_SPREAD", bundle_of))
-        wanting = [request for request in wanting if not _is_rank(request)]
-    if wanting:
-        bundle_of = {request.lane: index for index, request in enumerate(wanting)}
-        apart.append(Layout([request.bundle for request in wanting], strategy, bundle_of))
-    return apart
-
-
-def _is_rank(request: ResourceRequest) -> bool:
-    return request.lane.startswith("learner")
-
-
-def _sum(requests: Iterable[ResourceRequest]) -> ResourceRequest:
-    each = list(requests)
-    return ResourceRequest("", sum(request.cpus for request in each), sum(request.gpus for request in each))
-
-
-def _shared(requests: list[ResourceRequest], strategy: str) -> Layout:
-    """One place for all, or one for each rank on a GPU: NCCL takes no two on one. Generators are dealt to these."""
-    places = max(1, sum(1 for request in requests if _is_rank(request) and request.gpus))
-    numbers, bundle_of = defaultdict[str, Iterator[int]](count), dict[str, int]()
-    for request in requests:
-        bundle_of[request.lane] = next(numbers[lane_kind(request.lane)]) % places
-    bundles = [[request for request in requests if bundle_of[request.lane] == place] for place in range(places)]
-    return Layout([_largest(each) for each in bundles], strategy, bundle_of)
-
-
-def _largest(requests: list[ResourceRequest]) -> Resources:
-    each = [_sum(filter(_is_rank, requests)), *requests]
-    return ResourceRequest("", max(part.cpus for part in each), max(part.gpus for part in each)).bundle
 
 
 def could_fit(bundles: Sequence[Resources], strategy: str, nodes: Sequence[Resources]) -> bool:

@@ -1,70 +1,92 @@
-"""The Learner of several ranks as the loop sees it: one part, whose actors are called together."""
+"""The Learner of several ranks as one part, whose actors are called together."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from harness.core.errors import PartDied, RunStopped
 from harness.core.trace import SpanContext, Stage
 from harness.core.types import Metric, Metrics, RankStep, RolloutGroup, UpdateResult, WeightHandle, combine_metrics
 from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
-from harness.run.actors.part import LAST_WORDS_S, ActorPart, without_data
-from harness.run.parts import policy_folder
+from harness.run.actors.part import LAST_WORDS_S, ActorPart
 from harness.run.rank_worker import RankResult, Written
 from harness.run.workers import ProbeRow
 from harness.scenario.batch_plan import BatchPlan
 from harness.settings.learner import MeshShape
 
-T = TypeVar("T")
-Part = tuple[BatchPlan | None, Sequence[RankResult]]
+Trained = tuple[BatchPlan | None, Sequence[RankResult]]
 """Groups that the ranks trained on together, None without any, and what each one returned of them."""
 
 
-class RanksHandle:
-    """The ranks of a Learner in actors.
+class _Now(NamedTuple):
+    """What calls are for."""
+
+    stage: Stage
+    step: int
+    version: int
+
+
+class Ranks:
+    """The ranks of a Learner in actors, which are called together: a ``handles.Part``.
 
     Args:
         parts: the actors, rank by rank.
-        lane: of all of them together.
         mesh: how they share the model and the rollouts.
         options: how they train, which decides who trains on what.
         in_shards: whether each rank publishes its own pieces of the weights; else rank 0 publishes all.
-
-    Attributes:
-        run_folder: where ``save_policy`` saves policies; None saves nothing.
     """
 
     def __init__(
-        self,
-        parts: Sequence[ActorPart],
-        mesh: MeshShape,
-        options: TrainerOptions,
-        *,
-        in_shards: bool,
-        lane: str = "learner",
+        self, parts: Sequence[ActorPart], mesh: MeshShape, options: TrainerOptions, *, in_shards: bool
     ) -> None:
         self._parts, self._mesh, self._options, self._in_shards = tuple(parts), mesh, options, in_shards
-        self.lane = lane
-        self.run_folder: Path | None = None
+        self.lane = "learner"
         self._probe_rows: Sequence[ProbeRow] | None = None
         self._saved: dict[int, SavedState] = {}
-        self._accumulated: list[Part] = []
+        self._accumulated: list[Trained] = []
 
-    async def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> None:
-        """See ``protocols.Learner``. Each part has a plan of its own."""
-        self._accumulated.append(await self._train("accumulate_together", step, groups))
+    async def call(
+        self, method: str, *arguments: Any, stage: Stage, step: int, version: int, new_groups: int = 0
+    ) -> Any:
+        now = _Now(stage, step, version)
+        match method:
+            case "accumulate":  # each part of a batch has a plan of its own
+                self._accumulated.append(await self._train(now, "accumulate_together", *arguments))
+            case "update":
+                parts = [*self._accumulated, await self._train(now, "update_together", *arguments)]
+                self._accumulated = []
+                return self._result(parts)
+            case "publish_weights":
+                return await self._publish(now, *arguments)
+            case "save_state":
+                self._saved = {}
+                return max(await self._together(method, [(*arguments, self._probe_rows)], now))
+            case "finish_save":
+                return self._all_saved(await self._together(method, [arguments], now))
+            case _:  # each rank returns the same
+                return (await self._together(method, [arguments], now))[0]
 
-    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        """See ``protocols.Learner``. A rank is sent the rollouts that it trains on."""
-        parts = [*self._accumulated, await self._train("update_together", step, groups)]
-        self._accumulated = []
+    async def _train(self, now: _Now, method: str, step: int, groups: tuple[RolloutGroup, ...]) -> Trained:
+        """Train together; a rank is sent the rollouts that it trains on."""
+        asked_ns = time.perf_counter_ns()
+        plan = plan_training_step(step, groups, self._options, self._mesh.data_ranks) if groups else None
+
+        def of_rank(rank: int) -> tuple[RolloutGroup, ...]:
+            held = set() if plan is None else set(plan.groups_of(self._mesh.data_rank(rank)))
+            return tuple(each if place in held else replace(each, data=None) for place, each in enumerate(groups))
+
+        arguments = [(step, of_rank(rank), plan) for rank in range(len(self._parts))]
+        results: list[RankResult] = await self._together(method, arguments, now, asked_ns)
+        self._probe_rows = next((each.probe_rows for each in results if each.probe_rows), None)
+        return plan, results
+
+    def _result(self, parts: Sequence[Trained]) -> UpdateResult:
         results = [each.result for rank, each in enumerate(parts[-1][1]) if self._mesh.speaks(rank)]
         result = one_result([each for each in results if each is not None])
         plans = [plan for plan, _ in parts if plan is not None]
@@ -72,117 +94,43 @@ class RanksHandle:
         return replace(
             result,
             metrics=dict(result.metrics) | balance,
-            ranks=_added([rank_steps(plan, found, self._mesh) for plan, found in parts]),
+            ranks=_added([rank_steps(plan, of_ranks, self._mesh) for plan, of_ranks in parts]),
         )
 
-    async def _train(self, method: str, step: int, groups: tuple[RolloutGroup, ...]) -> Part:
-        asked_ns = time.perf_counter_ns()
-        plan = plan_training_step(step, groups, self._options, self._mesh.data_ranks) if groups else None
-        bare = without_data(groups)
-
-        async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> RankResult:
-            held = [] if plan is None else plan.groups_of(self._mesh.data_rank(rank))
-            data = [groups[place].data for place in held]
-            now: dict[str, Any] = {"stage": Stage.UPDATE, "step": step, "version": step, "asked_ns": asked_ns}
-            result, _ = await part.call(method, step, bare, plan, held, *data, **now)
-            assert isinstance(result, RankResult)
-            return result
-
-        found = await self._together(of_rank, step, asked_ns)
-        self._probe_rows = next((each.probe_rows for each in found if each.probe_rows), None)
-        return plan, found
-
-    async def publish_weights(self, version: int, still_needed: frozenset[int]) -> WeightHandle:
-        """See ``protocols.Learner``.
-
-        Raises:
-            RunStopped: ranks that hold copies of the same weights differ.
-        """
-        stage: dict[str, Any] = {"stage": Stage.WEIGHT_PUBLISH, "step": version, "version": version}
+    async def _publish(self, now: _Now, version: int, still_needed: frozenset[int]) -> WeightHandle:
+        """Publish together; raises RunStopped where ranks that hold copies of the same weights differ."""
         if not self._in_shards:
-
-            async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> WeightHandle | None:
-                given = (version, still_needed, self._probe_rows)
-                handle, _ = await part.call("publish_whole", *given, **stage, asked_ns=asked_ns)
-                assert handle is None or isinstance(handle, WeightHandle)
-                return handle
-
-            first, *_ = await self._together(of_rank, version, publishes=True)
-            assert first is not None
-            return first
-        draft = await self._first("begin_publish", version, still_needed, **stage)
-
-        async def write(rank: int, part: ActorPart, asked_ns: int) -> Written:
-            written, _ = await part.call("write_shards", draft, self._probe_rows, **stage, asked_ns=asked_ns)
-            assert isinstance(written, Written)
-            return written
-
-        written = await self._together(write, version, publishes=True)
-        handle = await self._first("finish_publish", draft, written, **stage)
+            handle, *_ = await self._together("publish_whole", [(version, still_needed, self._probe_rows)], now)
+        else:
+            draft = await self._first("begin_publish", version, still_needed, now=now)
+            written: list[Written] = await self._together("write_shards", [(draft, self._probe_rows)], now)
+            handle = await self._first("finish_publish", draft, written, now=now)
         assert isinstance(handle, WeightHandle)
         return handle
 
-    async def save_policy(self, version: int, *, last: bool) -> None:
-        """See ``protocols.Learner``."""
-        folder = policy_folder(self.run_folder, version, last)
-
-        async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> None:
-            now: dict[str, Any] = {"step": version, "version": version, "asked_ns": asked_ns}
-            await part.call("save_policy", version, folder, stage=Stage.SAVE_POLICY, **now)
-
-        await self._together(of_rank, version)
-
-    async def save_state(
-        self, folder: Path, version: int, *, asynchronous: bool, with_reference: bool = False
-    ) -> float:
-        """Save what was learnt into a checkpoint's folder, each rank its pieces; return the slowest one's seconds."""
-        self._saved = {}
-        given = (folder, version, self._probe_rows, asynchronous, with_reference)
-        return max(await self._of_state("save_state", *given))
-
-    async def finish_save(self, *, wait: bool = True) -> tuple[SavedState, ...] | None:
-        """Return what every rank has written; None where one has not, and is not waited for."""
-        found = await self._of_state("finish_save", wait)
-        self._saved |= {rank: saved for rank, saved in enumerate(found) if saved is not None}
-        if len(self._saved) < len(found):
+    def _all_saved(self, saved: Sequence[tuple[SavedState, ...] | None]) -> tuple[SavedState, ...] | None:
+        self._saved |= {rank: each[0] for rank, each in enumerate(saved) if each is not None}
+        if len(self._saved) < len(saved):
             return None
-        saved, self._saved = self._saved, {}
-        return tuple(saved[rank] for rank in sorted(saved))
+        whole, self._saved = self._saved, {}
+        return tuple(whole[rank] for rank in sorted(whole))
 
-    async def load_state(self, folder: Path) -> int:
-        """Go on from a whole checkpoint, saved by any number of ranks; return the version of its policy."""
-        return max(await self._of_state("load_state", folder))
-
-    async def _of_state(self, method: str, *arguments: Any) -> list[Any]:
-        async def of_rank(rank: int, part: ActorPart, asked_ns: int) -> Any:
-            result, _ = await part.call(method, *arguments, stage=Stage.CHECKPOINT, step=-1, version=-1)
-            return result
-
-        return await self._together(of_rank, -1)
-
-    async def _first(self, method: str, *arguments: Any, **stage: Any) -> Any:
-        """Call rank 0 alone, to publish; the others wait for it."""
+    async def _first(self, method: str, *arguments: Any, now: _Now) -> Any:
+        """Call rank 0 alone; the others wait for it."""
         with ExitStack() as waits:
             for part in self._parts[1:]:
-                waits.enter_context(_waiting(part, stage["step"], stage["version"], publishes=True))
-            value, _ = await self._parts[0].call(method, *arguments, **stage)
-            return value
+                waits.enter_context(_waiting(part, now))
+            return await self._parts[0].call(method, *arguments, **now._asdict())
 
     async def _together(
-        self,
-        call: Callable[[int, ActorPart, int], Coroutine[Any, Any, T]],
-        step: int,
-        asked_ns: int | None = None,
-        *,
-        publishes: bool = False,
-    ) -> list[T]:
+        self, method: str, arguments: Sequence[tuple[Any, ...]], now: _Now, asked_ns: int | None = None
+    ) -> list[Any]:
         """Call all ranks at once and return what each one returned; one that is done waits for the others.
 
         Args:
-            call: of a rank, given the moment since which it waits for the call.
-            step: what to say that it waits for.
-            asked_ns: that moment; None: now. Calls are sent one after the other.
-            publishes: whether weights leave, which they may do while the ranks train.
+            arguments: of each rank; one for all.
+            now: what to say that they do.
+            asked_ns: since when they wait for the call; None: now. Calls are sent one after the other.
 
         Raises:
             HarnessError: what says most of why a rank failed: its death comes before what the others say, whose
@@ -191,17 +139,18 @@ class RanksHandle:
         left, nobody_left = len(self._parts), asyncio.Event()
         since_ns = asked_ns or time.perf_counter_ns()
 
-        async def one(rank: int, part: ActorPart) -> T:
+        async def one(rank: int, part: ActorPart) -> Any:
             nonlocal left
+            given = arguments[rank] if len(arguments) > 1 else arguments[0]
             try:
-                value = await call(rank, part, since_ns)
+                value = await part.call(method, *given, **now._asdict(), asked_ns=since_ns)
             except BaseException:
                 nobody_left.set()
                 raise
             left -= 1
             if left == 0:
                 nobody_left.set()
-            with _waiting(part, step, step, publishes=publishes):
+            with _waiting(part, now):
                 await nobody_left.wait()
             return value
 
@@ -219,9 +168,10 @@ class RanksHandle:
         raise min(errors, key=_says_least)
 
 
-def _waiting(part: ActorPart, step: int, version: int, *, publishes: bool = False) -> SpanContext:
+def _waiting(part: ActorPart, now: _Now) -> SpanContext:
+    publishes = now.stage is Stage.WEIGHT_PUBLISH
     lane = part.spec.moving_lane if publishes else None  # where weights have a thread of their own, the rank trains on
-    return part.tracer.span(lane or part.lane, Stage.WAIT_FOR_RANKS, step, version)
+    return part.tracer.span(lane or part.lane, Stage.WAIT_FOR_RANKS, now.step, now.version)
 
 
 def _says_least(error: BaseException) -> int:
@@ -232,7 +182,7 @@ def _says_least(error: BaseException) -> int:
 
 
 def _imbalance(plans: Sequence[BatchPlan]) -> float:
-    """See ``BatchPlan.imbalance``; the ranks wait for each other in each part of a batch."""
+    """The ranks wait for each other in each part of a batch."""
     if len(plans) == 1:
         return plans[0].imbalance
     return sum(max(plan.tokens) for plan in plans) * len(plans[0].tokens) / sum(sum(plan.tokens) for plan in plans)

@@ -108,7 +108,9 @@ def _listed(path: Path, is_shipped: bool) -> Listed:
 
     scenario = load_scenario(path)
     runs = (variant.scenario for variant in expand(scenario))
-    needs = dict.fromkeys(need.name for run in runs for need in needs_of(run, lambda package: True, lambda: 0))
+    needs = dict.fromkeys(
+        need.name for run in runs for need in needs_of(run, lambda package: True, lambda: 0, lambda: 4096)
+    )
     question = scenario.question if is_shipped else YOURS
     line = scenario.description.strip().split("\n")[0]
     return Listed(question, path.stem, line, scenario.minutes, ", ".join(needs))

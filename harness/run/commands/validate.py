@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the scenario and print what it would run; return the exit code."""
     from harness.run.data_files import data_lines
+    from harness.run.needs import needs_of
     from harness.scenario.axes import changes_of, expand, identical_arms
     from harness.scenario.load import load_scenario, resolved_yaml
 
@@ -66,7 +67,9 @@ def run(options: argparse.Namespace) -> int:
         for variant in variants if len(variants) > 1 else ():
             changed = ", ".join(f"{key}={value}" for key, value in changes_of(scenario, variant).items())
             print(f"  {variant.name}" + (f": {changed}" if changed else ""))
-        print("".join(f"{line}\n" for line in [*identical_arms(variants), *said]), end="")
+        needs = (need for each in arms for need in needs_of(each.scenario))
+        lacking = dict.fromkeys(f"missing here: {need.missing}; {need.fix}" for need in needs if need.missing)
+        print("".join(f"{line}\n" for line in [*identical_arms(variants), *said, *lacking]), end="")
     if not options.check_code:  # none is imported here: the scenario may be someone else's
         from harness.run.plugins import plugin_names
 
