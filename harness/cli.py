@@ -195,7 +195,7 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     if unknown:
         raise _unknown_argument(parser, typed, unknown)
     if getattr(options, "dry_run", False):
-        from harness.simulate.dry_run import dry_run
+        from harness.run.dry_run import dry_run
 
         options.run_scenario = partial(dry_run, as_json=options.json, check=_check_before_start)
     code: int = module.run(options)

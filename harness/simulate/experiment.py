@@ -44,6 +44,7 @@ from harness.simulate.forecast import (
     Forecasted,
     bottleneck,
     checkpoint_cost,
+    closed_form,
     forecast,
     forecast_table,
     warnings,
@@ -161,11 +162,9 @@ class WithoutRewards(ForwardingObserver):
     """Tells an observer everything but the rewards, which the simulated Scorer only makes up."""
 
     def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
         super().on_step(replace(facts, scored=tuple(map(without_rewards, facts.scored))))
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
-        """See ``Observer``."""
         super().on_evaluation(version, without_rewards(scored))
 
 
@@ -278,7 +277,8 @@ def forecasts(
     for variant in variants:
         check_gpus_hold(variant.scenario, machine)
         predicted = forecast(variant.scenario, machine, draws, seed, allow=allow)
-        found.append(Forecasted(variant.label, variant.scenario, predicted))
+        plain_s = closed_form(variant.scenario, machine, allow)
+        found.append(Forecasted(variant.label, variant.scenario, predicted, plain_s))
     return found
 
 
@@ -298,7 +298,7 @@ def _record(
 
 def _told(items: Sequence[Forecasted], machine: MachineProfile, folder: Path | None) -> dict[str, Any]:
     """Return forecasts as plain values."""
-    forecasts = {item.label: asdict(item.forecast) for item in items}
+    forecasts = {item.label: asdict(item.forecast) | {"closed_form_s": item.closed_form_s} for item in items}
     for found in forecasts.values():
         del found["each"]
     return {

@@ -11,14 +11,10 @@ mean +- t_(n-1) s sqrt(1 + 1/n), which is exact for normal draws alone.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import attrgetter
 from statistics import fmean, median, stdev
 from typing import TypeVar
 
@@ -27,19 +23,15 @@ from harness.compare.checkpoints import CheckpointCost
 from harness.compare.experiment import SIMULATED
 from harness.compare.stats.intervals import t_quantile
 from harness.core.seeds import derive_seed
-from harness.core.trace import Span, Stage
-from harness.loop import Observer, StepReport
+from harness.core.trace import Stage
 from harness.report.document import Table
-from harness.results import StepRow
-from harness.results.occupancy import Occupancy
-from harness.results.rows import WARMUP_FLOOR
 from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings
 from harness.simulate.cost_model import CostModel, Draw, model_name
 from harness.simulate.features import Workload
 from harness.simulate.lengths import PairedLengths, length_source
 from harness.simulate.machine import MachineProfile, Origin
-from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row, table_of_rows
+from harness.simulate.metrics import WASTE, RunMetrics, costs_of, metrics_of
 from harness.simulate.parts import ProfileCosts
 from harness.simulate.simulated_run import simulate_run
 from harness.simulate.timeline import CallPlan
@@ -137,18 +129,14 @@ def predicted(
     Raises:
         UserError: the profile does not know a stage that the scenario needs.
     """
-    watch = StepWatch()
     own = scenario if draw is None else _with_own_lengths(scenario, draw, paired)
     lengths = None
     if paired:
         lengths = PairedLengths(length_source(own, machine, model_name(own), allow=allow), own)
-    run = simulate_run(own, machine, draw=draw, observer=watch, allow=allow, lengths=lengths)
-    evicted = watch.evicted_unused * scenario.group_size
-    rows = watch.rows(run.spans, run.seconds)
-    if paired:
-        rows = [row for row in rows if not row.stages_s.get(Stage.EVALUATE.value)] or rows
-    measures = metrics_of(table_of_rows(rows), run.spans, run.ledger, evicted)
-    return measures, tuple(run.extrapolating)
+    run = simulate_run(own, machine, draw=draw, allow=allow, lengths=lengths)
+    replay = next((facts.replay[0] for facts in reversed(run.steps) if facts.replay is not None), None)
+    evicted = 0 if replay is None else replay.evicted_unused * scenario.group_size
+    return metrics_of(run.table(without_evaluations=paired), run.spans, run.ledger, evicted), run.extrapolating
 
 
 def farthest(sentences: Iterable[str]) -> tuple[str, ...]:
@@ -230,43 +218,20 @@ def _estimates(each: Sequence[Mapping[K, float]]) -> dict[K, Estimate]:
     return {key: estimate([figures.get(key, 0.0) for figures in each]) for key in keys}
 
 
-class StepWatch(Observer):
-    """Hears of the training steps of a run on a virtual clock, and makes the rows that figures are taken of.
+def closed_form(scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> float:
+    """Return the seconds of a step by plain addition: what a simulation has to beat.
 
-    Attributes:
-        evicted_unused: groups that left the replay buffer without ever being taken.
+    The stage costs of the central prediction, without contention, added up; with a lag those of the busiest lane.
+
+    Raises:
+        UserError: the profile does not know a stage that the scenario needs.
     """
-
-    def __init__(self) -> None:
-        self.evicted_unused = 0
-        self._steps: list[tuple[float, StepReport]] = []
-
-    def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
-        self._steps.append((asyncio.get_running_loop().time(), facts))
-        if facts.replay is not None:
-            self.evicted_unused = facts.replay[0].evicted_unused
-
-    def rows(self, spans: Iterable[Span], loop_s: float | None = None) -> list[StepRow]:
-        """Return a row for each step, as a recorder would have made it; a span belongs to the step in which it ends.
-
-        Args:
-            loop_s: where the loop ended; then the last row has an evaluation that ended after it too.
-        """
-        spans, times = sorted(spans, key=attrgetter("end_ns")), [seconds for seconds, _ in self._steps]
-        last_ns = round(times[-1] * 1e9) if times else 0
-        if loop_s is not None and any(span.stage is Stage.EVALUATE and span.end_ns > last_ns for span in spans):
-            times[-1:] = [loop_s]
-        table, borders = Occupancy.of(spans), [0]
-        borders += [bisect_right(spans, round(seconds * 1e9), key=attrgetter("end_ns")) for seconds in times]
-        return [
-            simulated_row(
-                facts, end - start, end, table.seconds(spans[first:last], first), warmup=facts.step < WARMUP_FLOOR
-            )
-            for (start, end), (first, last), (_, facts) in zip(
-                pairwise([0.0, *times]), pairwise(borders), self._steps, strict=True
-            )
-        ]
+    run = simulate_run(scenario, machine.model_copy(update={"contention": None}), allow=allow)
+    every = run.rows(with_last_evaluation=False)
+    rows = [row for row in every if not row.warmup] or every
+    lanes = sorted({lane for row in rows for lane in row.lanes})
+    busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
+    return max(busy) if scenario.max_lag else sum(busy)
 
 
 KINDS = ("generator", "scorer", "learner")
@@ -303,17 +268,19 @@ WASTE_WORDS = {
 
 @dataclass(frozen=True)
 class Forecasted:
-    """A scenario's run, by its label, with what is predicted of it."""
+    """A scenario's run, by its label, with what is predicted of it, and by ``closed_form`` beside it."""
 
     label: str
     scenario: Scenario
     forecast: Forecast
+    closed_form_s: float
 
 
 def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Table:
     """Return one column for each run: values with the ends of their 90% intervals."""
     rows = [
         _row("seconds of a training step", items, lambda found: found.step_s, numbers.number),
+        ("  by plain addition", *(numbers.number(item.closed_form_s) for item in items)),
         _row("response tokens a second", items, lambda found: found.throughput, numbers.number),
         *_stage_rows(items),
         *(_row(f"idle share, {NAMES[kind]}", items, _getter("idle", kind), numbers.percent) for kind in KINDS),
@@ -335,6 +302,7 @@ def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, .
         said[0] += f" With fewer than {FEWEST_DRAWS} draws the interval is Student's, which assumes normal errors."
     if draws == 1:
         said = ["One simulated run, and no interval. Rewards are not simulated."]
+    said.append("By plain addition: the stage costs without contention; with a lag, those of the busiest lane.")
     if machine.origin == "datasheet":
         said.append(f"NOT MEASURED: {machine.name} is made from data sheets, and no run was ever compared with it.")
     return tuple(said)

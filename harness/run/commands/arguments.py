@@ -60,7 +60,7 @@ def dry_run_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="start nothing: print what would run, for how long by this machine's profile, and what is missing",
+        help="start nothing: print what would run, for how long by earlier runs on this machine, and what is missing",
     )
 
 
