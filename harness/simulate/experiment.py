@@ -21,6 +21,7 @@ from harness.compare.checkpoints import checkpoint_sentence
 from harness.compare.numbers import number
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
+from harness.core.progress import progress_bars
 from harness.core.terminal_text import plain
 from harness.core.trace import RecordingTracer
 from harness.core.types import ScoredBatch
@@ -62,7 +63,7 @@ from harness.simulate.points import (
     variants_of,
 )
 from harness.simulate.simulated_run import ForwardingObserver, build_run
-from harness.simulate.sweep import Sweep, counted, draws_for, run_sweep
+from harness.simulate.sweep import Sweep, draws_for, run_sweep
 
 LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
 """Metrics that say what was learnt, which a simulation does not know."""
@@ -211,8 +212,10 @@ def simulate(options: argparse.Namespace) -> None:
         run_sweep(sweep, options.out, options.processes, options.quiet, output, errors, amount)
         return
     variants = variants_of(scenario, options.arm)
-    each = counted([variant for variant in variants if not variant.block], errors, options.quiet)
-    items = forecasts(each, machine, options.draws or DRAWS, options.seed, options.allow)
+    each = [variant for variant in variants if not variant.block]
+    with progress_bars(errors, quiet=options.quiet, transient=True, tenths=True) as bar:
+        counted = bar.track(each, len(each), description="simulating")
+        items = forecasts(counted, machine, options.draws or DRAWS, options.seed, options.allow)
     folder = (
         None
         if options.no_run

@@ -255,6 +255,7 @@ HOW_FAR_OFF = (
     "2026, a quiet 2-core machine); ratios between arms carry over better: 2 to 12%."
 )
 """Figures of ``docs/simulator.md``, under *How far off it is*."""
+NOT_MEASURED = "NOT MEASURED: {} is made from data sheets, and no run was ever compared with it."
 NEARLY_BUSY = 0.85
 """Share of a step from which on a lane that is at work is said to set the pace."""
 WASTE_WORDS = {
@@ -304,7 +305,7 @@ def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, .
         said = ["One simulated run, and no interval. Rewards are not simulated."]
     said.append("By plain addition: the stage costs without contention; with a lag, those of the busiest lane.")
     if machine.origin == "datasheet":
-        said.append(f"NOT MEASURED: {machine.name} is made from data sheets, and no run was ever compared with it.")
+        said.append(NOT_MEASURED.format(machine.name))
     return tuple(said)
 
 

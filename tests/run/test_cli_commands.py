@@ -279,7 +279,7 @@ def test_a_plan_takes_seconds_of_the_newest_run_of_each_arm_on_this_machine(fold
     assert dry_run(mine, Path("out"), quiet=False) == 0
     told = capsys.readouterr().out
     assert "about 81 s; nothing is missing" in told
-    assert "one x 6: the scenario as it is; 10 steps, 0.5 s a step as in out/mine/" in told
+    assert "one x 6: the scenario as it is; 10 steps, 0.500 s a step as in out/mine/" in told
 
 
 def test_the_minutes_of_the_list_count_start_ups():
