@@ -19,7 +19,7 @@ from harness.core.trace import NullTracer, Stage, Tracer
 from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop.state import LoopState
 from harness.scenario.schema import Scenario
-from harness.simulate.cost_model import Seconds
+from harness.simulate.cost_model import CostModel
 from harness.simulate.features import Features, Group, Workload, sizes_of
 from harness.simulate.ranks import RankCosts
 from harness.simulate.timeline import CallPlan, StagePlan, Times, make_stage
@@ -317,7 +317,7 @@ class ProfileCosts:
     def __init__(
         self,
         lane: str,
-        seconds: Seconds,
+        seconds: CostModel,
         work: Workload,
         delays: Mapping[str, float],
         steady: bool = False,

@@ -29,7 +29,7 @@ from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.simulate.clock import VirtualClockLoop, run_virtual
-from harness.simulate.cost_model import CostModel, Draw, Seconds, engine_name, model_name
+from harness.simulate.cost_model import CostModel, Draw, engine_name, model_name
 from harness.simulate.features import Workload, sizes_of
 from harness.simulate.lengths import LengthSource, length_source, number_of_prompts
 from harness.simulate.machine import MachineProfile
@@ -84,7 +84,7 @@ class Bookkeeping(ForwardingObserver):
     """
 
     def __init__(
-        self, observer: Observer, tracer: RecordingTracer, lanes: Sequence[str], costs: Seconds, work: Workload
+        self, observer: Observer, tracer: RecordingTracer, lanes: Sequence[str], costs: CostModel, work: Workload
     ) -> None:
         super().__init__(observer)
         self._tracer, self._lanes, self._costs, self._work = tracer, lanes, costs, work
@@ -151,7 +151,7 @@ class SimulatedRun:
     plan: LoopPlan
     lanes: tuple[str, ...]
     tracer: RecordingTracer
-    costs: Seconds
+    costs: CostModel
     lengths: LengthSource
     work: Workload
     crowded: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class SimulatedRun:
         """Sentences: where the run, as far as it has come, left what the profile knows. Complete when it is over."""
         weighted = self.plan.replay.capacity > 0 and self.plan.replay.sampling.endswith("_weighted")
         unknown = ("replay.sampling goes by rewards, which nobody knows: all groups count alike",) * weighted
-        return (*getattr(self.costs, "extrapolating", ()), *self.lengths.said, *unknown, *self.crowded)
+        return (*self.costs.extrapolating, *self.lengths.said, *unknown, *self.crowded)
 
     async def run(self, observer: Observer | None = None) -> None:
         """Run the loop; see ``harness.loop.run_loop``.
@@ -194,7 +194,7 @@ def build_run(
     draw: Draw | None = None,
     shape: ModelConfig | None = None,
     allow: Collection[str] = (),
-    costs: Seconds | None = None,
+    costs: CostModel | None = None,
     lengths: LengthSource | None = None,
 ) -> SimulatedRun:
     """Make the parts of one run.
@@ -223,7 +223,7 @@ def build_run(
     lengths = lengths or length_source(scenario, machine, model, allow=allow)
     timelines = _Timelines(scenario, machine, tracer, draw)
     delays: dict[str, float] = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
-    steady = draw is None and isinstance(costs, CostModel)
+    steady = draw is None and type(costs) is CostModel
     plan = loop_plan(scenario, *number_of_prompts(scenario))
     several = scenario.placement.learner.ranks > 1
 
@@ -453,7 +453,7 @@ def simulate_run(
     observer: Observer | None = None,
     shape: ModelConfig | None = None,
     allow: Collection[str] = (),
-    costs: Seconds | None = None,
+    costs: CostModel | None = None,
     lengths: LengthSource | None = None,
 ) -> SimulatedResult:
     """Run the loop of a scenario on the virtual clock.
