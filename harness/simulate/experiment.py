@@ -214,8 +214,10 @@ def simulate(options: argparse.Namespace) -> None:
     variants = variants_of(scenario, options.arm)
     each = [variant for variant in variants if not variant.block]
     with progress_bars(errors, quiet=options.quiet, transient=True, tenths=True) as bar:
-        counted = bar.track(each, len(each), description="simulating")
-        items = forecasts(counted, machine, options.draws or DRAWS, options.seed, options.allow)
+        task, items = bar.add_task("simulating", total=len(each)), list[Forecasted]()
+        for variant in each:
+            items += forecasts([variant], machine, options.draws or DRAWS, options.seed, options.allow)
+            bar.advance(task)
     folder = (
         None
         if options.no_run
