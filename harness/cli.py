@@ -186,7 +186,7 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     if unknown:
         raise _unknown_argument(parser, typed, unknown)
     if getattr(options, "dry_run", False):
-        from harness.simulate.dry_run import dry_run
+        from harness.run.dry_run import dry_run
 
         def check(variants: Sequence[Variant]) -> None:  # where every package that these import is there
             from harness.run.interleaving import points_of

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -239,31 +239,6 @@ _SETTINGS = {
 """Where a scenario sets a circumstance."""
 
 
-class Seconds(Protocol):
-    """What the simulated parts ask: how long this takes."""
-
-    def seconds(self, stage: str, lane: str, step: int, features: Features, /, **also: str) -> float:
-        """Return the seconds of one span.
-
-        Args:
-            stage: a stage of a machine profile: a Generator's ``evaluate`` is ``generate``, a Scorer's is ``score``.
-            lane: whose span it is.
-            step: training step, or policy version of a weight sync.
-            features: units, as ``harness.simulate.features`` counts them.
-            also: circumstances of this span alone: ``part``; for ``call`` also ``call`` and ``way``.
-        """
-
-    def seconds_each(
-        self, stage: str, lane: str, step: int, each: Sequence[Features], /, **also: str
-    ) -> Sequence[float]:
-        """Return the seconds of work that several ranks do side by side, under the same noise.
-
-        Args:
-            stage, lane, step, also: see ``seconds``.
-            each: units of each rank.
-        """
-
-
 class CostModel:
     """Prices the stages of one scenario.
 
@@ -294,7 +269,14 @@ class CostModel:
         self._said: dict[str, None] = {}
 
     def seconds(self, stage: str, lane: str, step: int, features: Features, /, **also: str) -> float:
-        """See ``Seconds``.
+        """Return the seconds of one span.
+
+        Args:
+            stage: a stage of a machine profile: a Generator's ``evaluate`` is ``generate``, a Scorer's is ``score``.
+            lane: whose span it is.
+            step: training step, or policy version of a weight sync.
+            features: units, as ``harness.simulate.features`` counts them.
+            also: circumstances of this span alone: ``part``; for ``call`` also ``call`` and ``way``.
 
         Raises:
             UserError: the profile has no cost of this stage under these circumstances.
@@ -304,11 +286,7 @@ class CostModel:
     def seconds_each(
         self, stage: str, lane: str, step: int, each: Sequence[Features], /, **also: str
     ) -> Sequence[float]:
-        """See ``Seconds``.
-
-        Raises:
-            UserError: the profile has no cost of this stage under these circumstances.
-        """
+        """Return the seconds of work that several ranks do side by side, each of its units, under the same noise."""
         price = self.price(stage, also)
         if price is None:
             return [0.0] * len(each)

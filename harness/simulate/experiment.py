@@ -21,6 +21,7 @@ from harness.compare.checkpoints import checkpoint_sentence
 from harness.compare.numbers import number
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
+from harness.core.progress import progress_bars
 from harness.core.terminal_text import plain
 from harness.core.trace import RecordingTracer
 from harness.core.types import ScoredBatch
@@ -44,6 +45,7 @@ from harness.simulate.forecast import (
     Forecasted,
     bottleneck,
     checkpoint_cost,
+    closed_form,
     forecast,
     forecast_table,
     warnings,
@@ -61,7 +63,7 @@ from harness.simulate.points import (
     variants_of,
 )
 from harness.simulate.simulated_run import ForwardingObserver, build_run
-from harness.simulate.sweep import Sweep, counted, draws_for, run_sweep
+from harness.simulate.sweep import Sweep, draws_for, run_sweep
 
 LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
 """Metrics that say what was learnt, which a simulation does not know."""
@@ -161,11 +163,9 @@ class WithoutRewards(ForwardingObserver):
     """Tells an observer everything but the rewards, which the simulated Scorer only makes up."""
 
     def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
         super().on_step(replace(facts, scored=tuple(map(without_rewards, facts.scored))))
 
     def on_evaluation(self, version: int, scored: ScoredBatch) -> None:
-        """See ``Observer``."""
         super().on_evaluation(version, without_rewards(scored))
 
 
@@ -212,8 +212,12 @@ def simulate(options: argparse.Namespace) -> None:
         run_sweep(sweep, options.out, options.processes, options.quiet, output, errors, amount)
         return
     variants = variants_of(scenario, options.arm)
-    each = counted([variant for variant in variants if not variant.block], errors, options.quiet)
-    items = forecasts(each, machine, options.draws or DRAWS, options.seed, options.allow)
+    each = [variant for variant in variants if not variant.block]
+    with progress_bars(errors, quiet=options.quiet, transient=True, tenths=True) as bar:
+        task, items = bar.add_task("simulating", total=len(each)), list[Forecasted]()
+        for variant in each:
+            items += forecasts([variant], machine, options.draws or DRAWS, options.seed, options.allow)
+            bar.advance(task)
     folder = (
         None
         if options.no_run
@@ -278,7 +282,8 @@ def forecasts(
     for variant in variants:
         check_gpus_hold(variant.scenario, machine)
         predicted = forecast(variant.scenario, machine, draws, seed, allow=allow)
-        found.append(Forecasted(variant.label, variant.scenario, predicted))
+        plain_s = closed_form(variant.scenario, machine, allow)
+        found.append(Forecasted(variant.label, variant.scenario, predicted, plain_s))
     return found
 
 
@@ -298,7 +303,7 @@ def _record(
 
 def _told(items: Sequence[Forecasted], machine: MachineProfile, folder: Path | None) -> dict[str, Any]:
     """Return forecasts as plain values."""
-    forecasts = {item.label: asdict(item.forecast) for item in items}
+    forecasts = {item.label: asdict(item.forecast) | {"closed_form_s": item.closed_form_s} for item in items}
     for found in forecasts.values():
         del found["each"]
     return {

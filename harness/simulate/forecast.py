@@ -11,35 +11,29 @@ mean +- t_(n-1) s sqrt(1 + 1/n), which is exact for normal draws alone.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import attrgetter
 from statistics import fmean, median, stdev
 from typing import TypeVar
+
+import numpy as np
 
 from harness.compare import numbers
 from harness.compare.checkpoints import CheckpointCost
 from harness.compare.experiment import SIMULATED
 from harness.compare.stats.intervals import t_quantile
 from harness.core.seeds import derive_seed
-from harness.core.trace import Span, Stage
-from harness.loop import Observer, StepReport
+from harness.core.trace import Stage
 from harness.report.document import Table
-from harness.results import StepRow
-from harness.results.occupancy import Occupancy
-from harness.results.rows import WARMUP_FLOOR
 from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings
 from harness.simulate.cost_model import CostModel, Draw, model_name
 from harness.simulate.features import Workload
 from harness.simulate.lengths import PairedLengths, length_source
 from harness.simulate.machine import MachineProfile, Origin
-from harness.simulate.metrics import WASTE, RunMetrics, metrics_of, simulated_row, table_of_rows
+from harness.simulate.metrics import WASTE, RunMetrics, costs_of, metrics_of
 from harness.simulate.parts import ProfileCosts
 from harness.simulate.simulated_run import simulate_run
 from harness.simulate.timeline import CallPlan
@@ -121,8 +115,22 @@ def forecast(
     if draws < 1:
         raise ValueError(f"draws is {draws}, must be at least 1")
     found = [predicted(scenario, machine, Draw(number, seed), allow, paired) for number in range(1, draws + 1)]
-    extrapolating = farthest(sentence for _, said in found for sentence in said)
-    return summed_up(machine, [measures for measures, _ in found], extrapolating)
+    each = tuple(measures for measures, _ in found)
+    syncs = [measures.sync_s for measures in each if measures.sync_s is not None]
+    return Forecast(
+        machine=machine.name,
+        origin=machine.origin,
+        draws=draws,
+        step_s=estimate([measures.step_s for measures in each]),
+        stages_s=_estimates([measures.stages_s for measures in each]),
+        throughput=estimate([measures.throughput for measures in each]),
+        idle=_estimates([measures.idle for measures in each]),
+        lags=dict(sorted(_estimates([measures.lags for measures in each]).items())),
+        waste={name: estimate([measures.waste.get(name, 0.0) for measures in each]) for name in WASTE},
+        sync_s=estimate(syncs) if syncs else None,
+        extrapolating=farthest(sentence for _, said in found for sentence in said),
+        each=each,
+    )
 
 
 def predicted(
@@ -137,18 +145,16 @@ def predicted(
     Raises:
         UserError: the profile does not know a stage that the scenario needs.
     """
-    watch = StepWatch()
-    own = scenario if draw is None else _with_own_lengths(scenario, draw, paired)
-    lengths = None
+    own, lengths = scenario, None
+    if draw is not None and (paired or scenario.sampling.pinned_lengths is None):  # pinned ones are known from its seed
+        seed = derive_seed(scenario.seed, "lengths", draw.seed, draw.number) % 2**32
+        own = scenario.model_copy(update={"seed": seed})
     if paired:
         lengths = PairedLengths(length_source(own, machine, model_name(own), allow=allow), own)
-    run = simulate_run(own, machine, draw=draw, observer=watch, allow=allow, lengths=lengths)
-    evicted = watch.evicted_unused * scenario.group_size
-    rows = watch.rows(run.spans, run.seconds)
-    if paired:
-        rows = [row for row in rows if not row.stages_s.get(Stage.EVALUATE.value)] or rows
-    measures = metrics_of(table_of_rows(rows), run.spans, run.ledger, evicted)
-    return measures, tuple(run.extrapolating)
+    run = simulate_run(own, machine, draw=draw, allow=allow, lengths=lengths)
+    replay = next((facts.replay[0] for facts in reversed(run.steps) if facts.replay is not None), None)
+    evicted = 0 if replay is None else replay.evicted_unused * scenario.group_size
+    return metrics_of(run.table(without_evaluations=paired), run.spans, run.ledger, evicted), run.extrapolating
 
 
 def farthest(sentences: Iterable[str]) -> tuple[str, ...]:
@@ -163,33 +169,6 @@ def farthest(sentences: Iterable[str]) -> tuple[str, ...]:
     return tuple(sentence for _, sentence in kept.values())
 
 
-def _with_own_lengths(scenario: Scenario, draw: Draw, paired: bool) -> Scenario:
-    """Give each draw other lengths, by its seed; those that the scenario pins are known from its own and stay."""
-    if scenario.sampling.pinned_lengths is not None and not paired:
-        return scenario
-    seed = derive_seed(scenario.seed, "lengths", draw.seed, draw.number) % 2**32
-    return scenario.model_copy(update={"seed": seed})
-
-
-def summed_up(machine: MachineProfile, each: Sequence[RunMetrics], extrapolating: tuple[str, ...]) -> Forecast:
-    """Make a forecast of the measures of several draws."""
-    syncs = [measures.sync_s for measures in each if measures.sync_s is not None]
-    return Forecast(
-        machine=machine.name,
-        origin=machine.origin,
-        draws=len(each),
-        step_s=estimate([measures.step_s for measures in each]),
-        stages_s=_estimates([measures.stages_s for measures in each]),
-        throughput=estimate([measures.throughput for measures in each]),
-        idle=_estimates([measures.idle for measures in each]),
-        lags=dict(sorted(_estimates([measures.lags for measures in each]).items())),
-        waste={name: estimate([measures.waste.get(name, 0.0) for measures in each]) for name in WASTE},
-        sync_s=estimate(syncs) if syncs else None,
-        extrapolating=extrapolating,
-        each=tuple(each),
-    )
-
-
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the median of the draws, and between which ends another one lies with 90%; see the top of this file.
 
@@ -200,29 +179,16 @@ def estimate(values: Sequence[float]) -> Estimate:
     """
     if not values:
         raise ValueError("there are no draws to estimate from")
-    ordered = sorted(values)
-    if len(ordered) < FEWEST_DRAWS:
-        return _of_few(ordered)
-    place = (1 - COVERAGE) / 2 * (len(ordered) + 1)
-    low, high = _at(ordered, place), _at(ordered, len(ordered) + 1 - place)
-    return Estimate(median(ordered), low, high)
-
-
-def _of_few(values: Sequence[float]) -> Estimate:
-    """Return Student's interval for one more draw; no figure here is below 0."""
+    count = len(values)
+    if count >= FEWEST_DRAWS:
+        place = round((1 - COVERAGE) / 2 * (count + 1), 9)  # 0.05 x 20 is to be 1
+        low, high = np.interp((place, count + 1 - place), range(1, count + 1), sorted(values)).tolist()
+        return Estimate(median(values), low, high)
     if min(values) == max(values):
         return Estimate(values[0], values[0], values[0])
-    count, mean = len(values), fmean(values)
+    mean = fmean(values)
     reach = t_quantile((1 + COVERAGE) / 2, count - 1) * stdev(values) * math.sqrt(1 + 1 / count)
-    return Estimate(median(values), max(0.0, mean - reach), mean + reach)
-
-
-def _at(ordered: Sequence[float], place: float) -> float:
-    """Return the order statistic at a place, the lowest one being 1."""
-    place = min(max(round(place, 9), 1.0), float(len(ordered)))  # 0.05 x 20 is to be 1
-    below = int(place)
-    above = min(below + 1, len(ordered))
-    return ordered[below - 1] + (place - below) * (ordered[above - 1] - ordered[below - 1])
+    return Estimate(median(values), max(0.0, mean - reach), mean + reach)  # no figure here is below 0
 
 
 def _estimates(each: Sequence[Mapping[K, float]]) -> dict[K, Estimate]:
@@ -230,43 +196,20 @@ def _estimates(each: Sequence[Mapping[K, float]]) -> dict[K, Estimate]:
     return {key: estimate([figures.get(key, 0.0) for figures in each]) for key in keys}
 
 
-class StepWatch(Observer):
-    """Hears of the training steps of a run on a virtual clock, and makes the rows that figures are taken of.
+def closed_form(scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> float:
+    """Return the seconds of a step by plain addition: what a simulation has to beat.
 
-    Attributes:
-        evicted_unused: groups that left the replay buffer without ever being taken.
+    The stage costs of the central prediction, without contention, added up; with a lag those of the busiest lane.
+
+    Raises:
+        UserError: the profile does not know a stage that the scenario needs.
     """
-
-    def __init__(self) -> None:
-        self.evicted_unused = 0
-        self._steps: list[tuple[float, StepReport]] = []
-
-    def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
-        self._steps.append((asyncio.get_running_loop().time(), facts))
-        if facts.replay is not None:
-            self.evicted_unused = facts.replay[0].evicted_unused
-
-    def rows(self, spans: Iterable[Span], loop_s: float | None = None) -> list[StepRow]:
-        """Return a row for each step, as a recorder would have made it; a span belongs to the step in which it ends.
-
-        Args:
-            loop_s: where the loop ended; then the last row has an evaluation that ended after it too.
-        """
-        spans, times = sorted(spans, key=attrgetter("end_ns")), [seconds for seconds, _ in self._steps]
-        last_ns = round(times[-1] * 1e9) if times else 0
-        if loop_s is not None and any(span.stage is Stage.EVALUATE and span.end_ns > last_ns for span in spans):
-            times[-1:] = [loop_s]
-        table, borders = Occupancy.of(spans), [0]
-        borders += [bisect_right(spans, round(seconds * 1e9), key=attrgetter("end_ns")) for seconds in times]
-        return [
-            simulated_row(
-                facts, end - start, end, table.seconds(spans[first:last], first), warmup=facts.step < WARMUP_FLOOR
-            )
-            for (start, end), (first, last), (_, facts) in zip(
-                pairwise([0.0, *times]), pairwise(borders), self._steps, strict=True
-            )
-        ]
+    run = simulate_run(scenario, machine.model_copy(update={"contention": None}), allow=allow)
+    every = run.rows(with_last_evaluation=False)
+    rows = [row for row in every if not row.warmup] or every
+    lanes = sorted({lane for row in rows for lane in row.lanes})
+    busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
+    return max(busy) if scenario.max_lag else sum(busy)
 
 
 KINDS = ("generator", "scorer", "learner")
@@ -290,6 +233,7 @@ HOW_FAR_OFF = (
     "2026, a quiet 2-core machine); ratios between arms carry over better: 2 to 12%."
 )
 """Figures of ``docs/simulator.md``, under *How far off it is*."""
+NOT_MEASURED = "NOT MEASURED: {} is made from data sheets, and no run was ever compared with it."
 NEARLY_BUSY = 0.85
 """Share of a step from which on a lane that is at work is said to set the pace."""
 WASTE_WORDS = {
@@ -303,25 +247,39 @@ WASTE_WORDS = {
 
 @dataclass(frozen=True)
 class Forecasted:
-    """A scenario's run, by its label, with what is predicted of it."""
+    """A scenario's run, by its label, with what is predicted of it, and by ``closed_form`` beside it."""
 
     label: str
     scenario: Scenario
     forecast: Forecast
+    closed_form_s: float
 
 
 def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Table:
     """Return one column for each run: values with the ends of their 90% intervals."""
+
+    def row(name: str, figures: Iterable[Estimate | None], form: numbers.Format = numbers.number) -> tuple[str, ...]:
+        return (name, *(written(figure, form) for figure in figures))
+
+    every, percent = [item.forecast for item in items], numbers.percent
+    takes_time = {name for each in every for name, figure in each.stages_s.items() if figure.high > 0}
+    stages = [stage.value for stage in Stage if not stage.is_wait and stage is not Stage.EVALUATE]
+    lags = sorted({lag for each in every for lag in each.lags})
+    lost = [name for name in WASTE_WORDS if any(each.waste[name].high > 0 for each in every)]
     rows = [
-        _row("seconds of a training step", items, lambda found: found.step_s, numbers.number),
-        _row("response tokens a second", items, lambda found: found.throughput, numbers.number),
-        *_stage_rows(items),
-        *(_row(f"idle share, {NAMES[kind]}", items, _getter("idle", kind), numbers.percent) for kind in KINDS),
-        _row("seconds of one weight sync", items, lambda found: found.sync_s, numbers.number),
-        *_lag_rows(items),
-        *_waste_rows(items),
+        row("seconds of a training step", (each.step_s for each in every)),
+        ("  by plain addition", *(numbers.number(item.closed_form_s) for item in items)),
+        row("response tokens a second", (each.throughput for each in every)),
+        *(row(f"  {it}, s a step", (each.stages_s.get(it) for each in every)) for it in stages if it in takes_time),
+        *(row(f"idle share, {NAMES[kind]}", (each.idle.get(kind) for each in every), percent) for kind in KINDS),
+        row("seconds of one weight sync", (each.sync_s for each in every)),
+        *(
+            row(f"rollouts trained on at lag {lag}", (each.lags.get(lag) for each in every), percent)
+            for lag in (lags if lags != [0] else ())
+        ),
+        *(row(WASTE_WORDS[name], (each.waste[name] for each in every), percent) for name in lost),
     ]
-    shown = tuple(row for row in rows if any(cell != numbers.NOTHING for cell in row[1:]))
+    shown = tuple(each for each in rows if any(cell != numbers.NOTHING for cell in each[1:]))
     origin = "" if machine.origin == "measured" else ", not measured"
     title = f"Forecast for the machine profile {machine.name}{origin}{SIMULATED}"
     header = ("figure", *(item.label for item in items))
@@ -335,8 +293,9 @@ def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, .
         said[0] += f" With fewer than {FEWEST_DRAWS} draws the interval is Student's, which assumes normal errors."
     if draws == 1:
         said = ["One simulated run, and no interval. Rewards are not simulated."]
+    said.append("By plain addition: the stage costs without contention; with a lag, those of the busiest lane.")
     if machine.origin == "datasheet":
-        said.append(f"NOT MEASURED: {machine.name} is made from data sheets, and no run was ever compared with it.")
+        said.append(NOT_MEASURED.format(machine.name))
     return tuple(said)
 
 
@@ -382,87 +341,30 @@ def _seconds(plan: CallPlan) -> float:
 
 def bottleneck(item: Forecasted) -> str:
     """Say what holds a run up, and what it spends its time on."""
-    found, label = item.forecast, item.label
-    if not found.step_s.value:
-        return f"{label}: nothing takes any time."
-    shares = {lane: sum(stages_of(item, lane).values()) / found.step_s.value for lane in KINDS}
-    lane = max(shares, key=lambda kind: shares[kind])
-    if item.scenario.is_synchronous or shares[lane] < NEARLY_BUSY:
-        return _in_turns(item)
-    stage, seconds = largest_stage(item, lane)
-    other = "generator" if lane == "learner" else "learner"
+    step_s, stages_s = item.forecast.step_s.value, item.forecast.stages_s
+    if not step_s:
+        return f"{item.label}: nothing takes any time."
+    largest, shares = dict[str, tuple[float, str]](), dict[str, float]()
+    for kind in KINDS:  # of one lane of each
+        count = getattr(getattr(item.scenario.placement, kind), "count", 1)
+        own = [(stages_s[stage.value].value / count, stage.value) for stage in LANE_STAGES[kind] if stage in stages_s]
+        largest[kind] = max(own, key=lambda each: each[0], default=(0.0, "nothing"))
+        shares[kind] = sum(seconds for seconds, _ in own) / step_s
+    busiest = max(shares, key=lambda kind: shares[kind])
+    is_in_turns = item.scenario.is_synchronous or shares[busiest] < NEARLY_BUSY
+    kind = max(largest, key=lambda kind: largest[kind][0]) if is_in_turns else busiest
+    seconds, stage = largest[kind]
+    took = f"{numbers.number(seconds)} of the {numbers.number(step_s)} s of a step"
+    if is_in_turns:
+        why = "at lag 0 the parts take turns" if item.scenario.is_synchronous else "the parts wait for each other"
+        share = numbers.percent(seconds / step_s)
+        return f"{item.label}: {why}, and {stage} of the {NAMES[kind]} is the largest turn: {took} ({share})."
+    other = "generator" if kind == "learner" else "learner"
     return (
-        f"{label}: the {NAMES[lane]} sets the pace: it is at work for {numbers.percent(min(1.0, shares[lane]))} of a "
-        f"step, mostly with {stage} ({numbers.number(seconds)} of {numbers.number(found.step_s.value)} s); the "
-        f"{NAMES[other]} is at work for {numbers.percent(min(1.0, shares[other]))}."
+        f"{item.label}: the {NAMES[kind]} sets the pace: it is at work for {numbers.percent(min(1.0, shares[kind]))} "
+        f"of a step, mostly with {stage} ({took}); the {NAMES[other]} is at work for "
+        f"{numbers.percent(min(1.0, shares[other]))}."
     )
-
-
-def _in_turns(item: Forecasted) -> str:
-    """Name the largest stage of a run whose parts wait for each other."""
-    found = item.forecast
-    sizes = {lane: largest_stage(item, lane) for lane in KINDS}
-    lane = max(sizes, key=lambda kind: sizes[kind][1])
-    stage, seconds = sizes[lane]
-    share = numbers.percent(seconds / found.step_s.value)
-    why = "at lag 0 the parts take turns" if item.scenario.is_synchronous else "the parts wait for each other"
-    return (
-        f"{item.label}: {why}, and {stage} of the {NAMES[lane]} is the largest turn: {numbers.number(seconds)} of the "
-        f"{numbers.number(found.step_s.value)} s of a step ({share})."
-    )
-
-
-def stages_of(item: Forecasted, lane: str) -> dict[str, float]:
-    """Return the seconds of a step that one lane of a kind spends in each of its stages."""
-    count, found = lanes_of(item.scenario, lane), item.forecast.stages_s
-    return {stage.value: found[stage.value].value / count for stage in LANE_STAGES[lane] if stage.value in found}
-
-
-def largest_stage(item: Forecasted, lane: str) -> tuple[str, float]:
-    """Return the stage on which one lane of a kind spends most of a step, and its seconds."""
-    seconds = stages_of(item, lane)
-    stage = max(seconds, key=lambda name: seconds[name], default="nothing")
-    return stage, seconds.get(stage, 0.0)
-
-
-def lanes_of(scenario: Scenario, kind: str) -> int:
-    """Return how many lanes of a kind a run has."""
-    part = getattr(scenario.placement, kind)
-    return int(getattr(part, "count", 1))
-
-
-def _stage_rows(items: Sequence[Forecasted]) -> list[tuple[str, ...]]:
-    seen = {name for item in items for name, figure in item.forecast.stages_s.items() if figure.high > 0}
-    stages = [stage for stage in Stage if stage.value in seen and not stage.is_wait and stage is not Stage.EVALUATE]
-    return [
-        _row(f"  {stage.value}, s a step", items, _getter("stages_s", stage.value), numbers.number) for stage in stages
-    ]
-
-
-def _lag_rows(items: Sequence[Forecasted]) -> list[tuple[str, ...]]:
-    lags = sorted({lag for item in items for lag in item.forecast.lags})
-    if lags in ([], [0]):
-        return []
-    return [_row(f"rollouts trained on at lag {lag}", items, _getter("lags", lag), numbers.percent) for lag in lags]
-
-
-def _waste_rows(items: Sequence[Forecasted]) -> list[tuple[str, ...]]:
-    lost = [name for name in WASTE_WORDS if any(item.forecast.waste[name].high > 0 for item in items)]
-    return [_row(WASTE_WORDS[name], items, _getter("waste", name), numbers.percent) for name in lost]
-
-
-def _getter(field: str, key: str | int) -> Callable[[Forecast], Estimate | None]:
-    def get(found: Forecast) -> Estimate | None:
-        figures: Mapping[str | int, Estimate] = getattr(found, field)
-        return figures.get(key)
-
-    return get
-
-
-def _row(
-    name: str, items: Sequence[Forecasted], get: Callable[[Forecast], Estimate | None], form: numbers.Format
-) -> tuple[str, ...]:
-    return (name, *(written(get(item.forecast), form) for item in items))
 
 
 def written(figure: Estimate | None, form: numbers.Format) -> str:

@@ -103,7 +103,6 @@ class PinnedLengths:
         self._prompts = {purpose: _Prompts(found) for purpose, found in recorded.items()}
 
     def groups(self, item: WorkItem) -> tuple[Group, ...]:
-        """See ``LengthSource``."""
         size, prompts = item.group_size, self._prompts[item.purpose].of(item)
         shortest, longest = self._bounds
         if shortest == longest:
@@ -114,7 +113,6 @@ class PinnedLengths:
 
     @property
     def said(self) -> tuple[str, ...]:
-        """See ``LengthSource``."""
         unknown = any(prompts.unknown for prompts in self._prompts.values())
         return (f"no prompts of this task were recorded: they count {UNKNOWN_PROMPT} tokens each",) if unknown else ()
 
@@ -151,12 +149,10 @@ class RecordedLengths:
             self._note(found, cap, purpose)
 
     def groups(self, item: WorkItem) -> tuple[Group, ...]:
-        """See ``LengthSource``."""
         return self._pools[item.purpose].groups(item)
 
     @property
     def said(self) -> tuple[str, ...]:
-        """See ``LengthSource``."""
         return tuple(self._said)
 
     def _note(self, found: Lengths, cap: int, purpose: Purpose) -> None:
@@ -292,11 +288,9 @@ class PairedLengths:
 
     @property
     def said(self) -> tuple[str, ...]:
-        """See ``LengthSource``."""
         return self._source.said
 
     def groups(self, item: WorkItem) -> tuple[Group, ...]:
-        """See ``LengthSource``."""
         if item.purpose is not Purpose.TRAIN or self._shards == 1:
             return self._source.groups(replace(item, seed=self._seed_of(item)))
         batch = self._batches.get(item.step)

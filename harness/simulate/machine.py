@@ -22,7 +22,6 @@ from pydantic import Field
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.named_files import NamedFiles
-from harness.probes.provenance import machine_facts
 from harness.scenario.keys import Path as KeyPath
 from harness.scenario.load import load_checked
 from harness.scenario.problems import Problem, broken, dotted
@@ -229,13 +228,6 @@ def measured_on(name: str, fingerprint: object) -> MachineProfile | None:
         return None
     profile = load_machine(name)
     return profile if profile.origin == "measured" and profile.device.fingerprint == fingerprint else None
-
-
-def profile_of_machine() -> MachineProfile | None:
-    """Return the newest profile that was measured on this machine; None where there is none."""
-    fingerprint = machine_facts()["fingerprint"]
-    found = (measured_on(name, fingerprint) for name in known_machines())
-    return max((profile for profile in found if profile is not None), key=lambda profile: profile.made, default=None)
 
 
 def save_machine(profile: MachineProfile, path: Path) -> None:

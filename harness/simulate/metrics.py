@@ -26,6 +26,7 @@ from harness.results.rows import LaneSeconds, LedgerFigures, TailRow
 from harness.results.step_metrics import trained_lags
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
+WAITS_THAT_COST = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
 WASTE = ("failed", "discarded", "dropped", "unused", "evicted_unused")
 
 
@@ -149,6 +150,11 @@ def stage_times(table: RunTable) -> dict[str, float]:
     """Return the seconds of each stage and wait per step of the measured window, in the order of ``Stage``."""
     seconds = {stage.value: each[table.is_measured] for stage, each in table.stages_s.items()}
     return {stage: fmean(each.tolist()) for stage, each in seconds.items() if each.any()}
+
+
+def costs_of(stages_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds that are costs: of work, or of a wait for nobody (a call's way, the driver's own work)."""
+    return {name: s for name, s in stages_s.items() if not Stage(name).is_wait or name in WAITS_THAT_COST}
 
 
 def lag_shares(table: RunTable) -> dict[int, float]:

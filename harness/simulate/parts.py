@@ -19,7 +19,7 @@ from harness.core.trace import NullTracer, Stage, Tracer
 from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.loop.state import LoopState
 from harness.scenario.schema import Scenario
-from harness.simulate.cost_model import Seconds
+from harness.simulate.cost_model import CostModel
 from harness.simulate.features import Features, Group, Workload, sizes_of
 from harness.simulate.ranks import RankCosts
 from harness.simulate.timeline import CallPlan, StagePlan, Times, make_stage
@@ -317,7 +317,7 @@ class ProfileCosts:
     def __init__(
         self,
         lane: str,
-        seconds: Seconds,
+        seconds: CostModel,
         work: Workload,
         delays: Mapping[str, float],
         steady: bool = False,
@@ -336,7 +336,6 @@ class ProfileCosts:
         return CallPlan(stages, request_s, self._transit("load", "back", version))
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
-        """See ``CostSource``."""
         groups: Sequence[Group] = [(prompt or 0, lengths) for prompt, lengths in sampled]
         if self._pace is None:
             seconds = self._seconds.seconds("generate", self._lane, item.step, self._work.generate(groups))
@@ -347,7 +346,6 @@ class ProfileCosts:
         return CallPlan((stage,), request_s, self._transit("generate", "back", item.step, groups))
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        """See ``CostSource``."""
         counted = sizes_of(groups)
         seconds = self._seconds.seconds("score", self._lane, item.step, self._work.batch(counted))
         stage = self._stage(stage_of(item, Stage.SCORE), seconds)
@@ -355,12 +353,10 @@ class ProfileCosts:
         return CallPlan((stage,), request_s, self._transit("score", "back", item.step, counted))
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        """See ``CostSource``."""
         training = self._work.training | {Stage.UPDATE: self._work.accumulate}
         return self._train(step, groups, training, len(groups))
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
-        """See ``CostSource``."""
         training = self._work.training if groups or not taken_in else {Stage.UPDATE: self._work.update}
         plan = self._train(step, groups, training, self._work.scenario.prompts_per_batch - taken_in)
         if not self._proves_when_trained:
@@ -418,13 +414,11 @@ class ProfileCosts:
         return self._as_publish(stages, version)  # a call that carries no rollouts either
 
     def checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         units = self._work.checkpoint(copied=self._work.scenario.checkpoint.asynchronous)
         seconds = self._seconds.seconds("checkpoint", self._lane, version, units)
         return self._as_publish([self._stage(Stage.CHECKPOINT, seconds)], version)
 
     def write_checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         units = self._work.checkpoint(copied=False)
         seconds = self._seconds.seconds("checkpoint_write", self._lane, version, units)
         return CallPlan([self._stage(Stage.CHECKPOINT_WRITE, seconds)])

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.compare.experiment import SIMULATED
 from harness.core.errors import UserError
 from harness.report import charts
 from harness.report.canvas import save
+from harness.simulate.knee import Knee
 from harness.simulate.machine import MachineProfile
 from harness.simulate.points import Answer, Axis, shown
-
-if TYPE_CHECKING:
-    from harness.simulate.sweep import Knee
 
 MOST_LINES = 12
 

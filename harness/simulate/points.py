@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,9 @@ def load_for(
     Raises:
         UserError: as ``load_scenario``; or there is no model of that name.
     """
-    typed = [*model_changes(model), *([] if generators is None else [f"placement.generator.count={generators}"])]
-    typed += changes
+    own = {} if model is None else model_keys(model)
+    own |= {} if generators is None else {ALIASES["generators"]: str(generators)}
+    typed = [*(f"{key}={value}" for key, value in own.items()), *changes]
     if not machine.device.gpus:
         return load_scenario(scenario, typed), ()
     try:
@@ -75,17 +77,8 @@ def load_for(
     return load_scenario(scenario, [*added, *typed]), added
 
 
-def model_changes(model: str | None) -> list[str]:
-    """Return the changes that make a scenario train this model: a preset's name, or a public size such as ``7b``.
-
-    Raises:
-        UserError: there is no such model.
-    """
-    return [f"{key}={value}" for key, value in model_keys(model).items()] if model is not None else []
-
-
 def model_keys(model: str) -> dict[str, str]:
-    """Return the same by dotted key, with values as YAML has them.
+    """Return what makes a scenario train this model, by dotted key: a preset's name, or a public size such as ``7b``.
 
     Raises:
         UserError: there is no such model.
@@ -150,20 +143,17 @@ def steady(scenario: Scenario, steps: int) -> dict[str, Any]:
 
 def facts_of(machine: MachineProfile) -> dict[str, Any]:
     """Return what a manifest says of the machine: that of the profile, not the one that simulates."""
-    device = machine.device
-    cores = machine.contention.cores if machine.contention else None
-    memory = device.memory_gib
+    device, memory = machine.device, machine.device.memory_gib
     gib = int(memory) if memory is not None and memory == int(memory) else memory
-    gpu: Mapping[str, Any] = {"name": device.name, "memory_gib": gib}
-    facts: dict[str, Any] = {
+    return {
         "cpu": None if device.gpus else device.name,
-        "cores": cores,
+        "cores": machine.contention.cores if machine.contention else None,
         "memory_gib": None if device.gpus else gib,
-        "gpus": [dict(gpu) for _ in range(device.gpus)],
+        "gpus": [{"name": device.name, "memory_gib": gib} for _ in range(device.gpus)],
         "fingerprint": device.fingerprint or f"profile {machine.name}",
         "origin": machine.origin,
+        "missing": {},
     }
-    return facts | {"missing": {}}
 
 
 MOST_POINTS = 20_000
@@ -209,9 +199,7 @@ def read_axes(texts: Sequence[str], first: Sequence[Axis] = ()) -> list[Axis]:
     for key in keys:
         if keys.count(key) > 1:
             raise UserError(f"{key} is swept twice", "--sweep", "name each axis once")
-    points = 1
-    for axis in axes:
-        points *= len(axis.values)
+    points = math.prod(len(axis.values) for axis in axes)
     if points > MOST_POINTS:
         what = f"the axes make {points:,} points, must be at most {MOST_POINTS:,}"
         raise UserError(what, "--sweep", "name fewer values")
@@ -316,14 +304,7 @@ AT_A_TIME = 1  # so that Ctrl-C waits for one point at most
 
 @dataclass(frozen=True)
 class Question:
-    """What all points of a sweep have in common; it travels to other processes.
-
-    Attributes:
-        base: the scenario's resolved settings.
-        machine: the profile.
-        draws, seed: of the worlds.
-        allow: see ``harness.simulate.simulated_run.build_run``.
-    """
+    """What all points of a sweep have in common: resolved settings, profile, and what ``forecast`` takes."""
 
     base: dict[str, Any]
     machine: MachineProfile
@@ -334,12 +315,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was predicted of one point.
-
-    Attributes:
-        found: None where the point cannot be.
-        problem: why not, in a sentence.
-    """
+    """What was predicted of one point, or in a sentence why it cannot be."""
 
     point: Point
     found: Forecast | None = None
@@ -352,25 +328,23 @@ def answers(
     """Simulate all points; what cannot be comes with the reason.
 
     Args:
-        question: what they have in common.
-        points: to simulate.
         processes: how many may work side by side, where there are enough points for it to pay.
         heard: called after each point.
     """
-    found = []
-    for answer in _all(question, points, processes):
-        found.append(answer)
-        heard()
-    return found
 
+    found = list[Answer]()
 
-def _all(question: Question, points: Sequence[Point], processes: int) -> Iterator[Answer]:
+    def keep(each: Iterable[Answer]) -> list[Answer]:
+        for answer in each:
+            found.append(answer)
+            heard()
+        return found
+
     if processes < 2 or len(points) < FEWEST_FOR_PROCESSES:
-        yield from map(Worker(question).answer, points)
-        return
+        return keep(map(Worker(question).answer, points))
     try:
         with spawn_pool(processes, _prepare, question) as workers:
-            yield from workers.map(_answer, points, chunksize=AT_A_TIME)
+            return keep(workers.map(_answer, points, chunksize=AT_A_TIME))
     except BrokenProcessPool as error:
         raise RunStopped("a process of the sweep was killed from outside, as where memory is short") from error
 
@@ -384,15 +358,16 @@ class Worker:
 
     def answer(self, point: Point) -> Answer:
         """Simulate one point."""
+        asked, machine = self._question, self._machine
         try:
             scenario = self.scenario_at(point)
-            asked, machine = self._question, self._machine
             short = beyond_gpus(scenario, machine)
             if short:
                 return Answer(point, None, _shortage(short, machine))
             return Answer(point, forecast(scenario, machine, asked.draws, asked.seed, allow=asked.allow, paired=True))
         except HarnessError as error:
-            return Answer(point, None, _sentence(error))
+            said = error.what if isinstance(error, UserError) else str(error)
+            return Answer(point, None, " ".join(said.split()))
 
     def scenario_at(self, point: Mapping[str, Any]) -> Scenario:
         """Return the scenario with the point's values in it.
@@ -402,17 +377,13 @@ class Worker:
         """
         keys: dict[str, Any] = {key: value for key, value in point.items() if key not in BESIDE}
         if "model" in point:
-            keys |= {name: _plain(text) for name, text in model_keys(str(point["model"])).items()}
+            keys |= {name: parse_yaml(text, name) for name, text in model_keys(str(point["model"])).items()}
         keys = spread_keys(point, self._question.base, self._machine.device.gpus) | keys
         changes = [tree_of_key(key, value, f"{key}={shown(value)}") for key, value in keys.items()]
         scenario, problems = check_variant(self._base.without("arms", "sweep").overlaid(Scenario, *changes))
         if scenario is None:
             raise as_user_error(problems, "the point")
         return scenario
-
-
-def _plain(text: str) -> Any:
-    return text == "true" if text in ("true", "false") else text
 
 
 _FOR_GENERATOR = "for the generator: engine.precision bfloat16, or engine.type vllm with engine.tensor_parallel"
@@ -517,10 +488,6 @@ def spread_keys(point: Mapping[str, Any], base: Mapping[str, Any], gpus_per_mach
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _sentence(error: HarnessError) -> str:
-    return " ".join((error.what if isinstance(error, UserError) else str(error)).split())
 
 
 _worker: Worker | None = None

@@ -36,7 +36,7 @@ from harness.scenario.batch_plan import BatchPlan, Rows, num_tokens, plan_batch
 from harness.scenario.derived import mesh_shape, zero_stage
 from harness.scenario.schema import Scenario
 from harness.settings.learner import MeshShape
-from harness.simulate.cost_model import Seconds
+from harness.simulate.cost_model import CostModel
 from harness.simulate.features import (
     BFLOAT16_BYTES,
     FLOAT32_BYTES,
@@ -369,7 +369,7 @@ class RankCosts:
         machine: the profile; see ``check_ranks_are_priced``.
     """
 
-    def __init__(self, lane: str, seconds: Seconds, work: Workload, machine: MachineProfile) -> None:
+    def __init__(self, lane: str, seconds: CostModel, work: Workload, machine: MachineProfile) -> None:
         assert work.shape is not None  # as build_run sees to
         self._lane, self._seconds, self._machine, self._work = lane, seconds, machine, work
         self._ranked = RankedWork(work.scenario, work.shape)

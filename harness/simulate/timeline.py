@@ -160,7 +160,6 @@ class OwnDevice:
         self._free_s: dict[str, float] = {}
 
     async def run(self, thread: str, pieces: Sequence[Piece]) -> Times:
-        """See ``Place``."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         at = max(now, self._free_s.get(thread, 0.0))
@@ -217,7 +216,6 @@ class SharedCores:
         self._timer_at: float | None = None
 
     async def run(self, thread: str, pieces: Sequence[Piece]) -> Times:
-        """See ``Place``."""
         loop = asyncio.get_running_loop()
         if not pieces:
             return []

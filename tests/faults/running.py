@@ -21,6 +21,7 @@ from tests.faults.faulty import FaultyGenerator, FaultyLearner, FaultyScorer, In
 from tests.faults.killing import Killed, Shelf, SlowCheckpoints
 from tests.faults.recording import Listener, WatchedGenerator, WatchedLearner, WatchedScorer, WatchedTracer
 from tests.faults.schedule import LEARNER, FaultKind, Schedule
+from tests.stand_ins.checked_loop import CheckedLoop
 
 STALL_AFTER_S = 1e6
 """Virtual seconds after which the watchdog takes a call for hung; slow and stuck ones take less."""
@@ -127,7 +128,7 @@ def _run_until_killed(life: Life, wiring: Wiring, state: LoopState | None, kill:
             raise Killed(f"after {kill} callbacks")
 
     try:
-        run_virtual(lambda tracer: _run(life, wiring, state, tracer), after_each=after_each)
+        run_virtual(lambda tracer: _run(life, wiring, state, tracer), CheckedLoop(after_each))
     except Exception as raised:
         return raised
     return None

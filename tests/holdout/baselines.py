@@ -16,13 +16,10 @@ from harness.results import Run, ShardRow
 from harness.run.memory.shape import shape_for
 from harness.scenario.schema import Scenario
 from harness.simulate.features import FLOAT32_BYTES, Group, generate_features, pass_features, update_features
-from harness.simulate.forecast import StepWatch
+from harness.simulate.forecast import closed_form
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import stage_times, step_time, table_of_rows
-from harness.simulate.simulated_run import simulate_run
+from harness.simulate.metrics import costs_of, stage_times, step_time, table_of_rows
 
-COSTS_NAMED_WAITS = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
-"""Waits for nobody: a call's way, and the driver's own work. They are costs like any stage."""
 PER_TOKEN = (Stage.GENERATE.value, Stage.SCORE.value, Stage.PREPARE_BATCH.value)
 PER_TOKEN_AND_PASS = (Stage.UPDATE.value,)
 OPTIMIZER_COPIES = 7
@@ -184,13 +181,7 @@ class Baselines:
 
     def closed_form(self, scenario: Scenario) -> float:
         """Return the fitted stage costs without contention: their sum, or with a lag those of the busiest lane."""
-        watch = StepWatch()
-        run = simulate_run(scenario, self.machine.model_copy(update={"contention": None}), observer=watch)
-        every = watch.rows(run.spans)
-        rows = [row for row in every if not row.warmup] or every
-        lanes = sorted({lane for row in rows for lane in row.lanes})
-        busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
-        return max(busy) if scenario.max_lag else sum(busy)
+        return closed_form(scenario, self.machine)
 
     def roofline(self, scenario: Scenario) -> float | None:
         """Return the time of the operations or of the bytes of each stage, whichever is longer, at measured peaks.
@@ -221,11 +212,6 @@ def peak_gb_s(sweeps: Sequence[Run]) -> float | None:
 def peak_gflop_s(fitted: Sequence[FittedRun]) -> float | None:
     """Return the most 10^9 operations a second that a run's updates reached."""
     return max((item.update_gflop_s for item in fitted if item.update_gflop_s is not None), default=None)
-
-
-def costs_of(stages: Mapping[str, float]) -> dict[str, float]:
-    """Return the stages that are work, or a wait that is a cost: see ``COSTS_NAMED_WAITS``."""
-    return {name: s for name, s in stages.items() if not Stage(name).is_wait or name in COSTS_NAMED_WAITS}
 
 
 def units(stage: str, tokens: float, passes: int) -> float:

@@ -4,7 +4,8 @@ from math import log
 
 import pytest
 
-from tests.holdout.baselines import costs_of, distance, spread, units
+from harness.simulate.metrics import costs_of
+from tests.holdout.baselines import distance, spread, units
 
 
 def test_work_and_costs_count_and_waiting_for_others_does_not() -> None:

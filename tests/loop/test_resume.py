@@ -27,6 +27,7 @@ from harness.loop.state import LoopState, with_data
 from harness.loop.state_files import FILES, decode, encode, read_files, write_files
 from harness.settings.replay import DynamicSamplingSettings, ReplaySettings
 from harness.simulate.clock import run_virtual
+from tests.stand_ins.checked_loop import CheckedLoop
 
 PLAN = LoopPlan(
     steps=20,
@@ -167,7 +168,7 @@ def run_toy(plan, folder, kills=(), generators=2):
             await run_loop(*parts, toy, plan, tracer, toy, resume=state, checkpoints=Folders(folder, toy))
 
         try:
-            run_virtual(main, after_each=count)
+            run_virtual(main, CheckedLoop(count))
         except Killed:
             continue
         return toy, starts

@@ -4,13 +4,17 @@ import asyncio
 import contextvars
 import gc
 import math
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
 from harness.core.trace import OpenSpan, RecordingTracer, Span, Stage
 from harness.loop import LoopPlan, run_loop
 from harness.simulate.clock import Deadlock, VirtualClockLoop, run_virtual
+from tests.stand_ins.checked_loop import CheckedLoop
 from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
 
@@ -177,6 +181,31 @@ def test_a_duration_that_is_no_number_is_an_error() -> None:
         run_virtual(main)
 
 
+HASHED = """
+import hashlib
+from harness.scenario.load import load_scenario
+from harness.simulate.cost_model import Draw
+from harness.simulate.machine import load_machine
+from harness.simulate.simulated_run import simulate_run
+changes = ["arms={}", "max_lag=2", "lag_control=drop", "steps=6", "placement.generator.count=2", "blocks=1"]
+scenario = load_scenario("async_lag_sweep", changes)
+run = simulate_run(scenario, load_machine("cpu-2-cores"), draw=Draw(3))
+print(len(run.spans), hashlib.sha256(repr((run.spans, run.seconds, run.ledger)).encode()).hexdigest())
+"""
+
+
+def test_a_run_is_the_same_in_every_process_whatever_hashes_are() -> None:
+    def told(seed: str) -> str:
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        run = subprocess.run([sys.executable, "-c", HASHED], env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    first = told("1")
+    assert int(first.split()[0]) > 100
+    assert told("2") == told("random") == first
+
+
 # ---- asyncio on it
 
 
@@ -239,13 +268,14 @@ def test_the_error_of_a_plain_callback_ends_the_run() -> None:
 
 
 def test_a_loop_runs_alone_and_not_once_it_is_closed() -> None:
-    loop = VirtualClockLoop()
+    loop, other = VirtualClockLoop(), VirtualClockLoop()
 
     async def inner() -> None:
         assert loop.is_running()
         await asyncio.sleep(1)
-        with pytest.raises(RuntimeError, match="an event loop is running already"):
-            VirtualClockLoop().run_forever()
+        with pytest.raises(RuntimeError, match="another loop is running"):
+            other.run_forever()
+        other.close()
 
     loop.run_until_complete(inner())
     loop.run_until_complete(asyncio.sleep(2))  # the time goes on
@@ -256,7 +286,7 @@ def test_a_loop_runs_alone_and_not_once_it_is_closed() -> None:
     loop.close()
     loop.close()
     assert loop.is_closed()
-    with pytest.raises(RuntimeError, match="the virtual clock is closed"):
+    with pytest.raises(RuntimeError, match="closed"):
         loop.run_forever()
 
 
@@ -273,7 +303,7 @@ def test_whoever_checks_is_called_after_each_callback_and_may_end_the_run() -> N
         assert len(times) < 4
 
     with pytest.raises(AssertionError):
-        run_virtual(main, after_each=check)
+        run_virtual(main, CheckedLoop(check))
     assert times == [0, 1, 2, 3]
 
 

@@ -10,15 +10,17 @@ from harness.core.atomic_files import check_writable
 from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.extras import as_typed, how_to_install
 from harness.core.named_files import SCENARIOS
+from harness.probes.provenance import machine_facts, package_versions
+from harness.results import Manifest, RunFolder, StepRow
 from harness.run.commands.list import EXAMINATION, QUESTIONS, scenarios
+from harness.run.dry_run import dry_run, plan_of
 from harness.run.engine import Tries
 from harness.run.needs import Need, compiler_needed, cpus_needed, needs_of, packages_needed
 from harness.scenario.axes import expand
 from harness.scenario.foreign_names import MEANT, NOT_OFFERED, SETTING_OF
 from harness.scenario.keys import dotted_keys
-from harness.scenario.load import load_scenario
+from harness.scenario.load import load_scenario, resolved_yaml
 from harness.scenario.schema import Scenario
-from harness.simulate.dry_run import dry_run, plan_of
 from harness.simulate.machine import load_machine
 
 
@@ -274,28 +276,37 @@ def test_a_dry_run_starts_nothing_and_says_what_would_run(capsys, folder, monkey
     assert (run.calls, Path("results").exists()) == ([], False)
 
 
-def test_a_plan_tells_seconds_by_the_machines_profile(folder):
-    profile = load_machine("cpu-2-cores")
-    one, two = plan_of(load_scenario("mine"), Path("out"), profile).arms
-    assert one.seconds is not None
-    assert two.seconds is not None
-    assert two.seconds > one.seconds > 0
-    longer = plan_of(load_scenario("mine", ["steps=20"]), Path("out"), profile)
-    assert longer.seconds == pytest.approx(2 * (one.seconds + two.seconds), rel=0.25)  # twice the steps, one start
-    assert longer.startup_s == pytest.approx(2 * 0.253943)  # of the profile, for each of two runs in this process
+def finished(variant, started_at, step_s, **about):
+    """Write a run of two steps, the second of which is measured."""
+    about = {"machine": machine_facts(), "versions": package_versions(), "startup_s": 3.0} | about
+    with RunFolder.create(Path("out"), "mine", started_at.replace(":", ""), variant.name) as made:
+        made.write_manifest(Manifest(scenario="mine", experiment="e", started_at=started_at, arm=variant.arm, **about))
+        made.write_scenario(resolved_yaml(variant.scenario))
+        for step, seconds in enumerate((9.0, step_s)):
+            made.append(StepRow(step, step + 1, seconds, 9.0, 1, lanes={}, metrics={}, warmup=not step))
+        made.finish("completed")
 
 
-def test_a_plan_counts_the_start_of_each_run_of_each_block(folder, capsys, monkeypatch):
-    profile = load_machine("cpu-2-cores")
-    plan = plan_of(load_scenario("async_lag1", ["blocks=6"]), Path("out"), profile)
-    starts = 6 * (2 * 0.253943 + 2 * 7.65622)  # two arms in one process and two of actors
-    assert plan.startup_s == pytest.approx(starts)
-    assert plan.seconds == pytest.approx(starts + 6 * sum(arm.seconds or 0.0 for arm in plan.arms))
-    monkeypatch.setattr("harness.simulate.dry_run.profile_of_machine", lambda: profile)
-    assert dry_run(load_scenario("async_lag1", ["blocks=6"]), Path("out"), quiet=True) == 0
-    assert "with 95 s of start-up" in capsys.readouterr().out
-    unknown = plan_of(load_scenario("mine"), Path("out"), profile.model_copy(update={"startup_s": {}}))
-    assert (unknown.startup_s, unknown.seconds) == (None, pytest.approx(sum(arm.seconds or 0 for arm in unknown.arms)))
+def test_a_plan_takes_seconds_of_the_newest_run_of_each_arm_on_this_machine(folder, capsys):
+    mine = load_scenario("mine", ["blocks=6"])
+    assert dry_run(mine, Path("out"), quiet=True) == 0
+    assert "seconds known after the first block" in capsys.readouterr().out
+    one, two = expand(load_scenario("mine", ["steps=2", "seed=5"]))  # seed, blocks and steps may differ
+    finished(one, "2026-01-01T00:00:00Z", 5.0)
+    finished(one, "2026-01-03T00:00:00Z", 0.5)
+    finished(one, "2026-01-04T00:00:00Z", 7.0, machine=machine_facts() | {"fingerprint": "another"})
+    finished(one, "2026-01-05T00:00:00Z", 7.0, versions={"torch": "0.1"})
+    finished(one, "2026-01-06T00:00:00Z", 7.0, simulated="cpu-2-cores")
+    found = plan_of(mine, Path("out")).arms
+    assert [(arm.step_s, arm.startup_s) for arm in found] == [(0.5, 3.0), (None, None)]
+    assert plan_of(mine, Path("out")).seconds is None
+    finished(two, "2026-01-02T00:00:00Z", 0.25)
+    assert plan_of(mine, Path("out")).seconds == 6 * (3.0 + 10 * 0.5) + 6 * (3.0 + 10 * 0.25)
+    assert plan_of(load_scenario("mine", ["group_size=4"]), Path("out")).seconds is None
+    assert dry_run(mine, Path("out"), quiet=False) == 0
+    told = capsys.readouterr().out
+    assert "about 81 s; nothing is missing" in told
+    assert "one x 6: the scenario as it is; 10 steps, 0.500 s a step as in out/mine/" in told
 
 
 def test_the_minutes_of_the_list_count_start_ups():

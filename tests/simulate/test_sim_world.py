@@ -312,17 +312,14 @@ def test_the_same_seed_gives_the_same_spans_and_a_draw_others():
 
 
 def test_costs_that_are_asked_once_are_those_that_are_asked_each_time():
-    class Asked:
-        """A ``Costing`` that its desks do not know, so that they ask it for each call."""
-
-        def __init__(self, costing):
-            self.seconds = costing.seconds
+    class Asked(CostModel):
+        """Costs that the parts do not know, so that they ask them for each call."""
 
     lengths = {"max_tokens": 9, "pinned_lengths": (3, 9)}
     found = scenario(sampling=lengths, max_lag=1, steps=4, replay={"capacity": 4, "sample_groups": 1})
     prices = [stage for stage in BY_HAND if stage.stage != "call"]
     profile = machine(*prices, cost("call", call=0.01, response=0.003, group=0.002))
-    known, asked = simulate_run(found, profile), simulate_run(found, profile, costs=Asked(CostModel(found, profile)))
+    known, asked = simulate_run(found, profile), simulate_run(found, profile, costs=Asked(found, profile))
     assert known.spans == asked.spans
 
 

@@ -7,15 +7,17 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from harness.core.errors import UserError
 from harness.scenario.load import load_scenario
+from harness.simulate.knee import advice, find_knee, smallest_good
 from harness.simulate.machine import load_machine
 from harness.simulate.picture import draw_sweep
 from harness.simulate.points import Axis, Question, answers, axis_of, points_of, read_axes, read_axis, steady
-from harness.simulate.sweep import Choice, Sweep, advice, draws_for, find_knee, knee_of, run_sweep, smallest_good
+from harness.simulate.sweep import Sweep, draws_for, knee_of, run_sweep
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 SMALL = (
@@ -89,10 +91,9 @@ AXIS = Axis("placement.generator.count", (1, 2, 3, 4))
 
 
 def test_the_knee_is_the_smallest_value_within_five_percent_of_the_best() -> None:
-    assert smallest_good([50.0, 94.9, 95.0, 100.0]) == 2
-    choices = [Choice(1, (50.0, 52.0, 48.0)), Choice(2, (96.0, 98.0, 97.0)), Choice(3, (100.0, 102.0, 98.0)),
-               Choice(4, (99.0, 100.0, 97.0))]  # fmt: skip
-    knee = find_knee(choices[::-1], AXIS)
+    assert smallest_good(np.array([[50.0], [94.9], [95.0], [100.0]])) == [2]
+    rates = [(99.0, 100.0, 97.0), (100.0, 102.0, 98.0), (96.0, 98.0, 97.0), (50.0, 52.0, 48.0)]
+    knee = find_knee([4, 3, 2, 1], rates, AXIS)
     # medians 50, 97, 100, 99: 97 is within 5% of 100
     assert (knee.value, knee.best, knee.at_end) == (2, (3, 100.0), False)
     assert knee.throughput.value == 97.0
@@ -113,33 +114,30 @@ def test_the_range_of_choices_ends_at_values_of_the_axis() -> None:
     low, middle, high = ([10.0] * 29 for _ in range(3))
     low[0] = high[28] = 90.0
     middle[1:28] = [90.0] * 27
-    choices = [Choice(1, tuple(low)), Choice(8, tuple(middle)), Choice(64, tuple(high))]
-    assert find_knee(choices, Axis("placement.generator.count", (1, 8, 64))).between == (1, 64)
+    assert find_knee([1, 8, 64], [low, middle, high], Axis("placement.generator.count", (1, 8, 64))).between == (1, 64)
 
 
 def test_a_value_is_judged_against_the_best_of_the_same_world() -> None:
     # By the medians, 40, 60 and 60, 2 would be enough; but in two of the three worlds it has 0.6 and 0.9 of what 3 has,
     # shares of 0.6, 0.9 and 1 with the median 0.9.
-    choices = [Choice(1, (30.0, 40.0, 60.0)), Choice(2, (36.0, 90.0, 60.0)), Choice(3, (60.0, 100.0, 60.0))]
-    knee = find_knee(choices, AXIS)
+    knee = find_knee([1, 2, 3], [(30.0, 40.0, 60.0), (36.0, 90.0, 60.0), (60.0, 100.0, 60.0)], AXIS)
     assert (knee.value, knee.best) == (3, (3, 60.0))
     assert knee.less is not None
     assert knee.less.ratio.value == pytest.approx(0.9)
 
 
 def test_the_ends_of_an_axis_have_one_neighbour_and_say_so() -> None:
-    rising = [Choice(value, (value * 10.0, value * 10.0)) for value in (1, 2, 3)]
-    knee = find_knee(rising, AXIS)
+    knee = find_knee([1, 2, 3], [(value * 10.0, value * 10.0) for value in (1, 2, 3)], AXIS)
     assert (knee.value, knee.more, knee.at_end) == (3, None, True)
     assert "beyond 3 there may be more to gain" in advice(knee, AXIS, "")
-    flat = find_knee([Choice(1, (10.0,)), Choice(2, (10.0,))], AXIS)
+    flat = find_knee([1, 2], [(10.0,), (10.0,)], AXIS)
     assert (flat.value, flat.less) == (1, None)
     assert "may be more" not in advice(flat, AXIS, "")
 
 
 def test_names_have_no_order_so_the_best_is_taken() -> None:
     axis = Axis("transport.type", ("disk", "nixl", "gloo"))
-    knee = find_knee([Choice("disk", (50.0,)), Choice("nixl", (100.0,)), Choice("gloo", (80.0,))], axis)
+    knee = find_knee(axis.values, [(50.0,), (100.0,), (80.0,)], axis)
     assert advice(knee, axis, "") == (
         "take transport nixl (100 tokens a second); the next best, gloo: -20.0% throughput; the worst, disk: -50.0% "
         "throughput."

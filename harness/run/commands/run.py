@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--dry-run",
         action="store_true",
-        help="start nothing: print what would run, for how long by this machine's profile, and what is missing",
+        help="start nothing: print what would run, for how long by earlier runs on this machine, and what is missing",
     )
     how.add_argument("--status", action="store_true", help="show the state of each run of a sweep, and run nothing")
     output_arguments(parser)

@@ -1,0 +1,171 @@
+"""``run``, ``bench`` and ``sweep`` with ``--dry-run``: what would run, for how long, and what is missing here.
+
+How long is taken from the newest finished run of each arm on this machine: of the same settings beside seed, blocks and
+steps, on the same processor, cores and memory, with the same versions of the packages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harness.compare.numbers import count, number, plural
+from harness.core.errors import UserError
+from harness.core.progress import duration
+from harness.core.terminal_text import plain
+from harness.probes.provenance import machine_facts, package_versions
+from harness.results import Manifest
+from harness.results.anonymous import safe_name
+from harness.results.frames import table_of
+from harness.results.reader import find_run_folders, load_run, parse_settings, read_manifest, read_settings
+from harness.results.writer import SCENARIO
+from harness.run.needs import Need, needs_of
+from harness.scenario.axes import Variant, changes_of, expand
+from harness.scenario.load import resolved_yaml
+from harness.scenario.schema import Scenario
+
+MOST_SHOWN = 40
+MAY_DIFFER = ("seed", "blocks", "steps")
+Check = Callable[[Sequence[Variant]], None]
+"""Refuses runs that cannot work here, as a real command does before it starts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One kind of run: an arm at a point of the sweep.
+
+    Attributes:
+        changes: dotted keys that it sets, beside the scenario's own values.
+        runs: in how many blocks and seeds.
+        steps: training steps of each run.
+        rollouts: of each run, those of validation among them.
+        step_s: seconds of a step, evaluations included; None where no such run was finished here.
+        startup_s: seconds before the loop of that run began.
+        by: folder of that run.
+    """
+
+    name: str
+    changes: Mapping[str, Any]
+    runs: int
+    steps: int
+    rollouts: int
+    step_s: float | None = None
+    startup_s: float | None = None
+    by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command would do: ``seconds`` of all runs together, None where they are not known of every arm."""
+
+    scenario: str
+    blocks: int
+    runs: int
+    arms: tuple[Arm, ...]
+    seconds: float | None
+    missing: tuple[Need, ...]
+    results: str
+
+
+def dry_run(scenario: Scenario, out: Path, quiet: bool, as_json: bool = False, check: Check | None = None) -> int:
+    """Print what a scenario would run; nothing is started and nothing written.
+
+    Args:
+        scenario: as loaded.
+        out: the results folder.
+        quiet: print one line.
+        as_json: print it for programs.
+        check: what else is looked at, where no package is missing.
+
+    Returns:
+        the exit code: 0, or 2 where something is missing here.
+    """
+    plan = plan_of(scenario, out, check)
+    if as_json:
+        print(json.dumps(asdict(plan), indent=2))
+    else:
+        lines = _lines(plan)
+        print("\n".join(map(plain, lines[:1] if quiet else lines)))
+    return 2 if plan.missing else 0
+
+
+def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
+    """Work out what a scenario would run; see ``dry_run``."""
+    variants, kinds = expand(scenario), dict[str, list[Variant]]()
+    for variant in variants:
+        kinds.setdefault(variant.label, []).append(variant)
+    needs = (need for members in kinds.values() for need in needs_of(members[0].scenario))
+    missing = {need.missing: need for need in needs if need.missing}
+    if check is not None and not missing:
+        try:
+            check(variants)
+        except UserError as error:
+            missing[error.what] = Need(error.where or "", error.what, error.fix or "")
+    home = out / safe_name(scenario.name)
+    made_here, arms = list(_made_here(home)), list[Arm]()
+    for name, (first, *others) in kinds.items():
+        own = first.scenario
+        arm = Arm(name, changes_of(scenario, first), 1 + len(others), own.steps, own.num_rollouts)
+        arms.append(_timed(arm, first, made_here) if scenario.transport_sweep is None else arm)
+    seconds = [
+        arm.runs * (arm.startup_s + arm.steps * arm.step_s) for arm in arms if arm.step_s and arm.startup_s is not None
+    ]
+    whole = sum(seconds) if len(seconds) == len(arms) else None
+    return Plan(scenario.name, scenario.blocks, len(variants), tuple(arms), whole, tuple(missing.values()), str(home))
+
+
+def _made_here(home: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the runs of a scenario that were finished on this machine with these versions, the newest first."""
+    if not home.is_dir():
+        return
+    fingerprint, versions, found = machine_facts()["fingerprint"], package_versions(), list[tuple[Path, Manifest]]()
+    with suppress(UserError):
+        for folder in find_run_folders(home):
+            with suppress(UserError):
+                found.append((folder, read_manifest(folder)))
+    for folder, run in sorted(found, key=lambda each: each[1].started_at, reverse=True):
+        is_real = run.status == "completed" and run.simulated is None
+        if is_real and run.machine.get("fingerprint") == fingerprint and run.versions == versions:
+            yield folder, run
+
+
+def _timed(arm: Arm, variant: Variant, made_here: Sequence[tuple[Path, Manifest]]) -> Arm:
+    wanted = _comparable(parse_settings(resolved_yaml(variant.scenario)))
+    for folder, run in made_here:
+        with suppress(UserError):
+            if _comparable(read_settings(folder / SCENARIO)) == wanted:
+                table = table_of(load_run(folder))
+                if len(table):
+                    step_s = fmean(table.wall_s[table.is_measured].tolist())
+                    return Arm(
+                        arm.name, arm.changes, arm.runs, arm.steps, arm.rollouts, step_s, run.startup_s, str(folder)
+                    )
+    return arm
+
+
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in MAY_DIFFER}
+
+
+def _lines(plan: Plan) -> list[str]:
+    rollouts = sum(arm.rollouts * arm.runs for arm in plan.arms)
+    how_long = "seconds known after the first block" if plan.seconds is None else f"about {duration(plan.seconds)}"
+    lines = [
+        f"{plan.scenario}: would make {plural(plan.runs, 'run')} with {count(rollouts)} rollouts, {how_long}; "
+        + (f"{len(plan.missing)} missing" if plan.missing else "nothing is missing")
+    ]
+    for arm in plan.arms[:MOST_SHOWN]:
+        set_to = ", ".join(f"{key}={value}" for key, value in arm.changes.items()) or "the scenario as it is"
+        pace = "" if arm.step_s is None else f", {number(arm.step_s)} s a step as in {arm.by}"
+        times = f" x {arm.runs}" if arm.runs > 1 else ""
+        lines.append(f"  {arm.name}{times}: {set_to}; {plural(arm.steps, 'step')}{pace}")
+    more = len(plan.arms) - MOST_SHOWN
+    lines += [f"  and {more} more"] if more > 0 else []
+    lines += [f"  blocks: {plan.blocks}, in each of which every arm runs once"] if plan.blocks > 1 else []
+    lines += [f"  results: {plan.results}"]
+    return lines + [f"  missing: {need.missing}; {need.fix}" for need in plan.missing]
