@@ -28,9 +28,10 @@ from harness.scenario.load import load_scenario
 from harness.simulate.calibrate.command import SCENARIOS, measured_collectives
 from harness.simulate.calibrate.exchange import find_collectives
 from harness.simulate.calibrate.fit import calibration
-from harness.simulate.calibrate.observations import find_sources, run_label
+from harness.simulate.calibrate.observations import find_sources
 from harness.simulate.forecast import forecast
 from harness.simulate.metrics import metrics_of_run
+from harness.simulate.recorded_run import run_label
 
 HELD_OUT = "tests/holdout/ranks.yaml"
 GOAL = 0.15

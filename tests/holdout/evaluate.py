@@ -16,7 +16,7 @@ from harness.simulate.calibrate.fit import fit
 from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
 from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import RunMetrics, metrics_of_run, step_time, table_of_rows
-from harness.simulate.whatif.effects import what_if
+from harness.simulate.whatif.answer import what_if
 from tests.holdout.baselines import Baselines, FittedRun, costs_of, fitted_run, peak_gb_s, peak_gflop_s
 from tests.holdout.plan import ChangePlan, Measured, Plan
 from tests.holdout.summary import (

@@ -10,8 +10,8 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.results import RunFolder, find_runs, load_run
-from harness.simulate.whatif.changes import choose_run
-from harness.simulate.whatif.effects import what_if
+from harness.simulate.recorded_run import choose_run
+from harness.simulate.whatif.answer import what_if
 
 RUNS = Path("results/reference/paced_overlap")
 
@@ -48,7 +48,7 @@ def test_both_replays_are_runs_that_compare_reads(tmp_path: Path, capsys: pytest
     assert [row.wall_s for row in before.steps] == pytest.approx(walls, abs=0.01)
     assert [row.lags for row in after.steps] == [{0: 64}] + [{1: 64}] * (len(after.steps) - 1)
     # its spans are whole nanoseconds; all that it took is in them, so it replays as itself
-    again = what_if(before).before.replayed.rows
+    again = what_if(before).before.rows
     assert [row.wall_s for row in again] == pytest.approx([row.wall_s for row in before.steps], abs=1e-7)
     capsys.readouterr()
     assert main(["compare", str(tmp_path)]) == 0

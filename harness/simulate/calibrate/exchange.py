@@ -30,11 +30,12 @@ from harness.results.jsonl import read_json
 from harness.scenario.derived import threads_on
 from harness.simulate.calibrate.effects import run_speeds
 from harness.simulate.calibrate.least_squares import FitShape
-from harness.simulate.calibrate.observations import COLLECTIVES_FILE, Observation, Reading, run_label
+from harness.simulate.calibrate.observations import COLLECTIVES_FILE, Observation, ObservedRun
 from harness.simulate.calibrate.stages import SLACK, fit_stage
 from harness.simulate.cost_model import CostModel, model_name
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, rounded
 from harness.simulate.ranks import COLLECTIVES, EXCHANGE, WITH_RANKS, Collective, RankCosts
+from harness.simulate.recorded_run import run_label
 
 SCHEMA, SCHEMA_VERSION = "harness.collectives", 1
 PIECES = 3
@@ -144,7 +145,7 @@ def rank_spans(run: Run, stages: Sequence[StageCost], contention: Contention, sp
     Raises:
         UserError: a cost that is needed was not fitted.
     """
-    reading = Reading(run)
+    reading = ObservedRun(run)
     scenario, gpus = reading.scenario, len(run.manifest.machine.get("gpus") or ())
     machine = MachineProfile(
         name="being fitted",
@@ -162,7 +163,7 @@ def rank_spans(run: Run, stages: Sequence[StageCost], contention: Contention, sp
         wanted = ranks * threads_on(contention.cores, scenario, learner)
         crowd = (1 + contention.slowdown * (ranks - 1)) * max(1.0, wanted / contention.cores)
     for span in reading.spans:
-        groups = reading.rollouts.behind(span) if span.stage in WITH_RANKS and reading.counts(span) else []
+        groups = reading.behind(span) if span.stage in WITH_RANKS and reading.counts(span) else []
         if not groups:
             continue
         shared = ranked.shared(span.stage, span.step, groups)

@@ -19,10 +19,10 @@ from harness.simulate.calibrate.observations import (
     observe,
     observe_sweep,
     recorded_lengths,
-    run_label,
 )
 from harness.simulate.calibrate.stages import fit_stages
 from harness.simulate.machine import Device, MachineProfile, rounded
+from harness.simulate.recorded_run import run_label
 
 
 @dataclass(frozen=True)
