@@ -31,6 +31,33 @@ def test_a_change_and_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_it_is_short_for_simulate_from_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--run", "sync", "--set", "max_lag=1"]
+    assert main(["whatif", str(RUNS), *asked, "--json"]) == 0
+    short = capsys.readouterr().out
+    assert main(["simulate", "--from", str(RUNS), *asked, "--json"]) == 0
+    assert capsys.readouterr().out == short
+    assert main(["simulate", "--from", str(RUNS), *asked, "--quiet"]) == 0
+    assert capsys.readouterr().out == "with max_lag=1 a step would take 0.525 s in place of 0.954 s (-44.9%)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", str(RUNS), "--sweep", "lag=1..3"], "--sweep is given and no SCENARIO"),
+        (["--from", str(RUNS), "--steps", "3"], "--steps is given and no SCENARIO"),
+        (["sync_k1", "--machine", "cpu-2-cores", "--scale", "update=0.5"], "--scale is given and no --from"),
+        (["--machine", "cpu-2-cores"], "the following arguments are required: SCENARIO, or --from RESULTS"),
+        (["sync_k1"], "the following arguments are required: --machine"),
+    ],
+)
+def test_what_goes_with_a_run_and_what_with_a_scenario(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *arguments]) == 2
+    assert f"error: {said}" in capsys.readouterr().err
+
+
 def test_both_replays_are_runs_that_compare_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", str(RUNS), "--run", "sync", "--set", "max_lag=1", "--out", str(tmp_path)]) == 0
 

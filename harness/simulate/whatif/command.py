@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 from harness.compare.gates import read_limit
-from harness.core.arguments import file_argument, json_argument, out_argument, set_argument
+from harness.core.arguments import file_argument, json_argument, out_argument, quiet_argument, set_argument
 from harness.core.errors import UserError
+from harness.core.terminal_text import plain
 from harness.simulate.whatif import ERROR_BOUND
 
 EXAMPLES = """\
@@ -33,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_own_arguments(parser)
     out_argument(parser, None, "folder for both replays as runs, for compare, report and trace")
-    json_argument(parser)
+    shown = parser.add_mutually_exclusive_group()
+    quiet_argument(shown, "with the seconds of a step")
+    json_argument(shown)
 
 
 def add_own_arguments(parser: argparse._ActionsContainer) -> None:
@@ -59,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     from harness.results.rows import with_nulls
     from harness.simulate.recorded_run import choose_run
     from harness.simulate.whatif.answer import what_if
-    from harness.simulate.whatif.report import draw_picture, figures, show, write_runs
+    from harness.simulate.whatif.report import draw_picture, figures, sentences, show, write_runs
 
     bound = ERROR_BOUND if options.error_bound is None else read_limit(options.error_bound, "--error-bound")
     if options.output is not None and options.output.suffix.lower() != ".png":
@@ -74,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
         written.append(f"runs: {write_runs(answer, options.out)}")
     if options.json:
         print(json.dumps(with_nulls(figures(answer)), indent=2))
+    elif options.quiet:
+        print(plain(next(sentences(answer))))
     else:
         show(answer, written)
     return 0
