@@ -17,18 +17,20 @@ examples:
   python -m harness simulate async_lag_sweep --machine cpu-2-cores --arm lag1 --sweep lag=1..3 --sweep group_size=4,8
   python -m harness simulate sync_k1 --machine cpu-2-cores --set transport.type=nixl --ask generators
   python -m harness simulate --from results/reference/paced_overlap --run sync --set max_lag=1
+  python -m harness simulate async_lag_sweep --machine my-machine --from results/sync_k1
 
 Nothing is run: the training loop goes through the scenario on a virtual clock, and a machine profile says how long each
 stage takes. `python -m harness calibrate` makes a profile of this machine. With --from and no scenario a recorded run
-is replayed with its own times and a change. The runs that are written can be read by compare, report and trace like
-real ones, and are marked as simulated there.
+is replayed with its own times and a change; with both, the profile is brought to the speed that the run had, so that
+seconds are those of that day. The runs that are written can be read by compare, report and trace like real ones, and
+are marked as simulated there.
 """
 QUESTIONS = ("generators", "ranks", "gpus", "lag", "transport")
 OF_A_SCENARIO = (
     "arm", "model", "generators", "allow", "allow_other_versions", "draws", "seed", "sweep", "ask", "steps",
     "processes", "no_run",
 )  # fmt: skip
-OF_A_RUN = ("run", "scale", "error_bound", "output")
+OF_A_REPLAY = ("scale", "error_bound", "output")
 ALLOWED = ("engine", "precision", "task", "threads", "transport", "device")
 
 
@@ -52,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
     if options.source is not None and options.scenario is None:
         _refuse(options, OF_A_SCENARIO, "and no SCENARIO", "name one, or change the run with --set and --scale")
         return from_run.run(options)
-    _refuse(options, OF_A_RUN, "and no --from", "name a recorded run: simulate --from RESULTS")
+    if options.source is None:
+        _refuse(options, ("run", *OF_A_REPLAY), "and no --from", "name a recorded run: simulate --from RESULTS")
+    _refuse(options, OF_A_REPLAY, "and a SCENARIO", "leave the scenario out: the run is replayed then")
     if options.scenario is None or options.machine is None:
         missing = "SCENARIO, or --from RESULTS" if options.scenario is None else "--machine"
         raise UserError(f"the following arguments are required: {missing}", None, "simulate --help shows what it takes")

@@ -47,6 +47,7 @@ def test_it_is_short_for_simulate_from_a_run(capsys: pytest.CaptureFixture[str])
         (["--from", str(RUNS), "--sweep", "lag=1..3"], "--sweep is given and no SCENARIO"),
         (["--from", str(RUNS), "--steps", "3"], "--steps is given and no SCENARIO"),
         (["sync_k1", "--machine", "cpu-2-cores", "--scale", "update=0.5"], "--scale is given and no --from"),
+        (["sync_k1", "--from", str(RUNS), "--scale", "update=0.5"], "--scale is given and a SCENARIO"),
         (["--machine", "cpu-2-cores"], "the following arguments are required: SCENARIO, or --from RESULTS"),
         (["sync_k1"], "the following arguments are required: --machine"),
     ],
