@@ -17,7 +17,7 @@ examples:
   python -m harness simulate async_lag_sweep --machine cpu-2-cores --arm lag1 --sweep lag=1..3 --sweep group_size=4,8
   python -m harness simulate sync_k1 --machine cpu-2-cores --set transport.type=nixl --ask generators
   python -m harness simulate --from results/reference/paced_overlap --run sync --set max_lag=1
-  python -m harness simulate async_lag_sweep --machine my-machine --from results/sync_k1
+  python -m harness simulate async_lag_sweep --machine cpu-2-cores --arm lag1 --from RUN
 
 Nothing is run: the training loop goes through the scenario on a virtual clock, and a machine profile says how long each
 stage takes. `python -m harness calibrate` makes a profile of this machine. With --from and no scenario a recorded run
@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", metavar="PROFILE", help="a YAML file, or the name of one in profiles/machines")
     group = parser.add_argument_group("starting from a recorded run")
     group.add_argument(
-        "--from", dest="source", type=Path, metavar="RESULTS", help="a run's folder, or one with the runs of a scenario"
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="RESULTS",
+        help="a run's folder, or one with the runs of a scenario: it is replayed with a change; beside a SCENARIO, the "
+        "profile is brought to the speed that the run had",
     )
     from_run.add_own_arguments(group)
     _changes(parser)
