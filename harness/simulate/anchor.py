@@ -24,6 +24,7 @@ from statistics import median, pstdev
 from harness.core.errors import UserError
 from harness.results import Run
 from harness.simulate.calibrate.observations import check_runs, observe, recorded_lengths
+from harness.simulate.calibrate.stages import times
 from harness.simulate.machine import Correction, MachineProfile, StageCost, rounded
 from harness.simulate.recorded_run import run_label
 
@@ -115,11 +116,4 @@ def _scaled(cost: StageCost, factor: float, apart: float, model: str | None = No
     models = dict(cost.models)
     if model is not None:
         models[model] = Correction(factor=models[model].factor if model in models else 1.0)
-    return cost.model_copy(
-        update={
-            "seconds": {feature: rounded(factor * each) for feature, each in cost.seconds.items()},
-            "covariance": tuple(tuple(rounded(factor**2 * value) for value in row) for row in cost.covariance),
-            "run_log_sd": rounded(math.sqrt(own + share * own + apart**2)),
-            "models": models,
-        }
-    )
+    return times(cost, factor, run_log_sd=rounded(math.sqrt(own + share * own + apart**2)), models=models)

@@ -16,8 +16,9 @@ from itertools import combinations
 
 import numpy as np
 
-from harness.simulate.calibrate.least_squares import SYNC_FEATURES, active_features, fit_costs
+from harness.simulate.calibrate.least_squares import SYNC_FEATURES, active_costs
 from harness.simulate.calibrate.observations import Observation
+from harness.simulate.calibrate.stages import fit_spans, times
 from harness.simulate.machine import Contention, StageCost, rounded
 
 FEWEST_RUNS = 5
@@ -195,7 +196,9 @@ def costs_of_other_transports(
             cost = _fitted(stage, {**part, "transport": transport}, syncs)
             if cost is not None:
                 copies = stage == "weight_publish"
-                costs.append(_scaled(cost, factor if copies else 1.0, CARRIED_LOG_SD if copies else ISOLATED_LOG_SD))
+                spread = CARRIED_LOG_SD if copies else ISOLATED_LOG_SD
+                own = {"run_log_sd": spread, "step_log_sd": rounded(cost.step_log_sd)}
+                costs.append(times(cost, factor if copies else 1.0, **own))
         notes.append(f"{transport}: from isolated syncs; {said}, the rest as it was measured there")
     return costs, notes
 
@@ -250,27 +253,16 @@ def _fitted(stage: str, where: dict[str, str], syncs: Sequence[Observation]) -> 
     spans = _spans(stage, where, syncs)
     if not spans:
         return None
-    units = np.array([[item.units[feature] for feature in SYNC_FEATURES] for item in spans])
-    found = fit_costs(units, np.array([item.seconds for item in spans]), np.zeros(len(spans), dtype=np.int64))
-    places = active_features(SYNC_FEATURES, found)
-    columns = zip(SYNC_FEATURES, units.T, strict=True)
+    one_run = [replace(item, run="") for item in spans]
+    found = fit_spans(one_run, SYNC_FEATURES)
+    seconds, covariance = active_costs(SYNC_FEATURES, found.seconds, found.covariance)
+    units = {feature: [item.units[feature] for item in spans] for feature in SYNC_FEATURES}
     return StageCost(
         stage=stage,
         where=where,
-        seconds={SYNC_FEATURES[place]: float(found.seconds[place]) for place in places},
-        covariance=tuple(tuple(map(float, row)) for row in found.covariance[np.ix_(places, places)]),
+        seconds=seconds,
+        covariance=tuple(map(tuple, covariance)),
         step_log_sd=math.log1p(found.step_sd),
-        ranges={feature: (rounded(float(column.min())), rounded(float(column.max()))) for feature, column in columns},
+        ranges={feature: (rounded(min(each)), rounded(max(each))) for feature, each in units.items()},
         spans=len(spans),
-    )
-
-
-def _scaled(cost: StageCost, factor: float, spread: float) -> StageCost:
-    return cost.model_copy(
-        update={
-            "seconds": {feature: rounded(factor * seconds) for feature, seconds in cost.seconds.items()},
-            "covariance": tuple(tuple(rounded(factor * factor * value) for value in row) for row in cost.covariance),
-            "step_log_sd": rounded(cost.step_log_sd),
-            "run_log_sd": spread,
-        }
     )

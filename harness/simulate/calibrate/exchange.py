@@ -29,7 +29,7 @@ from harness.results import Run
 from harness.results.jsonl import read_json
 from harness.scenario.derived import threads_on
 from harness.simulate.calibrate.effects import run_speeds
-from harness.simulate.calibrate.least_squares import FitShape
+from harness.simulate.calibrate.least_squares import FitShape, active_costs, covariance_of
 from harness.simulate.calibrate.observations import COLLECTIVES_FILE, Observation, ObservedRun
 from harness.simulate.calibrate.stages import SLACK, fit_stage
 from harness.simulate.cost_model import CostModel, model_name
@@ -219,21 +219,14 @@ def fit_mode(mode: str, spans: Sequence[RankSpan]) -> StageCost:
     errors = [float((left_N - rows_NK @ b_K)[own].mean()) for own in of_run]
     spread = max(LEAST_SD, (sum(error**2 for error in errors) / max(1, len(runs) - int((b_K > 0).sum()))) ** 0.5)
     means_RK = np.array([rows_NK[own].mean(axis=0) for own in of_run])
-    kept = [place for place in range(len(FEATURES)) if b_K[place] > 0] or [0]
-    active_RK = means_RK[:, kept]
-    covariance = spread**2 * np.linalg.pinv(active_RK.T @ active_RK, hermitian=True)
-    covariance /= np.outer(scale_K[kept], scale_K[kept])
+    covariance_KK = spread**2 * covariance_of(means_RK, b_K) / np.outer(scale_K, scale_K)
+    seconds, covariance = active_costs(FEATURES, b_K / scale_K, covariance_KK)
+    units = zip(FEATURES, units_NK.T, strict=True)
     return StageCost(
         stage=EXCHANGE,
         where={"mode": mode},
-        seconds={FEATURES[place]: rounded(float(b_K[place] / scale_K[place])) for place in kept},
-        covariance=tuple(tuple(rounded(float(value)) for value in row) for row in covariance),
-        ranges={
-            feature: (
-                rounded(float(units_NK[:, place].min() / SLACK)),
-                rounded(float(units_NK[:, place].max() * SLACK)),
-            )
-            for place, feature in enumerate(FEATURES)
-        },
+        seconds={feature: rounded(each) for feature, each in seconds.items()},
+        covariance=tuple(tuple(map(rounded, row)) for row in covariance),
+        ranges={name: (rounded(float(each.min() / SLACK)), rounded(float(each.max() * SLACK))) for name, each in units},
         spans=len(spans),
     )
