@@ -97,7 +97,7 @@ def evaluate(plan: Plan, measured: Measured, *, draws: int = DRAWS, seed: int = 
 def _fitted(runs: Sequence[Run], preset: str | None) -> MachineProfile:
     """Fit to what may be seen: all fitted runs, or those of other models than a preset."""
     name = "holdout" if preset is None else f"holdout-without-{preset}"
-    return fit(runs, name, exclude_models=() if preset is None else (preset,))
+    return fit(runs, name, exclude_models=() if preset is None else (preset,)).profile
 
 
 def _replay(run: Run, settings: Sequence[str], machine: MachineProfile) -> Replay:

@@ -50,7 +50,7 @@ def _seconds(machine: MachineProfile, stage: str, transport: str = "shared_memor
 @pytest.fixture
 def fitted(writer: Writer) -> MachineProfile:
     writer.write_all(noise=0.0)
-    return fit(find_runs(writer.root)[0], "abacus")
+    return fit(find_runs(writer.root)[0], "abacus").profile
 
 
 def test_costs_are_those_of_the_run_where_runs_do_not_differ(writer: Writer, fitted: MachineProfile) -> None:
