@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -52,7 +52,7 @@ def run_correlation(observations: Sequence[Observation], stages: Sequence[StageC
     A run's effect on a stage is the logarithm of its measured over its predicted seconds, against the mean of the runs
     of its arm: by what the fit misses an arm is no matter of the machine, and differs from stage to stage.
     """
-    effects = _within_arms(_effects(observations, stages), {item.run: item.arm for item in observations})
+    effects = _effects_within_arms(observations, stages)
     total, weight = 0.0, 0.0
     for first, second in combinations(sorted(effects), 2):
         runs = sorted(effects[first].keys() & effects[second].keys())
@@ -66,37 +66,23 @@ def run_correlation(observations: Sequence[Observation], stages: Sequence[StageC
     return min(MOST_CORRELATION, max(0.0, total / weight)) if weight > 0 else ASSUMED_CORRELATION
 
 
-def _effects(
+def _effects_within_arms(
     observations: Sequence[Observation], stages: Sequence[StageCost]
-) -> Mapping[str, dict[str, tuple[float, float]]]:
-    """Return by stage and run (effect, measured seconds)."""
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return by stage and run (effect, measured seconds); arms that ran once are left out."""
+    sums: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
     for item, seconds in _alone(observations, stages):
-        both = sums[item.stage, item.run]
+        both = sums[item.stage][item.arm].setdefault(item.run, [0.0, 0.0])
         both[0] += item.seconds
         both[1] += seconds
     effects: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    for (stage, run), (measured, predicted) in sums.items():
-        effects[stage][run] = (math.log(measured / predicted), measured)
+    for stage, arms in sums.items():
+        for runs in arms.values():
+            logs = {run: math.log(measured / predicted) for run, (measured, predicted) in runs.items()}
+            mean = sum(logs.values()) / len(logs)
+            if len(logs) > 1:
+                effects[stage] |= {run: (log - mean, runs[run][0]) for run, log in logs.items()}
     return effects
-
-
-def _within_arms(
-    effects: Mapping[str, dict[str, tuple[float, float]]], arm_of: Mapping[str, str]
-) -> Mapping[str, dict[str, tuple[float, float]]]:
-    """Return the effects less their mean over the runs of the arm; arms that ran once are left out."""
-    within: dict[str, dict[str, tuple[float, float]]] = {}
-    for stage, of_runs in effects.items():
-        arms: dict[str, list[str]] = defaultdict(list)
-        for run in of_runs:
-            arms[arm_of[run]].append(run)
-        within[stage] = {
-            run: (of_runs[run][0] - sum(of_runs[one][0] for one in runs) / len(runs), of_runs[run][1])
-            for runs in arms.values()
-            if len(runs) > 1
-            for run in runs
-        }
-    return within
 
 
 def _alone(observations: Sequence[Observation], stages: Sequence[StageCost]) -> Iterator[tuple[Observation, float]]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -112,65 +112,51 @@ def fit_collectives(measured: Sequence[CollectiveTimes]) -> list[StageCost]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class RankSpan:
+class RankSpan(NamedTuple):
     """A stage that ranks shared out, as recorded and as priced.
 
     Attributes:
-        mode: of the exchange.
-        run: its label.
-        stage: its name.
         seconds: recorded, over the speed of the run and what ranks slow each other down by.
         computing_s: priced, of the rank that has most.
         features: of the exchange.
     """
 
-    mode: str
     run: str
-    stage: str
     seconds: float
     computing_s: float
     features: dict[str, float]
 
 
-def rank_spans(run: Run, stages: Sequence[StageCost], contention: Contention, speed: float) -> Iterator[RankSpan]:
-    """Yield the stages of a recorded run of several ranks whose exchange is of one mode.
+def rank_spans(
+    run: Run, stages: Sequence[StageCost], contention: Contention, speed: float
+) -> Iterator[tuple[str, RankSpan]]:
+    """Yield the stages of a recorded run of several ranks whose exchange is of one mode, with it.
 
     Args:
-        run: that was recorded.
         stages: fitted costs of one process, and of collectives.
-        contention: of the machine.
         speed: of the run.
 
     Raises:
         UserError: a cost that is needed was not fitted.
     """
-    reading = ObservedRun(run)
-    scenario, gpus = reading.scenario, len(run.manifest.machine.get("gpus") or ())
+    observed = ObservedRun(run)
+    scenario, gpus = observed.scenario, len(run.manifest.machine.get("gpus") or ())
+    device, sources = Device(name="-", gpus=gpus), ("-",)
     machine = MachineProfile(
-        name="being fitted",
-        made="-",
-        device=Device(name="-", gpus=gpus),
-        sources=("-",),
-        contention=contention,
-        stages=tuple(stages),
+        name="being fitted", made="-", device=device, sources=sources, contention=contention, stages=tuple(stages)
     )
     costs = CostModel(scenario, machine, model=model_name(scenario))
-    ranked = RankCosts("learner", costs, reading.work, machine)
-    crowd = 1.0
+    ranked = RankCosts("learner", costs, observed.work, machine)
     if not gpus:
         ranks, learner = scenario.placement.learner.ranks, scenario.placement.learner
         wanted = ranks * threads_on(contention.cores, scenario, learner)
-        crowd = (1 + contention.slowdown * (ranks - 1)) * max(1.0, wanted / contention.cores)
-    for span in reading.spans:
-        groups = reading.behind(span) if span.stage in WITH_RANKS and reading.counts(span) else []
-        if not groups:
-            continue
-        shared = ranked.shared(span.stage, span.step, groups)
-        for mode, features in shared.exchanged.items():
-            if len(shared.exchanged) == 1:
-                seconds = (span.end_ns - span.start_ns) / 1e9 / (speed * crowd)
-                yield RankSpan(mode, reading.label, span.stage.value, seconds, shared.pace_s, features)
+        speed *= (1 + contention.slowdown * (ranks - 1)) * max(1.0, wanted / contention.cores)
+    for span in observed.spans:
+        groups = observed.behind(span) if span.stage in WITH_RANKS and observed.counts(span) else []
+        shared = ranked.shared(span.stage, span.step, groups) if groups else None
+        if shared is not None and len(shared.exchanged) == 1:
+            ((mode, features),) = shared.exchanged.items()
+            yield mode, RankSpan(observed.label, (span.end_ns - span.start_ns) / 1e9 / speed, shared.pace_s, features)
 
 
 def fit_exchange(
@@ -196,8 +182,8 @@ def fit_exchange(
     by_mode: dict[str, list[RankSpan]] = defaultdict(list)
     for run in runs:
         speed = speeds.get(run_label(run), 1.0)
-        for span in rank_spans(run, stages, contention, speed):
-            by_mode[span.mode].append(span)
+        for mode, span in rank_spans(run, stages, contention, speed):
+            by_mode[mode].append(span)
     costs, notes = [], []
     for mode, spans in sorted(by_mode.items()):
         costs.append(fit_mode(mode, spans))
