@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any
 
 from msgspec import structs
 
@@ -21,17 +21,18 @@ from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.loop import RolloutCounts, run_loop
-from harness.results import RunFolder, StepRow, TailRow, VersionChange, lane_kind, natural_order
+from harness.loop import Observer, RolloutCounts, StepReport, run_loop
+from harness.results import StepRow, TailRow, VersionChange, lane_kind, natural_order
 from harness.results.frames import RunTable
-from harness.results.recorder import RunRecorder
+from harness.results.occupancy import Occupancy
+from harness.results.rows import sum_stages
 from harness.scenario.derived import on_one_thread
 from harness.scenario.lanes import lanes_of, writer_lane
 from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention
-from harness.simulate.metrics import stage_times, step_time, table_of_rows, waiting_shares
+from harness.simulate.metrics import simulated_row, stage_times, step_time, table_of_rows, waiting_shares
 from harness.simulate.parts import (
     ProfileCosts,
     Sampled,
@@ -153,29 +154,11 @@ class Replay:
             tracer=tracer,
             writer=timelines[WRITER] if scenario.checkpoint.asynchronous else None,
         )
-        steady = [s for step, s in self._record_s.items() if not self._flags.get(step, {}).get("warmup")]
-        steady_s = sum(steady) / len(steady) if steady else 0.0
-
-        def hold(step: int) -> None:
-            """Hold the Learner while the driver would record a step."""
-            seconds = self._record_s.get(step, steady_s) * _factor(pace, LEARNER, RECORD)
-            if seconds > 0:
-                costs[LEARNER].held_until = asyncio.get_running_loop().time() + seconds
-                now_ns = tracer.clock_ns()
-                wait = Stage.WAIT_FOR_RECORDER, now_ns, now_ns + round(seconds * 1e9), step, step + 1
-                tracer.finished.append(Span(LEARNER, *wait))
-
-        memory = _Memory()
-        recorder = _Recorder(cast(RunFolder, memory), tracer, step_listeners=[hold])
-        recorder.loop_starts(())
+        watch = _Watch(tracer, costs[LEARNER], self._record_s, _factor(pace, LEARNER, RECORD), self._flags)
         batches, validation = rollouts.batch_prompts, rollouts.validation_prompts
         plan = replace(loop_plan(scenario, 1, 0), batch_prompts=batches, validation_prompts=validation)
-        await run_loop(generators, scorers, learner, plan, tracer, recorder, checkpoints=learner)
-        recorder.loop_ends()
-        rows = [
-            structs.replace(row, metrics={}, **self._flags.get(row.step, {"warmup": False})) for row in memory.steps
-        ]
-        return Replayed(tuple(rows), memory.tails[-1], tuple(memory.spans), recorder.ledger, pool.borrowed)
+        await run_loop(generators, scorers, learner, plan, tracer, watch, checkpoints=learner)
+        return watch.replayed(pool.borrowed)
 
     def _timelines(self, lanes: Sequence[str], tracer: RecordingTracer) -> Iterator[CallTimeline]:
         """Yield the timeline of each lane; every part has a device of its own, or all share cores."""
@@ -195,33 +178,66 @@ class Replay:
             )
 
 
-class _Recorder(RunRecorder):
-    ledger = RolloutCounts()
+class _Watch(Observer):
+    """Keeps what the loop tells, and holds the Learner while the driver would record a step.
+
+    Args:
+        record_s: by training step; further ones take the mean of those beyond warm-up.
+        pace: factor on these.
+        flags: ``warmup`` and ``profiled`` of the recorded steps.
+    """
+
+    def __init__(
+        self,
+        tracer: RecordingTracer,
+        learner: RecordedCosts,
+        record_s: Mapping[int, float],
+        pace: float,
+        flags: Mapping[int, Mapping[str, bool]],
+    ) -> None:
+        self._tracer, self._learner, self._record_s, self._pace, self._flags = tracer, learner, record_s, pace, flags
+        steady = [seconds for step, seconds in record_s.items() if not flags.get(step, {}).get("warmup")]
+        self._steady_s = sum(steady) / len(steady) if steady else 0.0
+        self._steps: list[tuple[StepReport, float, int, dict[str, Any]]] = []  # with its end, and spans that had ended
+        self._spans: list[Span] = []
+        self._changes: list[VersionChange] = []
+        self._held: dict[str, int] = {}
+        self._ledger = RolloutCounts()
+
+    def on_version(self, lane: str, version: int) -> None:
+        self._held[lane] = version
+        self._changes.append(VersionChange(asyncio.get_running_loop().time(), lane, version))
+
+    def on_step(self, facts: StepReport) -> None:
+        now_s, seconds = asyncio.get_running_loop().time(), self._pace * self._record_s.get(facts.step, self._steady_s)
+        self._spans += self._tracer.drain()
+        held = {"versions": dict(self._held), "version_changes": tuple(self._changes)}
+        self._steps.append((facts, now_s, len(self._spans), held))
+        self._changes = []
+        if seconds > 0:
+            self._learner.held_until = now_s + seconds
+            now_ns = self._tracer.clock_ns()
+            end_ns, version = now_ns + round(seconds * 1e9), self._held[LEARNER]
+            self._tracer.finished.append(Span(LEARNER, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, facts.step, version))
 
     def on_finished(self, ledger: RolloutCounts) -> None:
-        self.ledger = ledger
+        self._ledger = ledger
 
-
-class _Memory:
-    """Takes what a recorder writes of a replay, in place of a run's folder; metrics of invented tokens are none."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepRow] = []
-        self.tails: list[TailRow] = []
-        self.spans: list[Span] = []
-
-    def append(self, *rows: object) -> None:
-        self.steps += [row for row in rows if isinstance(row, StepRow)]
-        self.tails += [row for row in rows if isinstance(row, TailRow)]
-
-    def append_spans(self, spans: Iterable[Span]) -> None:
-        self.spans += spans
-
-    def log(self, line: str) -> None:
-        """Keep no log."""
-
-    def flush(self) -> None:
-        """There is nothing to flush."""
+    def replayed(self, borrowed: Mapping[Work, int]) -> Replayed:
+        """Return what came of the replay, at its end."""
+        self._spans += self._tracer.drain()
+        table, rows, before_s, first = Occupancy.of(self._spans), list[StepRow](), 0.0, 0
+        for facts, now_s, last, held in self._steps:
+            lanes, flags = table.seconds(self._spans[first:last], first), self._flags.get(facts.step, {})
+            warmup, profiled = flags.get("warmup", False), flags.get("profiled", False)
+            row = simulated_row(facts, now_s - before_s, now_s, lanes, warmup=warmup, profiled=profiled)
+            rows.append(structs.replace(row, metrics={}, **held))  # tokens of unknown lengths are no metric
+            before_s, first = now_s, last
+        lanes, loop_s = table.seconds(self._spans[first:], first), asyncio.get_running_loop().time()
+        tail = TailRow(
+            max(0.0, loop_s - before_s), loop_s, lanes, sum_stages(lanes), version_changes=tuple(self._changes)
+        )
+        return Replayed(tuple(rows), tail, tuple(self._spans), self._ledger, dict(borrowed))
 
 
 def _lanes(calls: Iterable[RecordedCall], kind: str) -> list[str]:
