@@ -37,6 +37,7 @@ from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml
 from harness.scenario.schema import Scenario
+from harness.simulate.anchor import anchored
 from harness.simulate.clock import run_virtual
 from harness.simulate.cost_model import Draw
 from harness.simulate.forecast import (
@@ -62,6 +63,7 @@ from harness.simulate.points import (
     steady,
     variants_of,
 )
+from harness.simulate.recorded_run import choose_run
 from harness.simulate.simulated_run import ForwardingObserver, build_run
 from harness.simulate.sweep import Sweep, draws_for, run_sweep
 
@@ -191,7 +193,10 @@ def simulate(options: argparse.Namespace) -> None:
         UserError: scenario, profile or options cannot be used.
     """
     check_writable(options.out)
-    machine = load_machine(options.machine)
+    machine, caution = load_machine(options.machine), HOW_FAR_OFF
+    if options.source is not None:
+        anchor = anchored(machine, choose_run(options.source, options.run))
+        machine, caution = anchor.profile, anchor.sentence()
     differing = check_measured_here(machine, options.allow_other_versions)
     scenario, added = load_for(options.scenario, machine, options.set, options.model, options.generators)
     output, errors = Output(), Console(stderr=True, highlight=False)
@@ -230,16 +235,20 @@ def simulate(options: argparse.Namespace) -> None:
         paces = ", ".join(f"{item.label} {written(item.forecast.step_s, number)} s a step" for item in items)
         print(plain(f"{paces} (simulated, {machine.name}){f': {shown_path(folder)}' if folder else ''}"))
         return
-    show_forecasts(items, machine, output, options.allow)
+    show_forecasts(items, machine, output, options.allow, caution)
     if folder is not None:
         output.print(Text(f"\nsimulated runs: {plain(shown_path(folder))}"), soft_wrap=True)
 
 
 def show_forecasts(
-    items: Sequence[Forecasted], machine: MachineProfile, output: Console, allow: Collection[str] = ()
+    items: Sequence[Forecasted],
+    machine: MachineProfile,
+    output: Console,
+    allow: Collection[str] = (),
+    caution: str = HOW_FAR_OFF,
 ) -> None:
     """Print how far off forecasts are, the table, what holds each run up, and loudly what was extrapolated."""
-    output.print(Text(HOW_FAR_OFF), soft_wrap=True)
+    output.print(Text(plain(caution)), soft_wrap=True)
     print_table(output, forecast_table(items, machine))
     print_list(output, "What holds it up", [bottleneck(item) for item in items])
     costs = [(item, checkpoint_cost(item.scenario, machine, allow)) for item in items]

@@ -27,10 +27,11 @@ from harness.run.experiment import run_scenario
 from harness.scenario.load import load_scenario
 from harness.simulate.calibrate.command import SCENARIOS, measured_collectives
 from harness.simulate.calibrate.exchange import find_collectives
-from harness.simulate.calibrate.fit import calibration
-from harness.simulate.calibrate.observations import find_sources, run_label
+from harness.simulate.calibrate.fit import fit
+from harness.simulate.calibrate.observations import find_sources
 from harness.simulate.forecast import forecast
 from harness.simulate.metrics import metrics_of_run
+from harness.simulate.recorded_run import run_label
 
 HELD_OUT = "tests/holdout/ranks.yaml"
 GOAL = 0.15
@@ -48,9 +49,7 @@ def compared(results: Path, draws: int) -> dict[str, Any]:
     """Fit to what is no held-out run, and return predicted beside measured seconds of each held-out arm."""
     runs = [run for run in find_sources([results]) if run.status == "completed"]
     held_out = [run for run in runs if run.manifest.scenario == Path(HELD_OUT).stem]
-    fitted = calibration(
-        [run for run in runs if run not in held_out], "ranks", collectives=find_collectives([results])
-    ).profile
+    fitted = fit([run for run in runs if run not in held_out], "ranks", collectives=find_collectives([results])).profile
     assert not {run_label(run) for run in held_out} & set(fitted.sources), "a held-out run was fitted"
     by_arm: dict[str, list[Run]] = defaultdict(list)
     for run in held_out:

@@ -21,7 +21,7 @@ from harness.run.factory import PartsFactory
 from harness.run.parts import RunningParts
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from harness.simulate.whatif.recording import Work, read_recording
+from harness.simulate.recorded_run import RecordedRun, Work
 from tests.e2e.test_actors import unseen
 from tests.run_folders import loop_accounts
 
@@ -254,5 +254,5 @@ def test_the_lanes_of_all_ranks_close_and_their_seconds_are_not_added_up(factory
         others = sum(_working_s(row.lanes[lane]) for lane in ("generator", "scorer"))
         assert max(both) - 1e-6 <= _working_s(row.stages_s) - others < sum(both)
         assert [rank.tokens > 0 for rank in row.ranks] == [True, True]
-    calls = [call.work for call in read_recording(run).calls if call.lane == "learner"]
+    calls = [call.work for call in RecordedRun(run).calls()[0] if call.lane == "learner"]
     assert [calls.count(work) for work in (Work.PUBLISH, Work.UPDATE)] == [4, 3]  # one of each for the loop

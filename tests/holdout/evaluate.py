@@ -17,7 +17,7 @@ from harness.simulate.calibrate.fit import fit
 from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
 from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import RunMetrics, costs_of, metrics_of_run, step_time, table_of_rows
-from harness.simulate.whatif.effects import what_if
+from harness.simulate.whatif.answer import what_if
 from tests.holdout.baselines import Baselines, FittedRun, fitted_run, peak_gb_s, peak_gflop_s
 from tests.holdout.plan import ChangePlan, Measured, Plan
 from tests.holdout.summary import (
@@ -98,7 +98,7 @@ def evaluate(plan: Plan, measured: Measured, *, draws: int = DRAWS, seed: int = 
 def _fitted(runs: Sequence[Run], preset: str | None) -> MachineProfile:
     """Fit to what may be seen: all fitted runs, or those of other models than a preset."""
     name = "holdout" if preset is None else f"holdout-without-{preset}"
-    return fit(runs, name, exclude_models=() if preset is None else (preset,))
+    return fit(runs, name, exclude_models=() if preset is None else (preset,)).profile
 
 
 def _replay(run: Run, settings: Sequence[str], machine: MachineProfile) -> Replay:

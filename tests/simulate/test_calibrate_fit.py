@@ -25,7 +25,7 @@ from harness.simulate.calibrate import command
 from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.calibrate.exchange import CollectiveTimes, save_collectives
 from harness.simulate.calibrate.fit import fit
-from harness.simulate.calibrate.observations import find_sources, observe, run_label
+from harness.simulate.calibrate.observations import find_sources, observe
 from harness.simulate.cost_model import CostModel, cost_key
 from harness.simulate.features import (
     Group,
@@ -39,6 +39,7 @@ from harness.simulate.features import (
 )
 from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine, profile_yaml
 from harness.simulate.ranks import COLLECTIVES, RankCosts
+from harness.simulate.recorded_run import run_label
 
 GENERATE = {"prompt_gflop": 0.007, "decode_layer": 0.0003, "weight_gb": 0.07, "row_layer": 1e-5, "row_gflop": 0.006}
 UPDATE = {"parameter_gb": 1.3, "position_gflop": 0.016, "position_layer": 1.5e-5, "pair_gb": 4.0}
@@ -215,10 +216,10 @@ def test_costs_without_noise_are_found_and_written_and_read_again(
 
 def test_a_start_up_is_the_median_of_the_runs_that_wrote_theirs_down(writer: Writer) -> None:
     writer.write_all(noise=0.1)
-    assert fit(_runs(writer), "abacus").startup_s == {}
+    assert fit(_runs(writer), "abacus").profile.startup_s == {}
     for number, seconds in enumerate((60.0, 8.0, 9.0, None)):  # the first one has the warm start in it
         writer.write(("tiny", "small")[number % 2], noise=0.1, startup_s=seconds)
-    assert fit(_runs(writer), "abacus").startup_s == {"actors": 9.0}
+    assert fit(_runs(writer), "abacus").profile.startup_s == {"actors": 9.0}
 
 
 def test_ranges_and_spans_are_those_of_the_runs(writer: Writer) -> None:
@@ -227,7 +228,7 @@ def test_ranges_and_spans_are_those_of_the_runs(writer: Writer) -> None:
     Weights: 557,696 to 13,767,168 parameters (the manifests of real runs say so) of 4 bytes.
     """
     writer.write_all(noise=0.0)
-    profile = fit(_runs(writer), "abacus")
+    profile = fit(_runs(writer), "abacus").profile
     score = _cost(profile, "score")
     assert score.spans == 72
     assert score.ranges["response"] == pytest.approx((16 / 1.25, 128 * 1.25), rel=1e-5)
@@ -244,7 +245,7 @@ def test_predictions_hold_within_their_stated_errors(writer: Writer) -> None:
     at most 10% x sqrt(5 terms / 72) = 2.6%.
     """
     writer.write_all(noise=0.1)
-    profile = fit(_runs(writer), "abacus")
+    profile = fit(_runs(writer), "abacus").profile
     scenario = load_scenario("sync_k1", ["rollout_batch_size=48"])
     shape = shape_for(scenario)[0]
     assert shape is not None
@@ -265,7 +266,7 @@ def test_predictions_hold_within_their_stated_errors(writer: Writer) -> None:
 
 def test_a_model_may_be_left_out(writer: Writer) -> None:
     writer.write_all(noise=0.0)
-    profile = fit(_runs(writer), "abacus", exclude_models=("course",))
+    profile = fit(_runs(writer), "abacus", exclude_models=("course",)).profile
     assert not [source for source in profile.sources if "course" in source]
     assert set(_cost(profile, "generate").models) == {"tiny", "small"}
     assert profile.notes[0] == "runs of the model course were left out of the fit"
@@ -274,7 +275,7 @@ def test_a_model_may_be_left_out(writer: Writer) -> None:
 
 def test_without_parts_at_work_at_once_the_contention_is_assumed_and_said(writer: Writer) -> None:
     writer.write_all(noise=0.0)
-    profile = fit(_runs(writer), "abacus")
+    profile = fit(_runs(writer), "abacus").profile
     assert profile.contention is not None
     assert (profile.contention.cores, profile.contention.slowdown) == (2, ASSUMED_SLOWDOWN)
     assert "a slow-down of 0.2 was assumed" in profile.notes[-1]
@@ -282,7 +283,7 @@ def test_without_parts_at_work_at_once_the_contention_is_assumed_and_said(writer
 
 def test_lengths_are_kept_as_they_were_sampled(writer: Writer) -> None:
     folder = writer.write(steps=8)
-    lengths = fit(find_sources([folder]), "abacus").lengths
+    lengths = fit(find_sources([folder]), "abacus").profile.lengths
     assert [(found.task, found.model, found.purpose, found.cap) for found in lengths] == [
         ("keywords", "small", "train", 32)
     ]
@@ -363,7 +364,7 @@ def test_runs_that_could_not_be_used_are_said(writer: Writer) -> None:
     writer.write()
     writer.write(steps=6)
     writer.write(status="interrupted")
-    profile = fit(_runs(writer), "abacus")
+    profile = fit(_runs(writer), "abacus").profile
     assert len(profile.sources) == 1
     assert profile.notes[0].startswith("2 of 3 runs could not be used: not completed, or fewer than 5 training steps")
 
@@ -410,11 +411,11 @@ def _collectives(ranks: int = 2) -> CollectiveTimes:
 def test_what_ranks_exchange_is_found_beside_what_they_compute(writer: Writer) -> None:
     """Runs of one process and of two ranks; those of ranks change no cost of one process."""
     writer.write_all(noise=0.0)
-    alone = fit(_runs(writer), "alone")
+    alone = fit(_runs(writer), "alone").profile
     for sharding in EXCHANGES:
         for arm in ARMS:
             writer.write(*arm, sharding=sharding)
-    profile = fit(_runs(writer), "ranks", collectives=[_collectives()])
+    profile = fit(_runs(writer), "ranks", collectives=[_collectives()]).profile
     assert _cost(profile, "update") == _cost(alone, "update")
     assert _cost(profile, "weight_publish") == _cost(alone, "weight_publish")
     assert _cost(profile, "all_gather", link="machine").seconds == pytest.approx({"hop": 0.0005, "gb": 1.0}, rel=1e-3)

@@ -10,8 +10,8 @@ import pytest
 from harness.cli import main
 from harness.core.errors import UserError
 from harness.results import RunFolder, find_runs, load_run
-from harness.simulate.whatif.changes import choose_run
-from harness.simulate.whatif.effects import what_if
+from harness.simulate.recorded_run import choose_run
+from harness.simulate.whatif.answer import what_if
 
 RUNS = Path("results/reference/paced_overlap")
 
@@ -31,6 +31,34 @@ def test_a_change_and_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_it_is_short_for_simulate_from_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--run", "sync", "--set", "max_lag=1"]
+    assert main(["whatif", str(RUNS), *asked, "--json"]) == 0
+    short = capsys.readouterr().out
+    assert main(["simulate", "--from", str(RUNS), *asked, "--json"]) == 0
+    assert capsys.readouterr().out == short
+    assert main(["simulate", "--from", str(RUNS), *asked, "--quiet"]) == 0
+    assert capsys.readouterr().out == "with max_lag=1 a step would take 0.525 s in place of 0.954 s (-44.9%)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", str(RUNS), "--sweep", "lag=1..3"], "--sweep is given and no SCENARIO"),
+        (["--from", str(RUNS), "--steps", "3"], "--steps is given and no SCENARIO"),
+        (["sync_k1", "--machine", "cpu-2-cores", "--scale", "update=0.5"], "--scale is given and no --from"),
+        (["sync_k1", "--from", str(RUNS), "--scale", "update=0.5"], "--scale is given and a SCENARIO"),
+        (["--machine", "cpu-2-cores"], "the following arguments are required: SCENARIO, or --from RESULTS"),
+        (["sync_k1"], "the following arguments are required: --machine"),
+    ],
+)
+def test_what_goes_with_a_run_and_what_with_a_scenario(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *arguments]) == 2
+    assert f"error: {said}" in capsys.readouterr().err
+
+
 def test_both_replays_are_runs_that_compare_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", str(RUNS), "--run", "sync", "--set", "max_lag=1", "--out", str(tmp_path)]) == 0
 
@@ -48,7 +76,7 @@ def test_both_replays_are_runs_that_compare_reads(tmp_path: Path, capsys: pytest
     assert [row.wall_s for row in before.steps] == pytest.approx(walls, abs=0.01)
     assert [row.lags for row in after.steps] == [{0: 64}] + [{1: 64}] * (len(after.steps) - 1)
     # its spans are whole nanoseconds; all that it took is in them, so it replays as itself
-    again = what_if(before).before.replayed.rows
+    again = what_if(before).before.rows
     assert [row.wall_s for row in again] == pytest.approx([row.wall_s for row in before.steps], abs=1e-7)
     capsys.readouterr()
     assert main(["compare", str(tmp_path)]) == 0

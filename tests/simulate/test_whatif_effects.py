@@ -28,7 +28,7 @@ from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, save_machine
 from harness.simulate.metrics import metrics_of_run, stage_times
-from harness.simulate.whatif.effects import Answer, what_if
+from harness.simulate.whatif.answer import Answer, what_if
 from harness.simulate.whatif.report import sentences, tables
 from tests.stand_ins.simulated_parts import (
     Fails,
@@ -183,7 +183,7 @@ def test_a_run_replayed_as_it_was_has_its_step_times(record: Record, settings: d
 
     answer = what_if(run)
 
-    replayed = answer.before.replayed
+    replayed = answer.before
     assert [row.wall_s for row in replayed.rows] == pytest.approx([row.wall_s for row in run.steps], abs=1e-9)
     assert [row.lags for row in replayed.rows] == [row.lags for row in run.steps]
     assert answer.before.stages_s == pytest.approx(stage_times(table_of(run)), abs=1e-9)
@@ -202,8 +202,8 @@ def test_a_prompt_may_be_in_a_batch_twice_and_a_group_may_fail(record: Record) -
 
     failed = 16 - len([length for row in run.groups() if _is_of(row, 4) for group in row.lengths for length in group])
     assert failed in (4, 8)  # the 4 prompts of batch 4 are drawn from 3, so the one that fails may be there twice
-    assert [row.wall_s for row in answer.before.replayed.rows] == pytest.approx([row.wall_s for row in run.steps])
-    assert answer.before.replayed.ledger.trained.rollouts == 14 * 16  # in its place another recorded group stands
+    assert [row.wall_s for row in answer.before.rows] == pytest.approx([row.wall_s for row in run.steps])
+    assert answer.before.ledger.trained.rollouts == 14 * 16  # in its place another recorded group stands
 
 
 def _is_of(row: Any, step: int) -> bool:
@@ -338,7 +338,7 @@ def test_another_strategy(record: Record, recorded: dict[str, Any], asked: list[
     answer = what_if(record(**recorded), asked)
 
     assert answer.after.step_s == pytest.approx(step_s, abs=1e-9)
-    assert answer.after.replayed.rows[-1].step == (39 if asked == ["steps=40"] else 13)
+    assert answer.after.rows[-1].step == (39 if asked == ["steps=40"] else 13)
 
 
 def test_calls_beyond_the_recorded_ones_are_said(record: Record) -> None:
@@ -374,7 +374,7 @@ def test_replay_draws_again_from_recorded_groups(record: Record) -> None:
     answer = what_if(record(), ["replay={capacity: 8}"])
 
     # 14 steps of 4 groups: the buffer gives 4 groups to each step, and what is not fresh was trained on before
-    trained = answer.after.replayed.ledger
+    trained = answer.after.ledger
     assert trained.trained.rollouts + trained.trained_again.rollouts == 14 * 16
     assert trained.trained_again.rollouts > 0
 
@@ -415,7 +415,7 @@ def test_a_smaller_batch(record: Record, tmp_path: Path) -> None:
 
     # half the responses: 4 s of generate and 0.5 s of score; an optimizer step costs the same
     assert answer.after.step_s == pytest.approx(0.75 + 4 + 0.5 + 5 + 1, abs=1e-9)
-    assert answer.after.replayed.ledger.trained.rollouts == 14 * 8
+    assert answer.after.ledger.trained.rollouts == 14 * 8
 
 
 def test_larger_groups_draw_from_recorded_ones(record: Record, tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_larger_groups_draw_from_recorded_ones(record: Record, tmp_path: Path) -
 
     # 2 groups of 8 in place of 4 groups of 4: as many responses, so the same time
     assert answer.after.step_s == pytest.approx(SYNC_S, abs=1e-9)
-    assert answer.after.replayed.ledger.trained.rollouts == 14 * 16
+    assert answer.after.ledger.trained.rollouts == 14 * 16
 
 
 def test_two_generators_share_a_batch(record: Record, tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_overlap_slows_down_what_was_recorded_alone(record: Record, tmp_path: Pa
 
     # both begin together: the update's 5 s take 5 / 0.8 = 6.25; by then 5 of the Generator's 8 s are done, 3 remain
     assert answer.before.step_s == pytest.approx(13, abs=1e-9)
-    row = answer.after.replayed.rows[6]  # the last update runs alone, since no batch is left to be generated
+    row = answer.after.rows[6]  # the last update runs alone, since no batch is left to be generated
     assert row.stages_s == pytest.approx(row.stages_s | {"update": 6.25, "generate": 9.25}, abs=1e-8)
     assert row.wall_s == pytest.approx(9.25, abs=1e-9)
 

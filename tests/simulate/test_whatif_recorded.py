@@ -13,7 +13,8 @@ from harness.results import Manifest, Run, RunFolder, StepRow, TailRow, load_run
 from harness.results.writer import SCENARIO
 from harness.scenario.schema import Scenario
 from harness.simulate.machine import Contention
-from harness.simulate.whatif.recording import RecordedCall, RecordedStage, Work, read_recording
+from harness.simulate.recorded_run import RecordedCall, RecordedRun, RecordedStage, Work
+from harness.simulate.whatif.answer import check_can_be_replayed
 from harness.simulate.whatif.replay import CallPool
 from harness.simulate.whatif.repricing import undisturbed
 
@@ -92,9 +93,9 @@ def told(calls: Sequence[RecordedCall]) -> list[tuple[str, str, int, float, list
 
 
 def test_calls_with_recorded_ways(write) -> None:  # type: ignore[no-untyped-def]
-    recording = read_recording(write([*LEARNER, *WAYS]))
+    calls, record_s = RecordedRun(write([*LEARNER, *WAYS])).calls()
 
-    assert told(recording.calls) == [
+    assert told(calls) == [
         # from the loop's start; back until the Learner's coroutine goes on with its wait at 116
         ("learner", "publish", 0, 2, [("weight_publish", 8), (None, 1), ("weight_verify", 2)], 3),
         # from the end of the wait at 200; the answer is there at 283, and the next call begins with it
@@ -103,24 +104,24 @@ def test_calls_with_recorded_ways(write) -> None:  # type: ignore[no-untyped-def
         ("learner", "update", 1, 6, [("update", 88)], 1),  # the driver keeps its books from 300 to 306
         ("learner", "publish", 2, 9, [("weight_publish", 10)], 5),
     ]
-    assert recording.record_s == {0: pytest.approx(0.006)}
+    assert record_s == {0: pytest.approx(0.006)}
 
 
 def test_calls_of_before_ways_were_recorded(write) -> None:  # type: ignore[no-untyped-def]
-    recording = read_recording(write(LEARNER))
+    calls, record_s = RecordedRun(write(LEARNER)).calls()
 
-    by_key = {(call.work, call.key): call for call in recording.calls}
+    by_key = {(call.work, call.key): call for call in calls}
     assert told([by_key[Work.UPDATE, 0]])[0][3:] == (5, [("prepare_batch", 5), ("update", 70)], 4)  # half of 280 to 288
     assert told([by_key[Work.PUBLISH, 1]])[0][3] == 4  # the other half
     assert told([by_key[Work.UPDATE, 1]])[0][3] == 12  # from 300 on, the driver's own books included
-    assert recording.record_s == {}
+    assert record_s == {}
 
 
 def test_bookkeeping_before_a_wait_shows_without_spans_of_its_own(write) -> None:  # type: ignore[no-untyped-def]
     rows = [*LEARNER[:4], ("learner", "update", 205, 290, 0), ("learner", "wait_for_batch", 304, 350, 1)]
 
     # the step ends at 300, the wait begins at 304
-    assert read_recording(write(rows, ends=(300,))).record_s == {0: pytest.approx(0.004)}
+    assert RecordedRun(write(rows, ends=(300,))).calls()[1] == {0: pytest.approx(0.004)}
 
 
 def test_weights_in_the_middle_of_a_batch_are_a_call_of_their_own(write) -> None:  # type: ignore[no-untyped-def]
@@ -137,7 +138,7 @@ def test_weights_in_the_middle_of_a_batch_are_a_call_of_their_own(write) -> None
         ("generator", "wait_for_weights", 204, 260, 1),
     ]
 
-    assert told(read_recording(write(rows)).calls) == [
+    assert told(RecordedRun(write(rows)).calls()[0]) == [
         ("generator", "generate", 0, 2, [("generate", 88)], 3),
         ("generator", "load", 1, 1, [("weight_transfer", 9), ("weight_load", 10)], 2),
     ]
@@ -153,7 +154,7 @@ def test_two_shards_of_a_batch_are_two_calls(write) -> None:  # type: ignore[no-
         ("scorer", "score", 150, 153, 0),
     ]
 
-    assert [call.seconds() for call in read_recording(write(rows)).calls] == pytest.approx([0.005, 0.006, 0.003])
+    assert [call.seconds for call in RecordedRun(write(rows)).calls()[0]] == pytest.approx([0.005, 0.006, 0.003])
 
 
 @pytest.mark.parametrize(
@@ -164,16 +165,16 @@ def test_a_run_that_no_replay_repeats_is_refused(settings, named, write) -> None
     run = write([*LEARNER, *WAYS])
     (run.folder / SCENARIO).write_text(settings)
     with pytest.raises(UserError) as refused:
-        read_recording(load_run(run.folder))
+        check_can_be_replayed(RecordedRun(load_run(run.folder)))
     assert refused.value.where == str(run.folder)
     assert named in refused.value.what
 
 
 def test_what_ran_alone_stays_as_it_was(write) -> None:  # type: ignore[no-untyped-def]
-    recording = read_recording(write([*LEARNER, *WAYS]))
+    calls, _ = RecordedRun(write([*LEARNER, *WAYS])).calls()
     contention, scenario = Contention(cores=2, slowdown=0.5), Scenario.model_validate(DISTRIBUTED)
 
-    assert told(undisturbed(recording, contention, scenario).calls) == told(recording.calls)
+    assert told(undisturbed(calls, contention, scenario)) == told(calls)
 
 
 def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write) -> None:  # type: ignore[no-untyped-def]
@@ -187,7 +188,7 @@ def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write) -> N
     ]
     contention, scenario = Contention(cores=2, slowdown=0.5), Scenario.model_validate(DISTRIBUTED)
 
-    calls = undisturbed(read_recording(write(rows)), contention, scenario).calls
+    calls = undisturbed(RecordedRun(write(rows)).calls()[0], contention, scenario)
 
     # both work from 130 to 160, each at 1 / 1.5 of its speed: 30 ms are 20 ms of work
     assert told(calls)[0] == (
@@ -223,10 +224,10 @@ def test_a_book_hands_each_call_out_once() -> None:
     ]
     book = CallPool(calls, steady_from=2)
 
-    assert book.take("generator1", Work.LOAD, 5).seconds() == 2.0  # its own
-    assert book.take("generator1", Work.LOAD, 5).seconds() == 1.0  # that of the lane beside it
-    assert book.take("generator1", Work.LOAD, 5).seconds() == 2.0  # once more, as it was
+    assert book.take("generator1", Work.LOAD, 5).seconds == 2.0  # its own
+    assert book.take("generator1", Work.LOAD, 5).seconds == 1.0  # that of the lane beside it
+    assert book.take("generator1", Work.LOAD, 5).seconds == 2.0  # once more, as it was
     assert book.borrowed == {}
     # steady are those of versions 5, 5 and 6, in order of time: version 7 takes number 7 % 3 of them
-    assert book.take("generator1", Work.LOAD, 7).seconds() == 2.0
+    assert book.take("generator1", Work.LOAD, 7).seconds == 2.0
     assert book.borrowed == {Work.LOAD: 1}

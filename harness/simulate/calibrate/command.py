@@ -108,9 +108,9 @@ def run(
     from harness.report.console import Output
     from harness.report.terminal import print_table
     from harness.simulate.calibrate.exchange import find_collectives
-    from harness.simulate.calibrate.fit import calibration
+    from harness.simulate.calibrate.fit import fit
     from harness.simulate.calibrate.observations import find_sources
-    from harness.simulate.calibrate.quality import cost_table, fit_table, stage_fits
+    from harness.simulate.calibrate.quality import cost_table, fit_table
     from harness.simulate.machine import save_machine
 
     path = _path(options)
@@ -118,7 +118,7 @@ def run(
         what = "--set changes runs that are measured, and --from names runs that were"
         raise UserError(what, "--set", "leave one of them out")
     sources = options.sources or _measure(options, run_scenario or _really_run, measure or measured_collectives)
-    found = calibration(
+    found = fit(
         find_sources(sources),
         options.name,
         exclude_models=options.exclude_model,
@@ -131,7 +131,7 @@ def run(
         return 0
     output = Output()
     print_table(output, cost_table(found.profile))
-    print_table(output, fit_table(found.profile, stage_fits(found.profile, found.observations)))
+    print_table(output, fit_table(found.profile, found.observations))
     print(f"\nprofile: {plain(str(path))}")
     return 0
 

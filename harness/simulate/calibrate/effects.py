@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
-from harness.simulate.calibrate.least_squares import SYNC_FEATURES, active_features, fit_costs
+from harness.simulate.calibrate.least_squares import SYNC_FEATURES, active_costs
 from harness.simulate.calibrate.observations import Observation
+from harness.simulate.calibrate.stages import fit_spans, times
 from harness.simulate.machine import Contention, StageCost, rounded
 
 FEWEST_RUNS = 5
@@ -51,7 +52,7 @@ def run_correlation(observations: Sequence[Observation], stages: Sequence[StageC
     A run's effect on a stage is the logarithm of its measured over its predicted seconds, against the mean of the runs
     of its arm: by what the fit misses an arm is no matter of the machine, and differs from stage to stage.
     """
-    effects = _within_arms(_effects(observations, stages), {item.run: item.arm for item in observations})
+    effects = _effects_within_arms(observations, stages)
     total, weight = 0.0, 0.0
     for first, second in combinations(sorted(effects), 2):
         runs = sorted(effects[first].keys() & effects[second].keys())
@@ -65,37 +66,23 @@ def run_correlation(observations: Sequence[Observation], stages: Sequence[StageC
     return min(MOST_CORRELATION, max(0.0, total / weight)) if weight > 0 else ASSUMED_CORRELATION
 
 
-def _effects(
+def _effects_within_arms(
     observations: Sequence[Observation], stages: Sequence[StageCost]
-) -> Mapping[str, dict[str, tuple[float, float]]]:
-    """Return by stage and run (effect, measured seconds)."""
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return by stage and run (effect, measured seconds); arms that ran once are left out."""
+    sums: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
     for item, seconds in _alone(observations, stages):
-        both = sums[item.stage, item.run]
+        both = sums[item.stage][item.arm].setdefault(item.run, [0.0, 0.0])
         both[0] += item.seconds
         both[1] += seconds
     effects: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    for (stage, run), (measured, predicted) in sums.items():
-        effects[stage][run] = (math.log(measured / predicted), measured)
+    for stage, arms in sums.items():
+        for runs in arms.values():
+            logs = {run: math.log(measured / predicted) for run, (measured, predicted) in runs.items()}
+            mean = sum(logs.values()) / len(logs)
+            if len(logs) > 1:
+                effects[stage] |= {run: (log - mean, runs[run][0]) for run, log in logs.items()}
     return effects
-
-
-def _within_arms(
-    effects: Mapping[str, dict[str, tuple[float, float]]], arm_of: Mapping[str, str]
-) -> Mapping[str, dict[str, tuple[float, float]]]:
-    """Return the effects less their mean over the runs of the arm; arms that ran once are left out."""
-    within: dict[str, dict[str, tuple[float, float]]] = {}
-    for stage, of_runs in effects.items():
-        arms: dict[str, list[str]] = defaultdict(list)
-        for run in of_runs:
-            arms[arm_of[run]].append(run)
-        within[stage] = {
-            run: (of_runs[run][0] - sum(of_runs[one][0] for one in runs) / len(runs), of_runs[run][1])
-            for runs in arms.values()
-            if len(runs) > 1
-            for run in runs
-        }
-    return within
 
 
 def _alone(observations: Sequence[Observation], stages: Sequence[StageCost]) -> Iterator[tuple[Observation, float]]:
@@ -195,7 +182,9 @@ def costs_of_other_transports(
             cost = _fitted(stage, {**part, "transport": transport}, syncs)
             if cost is not None:
                 copies = stage == "weight_publish"
-                costs.append(_scaled(cost, factor if copies else 1.0, CARRIED_LOG_SD if copies else ISOLATED_LOG_SD))
+                spread = CARRIED_LOG_SD if copies else ISOLATED_LOG_SD
+                own = {"run_log_sd": spread, "step_log_sd": rounded(cost.step_log_sd)}
+                costs.append(times(cost, factor if copies else 1.0, **own))
         notes.append(f"{transport}: from isolated syncs; {said}, the rest as it was measured there")
     return costs, notes
 
@@ -250,27 +239,16 @@ def _fitted(stage: str, where: dict[str, str], syncs: Sequence[Observation]) -> 
     spans = _spans(stage, where, syncs)
     if not spans:
         return None
-    units = np.array([[item.units[feature] for feature in SYNC_FEATURES] for item in spans])
-    found = fit_costs(units, np.array([item.seconds for item in spans]), np.zeros(len(spans), dtype=np.int64))
-    places = active_features(SYNC_FEATURES, found)
-    columns = zip(SYNC_FEATURES, units.T, strict=True)
+    one_run = [replace(item, run="") for item in spans]
+    found = fit_spans(one_run, SYNC_FEATURES)
+    seconds, covariance = active_costs(SYNC_FEATURES, found.seconds, found.covariance)
+    units = {feature: [item.units[feature] for item in spans] for feature in SYNC_FEATURES}
     return StageCost(
         stage=stage,
         where=where,
-        seconds={SYNC_FEATURES[place]: float(found.seconds[place]) for place in places},
-        covariance=tuple(tuple(map(float, row)) for row in found.covariance[np.ix_(places, places)]),
+        seconds=seconds,
+        covariance=tuple(map(tuple, covariance)),
         step_log_sd=math.log1p(found.step_sd),
-        ranges={feature: (rounded(float(column.min())), rounded(float(column.max()))) for feature, column in columns},
+        ranges={feature: (rounded(min(each)), rounded(max(each))) for feature, each in units.items()},
         spans=len(spans),
-    )
-
-
-def _scaled(cost: StageCost, factor: float, spread: float) -> StageCost:
-    return cost.model_copy(
-        update={
-            "seconds": {feature: rounded(factor * seconds) for feature, seconds in cost.seconds.items()},
-            "covariance": tuple(tuple(rounded(factor * factor * value) for value in row) for row in cost.covariance),
-            "step_log_sd": rounded(cost.step_log_sd),
-            "run_log_sd": spread,
-        }
     )

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -29,12 +29,13 @@ from harness.results import Run
 from harness.results.jsonl import read_json
 from harness.scenario.derived import threads_on
 from harness.simulate.calibrate.effects import run_speeds
-from harness.simulate.calibrate.least_squares import FitShape
-from harness.simulate.calibrate.observations import COLLECTIVES_FILE, Observation, Reading, run_label
+from harness.simulate.calibrate.least_squares import FitShape, active_costs, covariance_of
+from harness.simulate.calibrate.observations import COLLECTIVES_FILE, Observation, ObservedRun
 from harness.simulate.calibrate.stages import SLACK, fit_stage
 from harness.simulate.cost_model import CostModel, model_name
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, rounded
 from harness.simulate.ranks import COLLECTIVES, EXCHANGE, WITH_RANKS, Collective, RankCosts
+from harness.simulate.recorded_run import run_label
 
 SCHEMA, SCHEMA_VERSION = "harness.collectives", 1
 PIECES = 3
@@ -111,65 +112,51 @@ def fit_collectives(measured: Sequence[CollectiveTimes]) -> list[StageCost]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class RankSpan:
+class RankSpan(NamedTuple):
     """A stage that ranks shared out, as recorded and as priced.
 
     Attributes:
-        mode: of the exchange.
-        run: its label.
-        stage: its name.
         seconds: recorded, over the speed of the run and what ranks slow each other down by.
         computing_s: priced, of the rank that has most.
         features: of the exchange.
     """
 
-    mode: str
     run: str
-    stage: str
     seconds: float
     computing_s: float
     features: dict[str, float]
 
 
-def rank_spans(run: Run, stages: Sequence[StageCost], contention: Contention, speed: float) -> Iterator[RankSpan]:
-    """Yield the stages of a recorded run of several ranks whose exchange is of one mode.
+def rank_spans(
+    run: Run, stages: Sequence[StageCost], contention: Contention, speed: float
+) -> Iterator[tuple[str, RankSpan]]:
+    """Yield the stages of a recorded run of several ranks whose exchange is of one mode, with it.
 
     Args:
-        run: that was recorded.
         stages: fitted costs of one process, and of collectives.
-        contention: of the machine.
         speed: of the run.
 
     Raises:
         UserError: a cost that is needed was not fitted.
     """
-    reading = Reading(run)
-    scenario, gpus = reading.scenario, len(run.manifest.machine.get("gpus") or ())
+    observed = ObservedRun(run)
+    scenario, gpus = observed.scenario, len(run.manifest.machine.get("gpus") or ())
+    device, sources = Device(name="-", gpus=gpus), ("-",)
     machine = MachineProfile(
-        name="being fitted",
-        made="-",
-        device=Device(name="-", gpus=gpus),
-        sources=("-",),
-        contention=contention,
-        stages=tuple(stages),
+        name="being fitted", made="-", device=device, sources=sources, contention=contention, stages=tuple(stages)
     )
     costs = CostModel(scenario, machine, model=model_name(scenario))
-    ranked = RankCosts("learner", costs, reading.work, machine)
-    crowd = 1.0
+    ranked = RankCosts("learner", costs, observed.work, machine)
     if not gpus:
         ranks, learner = scenario.placement.learner.ranks, scenario.placement.learner
         wanted = ranks * threads_on(contention.cores, scenario, learner)
-        crowd = (1 + contention.slowdown * (ranks - 1)) * max(1.0, wanted / contention.cores)
-    for span in reading.spans:
-        groups = reading.rollouts.behind(span) if span.stage in WITH_RANKS and reading.counts(span) else []
-        if not groups:
-            continue
-        shared = ranked.shared(span.stage, span.step, groups)
-        for mode, features in shared.exchanged.items():
-            if len(shared.exchanged) == 1:
-                seconds = (span.end_ns - span.start_ns) / 1e9 / (speed * crowd)
-                yield RankSpan(mode, reading.label, span.stage.value, seconds, shared.pace_s, features)
+        speed *= (1 + contention.slowdown * (ranks - 1)) * max(1.0, wanted / contention.cores)
+    for span in observed.spans:
+        groups = observed.behind(span) if span.stage in WITH_RANKS and observed.counts(span) else []
+        shared = ranked.shared(span.stage, span.step, groups) if groups else None
+        if shared is not None and len(shared.exchanged) == 1:
+            ((mode, features),) = shared.exchanged.items()
+            yield mode, RankSpan(observed.label, (span.end_ns - span.start_ns) / 1e9 / speed, shared.pace_s, features)
 
 
 def fit_exchange(
@@ -195,8 +182,8 @@ def fit_exchange(
     by_mode: dict[str, list[RankSpan]] = defaultdict(list)
     for run in runs:
         speed = speeds.get(run_label(run), 1.0)
-        for span in rank_spans(run, stages, contention, speed):
-            by_mode[span.mode].append(span)
+        for mode, span in rank_spans(run, stages, contention, speed):
+            by_mode[mode].append(span)
     costs, notes = [], []
     for mode, spans in sorted(by_mode.items()):
         costs.append(fit_mode(mode, spans))
@@ -218,21 +205,14 @@ def fit_mode(mode: str, spans: Sequence[RankSpan]) -> StageCost:
     errors = [float((left_N - rows_NK @ b_K)[own].mean()) for own in of_run]
     spread = max(LEAST_SD, (sum(error**2 for error in errors) / max(1, len(runs) - int((b_K > 0).sum()))) ** 0.5)
     means_RK = np.array([rows_NK[own].mean(axis=0) for own in of_run])
-    kept = [place for place in range(len(FEATURES)) if b_K[place] > 0] or [0]
-    active_RK = means_RK[:, kept]
-    covariance = spread**2 * np.linalg.pinv(active_RK.T @ active_RK, hermitian=True)
-    covariance /= np.outer(scale_K[kept], scale_K[kept])
+    covariance_KK = spread**2 * covariance_of(means_RK, b_K) / np.outer(scale_K, scale_K)
+    seconds, covariance = active_costs(FEATURES, b_K / scale_K, covariance_KK)
+    units = zip(FEATURES, units_NK.T, strict=True)
     return StageCost(
         stage=EXCHANGE,
         where={"mode": mode},
-        seconds={FEATURES[place]: rounded(float(b_K[place] / scale_K[place])) for place in kept},
-        covariance=tuple(tuple(rounded(float(value)) for value in row) for row in covariance),
-        ranges={
-            feature: (
-                rounded(float(units_NK[:, place].min() / SLACK)),
-                rounded(float(units_NK[:, place].max() * SLACK)),
-            )
-            for place, feature in enumerate(FEATURES)
-        },
+        seconds={feature: rounded(each) for feature, each in seconds.items()},
+        covariance=tuple(tuple(map(rounded, row)) for row in covariance),
+        ranges={name: (rounded(float(each.min() / SLACK)), rounded(float(each.max() * SLACK))) for name, each in units},
         spans=len(spans),
     )

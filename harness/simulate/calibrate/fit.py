@@ -19,10 +19,10 @@ from harness.simulate.calibrate.observations import (
     observe,
     observe_sweep,
     recorded_lengths,
-    run_label,
 )
 from harness.simulate.calibrate.stages import fit_stages
 from harness.simulate.machine import Device, MachineProfile, rounded
+from harness.simulate.recorded_run import run_label
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def fit(
     exclude_models: Collection[str] = (),
     description: str = "",
     collectives: Sequence[CollectiveTimes] = (),
-) -> MachineProfile:
+) -> Calibration:
     """Fit a machine profile to recorded runs: training runs, and transport sweeps for further transports.
 
     Args:
@@ -53,20 +53,6 @@ def fit(
     Raises:
         UserError: there is no run left, or they are not of one machine and version, or they cannot be used.
     """
-    return calibration(
-        runs, name, exclude_models=exclude_models, description=description, collectives=collectives
-    ).profile
-
-
-def calibration(
-    runs: Sequence[Run],
-    name: str,
-    *,
-    exclude_models: Collection[str] = (),
-    description: str = "",
-    collectives: Sequence[CollectiveTimes] = (),
-) -> Calibration:
-    """Return the profile with the observations behind it; see ``fit``."""
     training, sweeps = check_runs(runs, exclude_models)
     found = tuple(item for run in training for item in observe(run))
     syncs = [item for run in sweeps for item in observe_sweep(run)]
@@ -86,6 +72,12 @@ def calibration(
     exchanges, told = fit_exchange(of_ranks, found, stages, contention)
     stages += exchanges
     excluded = [f"runs of the model {model} were left out of the fit" for model in sorted(exclude_models)]
+    folders = {
+        run.folder for run in (*training, *sweeps)
+    }  # of models that were left out on purpose nothing more is said
+    count = sum(run.folder not in folders and model_of(run) not in exclude_models for run in runs)
+    why = f"not completed, or fewer than {FEWEST_STEPS} training steps beyond warm-up"
+    unused = [f"{count} of {len(runs)} runs could not be used: {why}"] if count else []
     profile = MachineProfile(
         name=name,
         description=description or machine,
@@ -99,7 +91,7 @@ def calibration(
         ),
         versions={name: version for name, version in training[0].manifest.versions.items() if version is not None},
         sources=tuple(sorted(run_label(run) for run in (*training, *sweeps))),
-        notes=(*excluded, *_unused(runs, (*training, *sweeps), exclude_models), *notes, *said, *told),
+        notes=(*excluded, *unused, *notes, *said, *told),
         run_correlation=rounded(run_correlation(found, stages)),
         contention=contention,
         startup_s=_startups(training),
@@ -117,11 +109,3 @@ def _startups(runs: Sequence[Run]) -> dict[Literal["in_process", "actors"], floa
         if seconds is not None:
             found.setdefault("in_process" if in_process else "actors", []).append(seconds)
     return {place: rounded(median(values)) for place, values in found.items()}
-
-
-def _unused(runs: Sequence[Run], used: Sequence[Run], models: Collection[str]) -> list[str]:
-    """Say how many runs could not be used, other than those of models that were left out on purpose."""
-    folders = {run.folder for run in used}
-    count = sum(run.folder not in folders and model_of(run) not in models for run in runs)
-    why = f"not completed, or fewer than {FEWEST_STEPS} training steps beyond warm-up"
-    return [f"{count} of {len(runs)} runs could not be used: {why}"] if count else []

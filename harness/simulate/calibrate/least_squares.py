@@ -140,7 +140,7 @@ def fit_costs(units_NK: Array, seconds_N: Array, run_N: Labels) -> Fit:
             break
     b_K = _without_negligible(scaled_NK, b_K)
     rows_NK = noise.whitened(scaled_NK / _predicted(scaled_NK, b_K, seconds_N)[:, None])
-    covariance_KK = _covariance(rows_NK, b_K) / np.outer(scale_K, scale_K)
+    covariance_KK = covariance_of(rows_NK, b_K) / np.outer(scale_K, scale_K)
     correlation = _lag_1(error_N - noise.run_means(error_N), run_N)
     return Fit(b_K / scale_K, covariance_KK, noise.step_sd, noise.run_sd, correlation, error_N)
 
@@ -219,7 +219,7 @@ def _huber(error_N: Array, step_sd: float) -> Array:
     return weights_N
 
 
-def _covariance(rows_NK: Array, b_K: Array) -> Array:
+def covariance_of(rows_NK: Array, b_K: Array) -> Array:
     """Return (X'X)^-1 of the whitened rows over the features above 0; a pseudo-inverse where need be."""
     active = np.flatnonzero(b_K > 0)
     covariance_KK = np.zeros((len(b_K), len(b_K)))
@@ -246,7 +246,9 @@ def _lag_1(error_N: Array, run_N: Labels) -> float:
     return float(min(0.95, max(0.0, products / squares + 1 / float(np.mean(spans)))))
 
 
-def active_features(names: Sequence[str], fit: Fit) -> list[int]:
-    """Return the places of the features above 0, in order; the first one where all are 0."""
-    places = [place for place in range(len(names)) if fit.seconds[place] > 0]
-    return places or [0]
+def active_costs(
+    names: Sequence[str], seconds_K: Array, covariance_KK: Array
+) -> tuple[dict[str, float], list[list[float]]]:
+    """Return the costs above 0 by name, the first one where all are 0, and their covariance."""
+    places = np.flatnonzero(seconds_K > 0).tolist() or [0]
+    return {names[place]: float(seconds_K[place]) for place in places}, covariance_KK[np.ix_(places, places)].tolist()

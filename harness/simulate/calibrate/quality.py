@@ -3,64 +3,45 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 
 from harness.report.document import Table
 from harness.simulate.calibrate.observations import Observation
-from harness.simulate.machine import Contention, MachineProfile, StageCost
+from harness.simulate.machine import MachineProfile, StageCost
 
 
-@dataclass(frozen=True, slots=True)
-class StageFit:
-    """How well one cost describes its spans.
-
-    Attributes:
-        errors: by arm, mean measured seconds over the predicted ones, minus 1; empty where no training run has it.
-    """
-
-    cost: StageCost
-    errors: Mapping[str, float]
-
-    @property
-    def median_error(self) -> float | None:
-        """Median over the arms of the absolute error."""
-        return median(map(abs, self.errors.values())) if self.errors else None
-
-    @property
-    def worst(self) -> tuple[str, float] | None:
-        """The arm that is missed most, and by how much."""
-        return max(self.errors.items(), key=lambda item: abs(item[1])) if self.errors else None
-
-
-def stage_fits(profile: MachineProfile, observations: Sequence[Observation]) -> list[StageFit]:
-    """Compare every cost of a profile with the spans that it is for, those in which nobody else worked."""
-    return [StageFit(cost, _errors(cost, profile, observations)) for cost in profile.stages]
-
-
-def _errors(cost: StageCost, profile: MachineProfile, observations: Sequence[Observation]) -> dict[str, float]:
-    measured: dict[str, float] = defaultdict(float)
-    predicted: dict[str, float] = defaultdict(float)
+def fit_table(profile: MachineProfile, observations: Sequence[Observation]) -> Table:
+    """Return how well each cost describes its spans, those in which nobody else worked."""
+    measured: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    predicted: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for item in observations:
-        if item.stage == cost.stage and item.is_alone and profile.cost_of(item.stage, item.where) is cost:
-            measured[item.arm] += item.seconds
-            predicted[item.arm] += cost.seconds_of(item.units, item.model)
-    return {arm: measured[arm] / predicted[arm] - 1 for arm in measured if predicted[arm] > 0}
-
-
-def fit_table(profile: MachineProfile, fits: Sequence[StageFit]) -> Table:
-    """Return how well each cost describes its spans."""
+        cost = profile.cost_of(item.stage, item.where) if item.is_alone else None
+        if cost is not None:
+            measured[id(cost)][item.arm] += item.seconds
+            predicted[id(cost)][item.arm] += cost.seconds_of(item.units, item.model)
+    rows = []
+    for cost in profile.stages:
+        sums = measured[id(cost)], predicted[id(cost)]
+        errors = {arm: sums[0][arm] / seconds - 1 for arm, seconds in sums[1].items() if seconds > 0}
+        worst = max(errors, key=lambda arm: abs(errors[arm]), default="")
+        found = (f"{median(map(abs, errors.values())):.1%}", worst, f"{errors[worst]:+.0%}") if errors else ("", "", "")
+        spreads = (f"{spread:.0%}" for spread in (cost.step_log_sd, cost.run_log_sd, cost.unseen_log_sd))
+        rows.append((cost.stage, _under(cost), str(cost.spans), *found, *spreads))
+    slowdown: tuple[str, ...] = ()
+    if (contention := profile.contention) is not None:
+        told = f"{contention.slowdown:.2f}, with a standard error of {contention.slowdown_sd:.2f}"
+        slowdown = (f"slow-down of a part by each other one at work: {told}.",)
     return Table(
         title=f"How well {profile.name} describes the runs it was fitted to",
         header=("stage", "under", "spans", "error", "worst arm", "by", "a span", "a run", "unseen"),
-        rows=tuple(map(_fit_row, fits)),
+        rows=tuple(rows),
         notes=(
             "error: median over the arms of how far the mean of a stage's spans is from its prediction; worst arm: the "
             "one with the largest, measured over predicted.",
             "a span, a run: spread of single spans within a run, and of whole runs, around the prediction; unseen: "
             "that of a model that was not measured.",
-            *_slowdown(profile.contention),
+            *slowdown,
             *profile.notes,
         ),
         words=2,
@@ -81,26 +62,6 @@ def cost_table(profile: MachineProfile) -> Table:
         notes=("harness/simulate/features.py says what each term counts.",),
         words=3,
     )
-
-
-def _fit_row(fit: StageFit) -> tuple[str, ...]:
-    error, worst = fit.median_error, fit.worst
-    return (
-        fit.cost.stage,
-        _under(fit.cost),
-        str(fit.cost.spans),
-        "" if error is None else f"{error:.1%}",
-        "" if worst is None else worst[0],
-        "" if worst is None else f"{worst[1]:+.0%}",
-        *(f"{spread:.0%}" for spread in (fit.cost.step_log_sd, fit.cost.run_log_sd, fit.cost.unseen_log_sd)),
-    )
-
-
-def _slowdown(contention: Contention | None) -> tuple[str, ...]:
-    if contention is None:
-        return ()
-    found = f"{contention.slowdown:.2f}, with a standard error of {contention.slowdown_sd:.2f}"
-    return (f"slow-down of a part by each other one at work: {found}.",)
 
 
 def _under(cost: StageCost) -> str:

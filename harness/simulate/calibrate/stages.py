@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from harness.simulate.calibrate.least_squares import FIT_SHAPES, Fit, FitShape, active_features, fit_costs
+from harness.simulate.calibrate.least_squares import FIT_SHAPES, Fit, FitShape, active_costs, fit_costs
 from harness.simulate.calibrate.observations import Observation
 from harness.simulate.machine import Correction, StageCost, rounded
 
@@ -59,16 +60,16 @@ def _scaled(cost: StageCost, spans: Sequence[Observation], where: Mapping[str, s
     ratios: dict[str, list[float]] = defaultdict(list)
     for item in spans:
         ratios[item.run].append(item.seconds / cost.seconds_of(item.units, item.model))
+    ranges = _ranges(cost.ranges, spans)
     factor = float(np.mean([np.mean(each) for each in ratios.values()]))
-    return cost.model_copy(
-        update={
-            "where": dict(where),
-            "seconds": {feature: rounded(factor * seconds) for feature, seconds in cost.seconds.items()},
-            "covariance": tuple(tuple(rounded(factor**2 * value) for value in row) for row in cost.covariance),
-            "ranges": {feature: _range(spans, feature) for feature in cost.ranges},
-            "spans": len(spans),
-        }
-    )
+    return times(cost, factor, where=dict(where), ranges=ranges, spans=len(spans))
+
+
+def times(cost: StageCost, factor: float, **others: Any) -> StageCost:
+    """Return a cost with its seconds times a factor, and with other fields."""
+    seconds = {feature: rounded(factor * each) for feature, each in cost.seconds.items()}
+    covariance = tuple(tuple(rounded(factor**2 * value) for value in row) for row in cost.covariance)
+    return cost.model_copy(update={"seconds": seconds, "covariance": covariance, **others})
 
 
 def fit_stage(spans: Sequence[Observation], model: FitShape, where: Mapping[str, str]) -> StageCost:
@@ -79,26 +80,26 @@ def fit_stage(spans: Sequence[Observation], model: FitShape, where: Mapping[str,
         model: features.
         where: what the spans have in common, by the model's keys.
     """
-    found = _fit(spans, model.features)
-    places = active_features(model.features, found)
+    found = fit_spans(spans, model.features)
     corrections, unseen = _corrections(spans, model.features, found)
-    covariance = found.covariance[np.ix_(places, places)]
+    seconds, covariance = active_costs(model.features, found.seconds, found.covariance)
     return StageCost(
         stage=model.stages[0],
         where=dict(where),
-        seconds={model.features[place]: rounded(float(found.seconds[place])) for place in places},
-        covariance=tuple(tuple(rounded(float(value)) for value in row) for row in covariance),
+        seconds={feature: rounded(each) for feature, each in seconds.items()},
+        covariance=tuple(tuple(map(rounded, row)) for row in covariance),
         models=corrections,
         unseen_log_sd=rounded(unseen),
         step_log_sd=rounded(math.log1p(found.step_sd)),
         step_correlation=rounded(found.step_correlation),
         run_log_sd=rounded(math.log1p(found.run_sd)),
-        ranges={feature: _range(spans, feature) for feature in model.features},
+        ranges=_ranges(model.features, spans),
         spans=len(spans),
     )
 
 
-def _fit(spans: Sequence[Observation], features: Sequence[str]) -> Fit:
+def fit_spans(spans: Sequence[Observation], features: Sequence[str]) -> Fit:
+    """Fit the seconds of one unit of each feature to spans."""
     runs = {label: number for number, label in enumerate(dict.fromkeys(item.run for item in spans))}
     units = np.array([[item.units.get(feature, 0.0) for feature in features] for item in spans], dtype=np.float64)
     seconds = np.array([item.seconds for item in spans])
@@ -138,7 +139,7 @@ def _unseen(spans: Sequence[Observation], features: Sequence[str], names: Sequen
     errors = []
     for name in names:
         others = [item for item in spans if item.model != name]
-        seconds = dict(zip(features, _fit(others, features).seconds.tolist(), strict=True))
+        seconds = dict(zip(features, fit_spans(others, features).seconds.tolist(), strict=True))
         ratios = []
         for item in spans:
             predicted = sum(each * item.units.get(feature, 0.0) for feature, each in seconds.items())
@@ -148,6 +149,7 @@ def _unseen(spans: Sequence[Observation], features: Sequence[str], names: Sequen
     return max(LEAST_UNSEEN_LOG_SD, math.sqrt(float(np.mean(np.square(errors)))))
 
 
-def _range(spans: Sequence[Observation], feature: str) -> tuple[float, float]:
-    units = [item.units.get(feature, 0.0) for item in spans]
-    return rounded(min(units) / SLACK), rounded(max(units) * SLACK)
+def _ranges(features: Iterable[str], spans: Sequence[Observation]) -> dict[str, tuple[float, float]]:
+    """Return for which units a cost of these spans holds."""
+    units = {feature: [item.units.get(feature, 0.0) for item in spans] for feature in features}
+    return {feature: (rounded(min(each) / SLACK), rounded(max(each) * SLACK)) for feature, each in units.items()}

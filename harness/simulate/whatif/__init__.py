@@ -1,8 +1,8 @@
-"""What-if: a recorded run replayed on the virtual clock by the real loop, with one thing changed.
+"""A forecast that starts from a recorded run: the real loop replays it on the virtual clock, with one thing changed.
 
-``recording`` reads a run's calls and rollouts, ``replay`` runs the loop with parts that take recorded times,
-``changes`` says what may be changed, ``repricing`` by how much a change makes a call longer and what parts on the same
-cores cost each other, ``effects`` what comes of it, ``report`` how it is told. Light: no torch, no Ray.
+``change`` says what may be changed, ``replay`` runs the loop with parts that take recorded times, ``repricing`` says by
+how much a change makes a call longer and what parts on the same cores cost each other, ``answer`` what comes of it,
+``report`` how it is told. Light: no torch, no Ray.
 """
 
 ERROR_BOUND = 0.03

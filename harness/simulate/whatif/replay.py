@@ -1,101 +1,58 @@
-"""One replay: the real loop on the virtual clock, with parts whose calls take recorded times."""
+"""One replay: the real loop on the virtual clock, with parts whose calls take recorded times.
+
+A replay has the recorded rollouts in their order. With other batch or group sizes the recorded groups follow each other
+into the new batches, round and round; a smaller group takes the first responses of a recorded one, a larger one draws
+the missing ones from it again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+
+from msgspec import structs
 
 from harness.core.errors import UserError
+from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import Purpose, RolloutGroup, WorkItem
-from harness.loop import LoopPlan, Observer, RolloutCounts, StepReport, run_loop
-from harness.results import StepRow, VersionChange, lane_kind
+from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
+from harness.loop import Observer, RolloutCounts, StepReport, run_loop
+from harness.results import StepRow, TailRow, VersionChange, lane_kind, natural_order
 from harness.results.frames import RunTable
 from harness.results.occupancy import Occupancy
-from harness.results.rows import LaneSeconds, TailRow
+from harness.results.rows import sum_stages
 from harness.scenario.derived import on_one_thread
-from harness.scenario.lanes import writer_lane
+from harness.scenario.lanes import lanes_of, writer_lane
+from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
 from harness.simulate.machine import Contention
-from harness.simulate.metrics import simulated_row, table_of_rows
-from harness.simulate.parts import Sampled, SimulatedGenerator, SimulatedLearner, SimulatedScorer
+from harness.simulate.metrics import simulated_row, stage_times, step_time, table_of_rows, waiting_shares
+from harness.simulate.parts import (
+    ProfileCosts,
+    Sampled,
+    SimulatedGenerator,
+    SimulatedLearner,
+    SimulatedScorer,
+    with_rewards,
+)
+from harness.simulate.recorded_run import EVALUATE, TRAIN, RecordedCall, RecordedGroup, RecordedRun, Work
 from harness.simulate.timeline import CallPlan, CallTimeline, OwnDevice, SharedCores, StagePlan
-from harness.simulate.whatif.recording import RecordedCall, Recording, Rollouts, Work
-from harness.simulate.whatif.repricing import RepricedCalls, cores_of, transit_cores_of
+from harness.simulate.whatif.repricing import Repricing, as_rollouts, cores_of, transit_cores_of
 
 CALL, RECORD = "call", "record"
 """How the transit of a call, and the driver's own bookkeeping, are called beside the stages."""
 LEARNER = "learner"
 WRITER = writer_lane(LEARNER)
+UNKNOWN_REWARD = 0.5
 
-
-@dataclass(frozen=True)
-class Factors:
-    """What makes parts of a run slower or faster.
-
-    Attributes:
-        stages: factor on the seconds of a stage, of ``call`` or of ``record``.
-        lanes: factor on everything that lanes of a kind do, such as ``generator``.
-    """
-
-    stages: Mapping[str, float] = field(default_factory=dict)
-    lanes: Mapping[str, float] = field(default_factory=dict)
-
-    def of(self, lane: str, stage: str) -> float:
-        """Return the factor on the seconds of a stage of a lane."""
-        return self.stages.get(stage, 1.0) * self.lanes.get(lane_kind(lane), 1.0)
-
-    def times(self, other: Factors) -> Factors:
-        """Return both, one after the other."""
-        return Factors(_product(self.stages, other.stages), _product(self.lanes, other.lanes))
-
-
-def _product(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {name: first.get(name, 1.0) * second.get(name, 1.0) for name in {**first, **second}}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is replayed, beside the recorded calls.
-
-    Attributes:
-        scenario: of the replay.
-        plan: what the loop is asked to do.
-        generators, scorers: lanes.
-        rollouts: their lengths and rewards.
-        contention: what parts on the same cores cost each other; None where nothing.
-        gone: stages of a training step that the run had and the replay has not.
-    """
-
-    scenario: Scenario
-    plan: LoopPlan
-    generators: Sequence[str]
-    scorers: Sequence[str]
-    rollouts: Rollouts
-    contention: Contention | None = None
-    gone: frozenset[Stage] = frozenset()
-
-    def timelines(self, tracer: RecordingTracer) -> dict[str, CallTimeline]:
-        """Return the timeline of each lane; every part has a device of its own, or all share cores."""
-        place = OwnDevice() if self.contention is None else SharedCores(self.contention.cores, self.contention.slowdown)
-        takes_turns, cores = on_one_thread(self.scenario), cores_of(self.scenario, self.contention)
-        return {
-            lane: CallTimeline(
-                lane=lane,
-                tracer=tracer,
-                place=place,
-                thread="all parts" if takes_turns and lane != WRITER else lane,
-                loading="all parts" if takes_turns else f"{lane} weights",
-                remote=lane != WRITER,
-                cores=cores(lane),
-                transit_cores=transit_cores_of(self.scenario),
-            )
-            for lane in (*self.generators, *self.scorers, LEARNER, WRITER)
-        }
+Pace = Mapping[str, float]
+"""Factors on the seconds of a stage, of ``call`` or ``record``, or on all that lanes of a kind do."""
 
 
 @dataclass(frozen=True)
@@ -105,65 +62,257 @@ class Replayed:
     Attributes:
         rows: of the training steps, flagged as warm-up or profiled where the recorded ones are.
         spans: in the order in which they ended.
-        loop_s: seconds of the loop.
         borrowed: calls that were never recorded, by kind of work.
-        changes: when which lane took which policy version.
-        tail: seconds by lane and stage of what ended after the last step.
     """
 
     rows: tuple[StepRow, ...]
+    tail: TailRow
     spans: tuple[Span, ...]
-    loop_s: float
     ledger: RolloutCounts
     borrowed: Mapping[Work, int]
-    changes: tuple[VersionChange, ...] = ()
-    tail: LaneSeconds = field(default_factory=dict)
 
     @cached_property
     def table(self) -> RunTable:
         """What figures are taken of: the last step with a last evaluation after it."""
-        end_s = self.rows[-1].elapsed_s if self.rows else 0.0
-        totals: Counter[str] = Counter()
-        for stages in self.tail.values():
-            totals.update(stages)
-        return table_of_rows(self.rows, TailRow(max(0.0, self.loop_s - end_s), self.loop_s, self.tail, dict(totals)))
+        return table_of_rows(self.rows, self.tail)
+
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of a training step, as ``harness.simulate.metrics`` has them, as the next two."""
+        return step_time(self.table)
+
+    @cached_property
+    def stages_s(self) -> Mapping[str, float]:
+        """Seconds of each stage and wait in a step, added over the lanes."""
+        return stage_times(self.table)
+
+    @cached_property
+    def idle(self) -> Mapping[str, float]:
+        """Share of the measured window that each lane waited."""
+        return waiting_shares(self.table, self.spans, 0)
+
+    @property
+    def changes(self) -> list[VersionChange]:
+        """When which lane took which policy version."""
+        in_steps = [change for row in self.rows for change in row.version_changes]
+        return [*in_steps, *self.tail.version_changes]
 
 
-def replay(
-    recording: Recording, setting: Setting, pace: Factors | None = None, repriced: RepricedCalls | None = None
-) -> Replayed:
-    """Replay a recording.
+class Replay:
+    """Replays a recorded run, at one pace or another.
 
     Args:
-        recording: of the run.
-        setting: what is replayed.
-        pace: what is slower or faster.
-        repriced: how calls differ whose work does; None: none does.
-
-    Raises:
-        UserError: the setting asks for work of which no call was recorded.
-        Deadlock: the loop stands still, which no setting should be able to bring about.
+        run: the recorded one.
+        calls, record_s: of the run; see ``RecordedRun.calls``.
+        scenario: what is replayed.
+        contention: what parts on the same cores cost each other; None where nothing.
+        repricing: how calls differ whose work does; None: none does.
     """
-    factors = pace or Factors()
-    warm = [row.step for row in recording.rows if row.warmup]
-    pool = CallPool(recording.calls, max(warm, default=-1) + 1)
 
-    async def main(tracer: RecordingTracer) -> Replayed:
-        timelines = setting.timelines(tracer)
-        costs = {lane: RecordedCosts(lane, pool, factors, repriced, setting.gone) for lane in timelines}
-        generators = [
-            SimulatedGenerator(timelines[lane], costs[lane], setting.rollouts.sample) for lane in setting.generators
-        ]
-        scorers = [SimulatedScorer(timelines[lane], costs[lane], setting.rollouts.score) for lane in setting.scorers]
-        optimizer_steps, writes = setting.scenario.optimizer_steps_per_batch, setting.scenario.checkpoint.asynchronous
-        writer = timelines[WRITER] if writes else None
-        learner = SimulatedLearner(timelines[LEARNER], costs[LEARNER], optimizer_steps, tracer=tracer, writer=writer)
-        record_s = {step: s * factors.of(LEARNER, RECORD) for step, s in recording.record_s.items()}
-        watch = _StepWatch(tracer, costs[LEARNER], recording.rows, record_s)
-        await run_loop(generators, scorers, learner, setting.plan, tracer, watch, checkpoints=learner)
-        return watch.close(asyncio.get_running_loop().time(), pool.borrowed)
+    def __init__(
+        self,
+        run: RecordedRun,
+        calls: Sequence[RecordedCall],
+        record_s: Mapping[int, float],
+        scenario: Scenario,
+        contention: Contention | None = None,
+        repricing: Repricing | None = None,
+    ) -> None:
+        self._calls, self._record_s, self._scenario = calls, record_s, scenario
+        self._contention, self._repricing = contention, repricing
+        self._rollouts = Rollouts(run, scenario)
+        self._flags = {row.step: {"warmup": row.warmup, "profiled": row.profiled} for row in run.run.steps}
+        same_count = scenario.placement.generator.count == run.scenario.placement.generator.count
+        self._generators = _lanes(calls, "generator") if same_count else lanes_of("generator", scenario)
+        self._scorers = _lanes(calls, "scorer")
+        gone = run.scenario.needs_old_log_probs and not scenario.needs_old_log_probs and repricing is None
+        self._gone = {Stage.OLD_LOGPROBS} if gone else set[Stage]()
 
-    return run_virtual(main)[0]
+    def at(self, pace: Pace) -> Replayed:
+        """Return what comes of it at this pace.
+
+        Raises:
+            UserError: the scenario asks for work of which no call was recorded.
+            Deadlock: the loop stands still, which no setting should be able to bring about.
+        """
+        return run_virtual(lambda tracer: self._run(tracer, pace))[0]
+
+    async def _run(self, tracer: RecordingTracer, pace: Pace) -> Replayed:
+        scenario, rollouts = self._scenario, self._rollouts
+        pool = CallPool(
+            self._calls, max((step for step, flags in self._flags.items() if flags["warmup"]), default=-1) + 1
+        )
+        lanes = [*self._generators, *self._scorers, LEARNER, WRITER]
+        timelines = {line.lane: line for line in self._timelines(lanes, tracer)}
+        costs = {lane: RecordedCosts(lane, pool, pace, self._repricing, self._gone) for lane in lanes}
+        generators = [SimulatedGenerator(timelines[lane], costs[lane], rollouts.sample) for lane in self._generators]
+        scorers = [SimulatedScorer(timelines[lane], costs[lane], rollouts.score) for lane in self._scorers]
+        learner = SimulatedLearner(
+            timelines[LEARNER],
+            costs[LEARNER],
+            scenario.optimizer_steps_per_batch,
+            tracer=tracer,
+            writer=timelines[WRITER] if scenario.checkpoint.asynchronous else None,
+        )
+        watch = _Watch(tracer, costs[LEARNER], self._record_s, _factor(pace, LEARNER, RECORD), self._flags)
+        batches, validation = rollouts.batch_prompts, rollouts.validation_prompts
+        plan = replace(loop_plan(scenario, 1, 0), batch_prompts=batches, validation_prompts=validation)
+        await run_loop(generators, scorers, learner, plan, tracer, watch, checkpoints=learner)
+        return watch.replayed(pool.borrowed)
+
+    def _timelines(self, lanes: Sequence[str], tracer: RecordingTracer) -> Iterator[CallTimeline]:
+        """Yield the timeline of each lane; every part has a device of its own, or all share cores."""
+        shared = self._contention
+        place = OwnDevice() if shared is None else SharedCores(shared.cores, shared.slowdown)
+        takes_turns, cores = on_one_thread(self._scenario), cores_of(self._scenario, shared)
+        for lane in lanes:
+            yield CallTimeline(
+                lane=lane,
+                tracer=tracer,
+                place=place,
+                thread="all parts" if takes_turns and lane != WRITER else lane,
+                loading="all parts" if takes_turns else f"{lane} weights",
+                remote=lane != WRITER,
+                cores=cores(lane),
+                transit_cores=transit_cores_of(self._scenario),
+            )
+
+
+class _Watch(Observer):
+    """Keeps what the loop tells, and holds the Learner while the driver would record a step.
+
+    Args:
+        record_s: by training step; further ones take the mean of those beyond warm-up.
+        pace: factor on these.
+        flags: ``warmup`` and ``profiled`` of the recorded steps.
+    """
+
+    def __init__(
+        self,
+        tracer: RecordingTracer,
+        learner: RecordedCosts,
+        record_s: Mapping[int, float],
+        pace: float,
+        flags: Mapping[int, Mapping[str, bool]],
+    ) -> None:
+        self._tracer, self._learner, self._record_s, self._pace, self._flags = tracer, learner, record_s, pace, flags
+        steady = [seconds for step, seconds in record_s.items() if not flags.get(step, {}).get("warmup")]
+        self._steady_s = sum(steady) / len(steady) if steady else 0.0
+        self._steps: list[tuple[StepReport, float, int, dict[str, Any]]] = []  # with its end, and spans that had ended
+        self._spans: list[Span] = []
+        self._changes: list[VersionChange] = []
+        self._held: dict[str, int] = {}
+        self._ledger = RolloutCounts()
+
+    def on_version(self, lane: str, version: int) -> None:
+        self._held[lane] = version
+        self._changes.append(VersionChange(asyncio.get_running_loop().time(), lane, version))
+
+    def on_step(self, facts: StepReport) -> None:
+        now_s, seconds = asyncio.get_running_loop().time(), self._pace * self._record_s.get(facts.step, self._steady_s)
+        self._spans += self._tracer.drain()
+        held = {"versions": dict(self._held), "version_changes": tuple(self._changes)}
+        self._steps.append((facts, now_s, len(self._spans), held))
+        self._changes = []
+        if seconds > 0:
+            self._learner.held_until = now_s + seconds
+            now_ns = self._tracer.clock_ns()
+            end_ns, version = now_ns + round(seconds * 1e9), self._held[LEARNER]
+            self._tracer.finished.append(Span(LEARNER, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, facts.step, version))
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        self._ledger = ledger
+
+    def replayed(self, borrowed: Mapping[Work, int]) -> Replayed:
+        """Return what came of the replay, at its end."""
+        self._spans += self._tracer.drain()
+        table, rows, before_s, first = Occupancy.of(self._spans), list[StepRow](), 0.0, 0
+        for facts, now_s, last, held in self._steps:
+            lanes, flags = table.seconds(self._spans[first:last], first), self._flags.get(facts.step, {})
+            warmup, profiled = flags.get("warmup", False), flags.get("profiled", False)
+            row = simulated_row(facts, now_s - before_s, now_s, lanes, warmup=warmup, profiled=profiled)
+            rows.append(structs.replace(row, metrics={}, **held))  # tokens of unknown lengths are no metric
+            before_s, first = now_s, last
+        lanes, loop_s = table.seconds(self._spans[first:], first), asyncio.get_running_loop().time()
+        tail = TailRow(
+            max(0.0, loop_s - before_s), loop_s, lanes, sum_stages(lanes), version_changes=tuple(self._changes)
+        )
+        return Replayed(tuple(rows), tail, tuple(self._spans), self._ledger, dict(borrowed))
+
+
+def _lanes(calls: Iterable[RecordedCall], kind: str) -> list[str]:
+    return sorted({call.lane for call in calls if lane_kind(call.lane) == kind}, key=natural_order)
+
+
+def _factor(pace: Pace, lane: str, stage: str) -> float:
+    return pace.get(stage, 1.0) * pace.get(lane_kind(lane), 1.0)
+
+
+class Rollouts:
+    """What the Generators of a replay return. Prompts go by their places, for one may be in a batch twice.
+
+    Attributes:
+        validation_prompts: places in every evaluation.
+    """
+
+    def __init__(self, run: RecordedRun, scenario: Scenario) -> None:
+        before = run.scenario
+        self._prompts, self._size, self._seed = scenario.prompts_per_batch, scenario.group_size, scenario.seed
+        self._same_shape = (before.prompts_per_batch, before.group_size) == (self._prompts, self._size)
+        self._recorded, self._evaluated = run.sampled[TRAIN], run.sampled[EVALUATE]
+        self._groups = [group for groups in self._recorded.values() for group in groups]
+        unknown = [RecordedGroup(None, (1,), (UNKNOWN_REWARD,))] * scenario.evaluation.prompts
+        self._some_evaluation = next(iter(self._evaluated.values()), unknown)
+        self.validation_prompts = tuple(range(len(self._some_evaluation)))
+        self._made: dict[int, list[RecordedGroup]] = {}
+
+    def batch_prompts(self, number: int) -> tuple[int, ...]:
+        """Return the places of the prompts of a rollout batch."""
+        return tuple(range(len(self._batch(number))))
+
+    def sample(self, item: WorkItem) -> list[Sampled]:
+        """Return what a Generator samples; see ``harness.simulate.parts.Sample``."""
+        groups = self._of(item)
+        return [(groups[place].prompt, groups[place].lengths) for place in item.prompt_ids]
+
+    def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> ScoredBatch:
+        """Return the groups with their recorded rewards; see ``harness.simulate.parts.Score``."""
+        recorded = self._of(item)
+        scored = tuple(with_rewards(group, recorded[group.prompt_id].rewards) for group in groups)
+        rewards = [reward for group in scored for reward in group.rewards or ()]
+        name = "validation/reward" if item.purpose is Purpose.EVALUATE else "reward/total"
+        metrics: Metrics = {name: Metric(sum(rewards) / len(rewards), count=len(rewards))} if rewards else {}
+        return ScoredBatch(item, scored, metrics)
+
+    def _of(self, item: WorkItem) -> Sequence[RecordedGroup]:
+        if item.purpose is Purpose.TRAIN:
+            return self._batch(item.step)
+        return self._evaluated.get(item.step) or self._some_evaluation
+
+    def _batch(self, number: int) -> list[RecordedGroup]:
+        if number not in self._made:
+            self._made[number] = self._make(number)
+        return self._made[number]
+
+    def _make(self, number: int) -> list[RecordedGroup]:
+        if not self._recorded:
+            return [RecordedGroup(None, (1,) * self._size, (UNKNOWN_REWARD,) * self._size)] * self._prompts
+        following = [self._following(number * self._prompts + place) for place in range(self._prompts)]
+        if not self._same_shape:
+            return following
+        numbers = list(self._recorded)
+        recorded = self._recorded.get(number) or self._recorded[numbers[number % len(numbers)]]
+        return [*recorded, *following[len(recorded) :]]  # where groups got no reward, others stand in
+
+    def _following(self, place: int) -> RecordedGroup:
+        """Return the recorded group that comes at this place of all, with as many responses as are asked for."""
+        sampled = self._groups[place % len(self._groups)]
+        count = len(sampled.lengths)
+        rng = random.Random(derive_seed(self._seed, "whatif", place))
+        again = [rng.randrange(count) for _ in range(self._size - count)]
+        chosen = [*range(count), *again][: self._size]
+        lengths, rewards = (tuple(values[index] for index in chosen) for values in (sampled.lengths, sampled.rewards))
+        return RecordedGroup(sampled.prompt, lengths, rewards)
 
 
 class CallPool:
@@ -184,19 +333,17 @@ class CallPool:
 
     def __init__(self, calls: Iterable[RecordedCall], steady_from: int) -> None:
         self.borrowed: Counter[Work] = Counter()
-        self._own: dict[tuple[str, Work, int], deque[RecordedCall]] = {}
+        self._left: dict[tuple[str, Work, int], deque[RecordedCall]] = defaultdict(deque)
         self._taken: dict[tuple[str, Work, int], RecordedCall] = {}
-        self._beside: dict[tuple[str, Work, int], list[tuple[str, Work, int]]] = {}
-        by_work: dict[tuple[str, Work], list[RecordedCall]] = {}
+        self._beside: dict[tuple[str, Work, int], dict[str, None]] = defaultdict(dict)
+        by_work: dict[tuple[str, Work], list[RecordedCall]] = defaultdict(list)
         for call in calls:
-            kind, own = lane_kind(call.lane), (call.lane, call.work, call.key)
-            self._own.setdefault(own, deque()).append(call)
-            beside = self._beside.setdefault((kind, call.work, call.key), [])
-            if own not in beside:
-                beside.append(own)
-            by_work.setdefault((kind, call.work), []).append(call)
+            kind = lane_kind(call.lane)
+            self._left[call.lane, call.work, call.key].append(call)
+            self._beside[kind, call.work, call.key][call.lane] = None
+            by_work[kind, call.work].append(call)
         self._typical = {
-            place: [call for call in found if call.key >= steady_from] or found for place, found in by_work.items()
+            place: [call for call in own if call.key >= steady_from] or own for place, own in by_work.items()
         }
 
     def knows(self, lane: str, work: Work) -> bool:
@@ -210,9 +357,9 @@ class CallPool:
             UserError: no call of this kind of work was recorded.
         """
         kind = lane_kind(lane)
-        for own in ((lane, work, key), *self._beside.get((kind, work, key), ())):
-            if self._own.get(own):
-                call = self._own[own].popleft()
+        for each in (lane, *self._beside.get((kind, work, key), ())):
+            if self._left.get((each, work, key)):
+                call = self._left[each, work, key].popleft()
                 self._taken.setdefault((lane, work, key), call)
                 self._taken.setdefault((kind, work, key), call)
                 return call
@@ -221,10 +368,8 @@ class CallPool:
             return again
         typical = self._typical.get((kind, work))
         if not typical:
-            raise UserError(
-                f"the run has no call of a {kind} to {work.value}, so that its time is not known",
-                fix="leave out the change that asks for it",
-            )
+            what = f"the run has no call of a {kind} to {work.value}, so that its time is not known"
+            raise UserError(what, fix="leave out the change that asks for it")
         self.borrowed[work] += 1
         return typical[key % len(typical)]
 
@@ -233,81 +378,78 @@ class RecordedCosts:
     """The calls to one part at recorded times; see ``harness.simulate.parts.CostSource``.
 
     Args:
-        lane: of the part.
-        pool: the recorded calls.
-        pace: what is slower or faster.
-        repriced: how calls differ whose work does; None: none does.
         gone: stages that are left out of a training step.
 
     Attributes:
         held_until: virtual seconds at which the driver, which records a step after its end, calls the Learner again.
     """
 
-    def __init__(
-        self, lane: str, pool: CallPool, pace: Factors, repriced: RepricedCalls | None, gone: frozenset[Stage]
-    ) -> None:
-        self._lane, self._pool, self._pace, self._repriced, self._gone = lane, pool, pace, repriced, gone
+    def __init__(self, lane: str, pool: CallPool, pace: Pace, repricing: Repricing | None, gone: set[Stage]) -> None:
+        self._lane, self._pool, self._pace, self._gone = lane, pool, pace, gone
+        self._priced = None if repricing is None else (repricing, *repricing.costs(lane))
         self.held_until = 0.0
 
     def load(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
-        return self._sync(Work.LOAD, version)
+        return self._sync(Work.LOAD, version, lambda costs: costs.load(version))
 
     def publish(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
-        return self._sync(Work.PUBLISH, version)
+        return self._sync(Work.PUBLISH, version, lambda costs: costs.publish(version))
+
+    def _sync(self, work: Work, version: int, ask: Callable[[ProfileCosts], CallPlan]) -> CallPlan:
+        call = self._pool.take(self._lane, work, version)
+        if self._priced is not None and self._priced[0].syncs_differ:
+            prices, old, new = self._priced
+            call = prices.repriced(call, [ask(old)], ask(new))
+        return self._plan(call)
 
     def save_policy(self, version: int) -> CallPlan:
-        """See ``CostSource``; where nothing was saved it takes no time."""
-        return self._sync(Work.SAVE_POLICY, version) if self._pool.knows(self._lane, Work.SAVE_POLICY) else CallPlan(())
+        known = self._pool.knows(self._lane, Work.SAVE_POLICY)  # where nothing was saved it takes no time
+        return self._plan(self._pool.take(self._lane, Work.SAVE_POLICY, version)) if known else CallPlan(())
 
     def checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
-        return self._sync(Work.CHECKPOINT, version)
+        return self._plan(self._pool.take(self._lane, Work.CHECKPOINT, version))
 
     def write_checkpoint(self, version: int) -> CallPlan:
-        """See ``CostSource``."""
         return self._plan(self._pool.take(writer_lane(self._lane), Work.CHECKPOINT_WRITE, version))
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
-        """See ``CostSource``."""
-        call = self._take(_work_of(item, Work.GENERATE), item.step)
-        return self._plan(self._repriced.generate(call, item, sampled) if self._repriced else call)
+        call = self._pool.take(self._lane, _work_of(item, Work.GENERATE), item.step)
+        if self._priced is not None and self._priced[0].differs(item):
+            prices, old, new = self._priced
+            shards = [[(group.prompt_length, group.lengths) for group in shard] for shard in prices.shards(call.key)]
+            before = [old.generate(item, shard) for shard in shards] or [old.generate(item, sampled)]
+            call = prices.repriced(call, before, new.generate(item, sampled))
+        return self._plan(call)
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        """See ``CostSource``."""
-        call = self._take(_work_of(item, Work.SCORE), item.step)
-        return self._plan(self._repriced.score(call, item, groups) if self._repriced else call)
+        call = self._pool.take(self._lane, _work_of(item, Work.SCORE), item.step)
+        if self._priced is not None and self._priced[0].differs(item):
+            prices, old, new = self._priced
+            before = [old.score(item, shard) for shard in prices.shards(call.key) or [groups]]
+            call = prices.repriced(call, before, new.score(item, groups))
+        return self._plan(call)
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        """See ``CostSource``.
-
-        Raises:
-            AssertionError: always; a recording of a Learner that streams is refused before.
-        """
-        raise AssertionError("a replay has no parts of a batch")
+        raise AssertionError("a recording of a Learner that trains on parts of a batch is refused before")
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
-        """See ``CostSource``; the driver's bookkeeping after the last step comes first."""
-        call = self._take(Work.UPDATE, step)
-        plan = self._plan(self._repriced.update(call, groups) if self._repriced else call)
+        """The driver's bookkeeping after the last step comes first."""
+        call = self._pool.take(self._lane, Work.UPDATE, step)
+        if self._priced is not None and self._priced[0].work_differs:
+            prices, old, new = self._priced
+            before = old.update(call.key, as_rollouts(prices.run.trained_on(call.key)) or groups)
+            call = prices.repriced(call, [before], new.update(step, groups))
+        plan = self._plan(call)
         stages = [each for each in plan.stages if each.stage not in self._gone]
         return plan._replace(stages=stages, delay_s=self.held_until - asyncio.get_running_loop().time())
 
-    def _sync(self, work: Work, version: int) -> CallPlan:
-        call = self._take(work, version)
-        return self._plan(self._repriced.sync(call) if self._repriced else call)
-
-    def _take(self, work: Work, key: int) -> RecordedCall:
-        return self._pool.take(self._lane, work, key)
-
     def _plan(self, call: RecordedCall) -> CallPlan:
         """Return a call at its pace; a gap between two stages of it stays."""
-        transit = self._pace.of(self._lane, CALL)
+        transit = _factor(self._pace, self._lane, CALL)
         stages = [
             StagePlan(None, each.seconds, works=False)
             if each.stage is None
-            else StagePlan(each.stage, each.seconds * self._pace.of(call.lane, each.stage))
+            else StagePlan(each.stage, each.seconds * _factor(self._pace, call.lane, each.stage))
             for each in call.stages
         ]
         return CallPlan(stages, call.request_s * transit, call.response_s * transit)
@@ -315,67 +457,3 @@ class RecordedCosts:
 
 def _work_of(item: WorkItem, training: Work) -> Work:
     return Work.EVALUATE if item.purpose is Purpose.EVALUATE else training
-
-
-class _StepWatch(Observer):
-    """Keeps the rows of a replay, and holds the Learner while the driver would record a step."""
-
-    def __init__(
-        self,
-        tracer: RecordingTracer,
-        learner: RecordedCosts,
-        recorded: Iterable[StepRow],
-        record_s: Mapping[int, float],
-    ) -> None:
-        self._tracer, self._learner = tracer, learner
-        self._flags = {row.step: (row.warmup, row.profiled) for row in recorded}
-        self._record_s = record_s
-        steady = [s for step, s in record_s.items() if not self._flags.get(step, (False,))[0]]
-        self._steady_s = sum(steady) / len(steady) if steady else 0.0
-        self._steps: list[tuple[StepReport, float, int, dict[str, int]]] = []  # with spans that had ended, and versions
-        self.spans: list[Span] = []
-        self.changes: list[VersionChange] = []
-        self._held: dict[str, int] = {}
-        self._ledger = RolloutCounts()
-
-    def on_version(self, lane: str, version: int) -> None:
-        """See ``Observer``."""
-        self._held[lane] = version
-        self.changes.append(VersionChange(self._now_s(), lane, version))
-
-    def on_step(self, facts: StepReport) -> None:
-        """See ``Observer``."""
-        now_s = self._now_s()
-        self.spans += self._tracer.drain()
-        self._steps.append((facts, now_s, len(self.spans), dict(self._held)))
-        self._hold_learner(facts.step, now_s)
-
-    def on_finished(self, ledger: RolloutCounts) -> None:
-        """See ``Observer``."""
-        self._ledger = ledger
-
-    def close(self, loop_s: float, borrowed: Mapping[Work, int]) -> Replayed:
-        """Return what came of the replay."""
-        self.spans += self._tracer.drain()
-        table, rows, before_s, first = Occupancy.of(self.spans), list[StepRow](), 0.0, 0
-        for facts, now_s, last, held in self._steps:
-            lanes = table.seconds(self.spans[first:last], first)
-            warmup, profiled = self._flags.get(facts.step, (False, False))
-            row = simulated_row(facts, now_s - before_s, now_s, lanes, warmup=warmup, profiled=profiled, versions=held)
-            rows.append(row)
-            before_s, first = now_s, last
-        tail, spans, changes = table.seconds(self.spans[first:], first), tuple(self.spans), tuple(self.changes)
-        return Replayed(tuple(rows), spans, loop_s, self._ledger, dict(borrowed), changes, tail)
-
-    def _hold_learner(self, step: int, now_s: float) -> None:
-        seconds = self._record_s.get(step, self._steady_s)
-        if seconds <= 0:
-            return
-        self._learner.held_until = now_s + seconds
-        now_ns = self._tracer.clock_ns()
-        end_ns = now_ns + round(seconds * 1e9)
-        version = self._held[LEARNER]
-        self._tracer.finished.append(Span(LEARNER, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, step, version))
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()

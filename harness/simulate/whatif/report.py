@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from harness.compare.numbers import change, listed, number, percent
 from harness.core.errors import UserError
+from harness.core.terminal_text import plain
 from harness.core.trace import Span, Stage
 from harness.report.canvas import save
+from harness.report.console import Output
 from harness.report.document import Table
 from harness.report.experiment_charts import EVALUATE, Excerpt, timeline_figure
-from harness.results import Manifest, RunFolder, StepRow, TailRow, experiment_name, in_pipeline_order
+from harness.report.terminal import print_list, print_table
+from harness.results import Manifest, RunFolder, experiment_name, in_pipeline_order
 from harness.results.recorder import LEDGER_COLUMNS
 from harness.results.writer import timestamp, utc_now
 from harness.scenario.load import resolved_yaml
-from harness.scenario.schema import Scenario
-from harness.simulate.whatif.effects import FASTER, Answer, Gain, Outcome
+from harness.simulate.whatif.answer import FASTER, Answer, Gain
 from harness.simulate.whatif.replay import Replayed
 
 NOTHING = 0.001
@@ -29,25 +32,23 @@ NONE = "-"
 
 def changed_to(answer: Answer) -> str:
     """Return in words what was changed, as it was typed."""
-    change = answer.change
-    paces = [f"{name} x {factor:g}" for name, factor in change.factors.stages.items()]
-    return ", ".join([*change.typed, *paces]) or "unchanged"
+    paces = [f"{name} x {factor:g}" for name, factor in answer.change.pace.items()]
+    return ", ".join([*answer.change.typed, *paces]) or "unchanged"
 
 
 def figures(answer: Answer) -> dict[str, Any]:
     """Return the figures of an answer as plain values."""
-    seconds = {name: outcome.step_s for name, outcome in (("before", answer.before), ("after", answer.after))}
-    manifest = answer.run.manifest
+    manifest, replays = answer.run.manifest, {"before": answer.before, "after": answer.after}
     return {
         "scenario": manifest.scenario,
         "experiment": manifest.experiment,
         "run": answer.run.folder.name,
         "changed": changed_to(answer),
-        "step_s": {"recorded": answer.recorded_step_s, **seconds},
+        "step_s": {"recorded": answer.recorded_step_s} | {name: each.step_s for name, each in replays.items()},
         "ratio": answer.ratio,
         "error": answer.error,
-        "stages_s": {"before": dict(answer.before.stages_s), "after": dict(answer.after.stages_s)},
-        "idle": {"before": dict(answer.before.idle), "after": dict(answer.after.idle)},
+        "stages_s": {name: dict(each.stages_s) for name, each in replays.items()},
+        "idle": {name: dict(each.idle) for name, each in replays.items()},
         "gain_of_10_percent_off": {gain.name: gain.gain for gain in answer.gains},
         "machine": answer.machine,
         "notes": list(answer.notes),
@@ -56,9 +57,42 @@ def figures(answer: Answer) -> dict[str, Any]:
 
 def tables(answer: Answer) -> list[Table]:
     """Return the tables of an answer, from the step time to what 10% off each stage would give."""
-    if answer.change.is_none:
-        return [_time_table(answer), _gain_table(answer)]
-    return [_time_table(answer), _stage_table(answer), _idle_table(answer), _gain_table(answer)]
+    before, after, unchanged = answer.before, answer.after, answer.change.is_none
+    recorded = "recorded" if answer.run.manifest.simulated is None else "recorded (simulated)"
+    times = [(recorded, number(answer.recorded_step_s), NONE)]
+    times.append(("replayed as it was (simulated)", number(before.step_s), change(1 + answer.error)))
+    if not unchanged:
+        times.append((f"{changed_to(answer)} (simulated)", number(after.step_s), change(answer.ratio)))
+    note = "replayed: compared with recorded. The change: compared with the replay."
+    made = [Table("Step time, seconds", ("run", "step time", "difference"), tuple(times), (note,))]
+    if not unchanged:
+        ratios = {
+            name: change(after.stages_s[name] / old)
+            for name, old in before.stages_s.items()
+            if old and name in after.stages_s
+        }
+        rows = _beside(before.stages_s, after.stages_s, list(Stage), number)
+        stages = [(*row, ratios.get(row[0], NONE)) for row in rows]
+        title = "Seconds of each stage and wait in a step, added over the lanes (simulated)"
+        made.append(Table(title, ("stage", "before", "after", "difference"), tuple(stages)))
+        lanes = in_pipeline_order({*before.idle, *after.idle})
+        title = "Share of the measured steps that each lane waited (simulated)"
+        idle = tuple(_beside(before.idle, after.idle, lanes, percent))
+        made.append(Table(title, ("lane", "before", "after"), idle))
+    whose = "the run" if unchanged else "the changed run"
+    title = f"What 10% faster would give: {whose} replayed with one stage at {FASTER:g} of its time (simulated)"
+    gains = tuple((gain.name, number(gain.seconds), _signed(gain.gain)) for gain in answer.gains)
+    return [*made, Table(title, ("stage", "seconds in a step", "gain in step time"), gains)]
+
+
+def _beside(
+    before: Mapping[str, float], after: Mapping[str, float], names: Iterable[str], write: Callable[[float], str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each name that is in one of them."""
+    for name in names:
+        if name in before or name in after:
+            old, new = (write(each[name]) if name in each else NONE for each in (before, after))
+            yield name, old, new
 
 
 def sentences(answer: Answer) -> Iterator[str]:
@@ -88,50 +122,17 @@ def cautions(answer: Answer) -> Iterator[str]:
     yield from answer.notes
 
 
-def _time_table(answer: Answer) -> Table:
-    recorded = "recorded" if answer.run.manifest.simulated is None else "recorded (simulated)"
-    rows = [(recorded, number(answer.recorded_step_s), NONE)]
-    rows.append(("replayed as it was (simulated)", number(answer.before.step_s), change(1 + answer.error)))
-    if not answer.change.is_none:
-        rows.append((f"{changed_to(answer)} (simulated)", number(answer.after.step_s), change(answer.ratio)))
-    note = "replayed: compared with recorded. The change: compared with the replay."
-    return Table("Step time, seconds", ("run", "step time", "difference"), tuple(rows), (note,))
-
-
-def _stage_table(answer: Answer) -> Table:
-    before, after = answer.before.stages_s, answer.after.stages_s
-    names = [stage.value for stage in Stage if stage.value in before or stage.value in after]
-    rows = []
-    for name in names:
-        old, new = before.get(name), after.get(name)
-        ratio = change(new / old) if old and new is not None else NONE
-        rows.append((name, NONE if old is None else number(old), NONE if new is None else number(new), ratio))
-    return Table(
-        "Seconds of each stage and wait in a step, added over the lanes (simulated)",
-        ("stage", "before", "after", "difference"),
-        tuple(rows),
-    )
-
-
-def _idle_table(answer: Answer) -> Table:
-    before, after = answer.before.idle, answer.after.idle
-    rows = [
-        (lane, percent(before[lane]) if lane in before else NONE, percent(after[lane]) if lane in after else NONE)
-        for lane in in_pipeline_order({*before, *after})
-    ]
-    return Table(
-        "Share of the measured steps that each lane waited (simulated)", ("lane", "before", "after"), tuple(rows)
-    )
-
-
-def _gain_table(answer: Answer) -> Table:
-    rows = tuple((gain.name, number(gain.seconds), _signed(gain.gain)) for gain in answer.gains)
-    whose = "the run" if answer.change.is_none else "the changed run"
-    return Table(
-        f"What 10% faster would give: {whose} replayed with one stage at {FASTER:g} of its time (simulated)",
-        ("stage", "seconds in a step", "gain in step time"),
-        rows,
-    )
+def show(answer: Answer, written: Sequence[str]) -> None:
+    """Print an answer, and what was written of it."""
+    console = Output()
+    manifest = answer.run.manifest
+    title = f"What if: {manifest.scenario} / {manifest.experiment} / {answer.run.folder.name} (simulated)"
+    console.print(Text(plain(title), style="bold underline"))
+    for table in tables(answer):
+        print_table(console, table)
+    print_list(console, "What the figures say", list(sentences(answer)))
+    print_list(console, "Caveats", list(cautions(answer)))
+    print_list(console, "Written", written)
 
 
 def _advice(gains: Sequence[Gain]) -> Iterator[str]:
@@ -175,8 +176,8 @@ def draw_picture(answer: Answer, path: Path) -> Path:
         raise UserError(what, str(path), "name another file with -o FILE.png") from error
 
 
-def _excerpt(name: str, outcome: Outcome) -> Excerpt:
-    rows, replayed = outcome.replayed.rows, outcome.replayed
+def _excerpt(name: str, replayed: Replayed) -> Excerpt:
+    rows = replayed.rows
     steps: dict[str, list[float]] = {of: [getattr(row, of) for row in rows] for of in ("step", "wall_s", "elapsed_s")}
     steps[EVALUATE] = [row.stages_s.get(Stage.EVALUATE.value, 0.0) for row in rows]
     return Excerpt(name, replayed.spans, replayed.changes, steps)
@@ -194,73 +195,35 @@ def write_runs(answer: Answer, root: Path) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    name = f"whatif_{answer.run.manifest.scenario}"
-    now = utc_now()
+    run, now = answer.run.manifest, utc_now()
+    name = f"whatif_{run.scenario}"
     experiment = experiment_name(root, name, now)
-    arms = [(BEFORE, answer.change.before, answer.before.replayed), (AFTER, answer.change.after, answer.after.replayed)]
+    arms = [(BEFORE, answer.change.before, answer.before), (AFTER, answer.change.after, answer.after)]
     for position, (arm, scenario, replayed) in enumerate(arms):
         with RunFolder.create(root, name, experiment, arm) as folder:
-            _write(answer, folder, _manifest(answer, name, experiment, arm, position, now), scenario, replayed)
+            folder.write_scenario(resolved_yaml(scenario))
+            folder.write_manifest(
+                Manifest(
+                    scenario=name,
+                    experiment=experiment,
+                    started_at=timestamp(now),
+                    arm=arm,
+                    seed=run.seed,
+                    interleaving="run",
+                    position=position,
+                    versions=run.versions,
+                    machine=run.machine,
+                    threads=run.threads,
+                    parameters=run.parameters,
+                    simulated=answer.machine or f"a replay of {run.scenario}/{run.experiment}",
+                )
+            )
+            lanes = dict.fromkeys(span.lane for span in replayed.spans)
+            folder.append_spans(Span(lane, Stage.STARTUP, 0, 0, -1, -1) for lane in lanes)
+            folder.append_spans(replayed.spans)
+            folder.append(*replayed.rows, replayed.tail)
+            outcome = {"steps_done": len(replayed.rows), "warmup": asdict(answer.run.warm_up)}
+            ledger = {column: asdict(getattr(replayed.ledger, column)) for column in LEDGER_COLUMNS}
+            folder.finish("completed", outcome=outcome | {"ledger": ledger})
             where = folder.folder.parent
     return where
-
-
-def _write(answer: Answer, folder: RunFolder, manifest: Manifest, scenario: Scenario, replayed: Replayed) -> None:
-    folder.write_scenario(resolved_yaml(scenario))
-    folder.write_manifest(manifest)
-    lanes = dict.fromkeys(span.lane for span in replayed.spans)
-    folder.append_spans(Span(lane, Stage.STARTUP, 0, 0, -1, -1) for lane in lanes)
-    folder.append_spans(replayed.spans)
-    for row in _rows(replayed):
-        folder.append(row)
-    folder.finish("completed", outcome=_outcome(answer, replayed))
-
-
-def _outcome(answer: Answer, replayed: Replayed) -> dict[str, Any]:
-    ledger = {column: asdict(getattr(replayed.ledger, column)) for column in LEDGER_COLUMNS}
-    return {
-        "steps_done": len(replayed.rows),
-        "warmup": asdict(answer.run.warm_up),
-        "ledger": ledger,
-    }
-
-
-def _rows(replayed: Replayed) -> Iterator[StepRow | TailRow]:
-    """Yield the rows of the training steps, each with the version changes since the last one, and the tail."""
-    changes, end_s = list(replayed.changes), 0.0
-    for row in replayed.rows:
-        mine = [change for change in changes if change.elapsed_s <= row.elapsed_s]
-        changes, end_s = changes[len(mine) :], row.elapsed_s
-        yield StepRow(
-            step=row.step,
-            version=row.version,
-            wall_s=row.wall_s,
-            elapsed_s=row.elapsed_s,
-            optimizer_steps=row.optimizer_steps,
-            lanes=row.lanes,
-            metrics={},
-            versions=row.versions,
-            version_changes=tuple(mine),
-            lags=row.lags,
-            warmup=row.warmup,
-            profiled=row.profiled,
-        )
-    yield TailRow(replayed.loop_s - end_s, replayed.loop_s, replayed.tail, version_changes=tuple(changes))
-
-
-def _manifest(answer: Answer, name: str, experiment: str, arm: str, position: int, now: datetime) -> Manifest:
-    run = answer.run.manifest
-    return Manifest(
-        scenario=name,
-        experiment=experiment,
-        started_at=timestamp(now),
-        arm=arm,
-        seed=run.seed,
-        interleaving="run",
-        position=position,
-        versions=run.versions,
-        machine=run.machine,
-        threads=run.threads,
-        parameters=run.parameters,
-        simulated=answer.machine or f"a replay of {run.scenario}/{run.experiment}",
-    )
