@@ -53,6 +53,11 @@ def without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
     kept = dict(settings)
     for key, default in _DEFAULTS.items():
         kept = _without(kept, key.split("."), default)
+    loss = kept.get("loss")
+    if isinstance(loss, dict) and isinstance(importance := loss.get("importance"), dict):
+        if importance.get("mode") == "off":  # bounds had values then, which only other modes read
+            used = {name: value for name, value in importance.items() if name not in ("cap", "floor")}
+            kept["loss"] = {**loss, "importance": used}
     return kept
 
 

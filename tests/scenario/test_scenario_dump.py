@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import yaml
 from hypothesis import example, given, settings
@@ -123,3 +124,12 @@ def test_scenarios_and_commands_import_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_scenarios_that_earlier_releases_recorded_still_load():
+    recorded = sorted(Path("tests/data").rglob("scenario.resolved.yaml"))
+    recorded += sorted(Path("results/reference").rglob("scenario.resolved.yaml"))
+    of_each_experiment = {path.parents[1]: path for path in recorded}
+    assert len(of_each_experiment) >= 10
+    for path in of_each_experiment.values():
+        assert load_scenario(path).loss.importance.mode == "off"
