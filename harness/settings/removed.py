@@ -54,10 +54,10 @@ def without_removed(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, default in _DEFAULTS.items():
         kept = _without(kept, key.split("."), default)
     loss = kept.get("loss")
-    if isinstance(loss, dict) and isinstance(importance := loss.get("importance"), dict):
-        if importance.get("mode") == "off":  # bounds had values then, which only other modes read
-            used = {name: value for name, value in importance.items() if name not in ("cap", "floor")}
-            kept["loss"] = {**loss, "importance": used}
+    importance = loss.get("importance") if isinstance(loss, dict) else None
+    if isinstance(loss, dict) and isinstance(importance, dict) and importance.get("mode") == "off":
+        used = {name: value for name, value in importance.items() if name not in ("cap", "floor")}
+        kept["loss"] = {**loss, "importance": used}  # its bounds had values that only other modes read
     return kept
 
 
