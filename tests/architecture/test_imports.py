@@ -126,7 +126,13 @@ def test_a_library_for_one_place_appears_in_no_other(library: str, only: set[str
 def test_pictures_are_drawn_in_the_report_alone() -> None:
     drawing = {path for library in PICTURES for path in files_importing(library)}
     elsewhere = {path for path in drawing if not path.startswith("harness/report/")}
-    frames = ("results/frames", "results/importers/convert", "results/importers/logs", "compare/experiment")
+    frames = (
+        "results/frames",
+        "results/importers/convert",
+        "results/importers/logs",
+        "compare/experiment",
+        "simulate/sweep",
+    )
     assert elsewhere == {f"harness/{name}.py" for name in frames}
 
 
