@@ -242,7 +242,7 @@ def test_an_actor_whose_gpu_is_full_ends_the_run_in_a_line(
     close_parts(spawned)
     assert "\n" not in told.value.what
     assert f"{place}: tried to allocate 2.25 GiB" in told.value.what
-    assert (told.value.fix or "").startswith("set gradient_accumulation_steps to 2, or take a GPU with more")
+    assert (told.value.fix or "").startswith("raise gradient_accumulation_steps (now 1)")
 
 
 KILLS = [
