@@ -282,11 +282,6 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
             raise UserError(what, where, "save the model again")
 
 
-def can_be_cut(config: ModelConfig, ranks: int) -> bool:
-    """Whether so many tensor ranks can share the model."""
-    return ranks == 1 or (config.runs_on == "own" and not any(size % ranks for size in _cut_sizes(config).values()))
-
-
 def check_divides(config: ModelConfig, ranks: int, setting: str = "learner.mesh.tensor") -> None:
     """Refuse to cut a model over so many tensor ranks that heads or the MLP's width would have to be split unevenly.
 

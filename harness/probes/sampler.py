@@ -54,16 +54,20 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._end, self._unsent, self.ended = end, deque[bytes](), False
+        self._longest = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 64  # the kernel's own part
 
     def fileno(self) -> int:
         """For ``select``."""
         return self._end.fileno()
 
     def send(self, message: Any) -> bool:
-        """Send a message, or keep it; return whether it was not dropped because far too many are kept already."""
+        """Send a message, or keep it; return whether it was: not if too many are kept, or it is too long."""
         if len(self._unsent) >= _MOST_UNSENT:
             return False
-        self._unsent.append(msgspec.json.encode(message))
+        content = msgspec.json.encode(message)
+        if len(content) > self._longest:
+            return False
+        self._unsent.append(content)
         self.push()
         return True
 

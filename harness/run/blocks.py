@@ -18,13 +18,14 @@ from harness.compare.stats.verdicts import Effect, enough
 from harness.core.errors import UserError
 from harness.core.progress import duration
 from harness.results import find_run_folders, read_manifest
+from harness.results.reader import read_settings
 from harness.results.writer import MANIFEST
 from harness.results.writer import SCENARIO as RESOLVED
+from harness.run.earlier_runs import as_recorded, differing
 from harness.run.engine import Engine
 from harness.run.interleaving import Group
 from harness.run.session import Experiment
 from harness.scenario.axes import Variant
-from harness.scenario.load import resolved_yaml
 
 Clock = Callable[[], float]
 
@@ -196,11 +197,11 @@ def earlier_block_seconds(folder: Path, variants: Sequence[Variant], fingerprint
 def _ran_as(folder: Path, variant: Variant, fingerprint: str | None) -> bool:
     """Whether a run's folder is there, of the same settings on the same kind of machine, and was finished."""
     try:
-        manifest, settings = read_manifest(folder), (folder / RESOLVED).read_text(encoding="utf-8")
-    except (UserError, OSError, UnicodeDecodeError):
+        manifest, settings = read_manifest(folder), read_settings(folder / RESOLVED)
+    except UserError:
         return False
     same_machine = manifest.machine.get("fingerprint") == fingerprint
-    return manifest.status == "completed" and same_machine and settings == resolved_yaml(variant.scenario)
+    return manifest.status == "completed" and same_machine and not differing(settings, as_recorded(variant.scenario))
 
 
 def _block_starts(experiment: Path) -> list[datetime]:

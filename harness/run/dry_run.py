@@ -7,7 +7,7 @@ steps, on the same processor, cores and memory, with the same versions of the pa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,19 +18,18 @@ from harness.compare.numbers import count, number, plural
 from harness.core.errors import UserError
 from harness.core.progress import duration
 from harness.core.terminal_text import plain
-from harness.probes.provenance import machine_facts, package_versions
 from harness.results import Manifest
 from harness.results.anonymous import safe_name
 from harness.results.frames import table_of
-from harness.results.reader import find_run_folders, load_run, parse_settings, read_manifest, read_settings
+from harness.results.reader import load_run, read_settings
 from harness.results.writer import SCENARIO
+from harness.run.earlier_runs import as_recorded, differing, made_here
 from harness.run.needs import Need, needs_of
 from harness.scenario.axes import Variant, changes_of, expand
-from harness.scenario.load import resolved_yaml
 from harness.scenario.schema import Scenario
 
 MOST_SHOWN = 40
-MAY_DIFFER = ("seed", "blocks", "steps")
+MAY_DIFFER = {"seed", "blocks", "steps"}
 Check = Callable[[Sequence[Variant]], None]
 """Refuses runs that cannot work here, as a real command does before it starts them."""
 
@@ -107,11 +106,11 @@ def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
         except UserError as error:
             missing[error.what] = Need(error.where or "", error.what, error.fix or "")
     home = out / safe_name(scenario.name)
-    made_here, arms = list(_made_here(home)), list[Arm]()
+    earlier, arms = list(made_here(home)), list[Arm]()
     for name, (first, *others) in kinds.items():
         own = first.scenario
         arm = Arm(name, changes_of(scenario, first), 1 + len(others), own.steps, own.num_rollouts)
-        arms.append(_timed(arm, first, made_here) if scenario.transport_sweep is None else arm)
+        arms.append(_timed(arm, first, earlier) if scenario.transport_sweep is None else arm)
     seconds = [
         arm.runs * (arm.startup_s + arm.steps * arm.step_s) for arm in arms if arm.step_s and arm.startup_s is not None
     ]
@@ -119,26 +118,11 @@ def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
     return Plan(scenario.name, scenario.blocks, len(variants), tuple(arms), whole, tuple(missing.values()), str(home))
 
 
-def _made_here(home: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Yield the runs of a scenario that were finished on this machine with these versions, the newest first."""
-    if not home.is_dir():
-        return
-    fingerprint, versions, found = machine_facts()["fingerprint"], package_versions(), list[tuple[Path, Manifest]]()
-    with suppress(UserError):
-        for folder in find_run_folders(home):
-            with suppress(UserError):
-                found.append((folder, read_manifest(folder)))
-    for folder, run in sorted(found, key=lambda each: each[1].started_at, reverse=True):
-        is_real = run.status == "completed" and run.simulated is None
-        if is_real and run.machine.get("fingerprint") == fingerprint and run.versions == versions:
-            yield folder, run
-
-
-def _timed(arm: Arm, variant: Variant, made_here: Sequence[tuple[Path, Manifest]]) -> Arm:
-    wanted = _comparable(parse_settings(resolved_yaml(variant.scenario)))
-    for folder, run in made_here:
+def _timed(arm: Arm, variant: Variant, earlier: Sequence[tuple[Path, Manifest]]) -> Arm:
+    wanted = as_recorded(variant.scenario)
+    for folder, run in earlier:
         with suppress(UserError):
-            if _comparable(read_settings(folder / SCENARIO)) == wanted:
+            if differing(read_settings(folder / SCENARIO), wanted) <= MAY_DIFFER:
                 table = table_of(load_run(folder))
                 if len(table):
                     step_s = fmean(table.wall_s[table.is_measured].tolist())
@@ -146,10 +130,6 @@ def _timed(arm: Arm, variant: Variant, made_here: Sequence[tuple[Path, Manifest]
                         arm.name, arm.changes, arm.runs, arm.steps, arm.rollouts, step_s, run.startup_s, str(folder)
                     )
     return arm
-
-
-def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in MAY_DIFFER}
 
 
 def _lines(plan: Plan) -> list[str]:

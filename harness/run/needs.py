@@ -210,7 +210,7 @@ def gpus_needed(scenario: Scenario, have: int) -> Need:
     """Return the GPUs that a run computes on; less than 1 is a share of one."""
     wanted = reserved(scenario, "GPU") or 1.0
     name = "GPU" if wanted <= 1 else f"{wanted:g} GPUs"
-    if wanted <= have:
+    if wanted <= have or scenario.placement.address != "local":
         return Need(name)
     learner, generator = scenario.placement.learner, scenario.placement.generator
     parts = f" (learner {learner.ranks} x {learner.gpus:g}, generator {generator.count} x {generator.gpus:g})"

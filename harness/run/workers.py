@@ -54,7 +54,6 @@ from harness.transports.protocol import WeightReceiver, WeightSender
 Encode = Callable[[Any], Sequence[int]]
 """Returns the token ids of what a prompt asks, see ``models.chat``."""
 TokenIds = npt.NDArray[np.int64]
-LogProbs = npt.NDArray[np.float32]
 ProbeRow = tuple[TokenIds, TokenIds]
 """Token ids of a prompt and of what follows it."""
 PROBE_ROWS = 4

@@ -64,7 +64,11 @@ def run(options: argparse.Namespace) -> int:
     _refuse(options, OF_A_REPLAY, "and a SCENARIO", "leave the scenario out: the run is replayed then")
     if options.scenario is None or options.machine is None:
         missing = "SCENARIO, or --from RESULTS" if options.scenario is None else "--machine"
-        raise UserError(f"the following arguments are required: {missing}", None, "simulate --help shows what it takes")
+        raise UserError(
+            f"the following arguments are required: {missing}",
+            None,
+            "python -m harness simulate --help shows what it takes",
+        )
     from harness.simulate.experiment import simulate
 
     options.out, options.steps = options.out or Path("results/simulated"), options.steps or 12

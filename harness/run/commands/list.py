@@ -36,6 +36,8 @@ QUESTIONS = (
 EXAMINATION = "Examinations of the project itself"
 """Of scenarios that are shown on demand: `calibrate` runs three, and `noise` shows a machine's noise."""
 YOURS = "Yours"
+FIRST = "quickstart"
+"""The first run to make, and the first of its question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def scenarios(examinations: bool = False) -> tuple[list[Listed], list[str]]:
             continue
         if item.question in order:
             listed.append(item)
-    return sorted(listed, key=lambda item: order.index(item.question)), broken
+    return sorted(listed, key=lambda item: (order.index(item.question), item.name != FIRST, item.name)), broken
 
 
 def _listed(path: Path, is_shipped: bool) -> Listed:
@@ -111,7 +113,7 @@ def _listed(path: Path, is_shipped: bool) -> Listed:
     needs = dict.fromkeys(
         need.name for run in runs for need in needs_of(run, lambda package: True, lambda: 0, lambda: 4096)
     )
-    question = scenario.question if is_shipped else YOURS
+    question = scenario.question if is_shipped and scenario.question in (*QUESTIONS, EXAMINATION) else YOURS
     line = scenario.description.strip().split("\n")[0]
     return Listed(question, path.stem, line, scenario.minutes, ", ".join(needs))
 

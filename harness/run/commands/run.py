@@ -76,8 +76,10 @@ def run(options: argparse.Namespace) -> int:
     if options.resume not in (None, AUTO):
         return _go_on(options, Path(options.resume))
     if not options.scenarios:
-        what = f"{options.command} needs a SCENARIO, or --resume FOLDER"
-        raise UserError(what, fix="name one that `python -m harness list` shows, or the folder of what was stopped")
+        what, fix = f"{options.command} needs a SCENARIO", "name one that `python -m harness list` shows"
+        if tries is None:
+            what, fix = f"{what}, or --resume FOLDER", f"{fix}, or the folder of what was stopped"
+        raise UserError(what, None, fix)
     scenario = _scenario(options)
     if options.status:
         from harness.run.experiment import variants_of
@@ -162,6 +164,15 @@ def _go_on(options: argparse.Namespace, folder: Path) -> int:
     from harness.run.continuation import SWEEP
     from harness.run.experiment import go_on_with
 
+    asked = {
+        "--blocks": options.blocks is not None,
+        "--again": options.again,
+        "--stop-at-half-width": options.stop_at_half_width is not None,
+    }
+    given = [*(option for option, is_given in asked.items() if is_given), *options.scenarios[1:]]
+    if given:
+        what = f"--resume {folder} goes on with what was begun, and takes no {given[0]}"
+        raise UserError(what, None, f"leave {' and '.join(given)} out")
     named = options.scenarios[0] if options.scenarios else None
     if (folder / SWEEP).is_file():
         what = "this is a sweep, which is continued by the command that began it"
