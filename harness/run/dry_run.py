@@ -134,7 +134,8 @@ def _timed(arm: Arm, variant: Variant, earlier: Sequence[tuple[Path, Manifest]])
 
 def _lines(plan: Plan) -> list[str]:
     rollouts = sum(arm.rollouts * arm.runs for arm in plan.arms)
-    how_long = "seconds known after the first block" if plan.seconds is None else f"about {duration(plan.seconds)}"
+    unknown = "the first block" if plan.blocks > 1 else "a run here"
+    how_long = f"seconds known after {unknown}" if plan.seconds is None else f"about {duration(plan.seconds)}"
     lines = [
         f"{plan.scenario}: would make {plural(plan.runs, 'run')} with {count(rollouts)} rollouts, {how_long}; "
         + (f"{len(plan.missing)} missing" if plan.missing else "nothing is missing")

@@ -41,6 +41,16 @@ def test_it_is_short_for_simulate_from_a_run(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "with max_lag=1 a step would take 0.525 s in place of 0.954 s (-44.9%)\n"
 
 
+def test_a_simulated_run_can_be_changed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It records no rewards. ``compare`` names the command for such a run."""
+    simulated = ["simulate", "async_lag_sweep", "--machine", "cpu-2-cores", "--arm", "lag1", "--set", "steps=6"]
+    assert main([*simulated, "--draws", "1", "--quiet", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["whatif", str(tmp_path), "--set", "max_lag=0", "--set", "placement.colocated=false", "--quiet"]) == 0
+    after, before = (float(word) for word in capsys.readouterr().out.split() if word.startswith("0."))
+    assert after > before
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -164,6 +164,9 @@ def _go_on(options: argparse.Namespace, folder: Path) -> int:
     from harness.run.continuation import SWEEP
     from harness.run.experiment import go_on_with
 
+    if not folder.is_dir():
+        what = f"{str(folder)!r} is no folder"
+        raise UserError(what, f"--resume {folder}", "name the folder of a run or of an experiment that was stopped")
     asked = {
         "--blocks": options.blocks is not None,
         "--again": options.again,

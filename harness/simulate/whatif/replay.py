@@ -311,7 +311,8 @@ class Rollouts:
         rng = random.Random(derive_seed(self._seed, "whatif", place))
         again = [rng.randrange(count) for _ in range(self._size - count)]
         chosen = [*range(count), *again][: self._size]
-        lengths, rewards = (tuple(values[index] for index in chosen) for values in (sampled.lengths, sampled.rewards))
+        known = sampled.rewards or (UNKNOWN_REWARD,) * count  # a simulated run records none
+        lengths, rewards = (tuple(values[index] for index in chosen) for values in (sampled.lengths, known))
         return RecordedGroup(sampled.prompt, lengths, rewards)
 
 
