@@ -101,7 +101,7 @@ def run_phases(
         for phase in phases:
             left_s = min(phase.limit_s, end - time.monotonic() - grace_s)
             output.print(f"{phase.name}: {phase.purpose}, at most {max(left_s, 0):.0f} s")
-            if left_s < LEAST_S:
+            if left_s < min(LEAST_S, phase.limit_s):
                 outcomes.append(Outcome(phase.name, "skipped", 0.0, f"of {budget_s:g} s too few are left"))
             else:
                 running = beside.get(phase) or opened.enter_context(_begun(phase, work, lean))
