@@ -197,11 +197,12 @@ def earlier_block_seconds(folder: Path, variants: Sequence[Variant], fingerprint
 def _ran_as(folder: Path, variant: Variant, fingerprint: str | None) -> bool:
     """Whether a run's folder is there, of the same settings on the same kind of machine, and was finished."""
     try:
-        manifest, settings = read_manifest(folder), read_settings(folder / RESOLVED)
+        manifest = read_manifest(folder)
+        if manifest.status != "completed" or manifest.machine.get("fingerprint") != fingerprint:
+            return False
+        return not differing(read_settings(folder / RESOLVED), as_recorded(variant.scenario))
     except UserError:
         return False
-    same_machine = manifest.machine.get("fingerprint") == fingerprint
-    return manifest.status == "completed" and same_machine and not differing(settings, as_recorded(variant.scenario))
 
 
 def _block_starts(experiment: Path) -> list[datetime]:

@@ -21,8 +21,9 @@ from harness.core.experiment import NAMING, OF_THE_LIST
 from harness.results import Scrubber, experiment_name
 from harness.results.anonymous import safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
-from harness.results.reader import flat_settings, load_run, parse_settings, read_manifest, read_settings
+from harness.results.reader import flat_settings, load_run, read_manifest, read_settings
 from harness.results.writer import ATTEMPTS, CHECKPOINTS, MANIFEST, SCENARIO, utc_now
+from harness.run.earlier_runs import as_recorded, recorded_text
 from harness.run.inputs import PATHS, InputsNow, check_inputs, is_whole
 from harness.run.interleaving import groups_of, points_of
 from harness.run.points import (
@@ -39,7 +40,6 @@ from harness.run.points import (
 )
 from harness.run.session import sync_to_disk
 from harness.scenario.axes import expand
-from harness.scenario.load import resolved_yaml
 from harness.scenario.schema import Scenario
 from harness.settings.loss import CLIP_RANGE, CLIPPED
 
@@ -171,8 +171,7 @@ def check_same(
     Raises:
         UserError: others are.
     """
-    now = parse_settings(Scrubber.of_this_process().paths(resolved_yaml(scenario)))
-    before, after = flat_settings(saved), flat_settings(now)
+    before, after = flat_settings(saved), flat_settings(as_recorded(scenario))
     keys = sorted({*before, *after} - {*OF_THE_LIST})
     was = {key: before.get(key) for key in keys if before.get(key) != after.get(key)}
     unused = () if scenario.loss.type in CLIPPED else tuple(f"loss.{name}" for name in CLIP_RANGE)
@@ -193,7 +192,7 @@ def check_same(
 
 def find_sweep(out: Path, scenario: Scenario) -> Path | None:
     """Return the newest experiment of a sweep that ran the very same scenario; None where there is none."""
-    wanted = _settings(_text(scenario))
+    wanted = _settings(recorded_text(scenario))
     return next((folder for folder, settings in _sweeps(out, scenario) if settings == wanted), None)
 
 
@@ -206,7 +205,7 @@ def changes_since_newest(out: Path, scenario: Scenario) -> tuple[Path, list[str]
     newest = next(_sweeps(out, scenario), None)
     if newest is None:
         return None
-    folder, before, now = newest[0], flat_settings(newest[1]), flat_settings(_settings(_text(scenario)))
+    folder, before, now = newest[0], flat_settings(newest[1]), flat_settings(_settings(recorded_text(scenario)))
     keys = [key for key in {**now, **before} if now.get(key, _LEFT_OUT) != before.get(key, _LEFT_OUT)]
     return folder, [f"{key}: {before.get(key, 'left out')} -> {now.get(key, 'left out')}" for key in keys]
 
@@ -224,7 +223,7 @@ def begin_sweep(out: Path, scenario: Scenario) -> Path:
             home.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
             with whole_file(folder / SWEEP) as stream:
-                stream.write(_text(scenario).encode())
+                stream.write(recorded_text(scenario).encode())
         except FileExistsError:
             continue
         except OSError as error:
@@ -244,10 +243,6 @@ def _sweeps(out: Path, scenario: Scenario) -> Iterator[tuple[Path, dict[str, Any
     for file in sorted((out / safe_name(scenario.name)).glob(f"*/{SWEEP}"), key=order, reverse=True):
         with suppress(OSError, ValueError):  # unreadable: that one cannot be continued
             yield file.parent, _settings(file.read_text(encoding="utf-8"))
-
-
-def _text(scenario: Scenario) -> str:
-    return Scrubber.of_this_process().paths(resolved_yaml(scenario))
 
 
 def _settings(text: str) -> dict[str, Any]:

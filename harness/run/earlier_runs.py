@@ -1,4 +1,4 @@
-"""Runs that were finished on this machine before, and whether they are those of a scenario."""
+"""What a run records of its settings, and runs that were finished on this machine before."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ def made_here(home: Path) -> Iterator[tuple[Path, Manifest]]:
             yield folder, run
 
 
+def recorded_text(scenario: Scenario) -> str:
+    """Return the file that a run of this scenario keeps of its settings, without paths of this machine."""
+    return Scrubber.of_this_process().paths(resolved_yaml(scenario))
+
+
 def as_recorded(scenario: Scenario) -> dict[str, Any]:
-    """Return the settings as a run of this scenario records them, without paths of this machine."""
-    return parse_settings(Scrubber.of_this_process().paths(resolved_yaml(scenario)))
+    """Return the settings in that file."""
+    return parse_settings(recorded_text(scenario))
 
 
 def differing(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> set[str]:

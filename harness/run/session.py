@@ -34,6 +34,7 @@ from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
+from harness.run.earlier_runs import recorded_text
 from harness.run.inputs import date_of_runs, named_inputs
 from harness.run.interrupts import holding_interrupts
 from harness.run.memory.check import memory_line, memory_table
@@ -385,7 +386,7 @@ class Experiment:
     def _write_whole(self, scenario: Scenario, file: Path) -> None:
         try:
             with whole_file(file) as stream:
-                stream.write(Scrubber.of_this_process().paths(resolved_yaml(scenario)).encode())
+                stream.write(recorded_text(scenario).encode())
         except OSError as error:
             raise UserError(f"cannot write {str(file)!r}: {error.strerror or error}", str(file)) from error
         self._hold.enter_context(held(file))

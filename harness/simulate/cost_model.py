@@ -45,7 +45,6 @@ CALLS = ("generate", "score", "update", "publish", "load", "save_policy")
 """Methods of a part, as ``call`` names them."""
 
 Placement = Literal["actors", "in_process"]
-Way = Literal["there", "back"]
 
 
 def cost_key(scenario: Scenario, stage: str, cores: int, has_gpu: bool) -> dict[str, str]:

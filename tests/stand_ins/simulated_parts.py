@@ -34,7 +34,7 @@ from harness.simulate.parts import (
     stage_of,
     with_rewards,
 )
-from harness.simulate.timeline import CallPlan, Times, finish, make_call, make_stage
+from harness.simulate.timeline import CallPlan, Times, finish, make_stage
 
 P = TypeVar("P", Generator, Scorer)
 G = TypeVar("G", bound=SimulatedGenerator)
@@ -131,7 +131,7 @@ class ConstantCosts:
         """See ``CostSource``."""
         transfer = make_stage((Stage.WEIGHT_TRANSFER, self.transfer_cost(version), True))
         load = make_stage((Stage.WEIGHT_LOAD, self.load_cost(version), True))
-        return make_call(((transfer, load), 0.0, 0.0, 0.0))
+        return CallPlan((transfer, load))
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
         """See ``CostSource``."""
@@ -169,7 +169,7 @@ class ConstantCosts:
 
 
 def _call(stage: Stage, seconds: float) -> CallPlan:
-    return make_call(((make_stage((stage, seconds, True)),), 0.0, 0.0, 0.0))
+    return CallPlan((make_stage((stage, seconds, True)),))
 
 
 def simulated_generator(

@@ -113,8 +113,7 @@ def _scenario(options: argparse.Namespace) -> Scenario:
 
     if typed := next((word for word in options.scenarios[1:] if "=" in word), None):
         raise UserError(f"there is no scenario {typed!r}", None, f"a setting is changed with --set {typed}")
-    asked = options.blocks is not None or options.again or options.stop_at_half_width is not None
-    if options.command != "bench" and len(options.scenarios) == 1 and not asked:
+    if options.command != "bench" and len(options.scenarios) == 1 and not _of_blocks(options):
         return load_scenario(options.scenarios[0], options.set)
     settings: dict[str, float] = {} if options.blocks is None else {"blocks": options.blocks}
     if options.stop_at_half_width is not None:
@@ -128,6 +127,16 @@ def _scenario(options: argparse.Namespace) -> Scenario:
         what = f"{scenario.name} is a single arm, so nothing would be compared"
         raise UserError(what, f"bench {SCENARIOS.typed(scenario.name)}", fix)
     return scenario
+
+
+def _of_blocks(options: argparse.Namespace) -> list[str]:
+    """Return which of the options were given that change how many blocks of what are run."""
+    given = {
+        "--blocks": options.blocks is not None,
+        "--again": options.again,
+        "--stop-at-half-width": options.stop_at_half_width is not None,
+    }
+    return [option for option, is_given in given.items() if is_given]
 
 
 def _amount(options: argparse.Namespace) -> Amount:
@@ -167,13 +176,7 @@ def _go_on(options: argparse.Namespace, folder: Path) -> int:
     if not folder.is_dir():
         what = f"{str(folder)!r} is no folder"
         raise UserError(what, f"--resume {folder}", "name the folder of a run or of an experiment that was stopped")
-    asked = {
-        "--blocks": options.blocks is not None,
-        "--again": options.again,
-        "--stop-at-half-width": options.stop_at_half_width is not None,
-    }
-    given = [*(option for option, is_given in asked.items() if is_given), *options.scenarios[1:]]
-    if given:
+    if given := [*_of_blocks(options), *options.scenarios[1:]]:
         what = f"--resume {folder} goes on with what was begun, and takes no {given[0]}"
         raise UserError(what, None, f"leave {' and '.join(given)} out")
     named = options.scenarios[0] if options.scenarios else None
