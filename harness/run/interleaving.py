@@ -183,7 +183,10 @@ class Slot:
 
 
 class Alone:
-    """The schedule and the slot of an arm that has the machine to itself: it never waits.
+    """The schedule and the slot of an arm that has the machine to itself.
+
+    It never waits, but for what is done between its steps: while the clock stands still no part may be at work, or its
+    time would be nobody's.
 
     Args:
         clock: of the arm.
@@ -192,6 +195,8 @@ class Alone:
 
     def __init__(self, clock: PausableClock, between: Callable[[], object] | None = None) -> None:
         self._clock, self._between = clock, between
+        self._next: int | None = None
+        self._step_passed = Condition()
 
     def start(self) -> None:
         """Let the arm's time run."""
@@ -202,7 +207,11 @@ class Alone:
         return self
 
     async def acquire(self, step: int) -> None:
-        """See ``Throttle``."""
+        """Return when the step before has finished, if anything is done then; a run may begin at any step."""
+        if self._between is not None:
+            if self._next is None:
+                self._next = step
+            await self._step_passed.until(lambda: self._next is not None and step <= self._next)
 
     def finished(self, step: int) -> None:
         """Go on, after what is done between the steps."""
@@ -210,6 +219,8 @@ class Alone:
             self._clock.pause()
             self._between()
             self._clock.resume()
+            self._next = step + 1
+            self._step_passed.notify()
 
     def leave(self) -> None:
         """Stop the arm's time."""

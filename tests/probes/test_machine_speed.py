@@ -50,3 +50,25 @@ def test_a_run_alone_stands_still_too() -> None:
     alone.finished(0)
     assert seen == [False]
     assert clock.is_running
+
+
+def test_a_run_alone_begins_no_batch_before_what_is_done_between_the_steps() -> None:
+    """A Generator whose weights are there would work while the clock stands still, and its time would be nobody's."""
+
+    async def main() -> list[str]:
+        said: list[str] = []
+        alone = Alone(PausableClock(), lambda: said.append("probe"))
+
+        async def sample(step: int) -> None:
+            await alone.acquire(step)
+            said.append(f"sample {step}")
+
+        await sample(7)  # where a run goes on that was interrupted
+        early = asyncio.create_task(sample(8))
+        await asyncio.sleep(0)
+        said.append("step 7 ends")
+        alone.finished(7)
+        await early
+        return said
+
+    assert asyncio.run(main()) == ["sample 7", "step 7 ends", "probe", "sample 8"]
