@@ -22,12 +22,12 @@ examples:
 Nothing is run: the training loop goes through the scenario on a virtual clock, and a machine profile says how long each
 stage takes. `python -m harness calibrate` makes a profile of this machine. With --from and no scenario a recorded run
 is replayed with its own times and a change; with both, the profile is brought to the speed that the run had, so that
-seconds are those of that day. The runs that are written can be read by compare, report and trace like real ones, and
-are marked as simulated there.
+seconds are those of that day. Without a run of this machine seconds are ranges, and ratios between runs the result.
+The runs that are written can be read by compare, report and trace like real ones, and are marked as simulated there.
 """
 QUESTIONS = ("generators", "ranks", "gpus", "lag", "transport")
 OF_A_SCENARIO = (
-    "arm", "model", "generators", "allow", "allow_other_versions", "draws", "seed", "sweep", "ask", "steps",
+    "pilot", "arm", "model", "generators", "allow", "allow_other_versions", "draws", "seed", "sweep", "ask", "steps",
     "processes", "no_run",
 )  # fmt: skip
 OF_A_REPLAY = ("scale", "error_bound", "output")
@@ -45,7 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="RESULTS",
         help="a run's folder, or one with the runs of a scenario: it is replayed with a change; beside a SCENARIO, the "
-        "profile is brought to the speed that the run had",
+        "profile is brought to the speed that the run had (default: the newest run of this machine in results; none: "
+        "take no run)",
+    )
+    group.add_argument(
+        "--pilot",
+        type=from_1,
+        metavar="N",
+        help="run so many steps of the scenario (of its first arm, or --arm) now, and start from them",
     )
     from_run.add_own_arguments(group)
     _changes(parser)

@@ -314,7 +314,7 @@ class CostModel:
         cost = self._machine.cost_of(stage, under) or self._nearest(stage, under)
         if cost is not None:
             if id(cost) not in self._by_cost:
-                self._by_cost[id(cost)] = _Price(cost, self._model, self._draw, self._machine.run_correlation)
+                self._by_cost[id(cost)] = _Price(cost, self._model, self._draw, self._machine)
             return self._by_cost[id(cost)]
         if stage == "call" and under.get("placement") == "in_process":
             return None
@@ -367,10 +367,10 @@ class CostModel:
 class _Price:
     """One cost of the profile, for one model in one possible truth; remembers the largest and smallest units."""
 
-    def __init__(self, cost: StageCost, model: str, draw: Draw | None, run_correlation: float) -> None:
+    def __init__(self, cost: StageCost, model: str, draw: Draw | None, machine: MachineProfile) -> None:
         self.cost, self._model = cost, model
         self._counted = [(feature, each, [math.inf, -math.inf]) for feature, each in _coefficients(cost, draw)]
-        self._factor = _correction(cost, model, draw, run_correlation)
+        self._factor = _correction(cost, model, draw, machine)
 
     def of(self, features: Features) -> float:
         """Return the seconds without step noise."""
@@ -408,14 +408,15 @@ def _coefficients(cost: StageCost, draw: Draw | None) -> list[tuple[str, float]]
     return list(zip(cost.seconds, values, strict=True))
 
 
-def _correction(cost: StageCost, model: str, draw: Draw | None, run_correlation: float) -> float:
+def _correction(cost: StageCost, model: str, draw: Draw | None, machine: MachineProfile) -> float:
     known = cost.models.get(model)
     factor = known.factor if known else 1.0
     if draw is None:
         return factor
     log_sd = known.log_sd if known else cost.unseen_log_sd
-    of_the_run = run_factor(draw, cost.run_log_sd, run_correlation, *_name(cost))
-    return factor * draw.factor(log_sd, "model", model, cost.stage) * of_the_run
+    of_the_run = run_factor(draw, cost.run_log_sd, machine.run_correlation, *_name(cost))
+    occasion = draw.factor(machine.occasion_log_sd, "occasion")
+    return factor * draw.factor(log_sd, "model", model, cost.stage) * of_the_run * occasion
 
 
 def _differing(cost: StageCost, under: Mapping[str, str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ from harness.results.writer import begin_experiment, timestamp, utc_now
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml
 from harness.scenario.schema import Scenario
-from harness.simulate.anchor import anchored
+from harness.simulate.anchor import Anchor, anchored, newest_anchor, pilot
 from harness.simulate.clock import run_virtual
 from harness.simulate.cost_model import Draw
 from harness.simulate.forecast import (
@@ -49,6 +49,7 @@ from harness.simulate.forecast import (
     closed_form,
     forecast,
     forecast_table,
+    ratio,
     warnings,
     written,
 )
@@ -67,6 +68,8 @@ from harness.simulate.recorded_run import choose_run
 from harness.simulate.simulated_run import ForwardingObserver, build_run
 from harness.simulate.sweep import Sweep, draws_for, run_sweep
 
+RESULTS = Path("results")
+"""Where runs of this machine are looked for, and a pilot's goes."""
 LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
 """Metrics that say what was learnt, which a simulation does not know."""
 
@@ -194,11 +197,11 @@ def simulate(options: argparse.Namespace) -> None:
     """
     check_writable(options.out)
     machine, caution = load_machine(options.machine), HOW_FAR_OFF
-    if options.source is not None:
-        anchor = anchored(machine, choose_run(options.source, options.run))
-        machine, caution = anchor.profile, anchor.sentence()
     differing = check_measured_here(machine, options.allow_other_versions)
     scenario, added = load_for(options.scenario, machine, options.set, options.model, options.generators)
+    anchor = _anchor(machine, scenario, options)
+    if anchor is not None:
+        machine, caution = anchor.profile, anchor.sentence()
     output, errors = Output(), Console(stderr=True, highlight=False)
     if differing:
         errors.print(Text(f"note: these are seconds with other versions than here: {'; '.join(differing)}"))
@@ -229,7 +232,8 @@ def simulate(options: argparse.Namespace) -> None:
         else _record(SimulatedExperiment(options.out, scenario, machine, options.allow), variants, options, items)
     )
     if options.json:
-        print(json.dumps(with_nulls(_told(items, machine, folder)), indent=2))
+        told = _told(items, machine, folder) | {"anchor": None if anchor is None else anchor.as_json()}
+        print(json.dumps(with_nulls(told), indent=2))
         return
     if options.quiet:
         paces = ", ".join(f"{item.label} {written(item.forecast.step_s, number)} s a step" for item in items)
@@ -238,6 +242,21 @@ def simulate(options: argparse.Namespace) -> None:
     show_forecasts(items, machine, output, options.allow, caution)
     if folder is not None:
         output.print(Text(f"\nsimulated runs: {plain(shown_path(folder))}"), soft_wrap=True)
+
+
+def _anchor(machine: MachineProfile, scenario: Scenario, options: argparse.Namespace) -> Anchor | None:
+    """Return the profile at the speed of a run: of a pilot, of the one that is named, or of the newest of this machine.
+
+    Raises:
+        UserError: a run cannot be made, found or used.
+    """
+    if options.pilot is not None:
+        return anchored(machine, pilot(machine, scenario, options.arm, options.pilot, RESULTS, options.quiet))
+    if options.source == Path("none"):
+        return None
+    if options.source is not None:
+        return anchored(machine, choose_run(options.source, options.run))
+    return newest_anchor(machine, RESULTS)
 
 
 def show_forecasts(
@@ -313,6 +332,9 @@ def _record(
 def _told(items: Sequence[Forecasted], machine: MachineProfile, folder: Path | None) -> dict[str, Any]:
     """Return forecasts as plain values."""
     forecasts = {item.label: asdict(item.forecast) | {"closed_form_s": item.closed_form_s} for item in items}
+    for item in items[1:]:
+        if items[0].forecast.step_s.value:
+            forecasts[item.label]["times_the_first"] = asdict(ratio(item.forecast, items[0].forecast))
     for found in forecasts.values():
         del found["each"]
     return {

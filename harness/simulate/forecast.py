@@ -255,30 +255,45 @@ class Forecasted:
     closed_form_s: float
 
 
+def ratio(figures: Forecast, to: Forecast) -> Estimate:
+    """Return a run's seconds of a step over another's, draw by draw: what the machine does to both alike cancels."""
+    return estimate([one.step_s / other.step_s for one, other in zip(figures.each, to.each, strict=True)])
+
+
 def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Table:
-    """Return one column for each run: values with the ends of their 90% intervals."""
+    """Return one column for each run: values with the ends of their 90% intervals.
+
+    Of a machine whose speed is not known today, ratios come first, and seconds are ranges.
+    """
 
     def row(name: str, figures: Iterable[Estimate | None], form: numbers.Format = numbers.number) -> tuple[str, ...]:
         return (name, *(written(figure, form) for figure in figures))
+
+    def timed(name: str, figures: Iterable[Estimate | None]) -> tuple[str, ...]:
+        return row(name, figures) if machine.speed_is_known else (name, *map(_range, figures))
 
     every, percent = [item.forecast for item in items], numbers.percent
     takes_time = {name for each in every for name, figure in each.stages_s.items() if figure.high > 0}
     stages = [stage.value for stage in Stage if not stage.is_wait and stage is not Stage.EVALUATE]
     lags = sorted({lag for each in every for lag in each.lags})
     lost = [name for name in WASTE_WORDS if any(each.waste[name].high > 0 for each in every)]
+    ratios = [None, *(ratio(each, every[0]) if every[0].step_s.value else None for each in every[1:])]
     rows = [
-        row("seconds of a training step", (each.step_s for each in every)),
+        timed("seconds of a training step", (each.step_s for each in every)),
+        row(f"  times that of {items[0].label}", ratios),
         ("  by plain addition", *(numbers.number(item.closed_form_s) for item in items)),
-        row("response tokens a second", (each.throughput for each in every)),
-        *(row(f"  {it}, s a step", (each.stages_s.get(it) for each in every)) for it in stages if it in takes_time),
+        timed("response tokens a second", (each.throughput for each in every)),
+        *(timed(f"  {it}, s a step", (each.stages_s.get(it) for each in every)) for it in stages if it in takes_time),
         *(row(f"idle share, {NAMES[kind]}", (each.idle.get(kind) for each in every), percent) for kind in KINDS),
-        row("seconds of one weight sync", (each.sync_s for each in every)),
+        timed("seconds of one weight sync", (each.sync_s for each in every)),
         *(
             row(f"rollouts trained on at lag {lag}", (each.lags.get(lag) for each in every), percent)
             for lag in (lags if lags != [0] else ())
         ),
         *(row(WASTE_WORDS[name], (each.waste[name] for each in every), percent) for name in lost),
     ]
+    if not machine.speed_is_known:
+        rows[:2] = reversed(rows[:2])
     shown = tuple(each for each in rows if any(cell != numbers.NOTHING for cell in each[1:]))
     origin = "" if machine.origin == "measured" else ", not measured"
     title = f"Forecast for the machine profile {machine.name}{origin}{SIMULATED}"
@@ -286,9 +301,21 @@ def forecast_table(items: Sequence[Forecasted], machine: MachineProfile) -> Tabl
     return Table(title, header, shown, _notes(items, machine))
 
 
+def _range(figure: Estimate | None) -> str:
+    if figure is None:
+        return numbers.NOTHING
+    low, high = numbers.number(figure.low), numbers.number(figure.high)
+    return low if low == high else f"{low} to {high}"
+
+
 def _notes(items: Sequence[Forecasted], machine: MachineProfile) -> tuple[str, ...]:
     draws = max(item.forecast.draws for item in items)
     said = [f"Median over {draws} simulated runs [90% interval]; rewards are not simulated."]
+    if not machine.speed_is_known:
+        said = [
+            f"90% of {draws} simulated runs, with the change of the machine's speed from one occasion to the next; "
+            "ratios [90% interval] do not have that in them. Rewards are not simulated."
+        ]
     if draws < FEWEST_DRAWS:
         said[0] += f" With fewer than {FEWEST_DRAWS} draws the interval is Student's, which assumes normal errors."
     if draws == 1:

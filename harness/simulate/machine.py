@@ -28,6 +28,9 @@ from harness.scenario.problems import Problem, broken, dotted
 from harness.settings.base import AtLeast0, AtLeast1, NonEmptyText, NotNegative, Positive, Section
 
 Origin = Literal["measured", "datasheet"]
+OCCASION_LOG_SD = 0.2
+"""Spread of the speeds of one machine, and of what a fit misses, from one occasion to the next, where calibration has
+too few occasions to tell it. Assumed: forecasts without an anchor were off by 20 to 45% (``docs/simulator.md``)."""
 
 
 class Correction(Section):
@@ -159,6 +162,8 @@ class MachineProfile(Section):
         versions: of the packages that the measured runs used.
         sources: runs it was fitted to, or web addresses of data sheets; never empty.
         notes: what was assumed or carried over, in sentences.
+        occasion_log_sd: spread of the logarithm of the machine's speed from one occasion to the next, the same for all
+            stages; 0 where the speed is known, as from a run of the day, or the profile is of no machine that there is.
         run_correlation: of the run effects (see ``StageCost.run_log_sd``) of two stages in the same run.
         contention: on shared cores; None where every part has a device of its own.
         startup_s: seconds from the start of a run to that of its loop, in one process and with Ray actors, where known.
@@ -174,6 +179,7 @@ class MachineProfile(Section):
     versions: dict[str, str] = Field(default_factory=dict)
     sources: tuple[NonEmptyText, ...]
     notes: tuple[NonEmptyText, ...] = ()
+    occasion_log_sd: NotNegative = 0.0
     run_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.5
     contention: Contention | None = None
     startup_s: dict[Literal["in_process", "actors"], NotNegative] = Field(default_factory=dict)
@@ -184,6 +190,11 @@ class MachineProfile(Section):
     def has_gpu(self) -> bool:
         """Whether the machine has a GPU."""
         return self.device.gpus > 0
+
+    @property
+    def speed_is_known(self) -> bool:
+        """Whether seconds are those of a machine at a known speed; else they change from one occasion to the next."""
+        return self.occasion_log_sd == 0
 
     def cost_of(self, stage: str, cost_key: Mapping[str, str]) -> StageCost | None:
         """Return the cost of a stage that holds under these circumstances, the one that names most of them."""

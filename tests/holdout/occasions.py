@@ -1,6 +1,7 @@
 """Occasions: a forecast as a user gets it. The machine is calibrated, and what is predicted runs much later.
 
     python -m tests.holdout.occasions record --out results/occasions
+    python -m tests.holdout.occasions judge --out results/occasions --docs docs/measured
 
 An occasion is a folder, numbered: ``profile.yaml`` with the ``calibration`` behind it; after the pause ``anchor``, the
 run that today's speed is taken from; ``pilot``, the first steps of each held-out arm; and ``held``, the runs that are
@@ -16,7 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
+from harness.core.spawn_pool import spawn_pool
+from tests.holdout.occasion_scores import as_markdown, judge, save_rows
 
 HERE = Path(__file__).parent
 PILOT_STEPS = 5
@@ -63,8 +67,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recording = commands.add_parser("record", help="calibrate, wait, and make the runs that are predicted")
     recording.add_argument("--out", type=Path, default=Path("results/occasions"), metavar="DIR")
     recording.add_argument("--minutes", type=float, default=LEAST_MINUTES, help="of the pause (default: 30)")
+    judging = commands.add_parser("judge", help="predict the runs of all occasions, and write what that gave")
+    judging.add_argument(
+        "--out", type=Path, default=Path("results/occasions"), metavar="DIR", help="with the occasions"
+    )
+    judging.add_argument("--docs", type=Path, metavar="DIR", help="where occasions.md and .jsonl go (default: printed)")
     options = parser.parse_args(arguments)
-    print(record(options.out, options.minutes))
+    if options.command == "record":
+        print(record(options.out, options.minutes))
+        return
+    folders = sorted(options.out.glob("[0-9]*"), key=lambda folder: int(folder.name))
+    with spawn_pool() as pool:
+        found = pool.map(judge, folders, [HERE / "occasions.yaml"] * len(folders))
+        rows = [row for each in found for row in each]
+    page = as_markdown(rows, f"python -m tests.holdout.occasions judge --out {options.out} --docs docs/measured")
+    if options.docs is None:
+        print(page)
+        return
+    save_rows(rows, options.docs / "occasions.jsonl")
+    with whole_file(options.docs / "occasions.md") as stream:
+        stream.write(page.encode())
 
 
 if __name__ == "__main__":

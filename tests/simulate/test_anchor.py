@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.core.errors import UserError
 from harness.results import find_runs
-from harness.simulate.anchor import OCCASION_LOG_SD, anchored
+from harness.scenario.load import load_scenario
+from harness.simulate.anchor import anchored, newest_anchor, pilot
 from harness.simulate.calibrate.fit import fit
-from harness.simulate.machine import MachineProfile, StageCost
-from tests.simulate.test_calibrate_fit import GENERATE, UPDATE, Writer
+from harness.simulate.machine import OCCASION_LOG_SD, MachineProfile, StageCost
+from tests.simulate.test_calibrate_fit import GENERATE, MACHINE, UPDATE, VERSIONS, Writer
 
 
 @pytest.fixture
@@ -91,5 +93,44 @@ def test_it_says_which_run_and_how_old(writer: Writer, fitted: MachineProfile) -
 
 def test_a_run_that_teaches_nothing_is_refused(writer: Writer, fitted: MachineProfile) -> None:
     run = find_runs(writer.write(steps=4))[0][0]
-    with pytest.raises(UserError, match="no run has 5 training steps beyond warm-up"):
+    with pytest.raises(UserError, match="no run has 3 training steps beyond warm-up"):
         anchored(fitted, run)
+
+
+def test_a_fitted_profile_does_not_know_the_speed_of_today_and_an_anchored_one_does(
+    writer: Writer, fitted: MachineProfile
+) -> None:
+    assert fitted.occasion_log_sd == OCCASION_LOG_SD
+    assert not fitted.speed_is_known
+    assert anchored(fitted, find_runs(writer.write("small", 32, 8))[0][0]).profile.speed_is_known
+
+
+def test_the_newest_run_of_this_machine_that_tells_a_speed_is_taken(
+    writer: Writer, fitted: MachineProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in ("harness.simulate.anchor", "harness.run.earlier_runs"):
+        monkeypatch.setattr(f"{module}.machine_facts", lambda: MACHINE)
+    monkeypatch.setattr("harness.run.earlier_runs.package_versions", lambda: VERSIONS)
+    started = ("2026-11-22T10", "2026-11-22T14", "2026-11-22T13", "2026-11-22T12")
+    other = MACHINE | {"fingerprint": "another"}
+    told: tuple[dict[str, Any], ...] = ({}, {"machine": other}, {"steps": 4}, {})  # the third is too short
+    here = Writer(tmp_path / "here", writer._opened)
+    folders = [
+        here.write("small", 32, 8, started_at=f"{hour}:00:00.000Z", **each)
+        for hour, each in zip(started, told, strict=True)
+    ]
+    found = newest_anchor(fitted, here.root)
+    assert found is not None
+    assert found.run.folder == folders[3]
+    assert newest_anchor(fitted, tmp_path / "nowhere") is None
+    elsewhere = fitted.model_copy(update={"device": fitted.device.model_copy(update={"fingerprint": "elsewhere"})})
+    assert newest_anchor(elsewhere, here.root) is None
+
+
+def test_a_pilot_is_refused_where_it_says_nothing(fitted: MachineProfile, tmp_path: Path) -> None:
+    scenario = load_scenario("sync_k1")
+    with pytest.raises(UserError, match="--pilot is 3, and a run of fewer than 5 steps tells no speed"):
+        pilot(fitted, scenario, None, 3, tmp_path, True)
+    with pytest.raises(UserError, match="the profile abacus is of another machine"):
+        pilot(fitted, scenario, None, 6, tmp_path, True)
+    assert not list(tmp_path.glob("sync_k1*"))

@@ -92,12 +92,13 @@ class Writer:
             f"placement: {{colocated: false, learner: {{ranks: {1 if sharding == 'none' else 2}}}, "
             f"generator: {{count: {1 if stream == 'null' else 2}}}}}\n{settings}"
         )
-        told = {"arm": name, "machine": MACHINE, "versions": VERSIONS} | manifest
-        run.write_manifest(
-            Manifest(
-                scenario="calibration", experiment="20261121-120000", started_at="2026-11-21T12:00:00.000Z", **told
-            )
-        )
+        told = {
+            "arm": name,
+            "machine": MACHINE,
+            "versions": VERSIONS,
+            "started_at": "2026-11-21T12:00:00.000Z",
+        } | manifest
+        run.write_manifest(Manifest(scenario="calibration", experiment="20261121-120000", **told))
         scenario = load_scenario(run.folder / "scenario.resolved.yaml")
         rng = random.Random(self._count)
         now_ns = 0

@@ -21,7 +21,7 @@ from harness.simulate.calibrate.observations import (
     recorded_lengths,
 )
 from harness.simulate.calibrate.stages import fit_stages
-from harness.simulate.machine import Device, MachineProfile, rounded
+from harness.simulate.machine import OCCASION_LOG_SD, Device, MachineProfile, rounded
 from harness.simulate.recorded_run import run_label
 
 
@@ -92,6 +92,7 @@ def fit(
         versions={name: version for name, version in training[0].manifest.versions.items() if version is not None},
         sources=tuple(sorted(run_label(run) for run in (*training, *sweeps))),
         notes=(*excluded, *unused, *notes, *said, *told),
+        occasion_log_sd=OCCASION_LOG_SD,
         run_correlation=rounded(run_correlation(found, stages)),
         contention=contention,
         startup_s=_startups(training),

@@ -300,7 +300,9 @@ def find_sources(paths: Sequence[Path]) -> list[Run]:
     return list(runs.values())
 
 
-def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tuple[list[Run], list[Run]]:
+def check_runs(
+    runs: Sequence[Run], exclude_models: Collection[str] = (), fewest_steps: int = FEWEST_STEPS
+) -> tuple[list[Run], list[Run]]:
     """Return the training runs and the transport sweeps that a profile can be fitted to.
 
     Raises:
@@ -333,9 +335,9 @@ def check_runs(runs: Sequence[Run], exclude_models: Collection[str] = ()) -> tup
         for run in training
         if model_of(run) not in exclude_models
     }
-    enough = [run for run in training if steps.get(run.folder, 0) >= FEWEST_STEPS]
+    enough = [run for run in training if steps.get(run.folder, 0) >= fewest_steps]
     if not enough:
-        what = f"no run has {FEWEST_STEPS} training steps beyond warm-up; the longest has {max(steps.values())}"
+        what = f"no run has {fewest_steps} training steps beyond warm-up; the longest has {max(steps.values())}"
         raise UserError(what, "--from", "calibrate from longer runs: --set steps=16")
     return enough, sweeps
 
