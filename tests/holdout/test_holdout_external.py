@@ -1,8 +1,20 @@
 """The examination on published figures: what is arithmetic in it, on figures of the tests' own."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.holdout.external import Published, Serving, arithmetic, fit, load, predict, simulated_tokens_s
+from tests.holdout.external import (
+    Published,
+    Serving,
+    arithmetic,
+    fit,
+    load,
+    main,
+    predict,
+    serving_rows,
+    simulated_tokens_s,
+)
 
 
 def made_up(running=(1, 4, 16, 64)):
@@ -47,6 +59,22 @@ def test_numbers_are_arithmetic_and_nothing_else():
 
 def test_every_figure_names_a_source_and_runs_that_there_are():
     data = load()
-    assert {figure.source for figure in data.figures} <= data.sources.keys()
-    named = {name for figure in data.figures for name in (figure.run, figure.minus) if name}
-    assert named == data.runs.keys()
+    figures = (*data.figures, *data.corrected)
+    assert {figure.source for figure in figures} <= data.sources.keys()
+    assert {name for figure in figures for name in (figure.run, figure.minus) if name} == data.runs.keys()
+    assert all(figure.why for figure in data.corrected)
+
+
+def test_the_published_figures_give_the_committed_page(capsys):
+    """Each cell of the first comparison too: 1 - 1.95 / 2.75, for one, is a starvation of 29.09%."""
+    main([])
+    printed = capsys.readouterr().out
+    assert printed == Path("docs/measured/external_forecasts.md").read_text(encoding="utf-8")
+    assert "| `two rates` | 30 % | 29.09 % | -3.0% | 29.09 % | -3.0% |" in printed
+
+
+def test_the_seven_published_points_are_fitted_to_6_percent():
+    data = load()
+    decode = fit(data.serving)
+    off = [row[3] for row in serving_rows(data, decode)][:7]
+    assert max(abs(float(each.rstrip("%"))) for each in off) < 6
