@@ -2,6 +2,7 @@
 #   PYTHON    the Python that makes it (3.11 to 3.13)    VENV   its folder
 #   SCENARIO  a name in scenarios/, or a YAML file       ARGS   more arguments for the command
 #   PARTS     optional parts for `make install`: peers, wandb, mlflow, deepspeed, docs, nccl (with a GPU)
+#   TIER      of `make holdout`: external, figures that other people published; occasions
 #   VLLM=no   makes `make test` and `make test-all` leave vLLM (4 GB) out; its tests are then skipped
 
 VENV ?= .venv
@@ -68,8 +69,8 @@ faults: $(STAMP)  ## check the loop on ten thousand drawn schedules of faults (S
 fuzz: $(STAMP)  ## draw damaged files for every reader until time is up (SECONDS=60)
 	$(BIN)/python -m tests.hostile.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
-holdout: $(STAMP)  ## examine the simulator on runs it has not seen, and write its tables in docs/ (ARGS=--check)
-	$(BIN)/python -m tests.holdout $(ARGS)
+holdout: $(STAMP)  ## examine the simulator on runs it has not seen, write docs/ (ARGS=--check, TIER=external)
+	$(BIN)/python -m tests.holdout$(addprefix .,$(TIER)) $(ARGS)
 
 gpu-check:  ## check a machine with a GPU; installs nothing (ARGS="--phase parity", also without a GPU)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_check $(ARGS)
