@@ -27,6 +27,7 @@ from harness.compare.stats.intervals import t_quantile
 from harness.core.seeds import derive_seed
 from harness.core.trace import Stage
 from harness.report.document import Table
+from harness.results import lane_kind
 from harness.scenario.schema import Scenario
 from harness.settings.checkpoint import CheckpointSettings
 from harness.simulate.cost_model import CostModel, Draw, model_name
@@ -199,7 +200,8 @@ def _estimates(each: Sequence[Mapping[K, float]]) -> dict[K, Estimate]:
 def closed_form(scenario: Scenario, machine: MachineProfile, allow: Collection[str] = ()) -> float:
     """Return the seconds of a step by plain addition: what a simulation has to beat.
 
-    The stage costs of the central prediction, without contention, added up; with a lag those of the busiest lane.
+    The stage costs of the central prediction, without contention, added up, of several Generators those of the busiest;
+    with a lag those of the busiest lane.
 
     Raises:
         UserError: the profile does not know a stage that the scenario needs.
@@ -208,8 +210,11 @@ def closed_form(scenario: Scenario, machine: MachineProfile, allow: Collection[s
     every = run.rows(with_last_evaluation=False)
     rows = [row for row in every if not row.warmup] or every
     lanes = sorted({lane for row in rows for lane in row.lanes})
-    busy = [fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows) for lane in lanes]
-    return max(busy) if scenario.max_lag else sum(busy)
+    busiest: dict[str, float] = {}
+    for lane in lanes:
+        seconds = fmean(sum(costs_of(row.lanes.get(lane, {})).values()) for row in rows)
+        busiest[lane_kind(lane)] = max(seconds, busiest.get(lane_kind(lane), 0.0))
+    return max(busiest.values()) if scenario.max_lag else sum(busiest.values())
 
 
 KINDS = ("generator", "scorer", "learner")

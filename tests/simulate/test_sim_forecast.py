@@ -13,7 +13,15 @@ from harness.core.errors import UserError
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import Draw
-from harness.simulate.forecast import FEWEST_DRAWS, estimate, farthest, forecast, predicted
+from harness.simulate.forecast import (
+    FEWEST_DRAWS,
+    closed_form,
+    estimate,
+    farthest,
+    forecast,
+    predicted,
+    ratio,
+)
 from harness.simulate.machine import MachineProfile, load_machine
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
@@ -96,6 +104,28 @@ def test_the_run_effect_is_that_of_each_draw() -> None:
     assert found.step_s.high == pytest.approx(worlds[-1], abs=1e-8)
     assert found == forecast(scenario(PINNED), machine, draws=FEWEST_DRAWS, seed=3)
     assert found != forecast(scenario(PINNED), machine, draws=FEWEST_DRAWS, seed=4)
+
+
+def test_plain_addition_takes_generators_side_by_side() -> None:
+    machine = load_machine(ABACUS)
+    # the costs of the first test, and an evaluation of 0.1 + 0.05 in one of four measured steps but the last
+    in_turns = closed_form(scenario(PINNED), machine)
+    assert in_turns == pytest.approx(0.42, abs=0.04)
+    two = closed_form(scenario(PINNED, "placement.generator.count=2"), machine)
+    assert two <= in_turns + 1e-9  # never the sum of both
+    assert closed_form(scenario(PINNED, "max_lag=1"), machine) == pytest.approx(0.23, abs=1e-9)  # the Learner alone
+
+
+def test_an_unknown_speed_widens_seconds_and_no_ratio() -> None:
+    machine = load_machine(ABACUS).model_copy(update={"occasion_log_sd": 0.2})
+    assert not machine.speed_is_known
+    one, k2 = (forecast(scenario(PINNED, *more), machine, FEWEST_DRAWS) for more in ((), ("epochs_per_batch=2",)))
+    # 90% of factors exp(0.2 z - 0.02) are between 0.71 and 1.36; of 19 draws it is their range
+    assert one.step_s.low / one.step_s.value < 0.8
+    assert one.step_s.high / one.step_s.value > 1.2
+    both = ratio(k2, one)
+    assert both.low == pytest.approx(both.high, rel=1e-6)
+    assert both.value == pytest.approx(k2.step_s.value / one.step_s.value, rel=1e-6)
 
 
 def test_what_left_its_range_is_said() -> None:
