@@ -17,8 +17,11 @@ from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.anchor import anchored
+from harness.simulate.calibrate.exchange import find_collectives
+from harness.simulate.calibrate.fit import fit
+from harness.simulate.calibrate.observations import find_sources
 from harness.simulate.forecast import DRAWS, closed_form, forecast
-from harness.simulate.machine import MachineProfile, load_machine
+from harness.simulate.machine import MachineProfile
 from harness.simulate.metrics import metrics_of_run
 
 ALONE, ANCHORED, PILOT = "the profile alone", "from a run of another arm", "from a pilot of the arm"
@@ -94,7 +97,9 @@ def judge(folder: Path, scenario: Path, draws: int = DRAWS) -> list[Row]:
     Raises:
         UserError: a part of the occasion is missing or damaged.
     """
-    machine = load_machine(folder / "profile.yaml")
+    calibration = [folder / "calibration"]
+    collectives = find_collectives(calibration)
+    machine = fit(find_sources(calibration), f"occasion-{folder.name}", collectives=collectives).profile
     (anchor,) = _runs(folder / "anchor")
     at_anchor = anchored(machine, anchor).profile
     pilots = {run.manifest.arm: run for run in _runs(folder / "pilot")}
@@ -183,7 +188,8 @@ def as_markdown(rows: Sequence[Row], command: str) -> str:
         f"`{command}` wrote this page from {len({(r.occasion, r.arm, r.block) for r in rows})} runs of "
         f"{len(occasions)} occasions. An occasion is a calibration, a pause of 30 minutes or more, a run of "
         "another arm (`tests/holdout/occasion_anchor.yaml`), a pilot of five steps of each arm, and the runs that are "
-        "predicted (`tests/holdout/occasions.yaml`), each command in a process of its own.",
+        "predicted (`tests/holdout/occasions.yaml`), each command in a process of its own. Profiles are fitted to the "
+        "runs of the calibration by the code of this page.",
         "",
         "Error: predicted over measured seconds of a training step, minus 1. Ratios: how far off those of two arms.",
         "",

@@ -12,6 +12,8 @@ from harness.core.errors import RunStopped
 from harness.core.types import Purpose, WorkItem
 from harness.loop import Count
 from harness.loop.batching import InOrder
+from harness.probes.clock import PausableClock
+from harness.run.interleaving import Alone
 
 
 def tokens_by_batch(item: WorkItem, prompt_id: int) -> tuple[int, ...]:
@@ -331,3 +333,24 @@ def test_a_batch_held_back_beyond_the_bound_is_never_begun(simulate, held_back_s
         return
     with pytest.raises(RunStopped, match=r"starts the batch of step 2 .* lag 2 is above max_lag 1"):
         simulate(**settings)
+
+
+def test_no_part_is_at_work_while_the_clock_of_a_synchronous_run_stands_still(simulate, story):
+    """What is done between two steps comes before the next batch is begun, though the weights for it are there."""
+    said: list[str] = []
+    clock = PausableClock()
+    alone = Alone(clock, lambda: said.append("between"))
+    on_step = story.on_step
+
+    def with_turn(facts):
+        on_step(facts)
+        alone.finished(facts.step)
+
+    story.on_step = with_turn
+
+    def generate(step):
+        said.append(f"batch {step}")
+        return 1.0
+
+    simulate(story, max_lag=0, steps=3, generate=[generate] * 2, load=[0.5, 1.5], throttle=alone, evaluate_every=3)
+    assert said == ["batch 0"] * 2 + ["between"] + ["batch 1"] * 2 + ["between"] + ["batch 2"] * 2 + ["between"]

@@ -59,6 +59,14 @@ def test_spans_hardly_overlapped_and_those_with_more_at_work_than_cores_say_noth
     assert "was assumed" in said[0]
 
 
+def test_the_way_of_a_call_is_no_work_that_contention_slows() -> None:
+    call = StageCost(stage="call", seconds={"row": 0.001})
+    seen = [_seen("update", 100, 0.2), _seen("call", 100, 0.01, others=1.0), _seen("generate", 100, 0.1, others=1.0)]
+    contention, _ = fit_contention(seen, (*STAGES, call), cores=2)
+    assert contention.slowdown == pytest.approx(0, abs=1e-9)  # of the generate alone
+    assert contention.slowdown_sd == 0.05
+
+
 def test_stages_that_are_slow_in_the_same_runs_hang_together() -> None:
     speeds = np.array([0.9, 1.0, 1.1, 1.2, 0.95, 1.05])
     seen = [_seen("generate", 100, 0.1 * speed, run=str(run)) for run, speed in enumerate(speeds)]

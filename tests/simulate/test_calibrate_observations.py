@@ -237,6 +237,23 @@ def test_in_one_process_a_call_is_what_lies_between_two_stages(write: Write) -> 
     assert calls == pytest.approx({"generate": 0.002, "score": 0.001, "update": 0.001})
 
 
+def test_in_one_process_a_checkpoint_is_no_part_of_the_call_behind_it(write: Write) -> None:
+    settings = SETTINGS.replace("object_store", "in_process").replace("colocated: false", "colocated: true")
+    settings += "checkpoint: {every: 1, asynchronous: false}\n"
+    spans = (
+        ("learner", Stage.WEIGHT_PUBLISH, 1000, 1020, 0),
+        ("generator", Stage.GENERATE, 1022, 1052, 0),
+        ("scorer", Stage.SCORE, 1053, 1054, 0),
+        ("learner", Stage.CHECKPOINT, 1021, 1023, 0),  # in pieces, beside what others do
+        ("learner", Stage.CHECKPOINT, 1055, 1154, 0),
+        ("learner", Stage.UPDATE, 1155, 1205, 0),
+    )
+    found = observe(load_run(write(spans, settings=settings)))
+    calls = {item.where["call"]: item.seconds for item in found if item.stage == "call"}
+    assert "update" not in calls
+    assert calls["score"] == pytest.approx(0.001)
+
+
 def test_a_sweeps_syncs_are_observed_without_a_model(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(scenario="transport_sweep", steps=0, status="completed")
     row = SyncRow("nixl", 10_000_000, 20, 1, 0, 0.06, 0.01, 0.04, 0.005, 0.004, 0.001)

@@ -143,6 +143,8 @@ def _overlapped(
         cost = cost_of(item, stages)
         if cost is None or item.run not in speeds or not LEAST_OVERLAP <= item.others <= cores - 1:
             continue
+        if item.stage == "call":  # which is a way, and no work
+            continue
         predicted = cost.seconds_of(item.units, item.model) * speeds[item.run]
         if predicted >= LONG_S:
             by_run[item.run].append((item.seconds, min(1.0, item.others), 1 - predicted / item.seconds))

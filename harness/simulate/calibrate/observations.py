@@ -186,7 +186,8 @@ class ObservedRun(RecordedRun):
 
     def _between_calls(self) -> Iterator[Observation]:
         """Calls to threads leave no spans: what lies between the stages of two calls is counted as the second's way."""
-        recorded = [(s.start_ns, s.end_ns) for s in self.spans if s.stage is Stage.WAIT_FOR_RECORDER]
+        others = (Stage.WAIT_FOR_RECORDER, *CHECKPOINTING)
+        recorded = [(s.start_ns, s.end_ns) for s in self.spans if s.stage in others]
         for before, after in pairwise(self.works):
             name, (start, end) = _name(after), (before.end_ns, after.start_ns)
             span = Span(after.lane, after.stages[0].stage or Stage.WAIT_FOR_CALL, start, end, after.key, -1)
