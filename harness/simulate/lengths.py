@@ -71,7 +71,24 @@ def length_source(
         return PinnedLengths(scenario.sampling.pinned_lengths, by_purpose)
     if by_purpose[Purpose.TRAIN] is None and "task" in allow and machine.lengths:
         by_purpose = dict.fromkeys(Purpose, machine.lengths[0])
+    if _begins_untrained(scenario):
+        by_purpose = {purpose: _endless(found, model) for purpose, found in by_purpose.items()}
     return RecordedLengths(scenario, machine, model, by_purpose)
+
+
+def _begins_untrained(scenario: Scenario) -> bool:
+    return scenario.model.type == "preset" and not scenario.model.warm_start
+
+
+def _endless(recorded: Lengths | None, model: str) -> Lengths | None:
+    """Return lengths of a policy that has learnt nothing: it ends at one token in a thousand, so at the cap.
+
+    Those of the model itself stand, if any were recorded.
+    """
+    if recorded is None or recorded.model == model:
+        return recorded
+    first = tuple((1,) * len(group) for group in recorded.groups)
+    return recorded.model_copy(update={"model": model, "cap": 1, "groups": first, "trained": ()})
 
 
 def _recorded(scenario: Scenario, machine: MachineProfile, model: str, purpose: Purpose) -> Lengths | None:
@@ -156,7 +173,9 @@ class RecordedLengths:
         return tuple(self._said)
 
     def _note(self, found: Lengths, cap: int, purpose: Purpose) -> None:
-        if cap > found.cap:
+        if cap > found.cap == 1:
+            self._said[f"lengths: {self._model} begins untrained, and its responses go on to the cap"] = None
+        elif cap > found.cap:
             self._said[
                 f"lengths: sampling.max_tokens {cap} is above the recorded {found.cap}; responses that were cut go on "
                 "with the recorded hazard of ending"

@@ -104,7 +104,10 @@ def judge(folder: Path, scenario: Path, draws: int = DRAWS) -> list[Row]:
     at_anchor = anchored(machine, anchor).profile
     pilots = {run.manifest.arm: run for run in _runs(folder / "pilot")}
     held, rows = _runs(folder / "held"), list[Row]()
-    for arm, settings in _arms(scenario).items():
+    arms = _arms(scenario)
+    if missing := [arm for arm in arms if arm not in pilots or arm not in {run.manifest.arm for run in held}]:
+        raise UserError(f"no run of {', '.join(missing)} was completed", str(folder), "record these arms again")
+    for arm, settings in arms.items():
         machines = {
             ALONE: machine,
             ANCHORED: at_anchor,
@@ -130,13 +133,11 @@ def _predicted(
 
 
 def _runs(folder: Path) -> list[Run]:
+    """Return the runs that were completed; one that failed may have been made again beside it."""
     runs, damaged = find_runs(folder)
     if damaged:
         raise damaged[0].error
-    unfinished = [run for run in runs if run.status != "completed"]
-    if unfinished:
-        raise UserError(f"the run is {unfinished[0].status}", str(unfinished[0].folder), "record the occasion again")
-    return runs
+    return [run for run in runs if run.status == "completed"]
 
 
 def _arms(scenario: Path) -> dict[str, Scenario]:

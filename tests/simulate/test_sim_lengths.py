@@ -139,3 +139,12 @@ def test_a_task_without_lengths_is_refused_unless_another_may_stand_in():
     assert "those of the task maths stand in for keywords" in lengths.said[0]
     with pytest.raises(UserError, match="it has none at all"):
         source()
+
+
+def test_a_policy_that_begins_untrained_runs_to_the_cap_unless_its_own_lengths_are_known():
+    untrained = Scenario(sampling={"max_tokens": 20}, model={"preset": "course", "warm_start": False})
+    found = length_source(untrained, machine(recorded(((5, 6),), prompts=(12,))), "course")
+    assert found.groups(item()) == ((12, (20, 20, 20)),) * 2
+    assert found.said == ("lengths: course begins untrained, and its responses go on to the cap",)
+    own = Lengths(task="keywords", model="course", cap=20, prompts=(12,), groups=((7, 7),))
+    assert length_source(untrained, machine(own), "course").groups(item()) == ((12, (7, 7, 7)),) * 2
