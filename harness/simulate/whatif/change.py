@@ -32,6 +32,7 @@ STRATEGY = (
     "evaluation.every",
     "loss.proximal",
     "allow_uncorrected",
+    "placement.colocated",
     *SAVING,
 )
 WORK = (
@@ -49,6 +50,7 @@ SAME_POLICY = (
     "transport",
     "gradient_accumulation_steps",
     "placement.generator.count",
+    "placement.colocated",
     *SAVING,
 )
 """Changes that leave what is learnt as it is."""
@@ -77,6 +79,11 @@ class Change:
     def is_none(self) -> bool:
         """Whether nothing is changed at all."""
         return not self.keys and not self.pace
+
+    @property
+    def moves_apart(self) -> bool:
+        """Whether parts that took turns in one place get a place of their own each."""
+        return self.before.placement.colocated and not self.after.placement.colocated
 
     @property
     def trains_otherwise(self) -> bool:

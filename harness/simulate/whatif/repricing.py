@@ -139,6 +139,7 @@ class Repricing:
         self.run = run
         self._works = Workload(run.scenario), Workload(after)
         self._models = _Known(run.scenario, machine), _Known(after, machine)
+        keys = [key for key in keys if key != "placement.colocated"]
         self.syncs_differ = any(key.split(".")[0] in ("transport", "placement") for key in keys)
         self.work_differs = any(key.split(".")[0] != "transport" for key in keys)
         self._not_known: dict[str, None] = {}
