@@ -384,36 +384,53 @@ def _shared_cores(machine: MachineProfile, draw: Draw | None) -> Place | None:
     return SharedCores(contention.cores, slowdown)
 
 
-@dataclass(frozen=True)
-class SimulatedResult:
-    """A finished run.
+class SimulatedResult(ForwardingObserver):
+    """What came of a run: keeps what its loop tells, and is complete when that is over.
 
     Attributes:
-        spans: in the order in which they came in; time 0 is the start of the loop.
-        seconds: of the loop.
-        ledger: what became of the rollouts.
         steps: what the loop told of each training step.
         ends_s: when it told so.
-        borders: how many of the spans count to it and to the steps before; None: those that had ended.
         changes: when which lane took which policy version.
-        changed: how many of them there were at the end of each step.
-        lanes: of the run.
-        extrapolating: sentences: where the run left what its cost source knows.
-        warmup, profiled: numbers of the steps that are in no figure.
+        ledger: what became of the rollouts.
+        spans: in the order in which they came in; time 0 is the start of the loop.
+        seconds: of the loop.
     """
 
-    spans: list[Span] = field(repr=False)
-    seconds: float
-    ledger: RolloutCounts
-    steps: tuple[StepReport, ...] = field(repr=False)
-    ends_s: tuple[float, ...] = field(repr=False)
-    borders: tuple[int, ...] | None = field(repr=False)
-    changes: tuple[VersionChange, ...] = field(repr=False)
-    changed: tuple[int, ...] = field(repr=False)
-    lanes: tuple[str, ...]
-    extrapolating: tuple[str, ...] = ()
-    warmup: Collection[int] = ()
-    profiled: Collection[int] = ()
+    def __init__(self, built: SimulatedRun, observer: Observer) -> None:
+        super().__init__(observer)
+        self._built, self.lanes = built, built.lanes
+        self.steps, self.ends_s = list[StepReport](), list[float]()
+        self.changes, self.ledger = list[VersionChange](), RolloutCounts()
+        self._known: list[tuple[int, int]] = []  # spans and changes by the end of each step
+        self.spans, self.seconds = list[Span](), 0.0
+
+    def on_version(self, lane: str, version: int) -> None:
+        self.changes.append(VersionChange(asyncio.get_running_loop().time(), lane, version))
+        super().on_version(lane, version)
+
+    def on_step(self, facts: StepReport) -> None:
+        self.steps.append(facts)
+        self.ends_s.append(asyncio.get_running_loop().time())
+        self._known.append((len(self._built.tracer.finished), len(self.changes)))
+        super().on_step(facts)
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        self.ledger = ledger
+        super().on_finished(ledger)
+
+    async def run(self) -> None:
+        """Run the loop."""
+        await self._built.run(self)
+        self.seconds = asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        """Take the spans, when nothing goes on any more."""
+        self.spans = self._built.tracer.drain()
+
+    @property
+    def extrapolating(self) -> tuple[str, ...]:
+        """Sentences: where the run left what its cost source knows."""
+        return self._built.said()
 
     @cached_property
     def _lane_seconds(self) -> list[LaneSeconds]:
@@ -422,10 +439,10 @@ class SimulatedResult:
         One table of all spans is made here at the end. A ``RunRecorder`` that makes one at each step would make a run
         of a sweep take 1.4 times as long.
         """
-        spans, borders = self.spans, self.borders
-        if borders is None:
+        spans, borders = self.spans, [spans for spans, _ in self._known]
+        if not self._built.by_arrival:
             spans = sorted(spans, key=attrgetter("end_ns"))
-            borders = tuple(bisect_right(spans, round(s * 1e9), key=attrgetter("end_ns")) for s in self.ends_s)
+            borders = [bisect_right(spans, round(end_s * 1e9), key=attrgetter("end_ns")) for end_s in self.ends_s]
         table = Occupancy.of(spans)
         return [table.seconds(spans[first:last], first) for first, last in pairwise([0, *borders, len(spans)])]
 
@@ -433,7 +450,9 @@ class SimulatedResult:
     def rows(self) -> list[StepRow]:
         """A row for each training step, as a recorder would have made it."""
         rows, held, since, start_s = list[StepRow](), dict[str, int](), 0, 0.0
-        for facts, end_s, until, lanes in zip(self.steps, self.ends_s, self.changed, self._lane_seconds, strict=False):
+        for facts, end_s, (_, until), lanes in zip(
+            self.steps, self.ends_s, self._known, self._lane_seconds, strict=False
+        ):
             changes, since = self.changes[since:until], until
             held |= {change.lane: change.version for change in changes}
             rows.append(
@@ -446,10 +465,10 @@ class SimulatedResult:
                     lanes=lanes,
                     metrics={"response_tokens": {"sum": count(facts.fresh).tokens, "count": 1}},
                     versions=dict(held),
-                    version_changes=changes,
+                    version_changes=tuple(changes),
                     lags=trained_lags(facts),
-                    warmup=facts.step in self.warmup,
-                    profiled=facts.step in self.profiled,
+                    warmup=facts.step in self._built.warmup,
+                    profiled=facts.step in self._built.profiled,
                 )
             )
             start_s = end_s
@@ -459,7 +478,7 @@ class SimulatedResult:
     def tail(self) -> TailRow:
         """What ended after the last training step."""
         last_s = self.ends_s[-1] if self.ends_s else 0.0
-        changes = self.changes[self.changed[-1] if self.changed else 0 :]
+        changes = tuple(self.changes[self._known[-1][1] if self._known else 0 :])
         return TailRow(max(0.0, self.seconds - last_s), self.seconds, self._lane_seconds[-1], version_changes=changes)
 
     def table(self, *, without_evaluations: bool = False) -> RunTable:
@@ -525,49 +544,11 @@ def on_virtual_clock(
 ) -> SimulatedResult:
     """Build a run inside of a virtual clock, and run its loop."""
 
-    async def main(tracer: RecordingTracer) -> tuple[float, SimulatedRun, _Watch]:
-        built, watch = build(tracer), _Watch(observer or Observer(), tracer)
-        await built.run(watch)
-        return asyncio.get_running_loop().time(), built, watch
+    async def main(tracer: RecordingTracer) -> SimulatedResult:
+        result = SimulatedResult(build(tracer), observer or Observer())
+        await result.run()
+        return result
 
-    (seconds, built, watch), tracer = run_virtual(main)
-    return SimulatedResult(
-        tracer.drain(),
-        seconds,
-        watch.ledger,
-        tuple(watch.steps),
-        tuple(watch.ends_s),
-        tuple(watch.arrived) if built.by_arrival else None,
-        tuple(watch.changes),
-        tuple(watch.changed),
-        built.lanes,
-        built.said(),
-        built.warmup,
-        built.profiled,
-    )
-
-
-class _Watch(ForwardingObserver):
-    """Keeps what the loop tells of steps, versions and rollouts, and how many spans had come in by each step."""
-
-    def __init__(self, observer: Observer, tracer: RecordingTracer) -> None:
-        super().__init__(observer)
-        self._tracer, self.steps = tracer, list[StepReport]()
-        self.ends_s, self.arrived = list[float](), list[int]()
-        self.changes, self.changed = list[VersionChange](), list[int]()
-        self.ledger = RolloutCounts()
-
-    def on_version(self, lane: str, version: int) -> None:
-        self.changes.append(VersionChange(asyncio.get_running_loop().time(), lane, version))
-        super().on_version(lane, version)
-
-    def on_step(self, facts: StepReport) -> None:
-        self.steps.append(facts)
-        self.ends_s.append(asyncio.get_running_loop().time())
-        self.arrived.append(len(self._tracer.finished))
-        self.changed.append(len(self.changes))
-        super().on_step(facts)
-
-    def on_finished(self, ledger: RolloutCounts) -> None:
-        self.ledger = ledger
-        super().on_finished(ledger)
+    result, _ = run_virtual(main)
+    result.end()
+    return result

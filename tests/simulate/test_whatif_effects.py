@@ -408,9 +408,9 @@ def test_what_a_schedule_of_drops_throws_about_has_an_interval_or_is_not_said(re
     assert answer.interval is not None
     # every call of a kind takes as long as the others, so that it does not matter which of them meet
     assert (answer.interval.low, answer.interval.high) == pytest.approx((answer.ratio, answer.ratio))
-    assert [gain.interval for gain in answer.gains] == [pytest.approx((gain.gain, gain.gain)) for gain in answer.gains]
+    assert all((gain.low, gain.high) == pytest.approx((gain.gain, gain.gain), abs=1e-12) for gain in answer.gains)
     unsure = {"generate": (-0.02, 0.03), "score": (-0.01, 0.0005)}
-    gains = tuple(Gain(name, 1.0, 0.01, interval) for name, interval in unsure.items())
+    gains = tuple(Gain(name, 1.0, 0.01, *interval) for name, interval in unsure.items())
     told = list(sentences(replace(answer, gains=gains, interval=Estimate(0.98, 0.9, 1.01))))
     assert told[0].endswith("[-10.0%, +1.0%])")
     assert (

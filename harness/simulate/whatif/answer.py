@@ -39,13 +39,14 @@ class Gain(NamedTuple):
         name: a stage, ``call`` or ``record``; or a kind of lane.
         seconds: of it in a step; 0 for a kind of lane.
         gain: by what share of itself the step gets shorter.
-        interval: between which ends that lies with 90%; None where one replay tells it.
+        low, high: between which ends that lies with 90%; the same where one replay tells it.
     """
 
     name: str
     seconds: float
     gain: float
-    interval: tuple[float, float] | None = None
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +152,10 @@ def what_if(
     def gain(name: str, seconds: float = 0.0) -> Gain:
         pace = {**change.pace, name: FASTER * change.pace.get(name, 1.0)}
         if after.step_s <= 0:
-            return Gain(name, seconds, 0.0)
+            return Gain(name, seconds, 0.0, 0.0, 0.0)
+        found = 1 - changed.at(pace).step_s / after.step_s
         spread = _ratio([changed.at(pace, draw).step_s for draw in draws], drawn_s)
-        interval = None if spread is None else (1 - spread.high, 1 - spread.low)
-        return Gain(name, seconds, 1 - changed.at(pace).step_s / after.step_s, interval)
+        return Gain(name, seconds, found, *((found, found) if spread is None else (1 - spread.high, 1 - spread.low)))
 
     gains, lane_gains = list[Gain](), list[Gain]()
     if with_gains:

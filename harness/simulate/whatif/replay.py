@@ -24,6 +24,7 @@ from harness.scenario.derived import on_one_thread
 from harness.scenario.lanes import lanes_of, writer_lane
 from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
+from harness.simulate.features import sizes_of
 from harness.simulate.machine import Contention
 from harness.simulate.parts import (
     ProfileCosts,
@@ -36,7 +37,7 @@ from harness.simulate.parts import (
 from harness.simulate.recorded_run import EVALUATE, TRAIN, RecordedCall, RecordedGroup, RecordedRun, Work
 from harness.simulate.simulated_run import ForwardingObserver, SimulatedResult, SimulatedRun, on_virtual_clock
 from harness.simulate.timeline import CallPlan, CallTimeline, OwnDevice, SharedCores, StagePlan
-from harness.simulate.whatif.repricing import Repricing, as_rollouts, cores_of, transit_cores_of
+from harness.simulate.whatif.repricing import Repricing, cores_of, transit_cores_of
 
 CALL, RECORD = "call", "record"
 """How the transit of a call, and the driver's own bookkeeping, are called beside the stages."""
@@ -335,66 +336,75 @@ class RecordedCosts:
     """
 
     def __init__(self, lane: str, pool: CallPool, pace: Pace, repricing: Repricing | None, gone: set[Stage]) -> None:
-        self._lane, self._pool, self._pace, self._gone = lane, pool, pace, gone
-        self._priced = None if repricing is None else (repricing, *repricing.costs(lane))
+        self._lane, self._pool, self._pace, self._gone, self._prices = lane, pool, pace, gone, repricing
+        self._costs = None if repricing is None else repricing.costs(lane)
         self.held_until = 0.0
 
     def load(self, version: int) -> CallPlan:
-        return self._sync(Work.LOAD, version, lambda costs: costs.load(version))
+        return self._plan(Work.LOAD, version, lambda costs: costs.load(version))
 
     def publish(self, version: int) -> CallPlan:
-        return self._sync(Work.PUBLISH, version, lambda costs: costs.publish(version))
-
-    def _sync(self, work: Work, version: int, ask: Callable[[ProfileCosts], CallPlan]) -> CallPlan:
-        call = self._pool.take(self._lane, work, version)
-        if self._priced is not None and self._priced[0].syncs_differ:
-            prices, old, new = self._priced
-            call = prices.repriced(call, [ask(old)], ask(new))
-        return self._plan(call)
+        return self._plan(Work.PUBLISH, version, lambda costs: costs.publish(version))
 
     def save_policy(self, version: int) -> CallPlan:
         known = self._pool.knows(self._lane, Work.SAVE_POLICY)  # where nothing was saved it takes no time
-        return self._plan(self._pool.take(self._lane, Work.SAVE_POLICY, version)) if known else CallPlan(())
+        return self._plan(Work.SAVE_POLICY, version) if known else CallPlan(())
 
     def checkpoint(self, version: int) -> CallPlan:
-        return self._plan(self._pool.take(self._lane, Work.CHECKPOINT, version))
+        return self._plan(Work.CHECKPOINT, version)
 
     def write_checkpoint(self, version: int) -> CallPlan:
-        return self._plan(self._pool.take(writer_lane(self._lane), Work.CHECKPOINT_WRITE, version))
+        return self._plan(Work.CHECKPOINT_WRITE, version, lane=WRITER)
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
-        call = self._pool.take(self._lane, _work_of(item, Work.GENERATE), item.step)
-        if self._priced is not None and self._priced[0].differs(item):
-            prices, old, new = self._priced
-            shards = [[(group.prompt_length, group.lengths) for group in shard] for shard in prices.shards(call.key)]
-            before = [old.generate(item, shard) for shard in shards] or [old.generate(item, sampled)]
-            call = prices.repriced(call, before, new.generate(item, sampled))
-        return self._plan(call)
+        return self._plan(
+            Work.EVALUATE if item.purpose is Purpose.EVALUATE else Work.GENERATE,
+            item.step,
+            lambda costs: costs.generate(item, sampled),
+            lambda costs, shards: [costs.generate(item, sizes_of(shard)) for shard in shards],
+        )
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        call = self._pool.take(self._lane, _work_of(item, Work.SCORE), item.step)
-        if self._priced is not None and self._priced[0].differs(item):
-            prices, old, new = self._priced
-            before = [old.score(item, shard) for shard in prices.shards(call.key) or [groups]]
-            call = prices.repriced(call, before, new.score(item, groups))
-        return self._plan(call)
+        return self._plan(
+            Work.EVALUATE if item.purpose is Purpose.EVALUATE else Work.SCORE,
+            item.step,
+            lambda costs: costs.score(item, groups),
+            lambda costs, shards: [costs.score(item, shard) for shard in shards],
+        )
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
         raise AssertionError("a recording of a Learner that trains on parts of a batch is refused before")
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
         """The driver's bookkeeping after the last step comes first."""
-        call = self._pool.take(self._lane, Work.UPDATE, step)
-        if self._priced is not None and self._priced[0].work_differs:
-            prices, old, new = self._priced
-            before = old.update(call.key, as_rollouts(prices.run.trained_on(call.key)) or groups)
-            call = prices.repriced(call, [before], new.update(step, groups))
-        plan = self._plan(call)
+        plan = self._plan(
+            Work.UPDATE,
+            step,
+            lambda costs: costs.update(step, groups),
+            lambda costs, batches: [costs.update(step, batch) for batch in batches],
+        )
         stages = [each for each in plan.stages if each.stage not in self._gone]
         return plan._replace(stages=stages, delay_s=self.held_until - asyncio.get_running_loop().time())
 
-    def _plan(self, call: RecordedCall) -> CallPlan:
-        """Return a call at its pace; a gap between two stages of it stays."""
+    def _plan(
+        self,
+        work: Work,
+        key: int,
+        now: Callable[[ProfileCosts], CallPlan] | None = None,
+        then: Callable[[ProfileCosts, Sequence[tuple[RolloutGroup, ...]]], list[CallPlan]] = lambda costs, rollouts: [],
+        lane: str = "",
+    ) -> CallPlan:
+        """Return the recorded call at its pace; a gap between two stages of it stays.
+
+        Args:
+            now: prices the call of the replay, with its rollouts.
+            then: prices calls with given rollouts: those that the recorded call, or its like, worked on.
+        """
+        call = self._pool.take(lane or self._lane, work, key)
+        if now is not None and self._prices is not None and self._costs is not None and self._prices.differs(work):
+            old, new = self._costs
+            before = then(old, self._prices.behind(work, call.key)) or [now(old)]
+            call = self._prices.repriced(call, before, now(new))
         transit = _factor(self._pace, self._lane, CALL)
         stages = [
             StagePlan(None, each.seconds, works=False)
@@ -403,7 +413,3 @@ class RecordedCosts:
             for each in call.stages
         ]
         return CallPlan(stages, call.request_s * transit, call.response_s * transit)
-
-
-def _work_of(item: WorkItem, training: Work) -> Work:
-    return Work.EVALUATE if item.purpose is Purpose.EVALUATE else training

@@ -18,7 +18,7 @@ from harness.core.trace import Span, Stage
 from harness.report.canvas import save
 from harness.report.console import Output
 from harness.report.document import Table
-from harness.report.experiment_charts import EVALUATE, Excerpt, timeline_figure
+from harness.report.experiment_charts import Excerpt, timeline_figure
 from harness.report.terminal import print_list, print_table
 from harness.results import Manifest, RunFolder, experiment_name
 from harness.results.recorder import LEDGER_COLUMNS
@@ -26,7 +26,6 @@ from harness.results.writer import timestamp, utc_now
 from harness.scenario.load import resolved_yaml
 from harness.simulate.forecast import NAMES, WASTE_WORDS
 from harness.simulate.metrics import metrics_of
-from harness.simulate.simulated_run import SimulatedResult
 from harness.simulate.whatif.answer import FASTER, Answer, Gain
 
 NOTHING = 0.001
@@ -63,8 +62,8 @@ def figures(answer: Answer) -> dict[str, Any]:
     }
     if answer.interval is not None:
         found["ratio_interval"] = [answer.interval.low, answer.interval.high]
-    if any(gain.interval for gain in answer.gains):
-        found["gain_intervals"] = {gain.name: gain.interval for gain in answer.gains}
+    if any(gain.low < gain.high for gain in answer.gains):
+        found["gain_intervals"] = {gain.name: [gain.low, gain.high] for gain in answer.gains}
     return found
 
 
@@ -132,7 +131,7 @@ def sentences(answer: Answer) -> Iterator[str]:
             f"share, it would be {number(answer.shared.step_s)} s ({ratio})"
         )
     first = answer.lane_gains[0] if answer.lane_gains else None
-    if first is not None and _least(first) >= NOTHING:
+    if first is not None and first.low >= NOTHING:
         yield (
             f"the {first.name} is critical: everything it does {1 - FASTER:.0%} faster makes a step "
             f"{percent(first.gain)} shorter"
@@ -166,18 +165,10 @@ def show(answer: Answer, written: Sequence[str]) -> None:
     print_list(console, "Written", written)
 
 
-def _least(gain: Gain) -> float:
-    return gain.gain if gain.interval is None else gain.interval[0]
-
-
-def _most(gain: Gain) -> float:
-    return gain.gain if gain.interval is None else gain.interval[1]
-
-
 def _advice(gains: Sequence[Gain]) -> Iterator[str]:
-    worth = [gain for gain in gains if _least(gain) >= NOTHING]
-    hidden = [gain for gain in gains if _most(gain) < NOTHING]
-    unclear = [gain.name for gain in gains if _least(gain) < NOTHING <= _most(gain)]
+    worth = [gain for gain in gains if gain.low >= NOTHING]
+    hidden = [gain for gain in gains if gain.high < NOTHING]
+    unclear = [gain.name for gain in gains if gain.low < NOTHING <= gain.high]
     if worth:
         then = f", then {listed([_told(gain) for gain in worth[1:3]])}" if len(worth) > 1 else ""
         yield f"10% faster, by what it takes off a step: optimise {_told(worth[0])} first{then}"
@@ -197,7 +188,7 @@ def _told(gain: Gain) -> str:
 
 
 def _with_interval(gain: Gain) -> str:
-    ends = "" if gain.interval is None else f" [{', '.join(map(_signed, gain.interval))}]"
+    ends = f" [{_signed(gain.low)}, {_signed(gain.high)}]" if gain.low < gain.high else ""
     return _signed(gain.gain) + ends
 
 
@@ -211,24 +202,18 @@ def draw_picture(answer: Answer, path: Path) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    shown = [_excerpt("as it was (simulated)", answer.before)]
+    shown = {"as it was (simulated)": answer.before}
     step = f"a step takes {number(answer.before.step_s)} s"
     if not answer.change.is_none:
-        shown.append(_excerpt(f"{changed_to(answer)} (simulated)", answer.after))
+        shown[f"{changed_to(answer)} (simulated)"] = answer.after
         step += f", then {number(answer.after.step_s)} s ({change(answer.ratio)})"
     heading = f"{answer.run.manifest.scenario}, simulated: {step}"
     try:
-        return save(timeline_figure(shown, heading), path)
+        excerpts = [Excerpt(name, each.spans, each.changes, each.table().steps) for name, each in shown.items()]
+        return save(timeline_figure(excerpts, heading), path)
     except OSError as error:
         what = f"cannot write the picture {str(path)!r}: {error.strerror or error}"
         raise UserError(what, str(path), "name another file with -o FILE.png") from error
-
-
-def _excerpt(name: str, replayed: SimulatedResult) -> Excerpt:
-    rows = replayed.rows
-    steps: dict[str, list[float]] = {of: [getattr(row, of) for row in rows] for of in ("step", "wall_s", "elapsed_s")}
-    steps[EVALUATE] = [row.stages_s.get(Stage.EVALUATE.value, 0.0) for row in rows]
-    return Excerpt(name, replayed.spans, replayed.changes, steps)
 
 
 BEFORE, AFTER = "as_it_was", "changed"
