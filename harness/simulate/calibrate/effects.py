@@ -21,6 +21,7 @@ from harness.simulate.calibrate.least_squares import SYNC_FEATURES, active_costs
 from harness.simulate.calibrate.observations import Observation
 from harness.simulate.calibrate.stages import fit_spans, times
 from harness.simulate.machine import Contention, StageCost, rounded
+from harness.simulate.timeline import ASSUMED_SLOWDOWN, ASSUMED_SLOWDOWN_SD
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,8 +101,6 @@ def run_correlation(observations: Sequence[Observation], stages: Sequence[StageC
 LEAST_OVERLAP = 0.5
 """Share of a span in which another part must have worked: what is left of it would blur the estimate."""
 MOST_Q = 0.9
-ASSUMED_SLOWDOWN, ASSUMED_SLOWDOWN_SD = 0.2, 0.15
-"""Slow-down taken where no run has two parts at work at the same time."""
 LEAST_SD = 0.05
 """Of what one run says: two runs of the same kind are known to differ by about that much."""
 

@@ -14,12 +14,12 @@ from harness.results import Run, lane_kind
 from harness.results.frames import table_of
 from harness.results.rows import SPANS
 from harness.scenario.derived import on_one_thread
-from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.forecast import Estimate, estimate
 from harness.simulate.machine import Contention, MachineProfile
 from harness.simulate.metrics import RunMetrics, metrics_of_run
 from harness.simulate.recorded_run import UNTOLD, RecordedRun
 from harness.simulate.simulated_run import SimulatedResult
+from harness.simulate.timeline import ASSUMED_SLOWDOWN
 from harness.simulate.whatif import ERROR_BOUND
 from harness.simulate.whatif.change import Change, choose_machine, read_change, stages_of
 from harness.simulate.whatif.replay import CALL, RECORD, Replay
