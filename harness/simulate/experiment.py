@@ -213,7 +213,7 @@ def simulate(options: argparse.Namespace) -> None:
         draws = options.draws or draws_for(axes)
         settings = steady(base, options.steps)
         question = Question(settings, machine, draws, options.seed, tuple(options.allow))
-        sweep = Sweep(scenario.name, question, axes, f"python -m harness simulate {shlex.join(options.typed)}")
+        sweep = Sweep(scenario.name, question, axes, f"python -m harness simulate {shlex.join(options.typed)}", caution)
         amount: Literal["line", "everything", "json"] = (
             "json" if options.json else "line" if options.quiet else "everything"
         )

@@ -207,7 +207,7 @@ def closed_form(scenario: Scenario, machine: MachineProfile, allow: Collection[s
         UserError: the profile does not know a stage that the scenario needs.
     """
     run = simulate_run(scenario, machine.model_copy(update={"contention": None}), allow=allow)
-    every = run.rows(with_last_evaluation=False)
+    every = run.rows
     rows = [row for row in every if not row.warmup] or every
     lanes = sorted({lane for row in rows for lane in row.lanes})
     busiest: dict[str, float] = {}

@@ -17,13 +17,11 @@ import numpy as np
 
 from harness.compare.run_frame import step_windows, tokens_per_second
 from harness.core.trace import Span, Stage
-from harness.loop import RolloutCounts, StepReport
-from harness.loop.observer import count
+from harness.loop import RolloutCounts
 from harness.results import Manifest, Run, StepRow, lane_kind
 from harness.results.frames import RunTable, table_of
 from harness.results.occupancy import Occupancy, loop_window, part_spans
-from harness.results.rows import LaneSeconds, LedgerFigures, TailRow
-from harness.results.step_metrics import trained_lags
+from harness.results.rows import LedgerFigures, TailRow
 
 SYNC_STAGES = (Stage.WEIGHT_PUBLISH, Stage.WEIGHT_TRANSFER, Stage.WEIGHT_LOAD)
 WAITS_THAT_COST = (Stage.WAIT_FOR_CALL.value, Stage.WAIT_FOR_RECORDER.value)
@@ -95,44 +93,6 @@ def metrics_of_run(run: Run) -> RunMetrics:
     group_size = run.setting("group_size") or 1
     evicted = sum(metric.value for row in run.steps if (metric := row.metric("replay/evicted_unused")) is not None)
     return metrics_of(table_of(run), part_spans(run.spans()), run.ledger, evicted * group_size)
-
-
-def simulated_row(
-    report: StepReport,
-    wall_s: float,
-    elapsed_s: float,
-    lanes: LaneSeconds,
-    *,
-    warmup: bool,
-    profiled: bool = False,
-    versions: Mapping[str, int] | None = None,
-) -> StepRow:
-    """Return the row of a simulated training step, as a recorder would have made it of a real one.
-
-    Args:
-        report: what the loop told of the step.
-        wall_s, elapsed_s: seconds of the step, and of the loop until its end.
-        lanes: seconds that are its spans' own, by lane and stage: of those that ended in it.
-        warmup, profiled: its flags.
-        versions: policy version of each lane that took one.
-    """
-    totals: Counter[str] = Counter()
-    for stages in lanes.values():
-        totals.update(stages)
-    return StepRow(
-        step=report.step,
-        version=report.result.version,
-        wall_s=wall_s,
-        elapsed_s=elapsed_s,
-        optimizer_steps=report.result.optimizer_steps,
-        lanes=lanes,
-        stages_s=dict(totals),
-        metrics={"response_tokens": {"sum": count(report.fresh).tokens, "count": 1}},
-        versions=dict(versions or {}),
-        lags=trained_lags(report),
-        warmup=warmup,
-        profiled=profiled,
-    )
 
 
 def step_time(table: RunTable) -> float:

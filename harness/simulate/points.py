@@ -341,7 +341,7 @@ def answers(
         return found
 
     if processes < 2 or len(points) < FEWEST_FOR_PROCESSES:
-        return keep(map(Worker(question).answer, points))
+        return keep(answer(question, point) for point in points)
     try:
         with spawn_pool(processes, _prepare, question) as workers:
             return keep(workers.map(_answer, points, chunksize=AT_A_TIME))
@@ -349,41 +349,50 @@ def answers(
         raise RunStopped("a process of the sweep was killed from outside, as where memory is short") from error
 
 
-class Worker:
-    """Simulates points of one question."""
+_question: Question | None = None  # of a process of the pool
 
-    def __init__(self, question: Question) -> None:
-        self._question, self._machine = question, question.machine
-        self._base = Tree.of(question.base, "the scenario")
 
-    def answer(self, point: Point) -> Answer:
-        """Simulate one point."""
-        asked, machine = self._question, self._machine
-        try:
-            scenario = self.scenario_at(point)
-            short = beyond_gpus(scenario, machine)
-            if short:
-                return Answer(point, None, _shortage(short, machine))
-            return Answer(point, forecast(scenario, machine, asked.draws, asked.seed, allow=asked.allow, paired=True))
-        except HarnessError as error:
-            said = error.what if isinstance(error, UserError) else str(error)
-            return Answer(point, None, " ".join(said.split()))
+def _prepare(question: Question) -> None:
+    global _question
+    _question = question
 
-    def scenario_at(self, point: Mapping[str, Any]) -> Scenario:
-        """Return the scenario with the point's values in it.
 
-        Raises:
-            UserError: they break a rule.
-        """
-        keys: dict[str, Any] = {key: value for key, value in point.items() if key not in BESIDE}
-        if "model" in point:
-            keys |= {name: parse_yaml(text, name) for name, text in model_keys(str(point["model"])).items()}
-        keys = spread_keys(point, self._question.base, self._machine.device.gpus) | keys
-        changes = [tree_of_key(key, value, f"{key}={shown(value)}") for key, value in keys.items()]
-        scenario, problems = check_variant(self._base.without("arms", "sweep").overlaid(Scenario, *changes))
-        if scenario is None:
-            raise as_user_error(problems, "the point")
-        return scenario
+def _answer(point: Point) -> Answer:
+    assert _question is not None
+    return answer(_question, point)
+
+
+def answer(asked: Question, point: Point) -> Answer:
+    """Simulate one point."""
+    machine = asked.machine
+    try:
+        scenario = scenario_at(point, asked.base, machine)
+        short = beyond_gpus(scenario, machine)
+        if short:
+            return Answer(point, None, _shortage(short, machine))
+        return Answer(point, forecast(scenario, machine, asked.draws, asked.seed, allow=asked.allow, paired=True))
+    except HarnessError as error:
+        said = error.what if isinstance(error, UserError) else str(error)
+        return Answer(point, None, " ".join(said.split()))
+
+
+def scenario_at(point: Mapping[str, Any], base: dict[str, Any], machine: MachineProfile) -> Scenario:
+    """Return the scenario of these settings with the point's values in it.
+
+    Raises:
+        UserError: they break a rule.
+    """
+    keys = spread_keys(point, base, machine.device.gpus)
+    keys |= {key: value for key, value in point.items() if key not in BESIDE}
+    if "model" in point:
+        keys |= {name: parse_yaml(text, name) for name, text in model_keys(str(point["model"])).items()}
+    changes = [tree_of_key(key, value, f"{key}={shown(value)}") for key, value in keys.items()]
+    scenario, problems = check_variant(
+        Tree.of(base, "the scenario").without("arms", "sweep").overlaid(Scenario, *changes)
+    )
+    if scenario is None:
+        raise as_user_error(problems, "the point")
+    return scenario
 
 
 _FOR_GENERATOR = "for the generator: engine.precision bfloat16, or engine.type vllm with engine.tensor_parallel"
@@ -432,14 +441,14 @@ def _shortage(short: Mapping[str, int], machine: MachineProfile) -> str:
 
 def _ranks_that_fit(scenario: Scenario, machine: MachineProfile) -> str:
     """Return the fewest ranks of FSDP2 whose memory fits, with the weights as they are or else in bfloat16."""
-    worker = Worker(Question(scenario.model_dump(mode="json"), machine, 1, 0))
+    base = scenario.model_dump(mode="json")
     apart = {"transport.type": "shared_memory", "placement.colocated": False}
     apart |= {"placement.generator.gpus": 1, "placement.learner.gpus": 1}
     shards = ({} if scenario.uses_ray else apart) | {"learner.publish": "shards"}
     ways: list[Point] = [shards, shards | {"model.dtype": "bfloat16"}]
     for way, ranks in itertools.product(ways, RANK_COUNTS[1:]):
         try:
-            found = worker.scenario_at({RANKS: ranks, "sharding": "fsdp2"} | way)
+            found = scenario_at({RANKS: ranks, "sharding": "fsdp2"} | way, base, machine)
         except UserError:
             continue
         if "learner" not in beyond_gpus(found, machine):
@@ -488,16 +497,3 @@ def spread_keys(point: Mapping[str, Any], base: Mapping[str, Any], gpus_per_mach
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_worker: Worker | None = None
-
-
-def _prepare(question: Question) -> None:
-    global _worker
-    _worker = Worker(question)
-
-
-def _answer(point: Point) -> Answer:
-    assert _worker is not None
-    return _worker.answer(point)

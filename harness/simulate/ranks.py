@@ -155,7 +155,8 @@ def check_ranks_are_priced(scenario: Scenario, machine: MachineProfile) -> None:
     for cost in machine.stages:
         if cost.stage in COLLECTIVES:
             links.setdefault(cost.stage, set()).add(cost.where.get("link", ""))
-    for name, link in dict.fromkeys(_needed(scenario, machine)):
+    groups = [(name, reach) for name, ranks, reach in _groups(mesh_shape(scenario)) if ranks > 1]
+    for name, link in dict.fromkeys((name, link_of(reach, machine)) for name, reach in groups):
         if not {link, ""} & links.get(name, set()):
             missing.append(f"{name} {'between machines' if link == 'network' else 'within a machine'}")
     if missing:
@@ -164,13 +165,6 @@ def check_ranks_are_priced(scenario: Scenario, machine: MachineProfile) -> None:
         has = sorted(mode for mode in known if mode)
         fix = f"calibrate with runs that have it, or take another profile; it has {', '.join(has) or 'no mode at all'}"
         raise UserError(what, "machine", fix)
-
-
-def _needed(scenario: Scenario, machine: MachineProfile) -> Iterator[tuple[str, str]]:
-    mesh = mesh_shape(scenario)
-    for name, ranks, reach in _groups(mesh):
-        if ranks > 1:
-            yield name, link_of(reach, machine)
 
 
 def _groups(mesh: MeshShape) -> Iterator[tuple[str, int, int]]:
@@ -228,7 +222,7 @@ class RankedWork:
 
     def updates(self, plan: BatchPlan, groups: Sequence[Group]) -> list[list[Features]]:
         """Count each optimizer step of each data rank: its microbatches, and its part of the weights."""
-        rows, first = _Rows(groups), True
+        rows, first = _rows(groups), True
         cut = self.mesh.shard * self.mesh.tensor
         parameter_gb = self.shape.num_parameters * FLOAT32_BYTES / 1e9 / cut
         found = []
@@ -236,16 +230,15 @@ class RankedWork:
             for step in epoch:
                 once = {"call": float(first), "optimizer_step": 1.0, "parameter_gb": parameter_gb}
                 first = False
-                found.append([self._cut(rows.microbatches(own)) | once for own in step.microbatches])
+                found.append([self._cut(_microbatches(rows, own)) | once for own in step.microbatches])
         return found
 
     def passes(self, plan: BatchPlan, groups: Sequence[Group], passes: int) -> list[Features]:
         """Count passes without gradients over what each data rank trains on."""
-        rows, scenario = _Rows(groups), self.scenario
-        pieces = scenario.minibatches_per_epoch * scenario.gradient_accumulation_steps
+        rows, pieces = _rows(groups), self.scenario.minibatches_per_epoch * self.scenario.gradient_accumulation_steps
         found = []
         for rank in range(self.mesh.data_ranks):
-            own = self._cut(rows.microbatches(np.array_split(plan.rows_of(rank), pieces)))
+            own = self._cut(_microbatches(rows, np.array_split(plan.rows_of(rank), pieces)))
             found.append({name: passes * units for name, units in own.items()} | {"call": 1.0})
         return found
 
@@ -315,19 +308,18 @@ class RankedWork:
         return Exchange("tensor", tuple(Collective(name, mesh.tensor, mesh.tensor, gb, count) for name in names))
 
 
-class _Rows:
-    """The rows of a batch, group by group."""
+def _rows(groups: Sequence[Group]) -> list[tuple[int, int, int]]:
+    """Return number and prompt tokens of its group, and its own tokens, of each response."""
+    return [(number, prompt, length) for number, (prompt, lengths) in enumerate(groups) for length in lengths]
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._rows = [(number, prompt, length) for number, (prompt, lengths) in enumerate(groups) for length in lengths]
 
-    def microbatches(self, pieces: Sequence[Rows]) -> list[Microbatch]:
-        """Prompt tokens, each prompt once, and response tokens; an empty microbatch runs one row all the same."""
-        found: list[Microbatch] = []
-        for piece in pieces:
-            rows = [self._rows[row] for row in (piece.tolist() or [0])]
-            found.append((list({number: prompt for number, prompt, _ in rows}.values()), [row[2] for row in rows]))
-        return found
+def _microbatches(batch: Sequence[tuple[int, int, int]], pieces: Sequence[Rows]) -> list[Microbatch]:
+    """Prompt tokens, each prompt once, and response tokens; an empty microbatch runs one row all the same."""
+    found: list[Microbatch] = []
+    for piece in pieces:
+        rows = [batch[row] for row in (piece.tolist() or [0])]
+        found.append((list({number: prompt for number, prompt, _ in rows}.values()), [row[2] for row in rows]))
+    return found
 
 
 def tokens_of(groups: Sequence[Group], ranks: int) -> float:

@@ -1,28 +1,32 @@
-"""One simulated run: from a scenario and a machine profile to the parts that the loop runs, and to their spans.
+"""One simulated run: the real loop over parts that take the time of a cost source, on the virtual clock.
 
-Inside of ``run_virtual``: ``built = build_run(scenario, machine, tracer)``, then ``await built.run(observer)``; or all
-of it at once with ``simulate_run``.
+``build_run`` makes the parts of a scenario on a machine profile, ``whatif.replay`` those of a recorded run. Inside of
+``run_virtual``: ``built = build_run(scenario, machine, tracer)``, then ``await built.run(observer)``; or all of it at
+once with ``simulate_run``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from operator import attrgetter
+from typing import Any
 
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
 from harness.loop import LoopPlan, Observer, RolloutCounts, StepReport, run_loop
+from harness.loop.observer import count
 from harness.models.config import ModelConfig
-from harness.results import EvaluationRow, StepRow, lane_kind, part_of
+from harness.results import EvaluationRow, StepRow, TailRow, VersionChange, lane_kind, part_of
 from harness.results.frames import RunTable
 from harness.results.occupancy import Occupancy
-from harness.results.rows import WARMUP_FLOOR
+from harness.results.rows import WARMUP_FLOOR, LaneSeconds
+from harness.results.step_metrics import trained_lags
 from harness.scenario.derived import on_one_thread, threads_on, workers_of
 from harness.scenario.lanes import all_lanes, lanes_of, publisher_lane, writer_lane
 from harness.scenario.loop_plan import loop_plan
@@ -33,7 +37,7 @@ from harness.simulate.cost_model import CostModel, Draw, engine_name, model_name
 from harness.simulate.features import Workload, sizes_of
 from harness.simulate.lengths import LengthSource, length_source, number_of_prompts
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import simulated_row, table_of_rows
+from harness.simulate.metrics import stage_times, step_time, table_of_rows, waiting_shares
 from harness.simulate.parts import ProfileCosts, SimulatedGenerator, SimulatedLearner, SimulatedScorer, with_rewards
 from harness.simulate.ranks import RankCosts, check_ranks_are_priced
 from harness.simulate.timeline import CallTimeline, OwnDevice, Place, SharedCores
@@ -137,12 +141,11 @@ class SimulatedRun:
 
     Attributes:
         generators, scorers, learner, plan: what ``run_loop`` takes.
-        lanes: of the run.
         tracer: takes the spans.
-        costs: says how long things take.
-        lengths: says how long rollouts are.
-        work: what stages count.
-        crowded: a sentence where more parts share the cores than were ever measured together.
+        keep_books: returns an observer that passes everything on and takes the time of the driver's bookkeeping.
+        said: sentences: where the run, as far as it has come, left what its cost source knows.
+        warmup, profiled: numbers of the steps that are in no figure.
+        by_arrival: whether a span counts to the step in which it came in, as in a recorded run, and not where it ended.
     """
 
     generators: Sequence[SimulatedGenerator]
@@ -151,18 +154,12 @@ class SimulatedRun:
     plan: LoopPlan
     lanes: tuple[str, ...]
     tracer: RecordingTracer
-    costs: CostModel
-    lengths: LengthSource
-    work: Workload
-    crowded: tuple[str, ...] = ()
-    _bookkeeping: Bookkeeping | None = field(default=None, repr=False)
-
-    @property
-    def extrapolating(self) -> tuple[str, ...]:
-        """Sentences: where the run, as far as it has come, left what the profile knows. Complete when it is over."""
-        weighted = self.plan.replay.capacity > 0 and self.plan.replay.sampling.endswith("_weighted")
-        unknown = ("replay.sampling goes by rewards, which nobody knows: all groups count alike",) * weighted
-        return (*self.costs.extrapolating, *self.lengths.said, *unknown, *self.crowded)
+    keep_books: Callable[[Observer], Observer]
+    said: Callable[[], tuple[str, ...]]
+    warmup: Collection[int] = range(WARMUP_FLOOR)
+    profiled: Collection[int] = ()
+    by_arrival: bool = False
+    _observer: Observer | None = field(default=None, repr=False)
 
     async def run(self, observer: Observer | None = None) -> None:
         """Run the loop; see ``harness.loop.run_loop``.
@@ -171,19 +168,14 @@ class SimulatedRun:
             observer: hears of events. The driver is held up for its bookkeeping after each training step: inside of
                 ``observer.on_step`` where that calls ``on_row``, as a ``RunRecorder`` made with it does; else after it.
         """
-        watched = self.watched(observer or Observer())
+        self._observer = self.keep_books(observer or Observer())
         parts = self.generators, self.scorers, self.learner
-        await run_loop(*parts, self.plan, self.tracer, watched, checkpoints=self.learner)
-
-    def watched(self, observer: Observer) -> Observer:
-        """Return an observer that passes everything on and takes the time of the driver's bookkeeping."""
-        self._bookkeeping = Bookkeeping(observer, self.tracer, self.lanes, self.costs, self.work)
-        return self._bookkeeping
+        await run_loop(*parts, self.plan, self.tracer, self._observer, checkpoints=self.learner)
 
     def on_row(self, row: StepRow | EvaluationRow) -> None:
         """Take the time of bookkeeping at the row of a training step: what a ``RunRecorder`` calls."""
-        if self._bookkeeping is not None and isinstance(row, StepRow):
-            self._bookkeeping.take_time()
+        if isinstance(self._observer, Bookkeeping) and isinstance(row, StepRow):
+            self._observer.take_time()
 
 
 def build_run(
@@ -248,18 +240,19 @@ def build_run(
         tracer=tracer,
         writer=writer if scenario.checkpoint.asynchronous else None,
     )
-    crowded = _crowded(scenario, machine)
+    lanes = tuple(dict.fromkeys(part_of(lane) for lane in all_lanes(scenario)))  # the ranks are one
+    weighted = plan.replay.capacity > 0 and plan.replay.sampling.endswith("_weighted")
+    told = ("replay.sampling goes by rewards, which nobody knows: all groups count alike",) * weighted
+    told += _crowded(scenario, machine)
     return SimulatedRun(
-        generators=generators,
-        scorers=scorers,
-        learner=learner,
-        plan=plan,
-        lanes=tuple(dict.fromkeys(part_of(lane) for lane in all_lanes(scenario))),  # the ranks are one
-        tracer=tracer,
-        costs=costs,
-        lengths=lengths,
-        work=work,
-        crowded=crowded,
+        generators,
+        scorers,
+        learner,
+        plan,
+        lanes,
+        tracer,
+        keep_books=lambda observer: Bookkeeping(observer, tracer, lanes, costs, work),
+        said=lambda: (*costs.extrapolating, *lengths.said, *told),
     )
 
 
@@ -391,58 +384,131 @@ def _shared_cores(machine: MachineProfile, draw: Draw | None) -> Place | None:
     return SharedCores(contention.cores, slowdown)
 
 
-@dataclass(frozen=True)
-class SimulatedResult:
-    """A finished run.
+class SimulatedResult(ForwardingObserver):
+    """What came of a run: keeps what its loop tells, and is complete when that is over.
 
     Attributes:
-        spans: in the order in which they came in; time 0 is the start of the loop.
-        seconds: of the loop.
-        ledger: what became of the rollouts.
         steps: what the loop told of each training step.
         ends_s: when it told so.
-        lanes: of the run.
-        extrapolating: sentences: where the run left what the profile knows.
+        changes: when which lane took which policy version.
+        ledger: what became of the rollouts.
+        spans: in the order in which they came in; time 0 is the start of the loop.
+        seconds: of the loop.
     """
 
-    spans: list[Span] = field(repr=False)
-    seconds: float
-    ledger: RolloutCounts
-    steps: tuple[StepReport, ...] = field(repr=False)
-    ends_s: tuple[float, ...] = field(repr=False)
-    lanes: tuple[str, ...]
-    extrapolating: tuple[str, ...] = ()
+    def __init__(self, built: SimulatedRun, observer: Observer) -> None:
+        super().__init__(observer)
+        self._built, self.lanes = built, built.lanes
+        self.steps, self.ends_s = list[StepReport](), list[float]()
+        self.changes, self.ledger = list[VersionChange](), RolloutCounts()
+        self._known: list[tuple[int, int]] = []  # spans and changes by the end of each step
+        self.spans, self.seconds = list[Span](), 0.0
 
-    def rows(self, *, with_last_evaluation: bool = True) -> list[StepRow]:
-        """Return a row for each training step, as a recorder would have made it; a span belongs to where it ends.
+    def on_version(self, lane: str, version: int) -> None:
+        self.changes.append(VersionChange(asyncio.get_running_loop().time(), lane, version))
+        super().on_version(lane, version)
+
+    def on_step(self, facts: StepReport) -> None:
+        self.steps.append(facts)
+        self.ends_s.append(asyncio.get_running_loop().time())
+        self._known.append((len(self._built.tracer.finished), len(self.changes)))
+        super().on_step(facts)
+
+    def on_finished(self, ledger: RolloutCounts) -> None:
+        self.ledger = ledger
+        super().on_finished(ledger)
+
+    async def run(self) -> None:
+        """Run the loop."""
+        await self._built.run(self)
+        self.seconds = asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        """Take the spans, when nothing goes on any more."""
+        self.spans = self._built.tracer.drain()
+
+    @property
+    def extrapolating(self) -> tuple[str, ...]:
+        """Sentences: where the run left what its cost source knows."""
+        return self._built.said()
+
+    @cached_property
+    def _lane_seconds(self) -> list[LaneSeconds]:
+        """Of each step, and of what came after the last one.
 
         One table of all spans is made here at the end. A ``RunRecorder`` that makes one at each step would make a run
         of a sweep take 1.4 times as long.
-
-        Args:
-            with_last_evaluation: whether the last row has an evaluation that ended after it too.
         """
-        spans, ends_s = sorted(self.spans, key=attrgetter("end_ns")), [*self.ends_s]
-        last_ns = round(ends_s[-1] * 1e9) if ends_s else 0
-        if with_last_evaluation and any(it.stage is Stage.EVALUATE and it.end_ns > last_ns for it in spans):
-            ends_s[-1:] = [self.seconds]
-        table, borders = Occupancy.of(spans), [0]
-        borders += [bisect_right(spans, round(end_s * 1e9), key=attrgetter("end_ns")) for end_s in ends_s]
-        return [
-            simulated_row(
-                facts, end - start, end, table.seconds(spans[first:last], first), warmup=facts.step < WARMUP_FLOOR
+        spans, borders = self.spans, [spans for spans, _ in self._known]
+        if not self._built.by_arrival:
+            spans = sorted(spans, key=attrgetter("end_ns"))
+            borders = [bisect_right(spans, round(end_s * 1e9), key=attrgetter("end_ns")) for end_s in self.ends_s]
+        table = Occupancy.of(spans)
+        return [table.seconds(spans[first:last], first) for first, last in pairwise([0, *borders, len(spans)])]
+
+    @cached_property
+    def rows(self) -> list[StepRow]:
+        """A row for each training step, as a recorder would have made it."""
+        rows, held, since, start_s = list[StepRow](), dict[str, int](), 0, 0.0
+        for facts, end_s, (_, until), lanes in zip(
+            self.steps, self.ends_s, self._known, self._lane_seconds, strict=False
+        ):
+            changes, since = self.changes[since:until], until
+            held |= {change.lane: change.version for change in changes}
+            rows.append(
+                StepRow(
+                    step=facts.step,
+                    version=facts.result.version,
+                    wall_s=end_s - start_s,
+                    elapsed_s=end_s,
+                    optimizer_steps=facts.result.optimizer_steps,
+                    lanes=lanes,
+                    metrics={"response_tokens": {"sum": count(facts.fresh).tokens, "count": 1}},
+                    versions=dict(held),
+                    version_changes=tuple(changes),
+                    lags=trained_lags(facts),
+                    warmup=facts.step in self._built.warmup,
+                    profiled=facts.step in self._built.profiled,
+                )
             )
-            for (start, end), (first, last), facts in zip(
-                pairwise([0.0, *ends_s]), pairwise(borders), self.steps, strict=True
-            )
-        ]
+            start_s = end_s
+        return rows
+
+    @cached_property
+    def tail(self) -> TailRow:
+        """What ended after the last training step."""
+        last_s = self.ends_s[-1] if self.ends_s else 0.0
+        changes = tuple(self.changes[self._known[-1][1] if self._known else 0 :])
+        return TailRow(max(0.0, self.seconds - last_s), self.seconds, self._lane_seconds[-1], version_changes=changes)
 
     def table(self, *, without_evaluations: bool = False) -> RunTable:
         """Return its training steps, or those of them in which no evaluation ended if there are any."""
-        rows = self.rows()
+        rows, tail = self.rows, self.tail
         if without_evaluations:
-            rows = [row for row in rows if not row.stages_s.get(Stage.EVALUATE.value)] or rows
-        return table_of_rows(rows)
+            behind = Stage.EVALUATE.value in tail.stages_s  # which counts to the last step
+            plain = [row for row in (rows[:-1] if behind else rows) if not row.stages_s.get(Stage.EVALUATE.value)]
+            if plain:
+                return table_of_rows(plain)
+        return table_of_rows(rows, tail)
+
+    @cached_property
+    def _table(self) -> RunTable:
+        return self.table()
+
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of a training step, as ``harness.simulate.metrics`` has them, as the next two."""
+        return step_time(self._table)
+
+    @cached_property
+    def stages_s(self) -> Mapping[str, float]:
+        """Seconds of each stage and wait in a step, added over the lanes."""
+        return stage_times(self._table)
+
+    @cached_property
+    def idle(self) -> Mapping[str, float]:
+        """Share of the measured window that each lane waited."""
+        return waiting_shares(self._table, self.spans, 0)
 
 
 def simulate_run(
@@ -469,31 +535,20 @@ def simulate_run(
         UserError: the profile lacks something that the scenario needs.
         RunStopped: as in a real run.
     """
-    watch = _Watch(observer or Observer())
-
-    async def main(tracer: RecordingTracer) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
-        built = build_run(scenario, machine, tracer, draw=draw, shape=shape, allow=allow, costs=costs, lengths=lengths)
-        await built.run(watch)
-        return asyncio.get_running_loop().time(), built.lanes, built.extrapolating
-
-    (seconds, lanes, extrapolating), tracer = run_virtual(main)
-    steps, ends_s = tuple(watch.steps), tuple(watch.ends_s)
-    return SimulatedResult(tracer.drain(), seconds, watch.ledger, steps, ends_s, lanes, extrapolating)
+    options: dict[str, Any] = {"draw": draw, "shape": shape, "allow": allow, "costs": costs, "lengths": lengths}
+    return on_virtual_clock(lambda tracer: build_run(scenario, machine, tracer, **options), observer)
 
 
-class _Watch(ForwardingObserver):
-    """Keeps what the loop tells of steps and rollouts."""
+def on_virtual_clock(
+    build: Callable[[RecordingTracer], SimulatedRun], observer: Observer | None = None
+) -> SimulatedResult:
+    """Build a run inside of a virtual clock, and run its loop."""
 
-    def __init__(self, observer: Observer) -> None:
-        super().__init__(observer)
-        self.steps, self.ends_s = list[StepReport](), list[float]()
-        self.ledger = RolloutCounts()
+    async def main(tracer: RecordingTracer) -> SimulatedResult:
+        result = SimulatedResult(build(tracer), observer or Observer())
+        await result.run()
+        return result
 
-    def on_step(self, facts: StepReport) -> None:
-        self.steps.append(facts)
-        self.ends_s.append(asyncio.get_running_loop().time())
-        super().on_step(facts)
-
-    def on_finished(self, ledger: RolloutCounts) -> None:
-        self.ledger = ledger
-        super().on_finished(ledger)
+    result, _ = run_virtual(main)
+    result.end()
+    return result

@@ -53,12 +53,14 @@ class Sweep:
         question: what the points have in common.
         axes: the first one is the picture's x axis.
         command: that was typed.
+        caution: what seconds rest on.
     """
 
     scenario: str
     question: Question
     axes: Sequence[Axis]
     command: str
+    caution: str = HOW_FAR_OFF
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def _table(answers: Sequence[Answer], axes: Sequence[Axis]) -> str:
 
 def _show(swept: Swept, sweep: Sweep, output: Console) -> None:
     axis = sweep.axes[0]
-    output.print(Text(HOW_FAR_OFF), soft_wrap=True)
+    output.print(Text(plain(sweep.caution)), soft_wrap=True)
     print_table(output, _knee_table(swept, sweep))
     said = [advice(knee, axis, name) for name, knee in list(swept.knees.items())[:MOST_TOLD]]
     if len(swept.lines) > 1 and axis.is_numeric and min(axis.values) > 0:

@@ -196,6 +196,10 @@ class _Call:
     times: Times = field(default_factory=list)
 
 
+ASSUMED_SLOWDOWN, ASSUMED_SLOWDOWN_SD = 0.2, 0.15
+"""Slow-down taken where no run with two parts at work at the same time was calibrated, and its standard error."""
+
+
 class SharedCores:
     """Processor sharing: a piece beside n others at work, that together want so many cores, goes at
 

@@ -131,6 +131,7 @@ def test_pictures_are_drawn_in_the_report_alone() -> None:
         "results/importers/convert",
         "results/importers/logs",
         "compare/experiment",
+        "simulate/calibrate/effects",
         "simulate/sweep",
     )
     assert elsewhere == {f"harness/{name}.py" for name in frames}

@@ -22,7 +22,6 @@ from harness.run.memory.shape import shape_for
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.calibrate import command
-from harness.simulate.calibrate.effects import ASSUMED_SLOWDOWN
 from harness.simulate.calibrate.exchange import CollectiveTimes, save_collectives
 from harness.simulate.calibrate.fit import fit
 from harness.simulate.calibrate.observations import find_sources, observe
@@ -40,6 +39,7 @@ from harness.simulate.features import (
 from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine, profile_yaml
 from harness.simulate.ranks import COLLECTIVES, RankCosts
 from harness.simulate.recorded_run import run_label
+from harness.simulate.timeline import ASSUMED_SLOWDOWN
 
 GENERATE = {"prompt_gflop": 0.007, "decode_layer": 0.0003, "weight_gb": 0.07, "row_layer": 1e-5, "row_gflop": 0.006}
 UPDATE = {"parameter_gb": 1.3, "position_gflop": 0.016, "position_layer": 1.5e-5, "pair_gb": 4.0}

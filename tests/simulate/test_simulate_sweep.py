@@ -165,7 +165,7 @@ def test_processes_give_what_one_process_gives() -> None:
 
 def test_a_sweep_ends_in_files_a_picture_and_what_to_choose(tmp_path: Path) -> None:
     axes = [Axis("epochs_per_batch", (1, 2)), Axis("transport.type", ("shared_memory", "disk", "gloo"))]
-    sweep = Sweep("toy", question(), axes, "python -m harness simulate toy --machine abacus")
+    sweep = Sweep("toy", question(), axes, "python -m harness simulate toy --machine abacus", "of today")
     output = Console(width=120, record=True, file=io.StringIO())
     swept = run_sweep(sweep, tmp_path, 1, True, output, Console(file=io.StringIO()))
     points, table, picture = swept.files
@@ -183,6 +183,7 @@ def test_a_sweep_ends_in_files_a_picture_and_what_to_choose(tmp_path: Path) -> N
     assert "no cost of weight_publish" in lines[2]["problem"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     said = " ".join(output.export_text().split())
+    assert said.startswith("of today")  # what seconds rest on
     assert "(simulated)" in said
     assert "With transport shared_memory: take epochs_per_batch 1" in said
     # 0.42 s against 0.65 s for the same tokens: -35.4%

@@ -23,9 +23,10 @@ def test_a_change_and_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     said = " ".join(capsys.readouterr().out.split())
     assert "What if: paced_overlap / " in said
-    assert "replayed as it was (simulated) 0.954 -0.0%" in said
     # the Generator's 0.500 s and 0.025 s for weights and calls; 0.531 s were measured with max_lag 1
-    assert "max_lag=1 (simulated) 0.525 -44.9%" in said
+    assert "seconds of a training step 0.954 0.954 0.525 -44.9%" in said
+    assert "idle share, Learner 57.2% 57.4% 22.6% -" in said
+    assert "response tokens a second" not in said  # this run has not recorded how long its rollouts were
     assert "the generator is critical" in said
     assert "optimise generate (9.5%) first" in said
     assert picture.read_bytes().startswith(b"\x89PNG")

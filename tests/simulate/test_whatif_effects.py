@@ -26,9 +26,10 @@ from harness.scenario.load import resolved_yaml
 from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.simulate.clock import run_virtual
+from harness.simulate.forecast import Estimate
 from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, save_machine
 from harness.simulate.metrics import metrics_of_run, stage_times
-from harness.simulate.whatif.answer import Answer, what_if
+from harness.simulate.whatif.answer import Answer, Gain, what_if
 from harness.simulate.whatif.report import sentences, tables
 from tests.stand_ins.simulated_parts import (
     Fails,
@@ -188,7 +189,7 @@ def test_a_run_replayed_as_it_was_has_its_step_times(record: Record, settings: d
     assert [row.lags for row in replayed.rows] == [row.lags for row in run.steps]
     assert answer.before.stages_s == pytest.approx(stage_times(table_of(run)), abs=1e-9)
     assert answer.error == pytest.approx(0, abs=1e-9)
-    assert replayed.borrowed == {}
+    assert replayed.extrapolating == ()  # no call took the time of another
     assert run.ledger is not None
     for column in ("generated", "dropped", "trained", "trained_again"):
         assert getattr(replayed.ledger, column).rollouts == getattr(run.ledger, column).rollouts
@@ -313,7 +314,7 @@ def test_a_simulated_run_is_no_measured_one(record: Record) -> None:
     answer = what_if(replace(run, manifest=replace(run.manifest, simulated="abacus")))
 
     assert answer.notes[0] == "the run itself was simulated (abacus): its times were predicted, not measured"
-    assert tables(answer)[0].rows[0][0] == "recorded (simulated)"
+    assert tables(answer)[0].header[1] == "recorded (simulated)"
 
 
 # ---- another strategy
@@ -377,6 +378,49 @@ def test_replay_draws_again_from_recorded_groups(record: Record) -> None:
     trained = answer.after.ledger
     assert trained.trained.rollouts + trained.trained_again.rollouts == 14 * 16
     assert trained.trained_again.rollouts > 0
+
+
+def test_parts_that_took_turns_move_apart(record: Record) -> None:
+    """Both begin together: at 1 / 1.2 of their speed the update's 5 s take 6; 3 of the Generator's 8 s remain."""
+    model = {"type": "preset", "preset": "tiny", "threads": 1}
+    run = record(FREE, transport={"type": "in_process"}, placement={"colocated": True}, model=model)
+    with pytest.raises(UserError, match=r"max_lag is 1, must be 0 with placement\.colocated true"):
+        what_if(run, ["max_lag=1"])
+
+    answer = what_if(run, ["max_lag=1", "placement.colocated=false"])
+
+    assert answer.before.step_s == pytest.approx(13, abs=1e-9)
+    assert answer.after.step_s == pytest.approx(8, abs=1e-9)
+    assert answer.shared is not None
+    assert answer.shared.rows[6].wall_s == pytest.approx(9, abs=1e-9)
+    said = " ".join([*sentences(answer), *answer.notes])
+    assert "that is with cores of its own for each part" in said
+    assert "a slow-down of 0.2 is assumed" in said
+    assert "what a copy of the weights for the Generator takes is not counted" in said
+    together = what_if(record(FREE), ["placement.colocated=true"])
+    assert together.after.step_s == pytest.approx(13, abs=1e-9)
+    assert together.shared is None
+
+
+def test_what_a_schedule_of_drops_throws_about_has_an_interval_or_is_not_said(record: Record) -> None:
+    """Of the others one replay tells the effect of a change."""
+    answer = what_if(record(max_lag=2, epochs_per_batch=4, lag_control="drop"), scales=["update=0.5"])
+    assert answer.interval is not None
+    # every call of a kind takes as long as the others, so that it does not matter which of them meet
+    assert (answer.interval.low, answer.interval.high) == pytest.approx((answer.ratio, answer.ratio))
+    assert all((gain.low, gain.high) == pytest.approx((gain.gain, gain.gain), abs=1e-12) for gain in answer.gains)
+    unsure = {"generate": (-0.02, 0.03), "score": (-0.01, 0.0005)}
+    gains = tuple(Gain(name, 1.0, 0.01, *interval) for name, interval in unsure.items())
+    told = list(sentences(replace(answer, gains=gains, interval=Estimate(0.98, 0.9, 1.01))))
+    assert told[0].endswith("[-10.0%, +1.0%])")
+    assert (
+        told[1] == "whether that is faster or slower cannot be told: which batches are dropped moves a step by as much"
+    )
+    assert told[-2:] == [
+        "what generate would give cannot be told: which batches are dropped moves a step by as much",
+        "do not bother with score: 10% faster, it takes less than 0.1% off a step",
+    ]
+    assert what_if(record(max_lag=1), scales=["update=0.5"]).interval is None
 
 
 # ---- other work: recorded x predicted (new) / predicted (old)

@@ -231,3 +231,18 @@ def test_a_book_hands_each_call_out_once() -> None:
     # steady are those of versions 5, 5 and 6, in order of time: version 7 takes number 7 % 3 of them
     assert book.take("generator1", Work.LOAD, 7).seconds == 2.0
     assert book.borrowed == {Work.LOAD: 1}
+
+
+def test_another_draw_takes_the_times_of_the_same_calls_from_another_place_on() -> None:
+    def score(step: int) -> RecordedCall:
+        return RecordedCall("scorer", Work.SCORE, step, (RecordedStage(Stage.SCORE, float(step)),))
+
+    calls = list(map(score, range(12)))
+    by_draw = [CallPool(calls, steady_from=2, draw=draw) for draw in range(3)]
+    times = [[pool.take("scorer", Work.SCORE, step).seconds for step in range(12)] for pool in by_draw]
+    assert times[0] == list(range(12))
+    for drawn in times[1:]:
+        assert drawn != times[0]
+        assert drawn[:2] == [0, 1]  # warm-up stays
+        first = drawn.index(2)
+        assert [*drawn[first:], *drawn[2:first]] == list(range(2, 12))

@@ -9,18 +9,24 @@ in isolation, since the transports that both have do not travel alike.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.compare.numbers import plural
 from harness.simulate.calibrate.least_squares import SYNC_FEATURES, active_costs
 from harness.simulate.calibrate.observations import Observation
 from harness.simulate.calibrate.stages import fit_spans, times
 from harness.simulate.machine import Contention, StageCost, rounded
+from harness.simulate.timeline import ASSUMED_SLOWDOWN, ASSUMED_SLOWDOWN_SD
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+SECONDS = ["seconds", "predicted"]
 FEWEST_RUNS = 5
 ASSUMED_CORRELATION = 0.5
 """Correlation taken where there are fewer runs."""
@@ -35,75 +41,68 @@ def cost_of(item: Observation, stages: Sequence[StageCost]) -> StageCost | None:
     return max(fitting, key=lambda cost: len(cost.where), default=None)
 
 
+def priced(observations: Sequence[Observation], stages: Sequence[StageCost]) -> pd.DataFrame:
+    """Return a row for each observation that has a cost: what it is of, its seconds, and those predicted.
+
+    ``cost`` is the cost's place, ``is_alone`` whether nobody else worked meanwhile.
+    """
+    import pandas as pd
+
+    places = {id(cost): place for place, cost in enumerate(stages)}
+    rows = [
+        (
+            it.stage,
+            it.arm,
+            it.run,
+            places[id(cost)],
+            it.is_alone,
+            it.others,
+            it.seconds,
+            cost.seconds_of(it.units, it.model),
+        )
+        for it in observations
+        if (cost := cost_of(it, stages)) is not None
+    ]
+    return pd.DataFrame(rows, columns=["stage", "arm", "run", "cost", "is_alone", "others", *SECONDS])
+
+
 def run_speeds(observations: Sequence[Observation], stages: Sequence[StageCost]) -> dict[str, float]:
     """Return by run how much longer its longer spans took than predicted, as a factor; those alone at work count."""
-    measured: dict[str, float] = defaultdict(float)
-    predicted: dict[str, float] = defaultdict(float)
-    for item, seconds in _alone(observations, stages):
-        if seconds >= LONG_S:
-            measured[item.run] += item.seconds
-            predicted[item.run] += seconds
-    return {run: measured[run] / predicted[run] for run in measured}
+    spans = priced(observations, stages)
+    sums = spans[spans.is_alone & (spans.predicted >= LONG_S)].groupby("run")[SECONDS].sum()
+    speeds: dict[str, float] = (sums.seconds / sums.predicted).to_dict()
+    return speeds
 
 
 def run_correlation(observations: Sequence[Observation], stages: Sequence[StageCost]) -> float:
     """Return the correlation of the run effects of two stages, as a mean over pairs weighted by their seconds.
 
     A run's effect on a stage is the logarithm of its measured over its predicted seconds, against the mean of the runs
-    of its arm: by what the fit misses an arm is no matter of the machine, and differs from stage to stage.
+    of its arm, if it has several: by what the fit misses an arm is no matter of the machine, and differs from stage to
+    stage.
     """
-    effects = _effects_within_arms(observations, stages)
+    spans = priced(observations, stages)
+    sums = spans[spans.is_alone & (spans.predicted > 0)].groupby(["stage", "arm", "run"])[SECONDS].sum()
+    logs = np.log(sums.seconds / sums.predicted)
+    of_arm = logs.groupby(["stage", "arm"])
+    several = of_arm.transform("size") > 1
+    effects, seconds = ((logs - of_arm.transform("mean"))[several], sums.seconds[several])
+    effects, seconds = (each.droplevel("arm").unstack("stage") for each in (effects, seconds))
     total, weight = 0.0, 0.0
-    for first, second in combinations(sorted(effects), 2):
-        runs = sorted(effects[first].keys() & effects[second].keys())
-        if len(runs) < FEWEST_RUNS:
-            continue
-        pairs = np.array([[effects[stage][run][0] for run in runs] for stage in (first, second)])
-        if pairs.std(axis=1).min() > 0:
-            share = math.prod(sum(effects[stage][run][1] for run in runs) for stage in (first, second))
-            total += share * float(np.corrcoef(pairs)[0, 1])
+    for pair in combinations(effects, 2):
+        both = effects[[*pair]].dropna()
+        if len(both) >= FEWEST_RUNS and both.std(ddof=0).min() > 0:
+            share = float(seconds.loc[both.index, [*pair]].sum().prod())
+            total += share * float(both.corr().iloc[0, 1])
             weight += share
     return min(MOST_CORRELATION, max(0.0, total / weight)) if weight > 0 else ASSUMED_CORRELATION
-
-
-def _effects_within_arms(
-    observations: Sequence[Observation], stages: Sequence[StageCost]
-) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return by stage and run (effect, measured seconds); arms that ran once are left out."""
-    sums: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
-    for item, seconds in _alone(observations, stages):
-        both = sums[item.stage][item.arm].setdefault(item.run, [0.0, 0.0])
-        both[0] += item.seconds
-        both[1] += seconds
-    effects: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    for stage, arms in sums.items():
-        for runs in arms.values():
-            logs = {run: math.log(measured / predicted) for run, (measured, predicted) in runs.items()}
-            mean = sum(logs.values()) / len(logs)
-            if len(logs) > 1:
-                effects[stage] |= {run: (log - mean, runs[run][0]) for run, log in logs.items()}
-    return effects
-
-
-def _alone(observations: Sequence[Observation], stages: Sequence[StageCost]) -> Iterator[tuple[Observation, float]]:
-    """Yield the spans in which nobody else worked, and their predicted seconds."""
-    for item in observations:
-        cost = cost_of(item, stages) if item.is_alone else None
-        seconds = cost.seconds_of(item.units, item.model) if cost else 0.0
-        if seconds > 0:
-            yield item, seconds
 
 
 LEAST_OVERLAP = 0.5
 """Share of a span in which another part must have worked: what is left of it would blur the estimate."""
 MOST_Q = 0.9
-ASSUMED_SLOWDOWN, ASSUMED_SLOWDOWN_SD = 0.2, 0.15
-"""Slow-down taken where no run has two parts at work at the same time."""
 LEAST_SD = 0.05
 """Of what one run says: two runs of the same kind are known to differ by about that much."""
-
-Overlapped = tuple[float, float, float]
-"""Seconds, share of them in which another part worked, share of them that alone it would not have taken."""
 
 
 def fit_contention(
@@ -116,44 +115,27 @@ def fit_contention(
     fast the run was where only one part worked. q is fitted by least squares to the overlapped spans of each run,
     weighted by their seconds, and averaged over the runs; s follows.
     """
-    by_run = _overlapped(observations, stages, cores)
-    if not by_run:
+    spans, speeds = priced(observations, stages), run_speeds(observations, stages)
+    spans["predicted"] *= spans.run.map(speeds)
+    # the longer spans of work in which so many others worked that a core was left for each
+    spans = spans[
+        (spans.stage != "call") & spans.others.between(LEAST_OVERLAP, cores - 1) & (spans.predicted >= LONG_S)
+    ]
+    if not len(spans):
         said = f"contention: no run had two parts at work at once; a slow-down of {ASSUMED_SLOWDOWN:g} was assumed"
         return Contention(cores=cores, slowdown=ASSUMED_SLOWDOWN, slowdown_sd=ASSUMED_SLOWDOWN_SD), [said]
-    shares = [_slowed(rows) for rows in by_run.values()]
+    beside = spans.seconds * spans.others.clip(upper=1.0)
+    lost = beside * (1 - spans.predicted / spans.seconds)
+    shares = (lost.groupby(spans.run).sum() / (beside**2 / spans.seconds).groupby(spans.run).sum()).tolist()
     q = min(MOST_Q, max(0.0, float(np.mean(shares))))
     spread = float(np.std(shares, ddof=1)) if len(shares) > 1 else 0.0
     q_sd = max(spread, LEAST_SD) / math.sqrt(len(shares))
-    spans, runs = sum(map(len, by_run.values())), len(by_run)
     said = (
-        f"contention: from {spans} spans of {runs} run{'s' if runs > 1 else ''} in which another part worked at the "
+        f"contention: from {len(spans)} spans of {plural(len(shares), 'run')} in which another part worked at the "
         "same time, against the cost of the same work alone at that run's speed"
     )
     slowdown, slowdown_sd = q / (1 - q), q_sd / (1 - q) ** 2
     return Contention(cores=cores, slowdown=rounded(slowdown), slowdown_sd=rounded(slowdown_sd)), [said]
-
-
-def _overlapped(
-    observations: Sequence[Observation], stages: Sequence[StageCost], cores: int
-) -> dict[str, list[Overlapped]]:
-    """Return by run its longer spans in which so many others worked that a core was left for each."""
-    speeds = run_speeds(observations, stages)
-    by_run: dict[str, list[Overlapped]] = defaultdict(list)
-    for item in observations:
-        cost = cost_of(item, stages)
-        if cost is None or item.run not in speeds or not LEAST_OVERLAP <= item.others <= cores - 1:
-            continue
-        if item.stage == "call":  # which is a way, and no work
-            continue
-        predicted = cost.seconds_of(item.units, item.model) * speeds[item.run]
-        if predicted >= LONG_S:
-            by_run[item.run].append((item.seconds, min(1.0, item.others), 1 - predicted / item.seconds))
-    return by_run
-
-
-def _slowed(rows: Sequence[Overlapped]) -> float:
-    seconds, share, lost = (np.array(column) for column in zip(*rows, strict=True))
-    return float((seconds * share * lost).sum() / (seconds * share * share).sum())
 
 
 STORES = ("object_store", "object_store_numpy")

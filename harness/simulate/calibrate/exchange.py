@@ -29,11 +29,11 @@ from harness.results import Run
 from harness.results.jsonl import read_json
 from harness.scenario.derived import threads_on
 from harness.simulate.calibrate.effects import run_speeds
-from harness.simulate.calibrate.least_squares import FitShape, active_costs, covariance_of
+from harness.simulate.calibrate.least_squares import FitShape, covariance_of
 from harness.simulate.calibrate.observations import COLLECTIVES_FILE, Observation, ObservedRun
-from harness.simulate.calibrate.stages import SLACK, fit_stage
+from harness.simulate.calibrate.stages import fit_stage, fitted_cost
 from harness.simulate.cost_model import CostModel, model_name
-from harness.simulate.machine import Contention, Device, MachineProfile, StageCost, rounded
+from harness.simulate.machine import Contention, Device, MachineProfile, StageCost
 from harness.simulate.ranks import COLLECTIVES, EXCHANGE, WITH_RANKS, Collective, RankCosts
 from harness.simulate.recorded_run import run_label
 
@@ -206,13 +206,5 @@ def fit_mode(mode: str, spans: Sequence[RankSpan]) -> StageCost:
     spread = max(LEAST_SD, (sum(error**2 for error in errors) / max(1, len(runs) - int((b_K > 0).sum()))) ** 0.5)
     means_RK = np.array([rows_NK[own].mean(axis=0) for own in of_run])
     covariance_KK = spread**2 * covariance_of(means_RK, b_K) / np.outer(scale_K, scale_K)
-    seconds, covariance = active_costs(FEATURES, b_K / scale_K, covariance_KK)
-    units = zip(FEATURES, units_NK.T, strict=True)
-    return StageCost(
-        stage=EXCHANGE,
-        where={"mode": mode},
-        seconds={feature: rounded(each) for feature, each in seconds.items()},
-        covariance=tuple(tuple(map(rounded, row)) for row in covariance),
-        ranges={name: (rounded(float(each.min() / SLACK)), rounded(float(each.max() * SLACK))) for name, each in units},
-        spans=len(spans),
-    )
+    found = b_K / scale_K, covariance_KK
+    return fitted_cost((EXCHANGE, {"mode": mode}), FEATURES, found, [span.features for span in spans])

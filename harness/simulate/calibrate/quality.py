@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
 
 from harness.report.document import Table
+from harness.simulate.calibrate.effects import SECONDS, priced
 from harness.simulate.calibrate.observations import Observation
 from harness.simulate.machine import MachineProfile, StageCost
 
 
 def fit_table(profile: MachineProfile, observations: Sequence[Observation]) -> Table:
     """Return how well each cost describes its spans, those in which nobody else worked."""
-    measured: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    predicted: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for item in observations:
-        cost = profile.cost_of(item.stage, item.where) if item.is_alone else None
-        if cost is not None:
-            measured[id(cost)][item.arm] += item.seconds
-            predicted[id(cost)][item.arm] += cost.seconds_of(item.units, item.model)
+    spans = priced(observations, profile.stages)
+    sums = spans[spans.is_alone].groupby(["cost", "arm"])[SECONDS].sum()
+    errors = (sums.seconds / sums.predicted - 1)[sums.predicted > 0]
     rows = []
-    for cost in profile.stages:
-        sums = measured[id(cost)], predicted[id(cost)]
-        errors = {arm: sums[0][arm] / seconds - 1 for arm, seconds in sums[1].items() if seconds > 0}
-        worst = max(errors, key=lambda arm: abs(errors[arm]), default="")
-        found = (f"{median(map(abs, errors.values())):.1%}", worst, f"{errors[worst]:+.0%}") if errors else ("", "", "")
+    for place, cost in enumerate(profile.stages):
+        found = ("", "", "")
+        if place in errors.index:
+            own = errors[place]
+            worst = own.abs().idxmax()
+            found = f"{own.abs().median():.1%}", worst, f"{own[worst]:+.0%}"
         spreads = (f"{spread:.0%}" for spread in (cost.step_log_sd, cost.run_log_sd, cost.unseen_log_sd))
         rows.append((cost.stage, _under(cost), str(cost.spans), *found, *spreads))
     slowdown: tuple[str, ...] = ()

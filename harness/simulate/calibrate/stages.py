@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.simulate.calibrate.least_squares import FIT_SHAPES, Fit, FitShape, active_costs, fit_costs
+from harness.simulate.calibrate.least_squares import FIT_SHAPES, Array, Fit, FitShape, active_costs, fit_costs
 from harness.simulate.calibrate.observations import Observation
 from harness.simulate.machine import Correction, StageCost, rounded
 
@@ -60,7 +60,7 @@ def _scaled(cost: StageCost, spans: Sequence[Observation], where: Mapping[str, s
     ratios: dict[str, list[float]] = defaultdict(list)
     for item in spans:
         ratios[item.run].append(item.seconds / cost.seconds_of(item.units, item.model))
-    ranges = _ranges(cost.ranges, spans)
+    ranges = _ranges(cost.ranges, [item.units for item in spans])
     factor = float(np.mean([np.mean(each) for each in ratios.values()]))
     return times(cost, factor, where=dict(where), ranges=ranges, spans=len(spans))
 
@@ -82,19 +82,43 @@ def fit_stage(spans: Sequence[Observation], model: FitShape, where: Mapping[str,
     """
     found = fit_spans(spans, model.features)
     corrections, unseen = _corrections(spans, model.features, found)
-    seconds, covariance = active_costs(model.features, found.seconds, found.covariance)
-    return StageCost(
-        stage=model.stages[0],
-        where=dict(where),
-        seconds={feature: rounded(each) for feature, each in seconds.items()},
-        covariance=tuple(tuple(map(rounded, row)) for row in covariance),
+    return fitted_cost(
+        (model.stages[0], where),
+        model.features,
+        (found.seconds, found.covariance),
+        [item.units for item in spans],
         models=corrections,
         unseen_log_sd=rounded(unseen),
         step_log_sd=rounded(math.log1p(found.step_sd)),
         step_correlation=rounded(found.step_correlation),
         run_log_sd=rounded(math.log1p(found.run_sd)),
-        ranges=_ranges(model.features, spans),
-        spans=len(spans),
+    )
+
+
+def fitted_cost(
+    of: tuple[str, Mapping[str, str]],
+    features: Sequence[str],
+    found: tuple[Array, Array],
+    units: Sequence[Mapping[str, float]],
+    **others: Any,
+) -> StageCost:
+    """Return a cost of a stage under circumstances.
+
+    Args:
+        of: these.
+        found: seconds of a unit of each feature, (K,), and their covariance, (K, K).
+        units: of each span that was fitted.
+        others: more fields.
+    """
+    seconds, covariance = active_costs(features, *found)
+    return StageCost(
+        stage=of[0],
+        where=dict(of[1]),
+        seconds={feature: rounded(each) for feature, each in seconds.items()},
+        covariance=tuple(tuple(map(rounded, row)) for row in covariance),
+        ranges=_ranges(features, units),
+        spans=len(units),
+        **others,
     )
 
 
@@ -149,7 +173,7 @@ def _unseen(spans: Sequence[Observation], features: Sequence[str], names: Sequen
     return max(LEAST_UNSEEN_LOG_SD, math.sqrt(float(np.mean(np.square(errors)))))
 
 
-def _ranges(features: Iterable[str], spans: Sequence[Observation]) -> dict[str, tuple[float, float]]:
-    """Return for which units a cost of these spans holds."""
-    units = {feature: [item.units.get(feature, 0.0) for item in spans] for feature in features}
-    return {feature: (rounded(min(each) / SLACK), rounded(max(each) * SLACK)) for feature, each in units.items()}
+def _ranges(features: Iterable[str], units: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return for which units a cost of spans of these holds."""
+    counted = {feature: [each.get(feature, 0.0) for each in units] for feature in features}
+    return {feature: (rounded(min(each) / SLACK), rounded(max(each) * SLACK)) for feature, each in counted.items()}

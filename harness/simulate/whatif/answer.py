@@ -14,16 +14,22 @@ from harness.results import Run, lane_kind
 from harness.results.frames import table_of
 from harness.results.rows import SPANS
 from harness.scenario.derived import on_one_thread
-from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import step_time
+from harness.simulate.forecast import Estimate, estimate
+from harness.simulate.machine import Contention, MachineProfile
+from harness.simulate.metrics import RunMetrics, metrics_of_run
 from harness.simulate.recorded_run import UNTOLD, RecordedRun
+from harness.simulate.simulated_run import SimulatedResult
+from harness.simulate.timeline import ASSUMED_SLOWDOWN
 from harness.simulate.whatif import ERROR_BOUND
 from harness.simulate.whatif.change import Change, choose_machine, read_change, stages_of
-from harness.simulate.whatif.replay import CALL, RECORD, Replay, Replayed
+from harness.simulate.whatif.replay import CALL, RECORD, Replay
 from harness.simulate.whatif.repricing import Repricing, contention_of, undisturbed
 
 FASTER = 0.9
 """Pace of what is made faster, to see what that gives."""
+DRAWS = 9
+"""Replays behind an interval, where a schedule of drops throws the effect of a change about; the recorded order is one
+of them."""
 
 
 class Gain(NamedTuple):
@@ -33,11 +39,14 @@ class Gain(NamedTuple):
         name: a stage, ``call`` or ``record``; or a kind of lane.
         seconds: of it in a step; 0 for a kind of lane.
         gain: by what share of itself the step gets shorter.
+        low, high: between which ends that lies with 90%; the same where one replay tells it.
     """
 
     name: str
     seconds: float
     gain: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +54,34 @@ class Answer:
     """All that is said about a change.
 
     Attributes:
-        recorded_step_s: as the run had it.
+        recorded: as the run had it; its response tokens a second are 0 where they are not known.
         before, after: the run replayed as it was, and with the change.
         gains: by stage, of the changed run, the largest first.
         lane_gains: by kind of lane, the largest first.
         notes: what to mind.
         machine: name of the profile that was used, if one was.
         checkpoints: what they cost the run, at the interval of the changed one; None where it made none.
+        interval: of ``ratio``, where a schedule of drops throws it about.
+        shared: the changed run with its parts on the cores that they took turns on, where the change moves them apart.
     """
 
     run: Run
     change: Change
-    recorded_step_s: float
-    before: Replayed
-    after: Replayed
+    recorded: RunMetrics
+    before: SimulatedResult
+    after: SimulatedResult
     gains: tuple[Gain, ...]
     lane_gains: tuple[Gain, ...]
     notes: tuple[str, ...] = ()
     machine: str | None = None
     checkpoints: CheckpointCost | None = None
+    interval: Estimate | None = None
+    shared: SimulatedResult | None = None
+
+    @property
+    def recorded_step_s(self) -> float:
+        """Step time of the run itself."""
+        return self.recorded.step_s
 
     @property
     def error(self) -> float:
@@ -113,18 +131,31 @@ def what_if(
     repricing = None
     if profile is not None and change.needs_costs is not None:
         repricing = Repricing(recorded, change.after, profile, change.keys)
-    table, where = table_of(run), str(run.folder)
-    recorded_s = step_time(table)
-    if recorded_s <= 0:
+    figures, where = metrics_of_run(run), str(run.folder)
+    if not recorded.has_lengths:
+        figures = replace(figures, throughput=0.0)
+    if figures.step_s <= 0:
         raise UserError(f"the training steps of the run {where!r} took no time", where, "name another run")
-    before = Replay(recorded, alone, record_s, scenario, contention).at({})
-    _check_error(where, before.step_s / recorded_s - 1, bound)
-    changed = Replay(recorded, alone, record_s, change.after, contention, repricing)
-    after = changed.at(change.pace)
+    unchanged = Replay(recorded, alone, record_s, scenario, contention)
+    before = unchanged.at({})
+    _check_error(where, before.step_s / figures.step_s - 1, bound)
+
+    def changed_on(shared: Contention | None) -> Replay:
+        return Replay(recorded, alone, record_s, change.after, shared, repricing)
+
+    changed = changed_on(None if change.moves_apart else contention)
+    crowd = _crowd(change, profile, run)
+    after, shared = changed.at(change.pace), None if crowd is None else changed_on(crowd).at(change.pace)
+    draws = range(DRAWS) if "drop" in (scenario.lag_control, change.after.lag_control) else ()
+    drawn_s = [changed.at(change.pace, draw).step_s for draw in draws]
 
     def gain(name: str, seconds: float = 0.0) -> Gain:
         pace = {**change.pace, name: FASTER * change.pace.get(name, 1.0)}
-        return Gain(name, seconds, 1 - changed.at(pace).step_s / after.step_s if after.step_s > 0 else 0.0)
+        if after.step_s <= 0:
+            return Gain(name, seconds, 0.0, 0.0, 0.0)
+        found = 1 - changed.at(pace).step_s / after.step_s
+        spread = _ratio([changed.at(pace, draw).step_s for draw in draws], drawn_s)
+        return Gain(name, seconds, found, *((found, found) if spread is None else (1 - spread.high, 1 - spread.low)))
 
     gains, lane_gains = list[Gain](), list[Gain]()
     if with_gains:
@@ -134,21 +165,38 @@ def what_if(
                 seconds[name] = after.stages_s.get(wait.value, 0.0)
         gains = [gain(name, s) for name, s in seconds.items() if s]
         lane_gains = [gain(kind) for kind in dict.fromkeys(map(lane_kind, after.idle))]
-    used = profile is not None and (contention is not None or repricing is not None)
+    used = profile is not None and any(each is not None for each in (contention, crowd, repricing))
+    table = table_of(run)
     steps = {int(step) for step in table.steps["step"][table.is_measured]}
-    made, every = checkpoint_cost(run, recorded.spans, steps, recorded_s), change.after.checkpoint.every
+    made, every = checkpoint_cost(run, recorded.spans, steps, figures.step_s), change.after.checkpoint.every
     return Answer(
         run=run,
         change=change,
-        recorded_step_s=recorded_s,
+        recorded=figures,
         before=before,
         after=after,
         gains=tuple(sorted(gains, key=lambda each: (-round(each.gain, 9), -each.seconds))),
         lane_gains=tuple(sorted(lane_gains, key=lambda each: -round(each.gain, 9))),
-        notes=(*_notes(run, change, after, profile), *(repricing.notes if repricing else ())),
+        notes=(*_notes(run, change, after, profile), *after.extrapolating),
         machine=profile.name if profile is not None and used else None,
         checkpoints=None if made is None or every is None else replace(made, every=every),
+        interval=None if change.is_none else _ratio(drawn_s, [unchanged.at({}, draw).step_s for draw in draws]),
+        shared=shared,
     )
+
+
+def _ratio(over_s: Sequence[float], under_s: Sequence[float]) -> Estimate | None:
+    """Return one step time over another, draw by draw; None without draws."""
+    ratios = [one / other if other else 1.0 for one, other in zip(over_s, under_s, strict=True)]
+    return estimate(ratios) if ratios else None
+
+
+def _crowd(change: Change, machine: MachineProfile | None, run: Run) -> Contention | None:
+    """Return what parts that move apart cost each other on the cores that they had; None where they share none."""
+    if not change.moves_apart or change.before.engine.type == "paced" or run.manifest.machine.get("gpus"):
+        return None
+    known = machine.contention if machine is not None else None
+    return known or Contention(cores=int(run.manifest.machine.get("cores") or 1), slowdown=ASSUMED_SLOWDOWN)
 
 
 def check_can_be_replayed(recorded: RecordedRun) -> None:
@@ -188,25 +236,36 @@ def _check_error(where: str, error: float, bound: float) -> None:
         raise UserError(what, where, f"name another run{accept}")
 
 
-def _notes(run: Run, change: Change, after: Replayed, machine: MachineProfile | None) -> list[str]:
-    notes = []
+def _notes(run: Run, change: Change, after: SimulatedResult, machine: MachineProfile | None) -> list[str]:
+    notes, before = [], change.before
     if run.manifest.simulated is not None:
         notes.append(f"the run itself was simulated ({run.manifest.simulated}): its times were predicted, not measured")
-    overlaps = not (change.before.is_synchronous and change.after.is_synchronous)
-    shares = not run.manifest.machine.get("gpus") and change.before.engine.type != "paced"
-    if overlaps and shares and machine is None and not on_one_thread(change.before):
+    overlaps = not (before.is_synchronous and change.after.is_synchronous)
+    shares = not run.manifest.machine.get("gpus") and before.engine.type != "paced"
+    if overlaps and shares and machine is None and change.moves_apart:
+        notes.append(
+            f"what parts on the same cores cost each other is not known here: a slow-down of {ASSUMED_SLOWDOWN:g} is "
+            "assumed; name a profile with --machine"
+        )
+    elif overlaps and shares and machine is None and not on_one_thread(before):
         notes.append(
             "no machine profile matches this run, so parts that overlap on the same cores are taken not to slow each "
             "other down; name one with --machine"
         )
-    if change.trains_otherwise and change.before.engine.type != "paced":
+    if change.moves_apart:
+        notes.append(
+            "each part is taken to have cores or a GPU of its own, as many as it had in the run while it was alone at "
+            "work"
+        )
+        if on_one_thread(before):
+            notes.append(
+                "what a copy of the weights for the Generator takes is not counted: in one process none is made"
+            )
+    if change.trains_otherwise and before.engine.type != "paced":
         notes.append(
             "the rollouts are those of the recorded run; a policy that is trained otherwise may write longer or "
             "shorter ones"
         )
     if all(row.warmup or row.profiled for row in after.rows):
         notes.append("the steps that are left are all warm-up, which takes longer than what follows")
-    for work, calls in after.borrowed.items():
-        times = f"1 call to {work.value} was" if calls == 1 else f"{calls} calls to {work.value} were"
-        notes.append(f"{times} never recorded and {'takes' if calls == 1 else 'take'} the time of others of this run")
     return notes

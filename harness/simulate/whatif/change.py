@@ -23,35 +23,26 @@ from harness.simulate.machine import MachineProfile, known_machines, load_machin
 from harness.simulate.recorded_run import RecordedCall, RecordedRun, checked
 from harness.simulate.whatif.replay import CALL, RECORD, Pace
 
-SAVING = ("checkpoint.every", "save_policy_every")
-STRATEGY = (
-    "steps",
-    "max_lag",
-    "lag_control",
-    "replay",
-    "evaluation.every",
-    "loss.proximal",
-    "allow_uncorrected",
-    *SAVING,
-)
-WORK = (
-    "epochs_per_batch",
-    "minibatches_per_epoch",
-    "gradient_accumulation_steps",
-    "rollout_batch_size",
-    "group_size",
-    "transport",
-    "placement.generator.count",
-)
-SAME_POLICY = (
-    "steps",
-    "evaluation.every",
-    "transport",
-    "gradient_accumulation_steps",
-    "placement.generator.count",
-    *SAVING,
-)
-"""Changes that leave what is learnt as it is."""
+CHANGES = {
+    "steps": (False, True),
+    "max_lag": (False, False),
+    "lag_control": (False, False),
+    "replay": (False, False),
+    "evaluation.every": (False, True),
+    "loss.proximal": (False, False),
+    "allow_uncorrected": (False, False),
+    "placement.colocated": (False, True),
+    "checkpoint.every": (False, True),
+    "save_policy_every": (False, True),
+    "epochs_per_batch": (True, False),
+    "minibatches_per_epoch": (True, False),
+    "gradient_accumulation_steps": (True, True),
+    "rollout_batch_size": (True, False),
+    "group_size": (True, False),
+    "transport": (True, True),
+    "placement.generator.count": (True, True),
+}
+"""Whether it changes how much work a stage is, and whether it leaves what is learnt as it is."""
 MOST_SCALE = 1e6
 """A stage can be made to take so many times its seconds; beyond, the clock's nanoseconds would lose their meaning."""
 
@@ -79,16 +70,21 @@ class Change:
         return not self.keys and not self.pace
 
     @property
+    def moves_apart(self) -> bool:
+        """Whether parts that took turns in one place get a place of their own each."""
+        return self.before.placement.colocated and not self.after.placement.colocated
+
+    @property
     def trains_otherwise(self) -> bool:
         """Whether the policy would have learnt something else, and so written something else."""
         optimizer = self.after.optimizer
         ends_with_the_run = optimizer.schedule != "constant" or optimizer.warmup_ratio > 0  # the learning rate's course
-        return any(not _falls_under(key, SAME_POLICY) or (key == "steps" and ends_with_the_run) for key in self.keys)
+        return any(not _kind(key)[1] or (key == "steps" and ends_with_the_run) for key in self.keys)
 
     @property
     def needs_costs(self) -> str | None:
         """Why the recorded times alone do not say enough; None where they do."""
-        if work := [key for key in self.keys if _falls_under(key, WORK)]:
+        if work := [key for key in self.keys if _kind(key)[0]]:
             return f"{' and '.join(work)} changes how much work a stage is"
         if self.after.needs_old_log_probs and not self.before.needs_old_log_probs:
             return "the Learner would compute old log-probs, which this run has not timed"
@@ -99,7 +95,7 @@ class Change:
     @property
     def needs_lengths(self) -> bool:
         """Whether it matters how long the rollouts were."""
-        return self.needs_costs is not None and any(not _falls_under(key, ("transport",)) for key in self.keys)
+        return self.needs_costs is not None and any(key.split(".")[0] != "transport" for key in self.keys)
 
 
 def read_change(run: RecordedRun, stages: Sequence[str], settings: Sequence[str], scales: Sequence[str]) -> Change:
@@ -119,9 +115,7 @@ def read_change(run: RecordedRun, stages: Sequence[str], settings: Sequence[str]
     after = checked(tree.overlaid(Scenario, *map(_setting, settings)), "the changed run")
     keys = tuple(differing(data, after.model_dump(mode="json")))
     for key in keys:
-        if not _falls_under(key, (*STRATEGY, *WORK)):
-            fix = f"change one of {', '.join((*STRATEGY, *WORK))}; for the rest: python -m harness simulate"
-            raise UserError(f"a recorded run says nothing about another {key}", f"--set {key}", fix)
+        _kind(key)
     if before.uses_ray != after.uses_ray:
         moves = f"moves the parts {'into actors' if after.uses_ray else 'together'}, and this run has not timed that"
         fix = "choose a transport between actors, or simulate: python -m harness simulate"
@@ -167,8 +161,13 @@ def _scale(text: str, stages: Sequence[str]) -> tuple[str, float]:
     return name, factor
 
 
-def _falls_under(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
+def _kind(key: str) -> tuple[bool, bool]:
+    """Return what ``CHANGES`` says of a setting, or of the section that it is in."""
+    for name, kind in CHANGES.items():
+        if key == name or key.startswith(f"{name}."):
+            return kind
+    fix = f"change one of {', '.join(CHANGES)}; for the rest: python -m harness simulate"
+    raise UserError(f"a recorded run says nothing about another {key}", f"--set {key}", fix)
 
 
 def choose_machine(run: Run, asked: str | MachineProfile | None, needed_for: str | None) -> MachineProfile | None:

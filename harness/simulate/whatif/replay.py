@@ -1,4 +1,4 @@
-"""One replay: the real loop on the virtual clock, with parts whose calls take recorded times.
+"""A recorded run as a cost source: the real loop on the virtual clock, with parts whose calls take recorded times.
 
 A replay has the recorded rollouts in their order. With other batch or group sizes the recorded groups follow each other
 into the new batches, round and round; a smaller group takes the first responses of a recorded one, a larger one draws
@@ -10,29 +10,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
-
-from msgspec import structs
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from harness.core.errors import UserError
 from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Span, Stage
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WorkItem
-from harness.loop import Observer, RolloutCounts, StepReport, run_loop
-from harness.results import StepRow, TailRow, VersionChange, lane_kind, natural_order
-from harness.results.frames import RunTable
-from harness.results.occupancy import Occupancy
-from harness.results.rows import sum_stages
+from harness.loop import Observer, StepReport
+from harness.results import lane_kind
 from harness.scenario.derived import on_one_thread
 from harness.scenario.lanes import lanes_of, writer_lane
 from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
-from harness.simulate.clock import run_virtual
+from harness.simulate.features import sizes_of
 from harness.simulate.machine import Contention
-from harness.simulate.metrics import simulated_row, stage_times, step_time, table_of_rows, waiting_shares
 from harness.simulate.parts import (
     ProfileCosts,
     Sampled,
@@ -42,8 +35,9 @@ from harness.simulate.parts import (
     with_rewards,
 )
 from harness.simulate.recorded_run import EVALUATE, TRAIN, RecordedCall, RecordedGroup, RecordedRun, Work
+from harness.simulate.simulated_run import ForwardingObserver, SimulatedResult, SimulatedRun, on_virtual_clock
 from harness.simulate.timeline import CallPlan, CallTimeline, OwnDevice, SharedCores, StagePlan
-from harness.simulate.whatif.repricing import Repricing, as_rollouts, cores_of, transit_cores_of
+from harness.simulate.whatif.repricing import Repricing, cores_of, transit_cores_of
 
 CALL, RECORD = "call", "record"
 """How the transit of a call, and the driver's own bookkeeping, are called beside the stages."""
@@ -53,49 +47,6 @@ UNKNOWN_REWARD = 0.5
 
 Pace = Mapping[str, float]
 """Factors on the seconds of a stage, of ``call`` or ``record``, or on all that lanes of a kind do."""
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What came of a replay.
-
-    Attributes:
-        rows: of the training steps, flagged as warm-up or profiled where the recorded ones are.
-        spans: in the order in which they ended.
-        borrowed: calls that were never recorded, by kind of work.
-    """
-
-    rows: tuple[StepRow, ...]
-    tail: TailRow
-    spans: tuple[Span, ...]
-    ledger: RolloutCounts
-    borrowed: Mapping[Work, int]
-
-    @cached_property
-    def table(self) -> RunTable:
-        """What figures are taken of: the last step with a last evaluation after it."""
-        return table_of_rows(self.rows, self.tail)
-
-    @cached_property
-    def step_s(self) -> float:
-        """Seconds of a training step, as ``harness.simulate.metrics`` has them, as the next two."""
-        return step_time(self.table)
-
-    @cached_property
-    def stages_s(self) -> Mapping[str, float]:
-        """Seconds of each stage and wait in a step, added over the lanes."""
-        return stage_times(self.table)
-
-    @cached_property
-    def idle(self) -> Mapping[str, float]:
-        """Share of the measured window that each lane waited."""
-        return waiting_shares(self.table, self.spans, 0)
-
-    @property
-    def changes(self) -> list[VersionChange]:
-        """When which lane took which policy version."""
-        in_steps = [change for row in self.rows for change in row.version_changes]
-        return [*in_steps, *self.tail.version_changes]
 
 
 class Replay:
@@ -118,53 +69,67 @@ class Replay:
         contention: Contention | None = None,
         repricing: Repricing | None = None,
     ) -> None:
-        self._calls, self._record_s, self._scenario = calls, record_s, scenario
+        self._run, self._calls, self._record_s, self._scenario = run, calls, record_s, scenario
         self._contention, self._repricing = contention, repricing
         self._rollouts = Rollouts(run, scenario)
-        self._flags = {row.step: {"warmup": row.warmup, "profiled": row.profiled} for row in run.run.steps}
-        same_count = scenario.placement.generator.count == run.scenario.placement.generator.count
-        self._generators = _lanes(calls, "generator") if same_count else lanes_of("generator", scenario)
-        self._scorers = _lanes(calls, "scorer")
+        self._warmup = [row.step for row in run.run.steps if row.warmup]
+        self._profiled = [row.step for row in run.run.steps if row.profiled]
         gone = run.scenario.needs_old_log_probs and not scenario.needs_old_log_probs and repricing is None
         self._gone = {Stage.OLD_LOGPROBS} if gone else set[Stage]()
 
-    def at(self, pace: Pace) -> Replayed:
+    def at(self, pace: Pace, draw: int = 0) -> SimulatedResult:
         """Return what comes of it at this pace.
+
+        Args:
+            draw: 0: every call as it was recorded; of others see ``CallPool``.
 
         Raises:
             UserError: the scenario asks for work of which no call was recorded.
             Deadlock: the loop stands still, which no setting should be able to bring about.
         """
-        return run_virtual(lambda tracer: self._run(tracer, pace))[0]
+        return on_virtual_clock(partial(self._build, pace, draw))
 
-    async def _run(self, tracer: RecordingTracer, pace: Pace) -> Replayed:
+    def _build(self, pace: Pace, draw: int, tracer: RecordingTracer) -> SimulatedRun:
         scenario, rollouts = self._scenario, self._rollouts
-        pool = CallPool(
-            self._calls, max((step for step, flags in self._flags.items() if flags["warmup"]), default=-1) + 1
-        )
-        lanes = [*self._generators, *self._scorers, LEARNER, WRITER]
-        timelines = {line.lane: line for line in self._timelines(lanes, tracer)}
-        costs = {lane: RecordedCosts(lane, pool, pace, self._repricing, self._gone) for lane in lanes}
-        generators = [SimulatedGenerator(timelines[lane], costs[lane], rollouts.sample) for lane in self._generators]
-        scorers = [SimulatedScorer(timelines[lane], costs[lane], rollouts.score) for lane in self._scorers]
-        learner = SimulatedLearner(
-            timelines[LEARNER],
-            costs[LEARNER],
-            scenario.optimizer_steps_per_batch,
-            tracer=tracer,
-            writer=timelines[WRITER] if scenario.checkpoint.asynchronous else None,
-        )
-        watch = _Watch(tracer, costs[LEARNER], self._record_s, _factor(pace, LEARNER, RECORD), self._flags)
-        batches, validation = rollouts.batch_prompts, rollouts.validation_prompts
-        plan = replace(loop_plan(scenario, 1, 0), batch_prompts=batches, validation_prompts=validation)
-        await run_loop(generators, scorers, learner, plan, tracer, watch, checkpoints=learner)
-        return watch.replayed(pool.borrowed)
+        pool = CallPool(self._calls, max(self._warmup, default=-1) + 1, draw)
 
-    def _timelines(self, lanes: Sequence[str], tracer: RecordingTracer) -> Iterator[CallTimeline]:
+        def part(lane: str) -> tuple[CallTimeline, RecordedCosts]:
+            return timelines[lane], RecordedCosts(lane, pool, pace, self._repricing, self._gone)
+
+        lanes = [*lanes_of("generator", scenario), *lanes_of("scorer", scenario), LEARNER]
+        timelines = {line.lane: line for line in self._timelines([*lanes, WRITER], tracer)}
+        own = part(LEARNER)
+        batches, validation = rollouts.batch_prompts, rollouts.validation_prompts
+        return SimulatedRun(
+            [SimulatedGenerator(*part(lane), rollouts.sample) for lane in lanes_of("generator", scenario)],
+            [SimulatedScorer(*part(lane), rollouts.score) for lane in lanes_of("scorer", scenario)],
+            SimulatedLearner(
+                *own,
+                scenario.optimizer_steps_per_batch,
+                tracer=tracer,
+                writer=timelines[WRITER] if scenario.checkpoint.asynchronous else None,
+            ),
+            replace(loop_plan(scenario, 1, 0), batch_prompts=batches, validation_prompts=validation),
+            tuple(lanes),
+            tracer,
+            keep_books=lambda observer: _Bookkeeping(observer, tracer, own[1], self._seconds_of_books(pace)),
+            said=lambda: (*pool.said(), *(self._repricing.notes if self._repricing else ())),
+            warmup=self._warmup,
+            profiled=self._profiled,
+            by_arrival=True,
+        )
+
+    def _seconds_of_books(self, pace: Pace) -> Callable[[int], float]:
+        """Return the seconds by training step; further ones take the mean of those beyond warm-up."""
+        steady = [seconds for step, seconds in self._record_s.items() if step not in self._warmup]
+        mean_s, factor = sum(steady) / len(steady) if steady else 0.0, _factor(pace, LEARNER, RECORD)
+        return lambda step: factor * self._record_s.get(step, mean_s)
+
+    def _timelines(self, lanes: Sequence[str], tracer: RecordingTracer) -> Iterable[CallTimeline]:
         """Yield the timeline of each lane; every part has a device of its own, or all share cores."""
         shared = self._contention
         place = OwnDevice() if shared is None else SharedCores(shared.cores, shared.slowdown)
-        takes_turns, cores = on_one_thread(self._scenario), cores_of(self._scenario, shared)
+        takes_turns, cores = on_one_thread(self._scenario), cores_of(self._run.scenario, shared)
         for lane in lanes:
             yield CallTimeline(
                 lane=lane,
@@ -178,70 +143,28 @@ class Replay:
             )
 
 
-class _Watch(Observer):
-    """Keeps what the loop tells, and holds the Learner while the driver would record a step.
-
-    Args:
-        record_s: by training step; further ones take the mean of those beyond warm-up.
-        pace: factor on these.
-        flags: ``warmup`` and ``profiled`` of the recorded steps.
-    """
+class _Bookkeeping(ForwardingObserver):
+    """Holds the Learner while the driver would record a step, for as many seconds as that took then."""
 
     def __init__(
-        self,
-        tracer: RecordingTracer,
-        learner: RecordedCosts,
-        record_s: Mapping[int, float],
-        pace: float,
-        flags: Mapping[int, Mapping[str, bool]],
+        self, observer: Observer, tracer: RecordingTracer, learner: RecordedCosts, seconds: Callable[[int], float]
     ) -> None:
-        self._tracer, self._learner, self._record_s, self._pace, self._flags = tracer, learner, record_s, pace, flags
-        steady = [seconds for step, seconds in record_s.items() if not flags.get(step, {}).get("warmup")]
-        self._steady_s = sum(steady) / len(steady) if steady else 0.0
-        self._steps: list[tuple[StepReport, float, int, dict[str, Any]]] = []  # with its end, and spans that had ended
-        self._spans: list[Span] = []
-        self._changes: list[VersionChange] = []
-        self._held: dict[str, int] = {}
-        self._ledger = RolloutCounts()
+        super().__init__(observer)
+        self._tracer, self._learner, self._seconds, self._version = tracer, learner, seconds, -1
 
     def on_version(self, lane: str, version: int) -> None:
-        self._held[lane] = version
-        self._changes.append(VersionChange(asyncio.get_running_loop().time(), lane, version))
+        if lane == LEARNER:
+            self._version = version
+        super().on_version(lane, version)
 
     def on_step(self, facts: StepReport) -> None:
-        now_s, seconds = asyncio.get_running_loop().time(), self._pace * self._record_s.get(facts.step, self._steady_s)
-        self._spans += self._tracer.drain()
-        held = {"versions": dict(self._held), "version_changes": tuple(self._changes)}
-        self._steps.append((facts, now_s, len(self._spans), held))
-        self._changes = []
+        super().on_step(facts)
+        seconds, now_ns = self._seconds(facts.step), self._tracer.clock_ns()
         if seconds > 0:
-            self._learner.held_until = now_s + seconds
-            now_ns = self._tracer.clock_ns()
-            end_ns, version = now_ns + round(seconds * 1e9), self._held[LEARNER]
-            self._tracer.finished.append(Span(LEARNER, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, facts.step, version))
-
-    def on_finished(self, ledger: RolloutCounts) -> None:
-        self._ledger = ledger
-
-    def replayed(self, borrowed: Mapping[Work, int]) -> Replayed:
-        """Return what came of the replay, at its end."""
-        self._spans += self._tracer.drain()
-        table, rows, before_s, first = Occupancy.of(self._spans), list[StepRow](), 0.0, 0
-        for facts, now_s, last, held in self._steps:
-            lanes, flags = table.seconds(self._spans[first:last], first), self._flags.get(facts.step, {})
-            warmup, profiled = flags.get("warmup", False), flags.get("profiled", False)
-            row = simulated_row(facts, now_s - before_s, now_s, lanes, warmup=warmup, profiled=profiled)
-            rows.append(structs.replace(row, metrics={}, **held))  # tokens of unknown lengths are no metric
-            before_s, first = now_s, last
-        lanes, loop_s = table.seconds(self._spans[first:], first), asyncio.get_running_loop().time()
-        tail = TailRow(
-            max(0.0, loop_s - before_s), loop_s, lanes, sum_stages(lanes), version_changes=tuple(self._changes)
-        )
-        return Replayed(tuple(rows), tail, tuple(self._spans), self._ledger, dict(borrowed))
-
-
-def _lanes(calls: Iterable[RecordedCall], kind: str) -> list[str]:
-    return sorted({call.lane for call in calls if lane_kind(call.lane) == kind}, key=natural_order)
+            self._learner.held_until = asyncio.get_running_loop().time() + seconds
+            end_ns = now_ns + round(seconds * 1e9)
+            wait = Span(LEARNER, Stage.WAIT_FOR_RECORDER, now_ns, end_ns, facts.step, self._version)
+            self._tracer.finished.append(wait)
 
 
 def _factor(pace: Pace, lane: str, stage: str) -> float:
@@ -327,18 +250,20 @@ class CallPool:
     Args:
         calls: recorded, in order of time.
         steady_from: keys from which on a call is typical: first uses and warm-up take longer.
+        draw: where it is not 0, the typical calls of a lane to one kind of work take their times in turn from another
+            place of the run on, so that other calls meet: a run that might have been as well.
 
     Attributes:
         borrowed: how many calls of each kind of work took the time of another.
     """
 
-    def __init__(self, calls: Iterable[RecordedCall], steady_from: int) -> None:
+    def __init__(self, calls: Iterable[RecordedCall], steady_from: int, draw: int = 0) -> None:
         self.borrowed: Counter[Work] = Counter()
         self._left: dict[tuple[str, Work, int], deque[RecordedCall]] = defaultdict(deque)
         self._taken: dict[tuple[str, Work, int], RecordedCall] = {}
         self._beside: dict[tuple[str, Work, int], dict[str, None]] = defaultdict(dict)
         by_work: dict[tuple[str, Work], list[RecordedCall]] = defaultdict(list)
-        for call in calls:
+        for call in _from_elsewhere(calls, steady_from, draw) if draw else calls:
             kind = lane_kind(call.lane)
             self._left[call.lane, call.work, call.key].append(call)
             self._beside[kind, call.work, call.key][call.lane] = None
@@ -346,6 +271,16 @@ class CallPool:
         self._typical = {
             place: [call for call in own if call.key >= steady_from] or own for place, own in by_work.items()
         }
+
+    def said(self) -> list[str]:
+        """Return in a sentence for each kind of work how many calls took the time of others."""
+        end = "the time of others of this run"
+        return [
+            f"1 call to {work.value} was never recorded and takes {end}"
+            if calls == 1
+            else f"{calls} calls to {work.value} were never recorded and take {end}"
+            for work, calls in self.borrowed.items()
+        ]
 
     def knows(self, lane: str, work: Work) -> bool:
         """Whether any such call was recorded on lanes of this kind."""
@@ -375,6 +310,21 @@ class CallPool:
         return typical[key % len(typical)]
 
 
+def _from_elsewhere(calls: Iterable[RecordedCall], steady_from: int, draw: int) -> list[RecordedCall]:
+    """Return the calls with the times that their like took from another place of the run on."""
+    moved, alike = list(calls), dict[tuple[str, Work], list[int]]()
+    for place, call in enumerate(moved):
+        if call.key >= steady_from:
+            alike.setdefault((call.lane, call.work), []).append(place)
+    times = list(moved)
+    for (lane, work), places in alike.items():
+        first = random.Random(derive_seed(draw, lane, work.value)).randrange(len(places))
+        for place, other in zip(places, [*places[first:], *places[:first]], strict=True):
+            own, found = moved[place], moved[other]
+            times[place] = replace(found, key=own.key)
+    return times
+
+
 class RecordedCosts:
     """The calls to one part at recorded times; see ``harness.simulate.parts.CostSource``.
 
@@ -386,66 +336,75 @@ class RecordedCosts:
     """
 
     def __init__(self, lane: str, pool: CallPool, pace: Pace, repricing: Repricing | None, gone: set[Stage]) -> None:
-        self._lane, self._pool, self._pace, self._gone = lane, pool, pace, gone
-        self._priced = None if repricing is None else (repricing, *repricing.costs(lane))
+        self._lane, self._pool, self._pace, self._gone, self._prices = lane, pool, pace, gone, repricing
+        self._costs = None if repricing is None else repricing.costs(lane)
         self.held_until = 0.0
 
     def load(self, version: int) -> CallPlan:
-        return self._sync(Work.LOAD, version, lambda costs: costs.load(version))
+        return self._plan(Work.LOAD, version, lambda costs: costs.load(version))
 
     def publish(self, version: int) -> CallPlan:
-        return self._sync(Work.PUBLISH, version, lambda costs: costs.publish(version))
-
-    def _sync(self, work: Work, version: int, ask: Callable[[ProfileCosts], CallPlan]) -> CallPlan:
-        call = self._pool.take(self._lane, work, version)
-        if self._priced is not None and self._priced[0].syncs_differ:
-            prices, old, new = self._priced
-            call = prices.repriced(call, [ask(old)], ask(new))
-        return self._plan(call)
+        return self._plan(Work.PUBLISH, version, lambda costs: costs.publish(version))
 
     def save_policy(self, version: int) -> CallPlan:
         known = self._pool.knows(self._lane, Work.SAVE_POLICY)  # where nothing was saved it takes no time
-        return self._plan(self._pool.take(self._lane, Work.SAVE_POLICY, version)) if known else CallPlan(())
+        return self._plan(Work.SAVE_POLICY, version) if known else CallPlan(())
 
     def checkpoint(self, version: int) -> CallPlan:
-        return self._plan(self._pool.take(self._lane, Work.CHECKPOINT, version))
+        return self._plan(Work.CHECKPOINT, version)
 
     def write_checkpoint(self, version: int) -> CallPlan:
-        return self._plan(self._pool.take(writer_lane(self._lane), Work.CHECKPOINT_WRITE, version))
+        return self._plan(Work.CHECKPOINT_WRITE, version, lane=WRITER)
 
     def generate(self, item: WorkItem, sampled: Sequence[Sampled]) -> CallPlan:
-        call = self._pool.take(self._lane, _work_of(item, Work.GENERATE), item.step)
-        if self._priced is not None and self._priced[0].differs(item):
-            prices, old, new = self._priced
-            shards = [[(group.prompt_length, group.lengths) for group in shard] for shard in prices.shards(call.key)]
-            before = [old.generate(item, shard) for shard in shards] or [old.generate(item, sampled)]
-            call = prices.repriced(call, before, new.generate(item, sampled))
-        return self._plan(call)
+        return self._plan(
+            Work.EVALUATE if item.purpose is Purpose.EVALUATE else Work.GENERATE,
+            item.step,
+            lambda costs: costs.generate(item, sampled),
+            lambda costs, shards: [costs.generate(item, sizes_of(shard)) for shard in shards],
+        )
 
     def score(self, item: WorkItem, groups: tuple[RolloutGroup, ...]) -> CallPlan:
-        call = self._pool.take(self._lane, _work_of(item, Work.SCORE), item.step)
-        if self._priced is not None and self._priced[0].differs(item):
-            prices, old, new = self._priced
-            before = [old.score(item, shard) for shard in prices.shards(call.key) or [groups]]
-            call = prices.repriced(call, before, new.score(item, groups))
-        return self._plan(call)
+        return self._plan(
+            Work.EVALUATE if item.purpose is Purpose.EVALUATE else Work.SCORE,
+            item.step,
+            lambda costs: costs.score(item, groups),
+            lambda costs, shards: [costs.score(item, shard) for shard in shards],
+        )
 
     def accumulate(self, step: int, groups: tuple[RolloutGroup, ...]) -> CallPlan:
         raise AssertionError("a recording of a Learner that trains on parts of a batch is refused before")
 
     def update(self, step: int, groups: tuple[RolloutGroup, ...], taken_in: int = 0) -> CallPlan:
         """The driver's bookkeeping after the last step comes first."""
-        call = self._pool.take(self._lane, Work.UPDATE, step)
-        if self._priced is not None and self._priced[0].work_differs:
-            prices, old, new = self._priced
-            before = old.update(call.key, as_rollouts(prices.run.trained_on(call.key)) or groups)
-            call = prices.repriced(call, [before], new.update(step, groups))
-        plan = self._plan(call)
+        plan = self._plan(
+            Work.UPDATE,
+            step,
+            lambda costs: costs.update(step, groups),
+            lambda costs, batches: [costs.update(step, batch) for batch in batches],
+        )
         stages = [each for each in plan.stages if each.stage not in self._gone]
         return plan._replace(stages=stages, delay_s=self.held_until - asyncio.get_running_loop().time())
 
-    def _plan(self, call: RecordedCall) -> CallPlan:
-        """Return a call at its pace; a gap between two stages of it stays."""
+    def _plan(
+        self,
+        work: Work,
+        key: int,
+        now: Callable[[ProfileCosts], CallPlan] | None = None,
+        then: Callable[[ProfileCosts, Sequence[tuple[RolloutGroup, ...]]], list[CallPlan]] = lambda costs, rollouts: [],
+        lane: str = "",
+    ) -> CallPlan:
+        """Return the recorded call at its pace; a gap between two stages of it stays.
+
+        Args:
+            now: prices the call of the replay, with its rollouts.
+            then: prices calls with given rollouts: those that the recorded call, or its like, worked on.
+        """
+        call = self._pool.take(lane or self._lane, work, key)
+        if now is not None and self._prices is not None and self._costs is not None and self._prices.differs(work):
+            old, new = self._costs
+            before = then(old, self._prices.behind(work, call.key)) or [now(old)]
+            call = self._prices.repriced(call, before, now(new))
         transit = _factor(self._pace, self._lane, CALL)
         stages = [
             StagePlan(None, each.seconds, works=False)
@@ -454,7 +413,3 @@ class RecordedCosts:
             for each in call.stages
         ]
         return CallPlan(stages, call.request_s * transit, call.response_s * transit)
-
-
-def _work_of(item: WorkItem, training: Work) -> Work:
-    return Work.EVALUATE if item.purpose is Purpose.EVALUATE else training

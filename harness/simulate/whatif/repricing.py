@@ -13,7 +13,7 @@ takes the profile's prediction itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
@@ -22,15 +22,15 @@ import numpy as np
 
 from harness.core.errors import UserError
 from harness.core.trace import Stage
-from harness.core.types import Purpose, RolloutGroup, WorkItem
+from harness.core.types import RolloutGroup
 from harness.results import lane_kind
 from harness.scenario.derived import on_one_thread, threads_on
 from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import CostModel, model_name
-from harness.simulate.features import Features, Group, Workload
+from harness.simulate.features import Features, Workload
 from harness.simulate.machine import Contention, MachineProfile
 from harness.simulate.parts import ProfileCosts
-from harness.simulate.recorded_run import RecordedCall, RecordedRun, RecordedStage
+from harness.simulate.recorded_run import RecordedCall, RecordedRun, RecordedStage, Work
 from harness.simulate.simulated_run import CALL_CORES
 from harness.simulate.timeline import CallPlan
 
@@ -117,9 +117,7 @@ class _Progress:
         return float(last - first) / 1e9
 
 
-def as_rollouts(groups: Iterable[Group]) -> tuple[RolloutGroup, ...]:
-    """Return recorded sizes as what a part is given."""
-    return tuple(RolloutGroup(0, 0, 0, 0, tuple(lengths), prompt_length=prompt) for prompt, lengths in groups)
+OF_TRAINING = (Work.GENERATE, Work.SCORE, Work.UPDATE)
 
 
 class Repricing:
@@ -130,17 +128,15 @@ class Repricing:
         after: the changed scenario.
         machine: the profile.
         keys: settings that differ.
-
-    Attributes:
-        syncs_differ, work_differs: whether weight syncs, and whether rollouts and training, are others.
     """
 
     def __init__(self, run: RecordedRun, after: Scenario, machine: MachineProfile, keys: Sequence[str]) -> None:
-        self.run = run
+        self._run = run
         self._works = Workload(run.scenario), Workload(after)
         self._models = _Known(run.scenario, machine), _Known(after, machine)
-        self.syncs_differ = any(key.split(".")[0] in ("transport", "placement") for key in keys)
-        self.work_differs = any(key.split(".")[0] != "transport" for key in keys)
+        keys = [key for key in keys if key != "placement.colocated"]
+        self._syncs_differ = any(key.split(".")[0] in ("transport", "placement") for key in keys)
+        self._work_differs = any(key.split(".")[0] != "transport" for key in keys)
         self._not_known: dict[str, None] = {}
 
     @property
@@ -148,9 +144,9 @@ class Repricing:
         """What the profile could not say, and where it had to extrapolate."""
         return (*self._not_known, *(f"extrapolating: {sentence}" for sentence in self._models[1].extrapolating))
 
-    def differs(self, item: WorkItem) -> bool:
-        """Whether an order is another one; an evaluation stays as it was."""
-        return self.work_differs and item.purpose is Purpose.TRAIN
+    def differs(self, work: Work) -> bool:
+        """Whether a kind of work is another one; an evaluation stays as it was."""
+        return self._syncs_differ if work in (Work.LOAD, Work.PUBLISH) else self._work_differs and work in OF_TRAINING
 
     def costs(self, lane: str) -> tuple[ProfileCosts, ProfileCosts]:
         """Return what the profile says of the calls to a part, in the recorded run and in the changed one."""
@@ -159,9 +155,15 @@ class Repricing:
         )
         return before, after
 
-    def shards(self, number: int) -> list[tuple[RolloutGroup, ...]]:
-        """Return the recorded rollouts of each call of a batch."""
-        return [as_rollouts(each.group for each in shard) for shard in self.run.shards(number)]
+    def behind(self, work: Work, key: int) -> list[tuple[RolloutGroup, ...]]:
+        """Return what the recorded calls of a batch worked on: one part each, or of a training step all of it."""
+        parts = [[each.group for each in shard] for shard in self._run.shards(key)]
+        if work is Work.UPDATE:
+            parts = [trained] if (trained := self._run.trained_on(key)) else []
+        return [
+            tuple(RolloutGroup(0, 0, 0, 0, tuple(lengths), prompt_length=prompt) for prompt, lengths in part)
+            for part in parts
+        ]
 
     def repriced(self, call: RecordedCall, old: Sequence[CallPlan], new: CallPlan) -> RecordedCall:
         """Return a call at what its stages would take.
