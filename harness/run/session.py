@@ -33,7 +33,7 @@ from harness.results.manifest import Input, Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers import Streams, open_streams
-from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
+from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now, writing
 from harness.run.earlier_runs import recorded_text
 from harness.run.inputs import date_of_runs, named_inputs
 from harness.run.interrupts import holding_interrupts
@@ -50,8 +50,7 @@ from harness.scenario.schema import Scenario
 class Arm:
     """What a run needs before it has a folder: its clock stands still while another arm has its turn.
 
-    ``speed`` times the machine between the run's steps; None where nothing does. ``resume`` is where a run goes on that
-    has its folder already; None begins one.
+    ``speed`` times the machine between the run's steps, where something does.
     """
 
     variant: Variant
@@ -63,7 +62,6 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """Name to show."""
         return run_label(self.variant)
 
 
@@ -96,7 +94,6 @@ class RunSession:
         self._finished = False
 
     def log_lines(self, lines: Sequence[str]) -> None:
-        """Add lines to the run's log."""
         for line in lines:
             self.folder.log(line)
 
@@ -148,9 +145,9 @@ class RunSession:
         if self._durable:
             self.folder.flush()
             sync_to_disk(self.folder.folder)
-        outcome = self.recorder.outcome() | ({"memory": self.memory} if self.memory else {})
-        if kept := kept_policies(self.folder.folder):
-            outcome["policies"] = list(kept)
+        outcome = self.recorder.outcome()
+        outcome |= {"memory": self.memory} if self.memory else {}
+        outcome |= {"policies": list(kept)} if (kept := kept_policies(self.folder.folder)) else {}
         if self.arm.parts.learner_on_gpu:
             from harness.models.layers import attention_kernels
 
@@ -173,12 +170,13 @@ class Experiment:
         durable: have the disk take a run's files before its manifest says how it ended, and that too, so that a power
             cut leaves no run that says it is complete and is not.
         planned: every run that the command sets out to make; written into the folder when it is made.
-        whole: the scenario of several runs, with which they go on; written into the folder when it is made, and then
-            kept from other commands until ``close``.
+        whole: the scenario of several runs, with which they go on; written into the folder when it is made, which is
+            then kept from other commands until ``close``.
+        whole_file: the name of that file.
         echo: called with a run's name and each line of its log.
 
     Attributes:
-        folder: the folder; None until it is made.
+        folder: None until it is made.
         today: the date that chat templates write in all runs that begin.
     """
 
@@ -190,12 +188,13 @@ class Experiment:
         durable: bool = False,
         planned: Sequence[Variant] = (),
         whole: Scenario | None = None,
+        whole_file: str = SCENARIO,
         echo: Callable[[str, str], None] | None = None,
     ) -> None:
         self.folder = folder
         self.today = date_of_runs(folder) or today()
         self._out, self._scenario_name, self._durable = out, scenario_name, durable
-        self._echo, self._whole, self._hold = echo, whole, ExitStack()
+        self._echo, self._whole, self._whole_file, self._hold = echo, whole, whole_file, ExitStack()
         self._plan = _plan_of(planned)
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
@@ -219,11 +218,7 @@ class Experiment:
         return bool(self._machine["gpus"]) or torch.cuda.is_available()
 
     def end_after(self, blocks: int) -> None:
-        """Write down that so many blocks were enough by the experiment's own rule.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Write down that so many blocks were enough by the experiment's own rule."""
         if self.folder is not None:
             write_plan(self.folder, replace(self._plan, enough_after=blocks))
 
@@ -239,16 +234,12 @@ class Experiment:
         """Make a run's folder with its manifest and resolved scenario, and what records the run there.
 
         Args:
-            arm: the run.
-            interleaving: see ``Manifest``.
             row_listeners: hear of each row, before the metric streams do.
             pass_turn: called when a training step is complete, recorded and seen by the probes.
-            measure_memory: see ``RunSession``.
 
         Raises:
             UserError: the folder cannot be made, or a metric stream not be opened.
         """
-
         scenario, parts, profile = arm.variant.scenario, arm.parts, load_profile(arm.variant.scenario.profile)
         startup_s = arm.tracer.clock_ns() / 1e9
         resume = arm.resume
@@ -307,9 +298,7 @@ class Experiment:
         folder, experiment = self._make_folder(variant)
         try:
             if self._plan.runs and not (experiment / EXPERIMENT).exists():
-                if self._whole is not None:
-                    self._write_whole(self._whole, experiment / SCENARIO)
-                write_plan(experiment, self._plan)
+                self._begin(experiment)
             manifest = Manifest(
                 scenario=self._scenario_name,
                 experiment=experiment.name,
@@ -383,13 +372,15 @@ class Experiment:
         self.folder = self.home / experiment
         return folder, self.folder
 
-    def _write_whole(self, scenario: Scenario, file: Path) -> None:
-        try:
-            with whole_file(file) as stream:
-                stream.write(recorded_text(scenario).encode())
-        except OSError as error:
-            raise UserError(f"cannot write {str(file)!r}: {error.strerror or error}", str(file)) from error
-        self._hold.enter_context(held(file))
+    def _begin(self, experiment: Path) -> None:
+        """Write what the experiment is about, and keep other commands out of it."""
+        if self._whole is not None:
+            with writing(experiment), whole_file(experiment / self._whole_file) as stream:
+                stream.write(recorded_text(self._whole).encode())
+            self._hold.enter_context(held(experiment / self._whole_file))
+        write_plan(experiment, self._plan)
+        if self._durable:
+            sync_to_disk(experiment)
 
 
 def _plan_of(variants: Sequence[Variant]) -> ExperimentPlan:
