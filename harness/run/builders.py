@@ -22,13 +22,8 @@ from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.parts import StopSignal
 from harness.run.policy import Policy, response_ends
 from harness.run.prompts import fitting_task, prompt_encoder, sampling_for
-from harness.run.workers import (
-    GeneratorWorker,
-    LearnerWorker,
-    ScorerWorker,
-    Trainer,
-    first_probe_rows,
-)
+from harness.run.weight_sync import first_probe_rows
+from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker, Trainer
 from harness.scenario.lanes import rank_lanes
 from harness.scenario.schema import Scenario
 from harness.tasks.make import make_task

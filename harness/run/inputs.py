@@ -34,8 +34,7 @@ from harness.results.manifest import (
     Manifest,
 )
 from harness.results.reader import read_manifest
-from harness.results.writer import MANIFEST
-from harness.run.parts import kept_policies
+from harness.results.writer import MANIFEST, POLICIES
 from harness.run.plugins import plugin_digests
 from harness.scenario.schema import Scenario
 from harness.settings.model import FolderModelSettings, PresetModelSettings
@@ -162,6 +161,12 @@ def _fix(folder: Path, anew: str) -> str:
         for each in kept
     ]
     return "".join([f"restore them as they were, or {anew}", *learnt])
+
+
+def kept_policies(run: Path) -> tuple[str, ...]:
+    """Return the policies that were kept on the way, oldest first, as they are called in the folder of a run."""
+    found = (run / POLICIES).glob("step_*")
+    return tuple(str(path.relative_to(run)) for path in sorted(found, key=lambda path: int(path.name.split("_")[1])))
 
 
 def _described(name: str, was: Input, now: Input) -> str:

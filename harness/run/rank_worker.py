@@ -20,7 +20,8 @@ from harness.learner import PolicyTrainer
 from harness.learner.checkpoint import LearnerState
 from harness.learner.process_group import RankGroup
 from harness.run.thread_time import thread_time
-from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
+from harness.run.weight_sync import ProbeRow, publish_weights
+from harness.run.workers import LearnerWorker
 from harness.scenario.batch_plan import BatchPlan
 from harness.settings.learner import Publish
 from harness.transports import shards

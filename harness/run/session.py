@@ -35,11 +35,11 @@ from harness.results.segments import cut_back, taken
 from harness.results.trackers import Streams, open_streams
 from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now, writing
 from harness.run.earlier_runs import recorded_text
-from harness.run.inputs import date_of_runs, named_inputs
+from harness.run.inputs import date_of_runs, kept_policies, named_inputs
 from harness.run.interrupts import holding_interrupts
 from harness.run.memory.check import memory_line, memory_table
 from harness.run.memory.shape import shape_for
-from harness.run.parts import RunningParts, kept_policies
+from harness.run.parts import RunningParts
 from harness.run.points import Resume
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml

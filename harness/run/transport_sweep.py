@@ -39,7 +39,7 @@ from harness.run.interleaving import Group, alternating_order
 from harness.run.interrupts import holding_interrupts
 from harness.run.points import Resume
 from harness.run.session import Experiment, run_label
-from harness.run.workers import load_weights, publish_weights
+from harness.run.weight_sync import load_weights, publish_weights
 from harness.scenario.axes import Variant
 from harness.scenario.lanes import numbered_lanes
 from harness.scenario.schema import Scenario

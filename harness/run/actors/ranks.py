@@ -16,7 +16,7 @@ from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import LAST_WORDS_S, ActorPart
 from harness.run.rank_worker import RankResult, Written
-from harness.run.workers import ProbeRow
+from harness.run.weight_sync import ProbeRow
 from harness.scenario.batch_plan import BatchPlan
 from harness.settings.learner import MeshShape
 
