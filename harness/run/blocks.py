@@ -28,8 +28,6 @@ from harness.run.session import Experiment
 from harness.run.standing import TimeLeft
 from harness.scenario.axes import Variant
 
-Clock = Callable[[], float]
-
 
 def run_blocks(
     groups: Sequence[Group],
@@ -37,7 +35,6 @@ def run_blocks(
     experiment: Experiment,
     engine: Engine,
     say: Callable[[str], None],
-    clock: Clock = time.monotonic,
 ) -> list[str]:
     """Run block after block until there are enough; return the verdict on the endpoint for each arm.
 
@@ -47,7 +44,6 @@ def run_blocks(
     Args:
         groups: of all blocks, in order.
         stop_at: see ``BlockWatch``.
-        clock: seconds, monotonic.
     """
     blocks = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
     watch = BlockWatch(len(blocks), stop_at)
@@ -56,11 +52,11 @@ def run_blocks(
     if engine.left(blocks[0]):
         say(times.before())
     for block, members in enumerate(blocks):
-        started, is_new = clock(), bool(engine.left(members))
+        started, is_new = time.monotonic(), bool(engine.left(members))
         engine.run(members, times.place())
         if experiment.folder is not None:
             watch.add(experiment.folder)
-        times.took(clock() - started if is_new else None)
+        times.took(time.monotonic() - started if is_new else None)
         if is_new:
             say(f"{times.done()}{watch.line()}")
         if watch.is_enough:
@@ -113,7 +109,6 @@ class BlockWatch:
         return enough([effect for _, _, effect in self.standings], self._done, self._stop_at, self._blocks)
 
     def line(self) -> str:
-        """Say how the arms stand after the last block; empty where there is one arm."""
         said = [effect_in_words(effect, base, arm) for base, arm, effect in self.standings]
         return f": {'; '.join(said)}" if said else ""
 
@@ -137,12 +132,10 @@ class BlockTimes(TimeLeft):
         return f"{self._plan(self.earlier_s)}, as in an earlier experiment"
 
     def place(self) -> str:
-        """Say beside the bars of a block which one it is, and how long it still takes."""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
         return f"block {self._blocks - self.left + 1:g} of {self._blocks}{left}"
 
     def done(self) -> str:
-        """Say after a block which one it was, and how long it still takes."""
         done, left_s, pace_s = self._blocks - self.left, self.left_s, self.pace_s
         text = f"block {done:g} of {self._blocks}"
         if left_s is None or pace_s is None or not self.left:

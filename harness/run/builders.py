@@ -76,7 +76,6 @@ def make_generator(
     tracer: Tracer,
     should_stop: StopSignal,
 ) -> GeneratorWorker:
-    """Return a Generator's worker."""
     device, sampling = resolve_device(scenario, scenario.placement.generator), sampling_for(scenario, task)
     needs_neighbours = scenario.engine.type == "vllm" and device == "cuda"
     engine = make_engine(
@@ -105,7 +104,6 @@ def make_generator(
 
 
 def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, should_stop: StopSignal) -> ScorerWorker:
-    """Return a Scorer's worker."""
     return ScorerWorker(make_rewards(scenario, task, should_stop), scenario.evaluation.examples, tracer, lane)
 
 
@@ -116,7 +114,6 @@ def trainer_of(
     ranks: Ranks | None = None,
     offload: Offload | None = None,
 ) -> Trainer:
-    """Return what trains the policy."""
     options = trainer_options(scenario, shape_for(scenario)[0])
     stop = sampling_for(scenario, make_task(scenario.task)).stop if options.ban_eos_first else ()
     padding, ends = (0, ()) if policy.model is None else (policy.padding, response_ends(policy, stop).ids)
@@ -171,7 +168,6 @@ def make_learner(
 
 
 def _publish_dtype(scenario: Scenario) -> torch.dtype | None:
-    """Return the type in which weights travel; None: that in which they are trained."""
     if scenario.travel_dtype == getattr(scenario.model, "dtype", "float32"):
         return None
     import torch

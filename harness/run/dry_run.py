@@ -94,7 +94,6 @@ def dry_run(scenario: Scenario, out: Path, quiet: bool, as_json: bool = False, c
 
 
 def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
-    """Work out what a scenario would run; see ``dry_run``."""
     variants, kinds = expand(scenario), dict[str, list[Variant]]()
     for variant in variants:
         kinds.setdefault(variant.label, []).append(variant)

@@ -70,7 +70,6 @@ class Engine:
         self.failures: Failures = []
 
     def left(self, groups: Sequence[Group]) -> list[Group]:
-        """Return what is to be run of these groups."""
         return [group for group in groups if any(map(self._is_left, group.variants))]
 
     def run(self, groups: Sequence[Group] | None = None, place: str = "") -> None:
@@ -136,7 +135,6 @@ class Sweep(Engine):
 
     @property
     def points(self) -> list[Point]:
-        """What became of each point so far, in the order in which they are run."""
         return [self._points[variant.name] for variant in self._variants]
 
     def left(self, groups: Sequence[Group]) -> list[Group]:

@@ -38,8 +38,6 @@ class Part(Protocol):
 
 
 class GeneratorHandle:
-    """A Generator."""
-
     def __init__(self, part: Part) -> None:
         self.part, self.lane, self._version = part, part.lane, -1
 
@@ -60,8 +58,6 @@ class GeneratorHandle:
 
 
 class ScorerHandle:
-    """A Scorer."""
-
     def __init__(self, part: Part) -> None:
         self.part, self.lane = part, part.lane
 

@@ -52,7 +52,6 @@ class PartStreams:
         self._cuda.set_stream(stream)
 
     def synchronize(self) -> None:
-        """Return when the GPU has done what the calling thread's stream was given."""
         self._cuda.current_stream().synchronize()
 
 

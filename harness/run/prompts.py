@@ -65,7 +65,6 @@ def sampling_for(scenario: Scenario, task: Task) -> SamplingParams:
 
 
 def response_text(scenario: Scenario, task: Task, policy: Policy) -> Callable[[Sequence[int]], str]:
-    """Return what makes the text that is rewarded of a response's token ids."""
     if scenario.sampling.skip_special_tokens:
         return partial(decode_text, policy.tokenizer)
     ends = response_ends(policy, sampling_for(scenario, task).stop).ids

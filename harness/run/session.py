@@ -24,6 +24,7 @@ from harness.models.flops import Utilisation, peak_flops
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
+from harness.probes.memory import Peak, main_memory_peak, own_peak, with_children
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
@@ -37,7 +38,7 @@ from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experim
 from harness.run.earlier_runs import recorded_text
 from harness.run.inputs import date_of_runs, kept_policies, named_inputs
 from harness.run.interrupts import holding_interrupts
-from harness.run.memory.check import memory_line, memory_table
+from harness.run.memory.check import memory_line, memory_table, planned_bytes, planned_of_lanes
 from harness.run.memory.shape import shape_for
 from harness.run.parts import RunningParts
 from harness.run.points import Resume
@@ -73,8 +74,9 @@ def run_label(variant: Variant) -> str:
 class RunSession:
     """One run with a folder, finished exactly once.
 
-    ``measure_memory`` is called at the end, with this run: it returns what was held at most, which is ``memory`` from
-    then on and stands in the manifest. ``durable`` is that of the ``Experiment``.
+    Attributes:
+        beside: the runs whose parts are alive at the same time, this one among them.
+        memory: what they have held at most when this one ended, as it stands in the manifest.
     """
 
     def __init__(
@@ -85,11 +87,12 @@ class RunSession:
         recorder: RunRecorder,
         probes: RunProbes,
         streams: Streams,
-        measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
-        durable: bool = False,
+        beside: Sequence[RunSession],
+        has_gpu: bool,
+        durable: bool,
     ) -> None:
         self.arm, self.folder, self.recorder, self.probes, self._streams = arm, folder, recorder, probes, streams
-        self._measure_memory, self._durable = measure_memory, durable
+        self.beside, self._has_gpu, self._durable = beside, has_gpu, durable
         self.memory: dict[str, Any] = {}
         self._finished = False
 
@@ -133,13 +136,12 @@ class RunSession:
             sync_to_disk(self.folder.folder)
 
     def _last_figures(self) -> dict[str, Any]:
-        """Write what has come in since the last row; return the run's outcome."""
         self._streams.close()  # what they have to say goes into the log
         with suppress(RunStopped):  # what py-spy lacks was said, or is no news after another error
             self.probes.close()
         self.recorder.write_spans()
         self.recorder.drain_probes()
-        self.memory = self._measure_memory(self)
+        self.memory = self._held_memory()
         if self.memory:
             self.folder.log(memory_line(self.memory))
         if self._durable:
@@ -158,6 +160,38 @@ class RunSession:
             if (choice := known_choice()) is not None:
                 outcome["matmul"] = choice
         return outcome
+
+    def _held_memory(self) -> dict[str, Any]:
+        """Return what the runs side by side have held at most so far, beside what was planned; see ``memory.check``.
+
+        ``lanes`` are those of this one. Empty where main memory cannot be read.
+        """
+        pids, on_gpus = {os.getpid()}, dict[int, Peak]()
+        for session in self.beside:
+            pids |= set(session.arm.parts.processes().values())
+            for pid, peak in session.probes.device_peaks.items():
+                on_gpus[pid] = peak.or_higher(on_gpus.get(pid, peak))
+        main = main_memory_peak(with_children(pids)) if self.beside else None
+        if main is None:
+            return {}
+        found: dict[str, dict[str, Any]] = {"main": {"peak_bytes": main.num_bytes, "processes": main.processes}}
+        if on_gpus:
+            allocated, reserved = (sum(sizes) for sizes in zip(*on_gpus.values(), strict=True))
+            found["gpu"] = {"peak_bytes": allocated, "reserved_bytes": reserved, "processes": len(on_gpus)}
+        planned = planned_bytes([session.arm.variant.scenario for session in self.beside], self._has_gpu)
+        for memory, num_bytes in planned.items():
+            if memory in found:
+                found[memory]["planned_bytes"] = num_bytes
+        own = planned_of_lanes(self.arm.variant.scenario, self._has_gpu)
+        for lane, pid in self.arm.parts.processes().items():
+            peaks = {"main": own_peak(pid), "gpu": on_gpus[pid].allocated if pid in on_gpus else None}
+            for memory, peak_bytes in peaks.items():
+                if memory in found and peak_bytes is not None:
+                    figures = {"peak_bytes": peak_bytes}
+                    if (memory, lane) in own:
+                        figures["planned_bytes"] = own[memory, lane]
+                    found[memory].setdefault("lanes", {})[lane] = figures
+        return found
 
 
 class Experiment:
@@ -199,17 +233,14 @@ class Experiment:
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
     def close(self) -> None:
-        """Let other commands work in the folder."""
         self._hold.close()
 
     @property
     def home(self) -> Path:
-        """Where the experiments of this scenario are."""
         return self._out / safe_name(self._scenario_name) if self.folder is None else self.folder.parent
 
     @property
     def fingerprint(self) -> str:
-        """Of this kind of machine."""
         return str(self._machine["fingerprint"])
 
     @property
@@ -229,13 +260,14 @@ class Experiment:
         interleaving: str | None = None,
         row_listeners: Sequence[RowListener] = (),
         pass_turn: StepListener = lambda step: None,
-        measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
+        beside: Sequence[RunSession] = (),
     ) -> RunSession:
         """Make a run's folder with its manifest and resolved scenario, and what records the run there.
 
         Args:
             row_listeners: hear of each row, before the metric streams do.
             pass_turn: called when a training step is complete, recorded and seen by the probes.
+            beside: takes the runs whose parts are alive at the same time, before any of them ends.
 
         Raises:
             UserError: the folder cannot be made, or a metric stream not be opened.
@@ -281,7 +313,8 @@ class Experiment:
             recorder=recorder,
             probes=probes,
             streams=streams,
-            measure_memory=measure_memory,
+            beside=beside,
+            has_gpu=self.has_gpu,
             durable=self._durable,
         )
         session.log_lines(memory_table(scenario, self.has_gpu))
@@ -362,7 +395,6 @@ class Experiment:
         folder.finish("failed", str(error))
 
     def _make_folder(self, variant: Variant) -> tuple[RunFolder, Path]:
-        """Return the run's folder and the experiment's."""
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
         name = variant.name or None
         if self.folder is not None:

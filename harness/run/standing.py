@@ -61,13 +61,11 @@ def standing(points: Sequence[Point]) -> str:
 
 
 def point_line(point: Point, number: int, count: int, left_s: float | None) -> str:
-    """Return what came of a point just run, with the time that the others will take."""
     text = f"{number}/{count} {point.variant.label}: {what_came_of_it(point)}"
     return f"{text}; about {duration(left_s)} left" if left_s else text
 
 
 def what_came_of_it(point: Point) -> str:
-    """Say in a few words what became of a point."""
     manifest = point.manifest
     if manifest is None or point.last is None or point.state in (State.NEW, State.CUT_SHORT):
         return str(point.state)
@@ -84,7 +82,6 @@ def _seconds_of(run: Manifest) -> float:
 
 
 def _learned(folder: Path) -> str:
-    """Say from where to where the validation reward went, and from which step on it was gone, if it was."""
     table = read_table(folder)
     rewards = table.rewards.reward
     if not len(rewards):
@@ -155,7 +152,6 @@ def _status_table(points: Sequence[Point]) -> Table:
 
 
 def _as_facts(point: Point) -> dict[str, object]:
-    """A row of that table for programs; without a folder where there is none yet."""
     return {
         "point": point.variant.label,
         "state": str(point.state),

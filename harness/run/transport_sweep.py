@@ -102,11 +102,9 @@ class SweepLearner:
         )
 
     def outgoing(self, transport: str, version: int) -> list[torch.Tensor]:
-        """Return published tensors, for transports that send them along."""
         return self.senders[transport].outgoing(version)
 
     def close(self) -> None:
-        """Close every sender."""
         for sender in self.senders.values():
             sender.close()
 
@@ -147,7 +145,6 @@ class SweepGenerator:
         return (time.perf_counter_ns() - start_ns) / 1e9
 
     def close(self) -> None:
-        """Close every receiver."""
         for receiver in self.receivers.values():
             receiver.close()
 
@@ -251,7 +248,6 @@ class SweepActors:
         )
 
     def close(self) -> None:
-        """End the actors."""
         end_group()
         for handle in self._handles:
             ray.kill(handle)

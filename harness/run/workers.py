@@ -61,7 +61,6 @@ Trainer = PolicyTrainer | PacedTrainer
 
 
 def prompts_of(task: Task, purpose: Purpose) -> Sequence[Prompt]:
-    """The prompts that a work item's ids index."""
     return task.validation_prompts if purpose is Purpose.EVALUATE else task.train_prompts
 
 
@@ -99,7 +98,6 @@ class GeneratorWorker:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the run's log."""
         return self.receiver.notes
 
     def load_weights(self, weight_handle: WeightHandle, arrived: list[torch.Tensor] | None = None) -> Metrics:
@@ -138,7 +136,6 @@ class GeneratorWorker:
         return sum(self._special.are_in(each.token_ids.tolist()) for each in data.completions)
 
     def close(self) -> None:
-        """Give back what the receiver and the engine hold."""
         self.receiver.close()
         close_engine = getattr(self.engine, "close", None)
         if close_engine is not None:
@@ -184,7 +181,9 @@ class ScorerWorker:
             failures: list[str] = []
             for group in groups:
                 try:
-                    rewards = self._of_group(group.data)
+                    data: GroupData = group.data
+                    texts = [completion.text for completion in data.completions]
+                    rewards = self._rewards(texts, data.prompt.ground_truth, data.prompt.row)
                 except RewardFailed as error:
                     failures.append(f"prompt {group.prompt_id}: {error}")
                     continue
@@ -195,12 +194,7 @@ class ScorerWorker:
             failure = failures[0] if failures else None
             return ScoredBatch(item, tuple(scored), metrics, examples, len(failures), failure)
 
-    def _of_group(self, data: GroupData) -> list[dict[str, float]]:
-        responses = [completion.text for completion in data.completions]
-        return self._rewards(responses, data.prompt.ground_truth, data.prompt.row)
-
     def close(self) -> None:
-        """End what the rewards run in."""
         self._rewards.close()
 
 
@@ -387,7 +381,6 @@ class LearnerWorker:
             self.overlapped.wait_until_copied(version)
 
     def _proof(self, version: int) -> LogProbProbe | None:
-        """Return what the engines have to agree with; None where nothing is to be proven."""
         if not self._probe_rows:
             return None
         with self.tracer.span(self.lane, Stage.WEIGHT_VERIFY, version, version):
@@ -400,15 +393,12 @@ class LearnerWorker:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the run's log."""
         return self.sender.notes
 
     def outgoing(self, version: int) -> list[torch.Tensor]:
-        """Return published tensors, for transports that send them along with a call."""
         return self.sender.outgoing(version)
 
     def save_policy(self, version: int, folder: Path | None) -> None:
-        """Save the policy into the folder, if it is to be saved."""
         if self.save is not None and folder is not None:
             with (
                 self._offload.resident("weights", version - 1, version),

@@ -259,7 +259,6 @@ class ActorParts(RunningParts):
         return RemoteSamplers(self._actors, hz)
 
     def keep_profiles(self, folder: Path) -> None:
-        """Have the profilers write what they have, and move it; actors under nsys end, since it writes then."""
         profile = self._tracers.profile
         if profile.torch_profiler is not None or profile.nsight is not None:
             end_windows(self._actors)
