@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
 from rich.console import Console
 
@@ -23,7 +21,7 @@ from harness.models.chat import on_date
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
-from harness.probes.memory import Peak, forget_own_peak, main_memory_peak, own_peak, with_children
+from harness.probes.memory import forget_own_peak
 from harness.results import EvaluationRow, StepRow
 from harness.results.recorder import RowListener
 from harness.results.writer import PROFILES
@@ -33,8 +31,8 @@ from harness.run.handles import LearnerHandle
 from harness.run.interleaving import Alone, Group, RoundRobinSchedule, Slot, alternating_order
 from harness.run.interrupts import holding_interrupts
 from harness.run.kept_steps import KeptSteps
-from harness.run.memory.check import memory_line, planned_bytes, planned_of_lanes
-from harness.run.parts import Build, RunningParts
+from harness.run.memory.check import memory_line
+from harness.run.parts import Build
 from harness.run.points import Resume
 from harness.run.progress import RunProgress
 from harness.run.session import Arm, Experiment, RunSession, run_label
@@ -42,7 +40,6 @@ from harness.run.watchdog import stack_dumps, watch
 from harness.run.workers import DROPPED_SPECIAL
 from harness.scenario.axes import Variant
 from harness.scenario.lanes import lane_groups
-from harness.scenario.schema import Scenario
 
 
 def dropped_special_line(row: StepRow | EvaluationRow) -> str | None:
@@ -114,7 +111,7 @@ class ArmRunner:
                         [*listeners, progress.listener(number), self._listen_for_special(sessions, number)]
                         for number in range(len(arms))
                     ]
-                    schedule = _schedule(arms) if group.interleaving == "step" else _alone(arms[0])
+                    schedule = _schedule(arms, group.interleaving)
                     if self._open_runs(arms, heard_by, schedule, group.interleaving, sessions):
                         asyncio.run(self._take_turns(sessions, schedule))
             except BaseException as error:
@@ -129,7 +126,6 @@ class ArmRunner:
         return self._failures
 
     def say(self, line: str) -> None:
-        """Print a line beside the progress."""
         if not self._quiet:
             self._console.print(line, markup=False, highlight=False)
 
@@ -173,7 +169,9 @@ class ArmRunner:
             finally:
                 clock.pause()
             alive.callback(parts.close)
-            arms.append(Arm(variant, clock, tracer, parts, _speed_probe(variant.scenario, parts), resume))
+            can_time = parts.plan.is_synchronous and not parts.learner_on_gpu  # no part is at work between steps
+            speed = SpeedProbe() if can_time and load_profile(variant.scenario.profile).speed_probe else None
+            arms.append(Arm(variant, clock, tracer, parts, speed, resume))
         return arms
 
     def _open_runs(
@@ -185,7 +183,6 @@ class ArmRunner:
         sessions: list[RunSession],
     ) -> bool:
         """Add the arms' runs to ``sessions``; return whether that went well."""
-        measure_memory = partial(_measure_memory, sessions, self._experiment.has_gpu)
         for number, arm in enumerate(arms):
             try:
                 with holding_interrupts():  # between the run's folder and the session that says how it ended
@@ -194,7 +191,7 @@ class ArmRunner:
                         interleaving=interleaving,
                         row_listeners=listeners[number],
                         pass_turn=schedule.slot(number).finished,
-                        measure_memory=measure_memory,
+                        beside=sessions,
                     )
                     sessions.append(opened)
                 for note in arm.parts.notes:
@@ -207,8 +204,6 @@ class ArmRunner:
         return True
 
     async def _take_turns(self, sessions: list[RunSession], schedule: RoundRobinSchedule | Alone) -> None:
-        """Run arms to their ends; one that fails drops out."""
-
         async def run(number: int, slot: Slot | Alone) -> None:
             await slot.acquire(0)
             await self._run_arm(sessions[number], slot)
@@ -224,7 +219,6 @@ class ArmRunner:
             raise error from error.__cause__
 
     async def _run_arm(self, session: RunSession, throttle: Throttle) -> None:
-        """Run one arm to its end and finish its session; a failure of its own is remembered."""
         arm = session.arm
         parts = arm.parts
         tasks = [asyncio.ensure_future(_train(session, throttle)), asyncio.ensure_future(self._watch(session))]
@@ -248,7 +242,6 @@ class ArmRunner:
                 task.cancel()
 
     async def _watch(self, session: RunSession) -> None:
-        """Stop the arm when nothing moves; see ``harness.run.watchdog``."""
         arm = session.arm
 
         def say(report: str) -> None:
@@ -295,13 +288,10 @@ async def _train(session: RunSession, throttle: Throttle) -> None:
     )
 
 
-def _speed_probe(scenario: Scenario, parts: RunningParts) -> SpeedProbe | None:
-    """Return what times the machine between steps; None where a part may be at work then, or works on a GPU."""
-    wanted = load_profile(scenario.profile).speed_probe
-    return SpeedProbe() if wanted and parts.plan.is_synchronous and not parts.learner_on_gpu else None
+def _schedule(arms: Sequence[Arm], interleaving: str | None) -> RoundRobinSchedule | Alone:
+    if interleaving != "step":
+        return Alone(arms[0].clock, None if arms[0].speed is None else arms[0].speed.measure)
 
-
-def _schedule(arms: Sequence[Arm]) -> RoundRobinSchedule:
     def between(arm: int) -> None:
         speed = arms[arm].speed
         if speed is not None:
@@ -310,40 +300,3 @@ def _schedule(arms: Sequence[Arm]) -> RoundRobinSchedule:
     scenarios = [arm.variant.scenario for arm in arms]
     order = alternating_order(len(arms), [scenario.steps for scenario in scenarios], scenarios[0].seed)
     return RoundRobinSchedule(order, [arm.clock for arm in arms], between)
-
-
-def _alone(arm: Arm) -> Alone:
-    return Alone(arm.clock, None if arm.speed is None else arm.speed.measure)
-
-
-def _measure_memory(sessions: Sequence[RunSession], has_gpu: bool, of: RunSession) -> dict[str, Any]:
-    """Return what the runs side by side have held at most so far, beside what was planned; see ``memory.check``.
-
-    ``lanes`` are those of one of them. Empty where main memory cannot be read.
-    """
-    pids, on_gpus = {os.getpid()}, dict[int, Peak]()
-    for session in sessions:
-        pids |= set(session.arm.parts.processes().values())
-        for pid, peak in session.probes.device_peaks.items():
-            on_gpus[pid] = peak.or_higher(on_gpus.get(pid, peak))
-    main = main_memory_peak(with_children(pids))
-    if main is None:
-        return {}
-    found: dict[str, dict[str, Any]] = {"main": {"peak_bytes": main.num_bytes, "processes": main.processes}}
-    if on_gpus:
-        allocated, reserved = (sum(sizes) for sizes in zip(*on_gpus.values(), strict=True))
-        found["gpu"] = {"peak_bytes": allocated, "reserved_bytes": reserved, "processes": len(on_gpus)}
-    planned = planned_bytes([session.arm.variant.scenario for session in sessions], has_gpu)
-    for memory, num_bytes in planned.items():
-        if memory in found:
-            found[memory]["planned_bytes"] = num_bytes
-    own = planned_of_lanes(of.arm.variant.scenario, has_gpu)
-    for lane, pid in of.arm.parts.processes().items():
-        peaks = {"main": own_peak(pid), "gpu": on_gpus[pid].allocated if pid in on_gpus else None}
-        for memory, peak_bytes in peaks.items():
-            if memory in found and peak_bytes is not None:
-                figures = {"peak_bytes": peak_bytes}
-                if (memory, lane) in own:
-                    figures["planned_bytes"] = own[memory, lane]
-                found[memory].setdefault("lanes", {})[lane] = figures
-    return found

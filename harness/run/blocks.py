@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
 from harness.compare.endpoint import effect_in_words
 from harness.compare.experiment import Member, experiment_of, read_members
@@ -25,9 +25,8 @@ from harness.run.earlier_runs import as_recorded, differing
 from harness.run.engine import Engine
 from harness.run.interleaving import Group
 from harness.run.session import Experiment
+from harness.run.standing import TimeLeft
 from harness.scenario.axes import Variant
-
-Clock = Callable[[], float]
 
 
 def run_blocks(
@@ -36,7 +35,6 @@ def run_blocks(
     experiment: Experiment,
     engine: Engine,
     say: Callable[[str], None],
-    clock: Clock = time.monotonic,
 ) -> list[str]:
     """Run block after block until there are enough; return the verdict on the endpoint for each arm.
 
@@ -46,7 +44,6 @@ def run_blocks(
     Args:
         groups: of all blocks, in order.
         stop_at: see ``BlockWatch``.
-        clock: seconds, monotonic.
     """
     blocks = [list(members) for _, members in itertools.groupby(groups, key=lambda group: group.block)]
     watch = BlockWatch(len(blocks), stop_at)
@@ -55,11 +52,11 @@ def run_blocks(
     if engine.left(blocks[0]):
         say(times.before())
     for block, members in enumerate(blocks):
-        started, is_new = clock(), bool(engine.left(members))
+        started, is_new = time.monotonic(), bool(engine.left(members))
         engine.run(members, times.place())
         if experiment.folder is not None:
             watch.add(experiment.folder)
-        times.took(clock() - started if is_new else None)
+        times.took(time.monotonic() - started if is_new else None)
         if is_new:
             say(f"{times.done()}{watch.line()}")
         if watch.is_enough:
@@ -112,7 +109,6 @@ class BlockWatch:
         return enough([effect for _, _, effect in self.standings], self._done, self._stop_at, self._blocks)
 
     def line(self) -> str:
-        """Say how the arms stand after the last block; empty where there is one arm."""
         said = [effect_in_words(effect, base, arm) for base, arm, effect in self.standings]
         return f": {'; '.join(said)}" if said else ""
 
@@ -123,51 +119,29 @@ def _block_of(folder: Path) -> int | None:
     return None
 
 
-class BlockTimes:
-    """How long blocks take, and how long those will that are left.
-
-    Args:
-        blocks: how many are made at most.
-        earlier_s: seconds of a block in an earlier experiment; None where none is known.
-    """
+class BlockTimes(TimeLeft):
+    """How long blocks take, and how long those will that are left, in words; ``earlier_s`` is of one block."""
 
     def __init__(self, blocks: int, earlier_s: float | None) -> None:
-        self._blocks, self._earlier_s = blocks, earlier_s
-        self._took, self._done = list[float](), 0
-
-    @property
-    def block_s(self) -> float | None:
-        """Seconds of a block: of those so far, without the first, in which things start that later ones find there."""
-        return fmean(self._took[1:] or self._took) if self._took else self._earlier_s
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds that the blocks to come will take; None before anything is known."""
-        return None if self.block_s is None else self.block_s * (self._blocks - self._done)
-
-    def took(self, seconds: float | None) -> None:
-        """Another block is done, or None: was there already."""
-        self._done += 1
-        self._took += [] if seconds is None else [seconds]
+        super().__init__(blocks, earlier_s)
+        self._blocks = blocks
 
     def before(self) -> str:
-        """Say before the first block how long it will take."""
-        if self._earlier_s is None:
+        if self.earlier_s is None:
             return f"{self._blocks} blocks; how long they take is known after the first"
-        return f"{self._plan(self._earlier_s)}, as in an earlier experiment"
+        return f"{self._plan(self.earlier_s)}, as in an earlier experiment"
 
     def place(self) -> str:
-        """Say beside the bars of a block which one it is, and how long it still takes."""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
-        return f"block {self._done + 1} of {self._blocks}{left}"
+        return f"block {self._blocks - self.left + 1:g} of {self._blocks}{left}"
 
     def done(self) -> str:
-        """Say after a block which one it was, and how long it still takes."""
-        text, left_s = f"block {self._done} of {self._blocks}", self.left_s
-        if left_s is None or self._done == self._blocks:
+        done, left_s, pace_s = self._blocks - self.left, self.left_s, self.pace_s
+        text = f"block {done:g} of {self._blocks}"
+        if left_s is None or pace_s is None or not self.left:
             return text
-        if self._done == 1 and self._earlier_s is None:
-            return f"{text} ({self._plan(self._took[0])})"
+        if done == 1 and self.earlier_s is None:
+            return f"{text} ({self._plan(pace_s)})"
         return f"{text} (about {duration(left_s)} left)"
 
     def _plan(self, block_s: float) -> str:

@@ -22,13 +22,8 @@ from harness.run.overlapped_publish import OverlappedPublish
 from harness.run.parts import StopSignal
 from harness.run.policy import Policy, response_ends
 from harness.run.prompts import fitting_task, prompt_encoder, sampling_for
-from harness.run.workers import (
-    GeneratorWorker,
-    LearnerWorker,
-    ScorerWorker,
-    Trainer,
-    first_probe_rows,
-)
+from harness.run.weight_sync import first_probe_rows
+from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker, Trainer
 from harness.scenario.lanes import rank_lanes
 from harness.scenario.schema import Scenario
 from harness.tasks.make import make_task
@@ -81,7 +76,6 @@ def make_generator(
     tracer: Tracer,
     should_stop: StopSignal,
 ) -> GeneratorWorker:
-    """Return a Generator's worker."""
     device, sampling = resolve_device(scenario, scenario.placement.generator), sampling_for(scenario, task)
     needs_neighbours = scenario.engine.type == "vllm" and device == "cuda"
     engine = make_engine(
@@ -110,7 +104,6 @@ def make_generator(
 
 
 def make_scorer(scenario: Scenario, lane: str, task: Task, tracer: Tracer, should_stop: StopSignal) -> ScorerWorker:
-    """Return a Scorer's worker."""
     return ScorerWorker(make_rewards(scenario, task, should_stop), scenario.evaluation.examples, tracer, lane)
 
 
@@ -121,7 +114,6 @@ def trainer_of(
     ranks: Ranks | None = None,
     offload: Offload | None = None,
 ) -> Trainer:
-    """Return what trains the policy."""
     options = trainer_options(scenario, shape_for(scenario)[0])
     stop = sampling_for(scenario, make_task(scenario.task)).stop if options.ban_eos_first else ()
     padding, ends = (0, ()) if policy.model is None else (policy.padding, response_ends(policy, stop).ids)
@@ -176,7 +168,6 @@ def make_learner(
 
 
 def _publish_dtype(scenario: Scenario) -> torch.dtype | None:
-    """Return the type in which weights travel; None: that in which they are trained."""
     if scenario.travel_dtype == getattr(scenario.model, "dtype", "float32"):
         return None
     import torch

@@ -13,17 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.experiment import NAMING, OF_THE_LIST
-from harness.results import Scrubber, experiment_name
+from harness.results import Scrubber
 from harness.results.anonymous import safe_name
 from harness.results.experiment_plan import EXPERIMENT, read_plan
 from harness.results.reader import flat_settings, load_run, read_manifest, read_settings
-from harness.results.writer import ATTEMPTS, CHECKPOINTS, MANIFEST, SCENARIO, utc_now
-from harness.run.earlier_runs import as_recorded, recorded_text
+from harness.results.writer import CHECKPOINTS, MANIFEST, SCENARIO
+from harness.run.earlier_runs import as_recorded
 from harness.run.inputs import PATHS, InputsNow, check_inputs, is_whole
 from harness.run.interleaving import groups_of, points_of
 from harness.run.points import (
@@ -38,7 +35,6 @@ from harness.run.points import (
     newest_of,
     survey,
 )
-from harness.run.session import sync_to_disk
 from harness.scenario.axes import expand
 from harness.scenario.schema import Scenario
 from harness.settings.loss import CLIP_RANGE, CLIPPED
@@ -192,7 +188,7 @@ def check_same(
 
 def find_sweep(out: Path, scenario: Scenario) -> Path | None:
     """Return the newest experiment of a sweep that ran the very same scenario; None where there is none."""
-    wanted = _settings(recorded_text(scenario))
+    wanted = _named_alike(as_recorded(scenario))
     return next((folder for folder, settings in _sweeps(out, scenario) if settings == wanted), None)
 
 
@@ -205,33 +201,9 @@ def changes_since_newest(out: Path, scenario: Scenario) -> tuple[Path, list[str]
     newest = next(_sweeps(out, scenario), None)
     if newest is None:
         return None
-    folder, before, now = newest[0], flat_settings(newest[1]), flat_settings(_settings(recorded_text(scenario)))
+    folder, before, now = newest[0], flat_settings(newest[1]), flat_settings(_named_alike(as_recorded(scenario)))
     keys = [key for key in {**now, **before} if now.get(key, _LEFT_OUT) != before.get(key, _LEFT_OUT)]
     return folder, [f"{key}: {before.get(key, 'left out')} -> {now.get(key, 'left out')}" for key in keys]
-
-
-def begin_sweep(out: Path, scenario: Scenario) -> Path:
-    """Make the folder of a new sweep and write into it what it is about.
-
-    Raises:
-        UserError: it cannot be made.
-    """
-    home = out / safe_name(scenario.name)
-    for _ in range(ATTEMPTS):  # another command may take the name first
-        folder = home / experiment_name(out, scenario.name, utc_now())
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
-            with whole_file(folder / SWEEP) as stream:
-                stream.write(recorded_text(scenario).encode())
-        except FileExistsError:
-            continue
-        except OSError as error:
-            what = f"cannot write to the results folder {str(folder)!r}: {error.strerror or error}"
-            raise UserError(what, str(folder), "choose a folder you can write to with --out DIR") from error
-        sync_to_disk(folder)
-        return folder
-    raise UserError(f"no free folder name below {home} in {ATTEMPTS} attempts", str(home))
 
 
 def _sweeps(out: Path, scenario: Scenario) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -241,15 +213,10 @@ def _sweeps(out: Path, scenario: Scenario) -> Iterator[tuple[Path, dict[str, Any
         return [int(part) for part in re.findall(r"\d+", file.parent.name)]
 
     for file in sorted((out / safe_name(scenario.name)).glob(f"*/{SWEEP}"), key=order, reverse=True):
-        with suppress(OSError, ValueError):  # unreadable: that one cannot be continued
-            yield file.parent, _settings(file.read_text(encoding="utf-8"))
+        with suppress(UserError):  # unreadable: that one cannot be continued
+            if settings := read_settings(file):
+                yield file.parent, _named_alike(settings)
 
 
-def _settings(text: str) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(data, dict):
-        raise ValueError("no mapping")
-    return {key: value for key, value in data.items() if key not in NAMING}
+def _named_alike(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in NAMING}

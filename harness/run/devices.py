@@ -110,7 +110,6 @@ def check_gpu_is_found(
 
 
 def _runs_on(torch_cuda: str, driver_cuda: str) -> bool:
-    """Whether the driver runs this version of CUDA; no where it does not tell which it runs."""
     if driver_cuda == "unknown":
         return False
     asked, runs = (tuple(map(int, version.split("."))) for version in (torch_cuda, driver_cuda))

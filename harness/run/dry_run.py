@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,6 @@ from harness.compare.numbers import count, number, plural
 from harness.core.errors import UserError
 from harness.core.progress import duration
 from harness.core.terminal_text import plain
-from harness.results import Manifest
 from harness.results.anonymous import safe_name
 from harness.results.frames import table_of
 from harness.results.reader import load_run, read_settings
@@ -94,7 +94,6 @@ def dry_run(scenario: Scenario, out: Path, quiet: bool, as_json: bool = False, c
 
 
 def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
-    """Work out what a scenario would run; see ``dry_run``."""
     variants, kinds = expand(scenario), dict[str, list[Variant]]()
     for variant in variants:
         kinds.setdefault(variant.label, []).append(variant)
@@ -106,30 +105,25 @@ def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
         except UserError as error:
             missing[error.what] = Need(error.where or "", error.what, error.fix or "")
     home = out / safe_name(scenario.name)
-    earlier, arms = list(made_here(home)), list[Arm]()
+    earlier, settings_of = list(made_here(home)), cache(read_settings)  # which each arm looks at
+    arms = list[Arm]()
     for name, (first, *others) in kinds.items():
-        own = first.scenario
-        arm = Arm(name, changes_of(scenario, first), 1 + len(others), own.steps, own.num_rollouts)
-        arms.append(_timed(arm, first, earlier) if scenario.transport_sweep is None else arm)
+        arm = Arm(name, changes_of(scenario, first), 1 + len(others), first.scenario.steps, first.scenario.num_rollouts)
+        wanted = as_recorded(first.scenario)
+        for folder, run in earlier if scenario.transport_sweep is None else ():
+            with suppress(UserError):
+                if differing(settings_of(folder / SCENARIO), wanted) <= MAY_DIFFER:
+                    table = table_of(load_run(folder))
+                    if len(table):
+                        step_s = fmean(table.wall_s[table.is_measured].tolist())
+                        arm = replace(arm, step_s=step_s, startup_s=run.startup_s, by=str(folder))
+                        break
+        arms.append(arm)
     seconds = [
         arm.runs * (arm.startup_s + arm.steps * arm.step_s) for arm in arms if arm.step_s and arm.startup_s is not None
     ]
     whole = sum(seconds) if len(seconds) == len(arms) else None
     return Plan(scenario.name, scenario.blocks, len(variants), tuple(arms), whole, tuple(missing.values()), str(home))
-
-
-def _timed(arm: Arm, variant: Variant, earlier: Sequence[tuple[Path, Manifest]]) -> Arm:
-    wanted = as_recorded(variant.scenario)
-    for folder, run in earlier:
-        with suppress(UserError):
-            if differing(read_settings(folder / SCENARIO), wanted) <= MAY_DIFFER:
-                table = table_of(load_run(folder))
-                if len(table):
-                    step_s = fmean(table.wall_s[table.is_measured].tolist())
-                    return Arm(
-                        arm.name, arm.changes, arm.runs, arm.steps, arm.rollouts, step_s, run.startup_s, str(folder)
-                    )
-    return arm
 
 
 def _lines(plan: Plan) -> list[str]:

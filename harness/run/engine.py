@@ -10,9 +10,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from harness.core.errors import HarnessError, RunStopped, UserError
-from harness.run.arm_runner import ArmRunner
 from harness.run.inputs import InputsNow
 from harness.run.interleaving import Group
 from harness.run.points import Continuation, Point, Resume, State, read_point, resume_of, set_aside
@@ -21,6 +21,8 @@ from harness.run.standing import point_line, seconds_left
 from harness.scenario.axes import Variant
 
 ATTEMPTS = 3
+Failures = list[tuple[str, HarnessError]]
+"""What ended runs before their last step: the run's name and the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,121 +38,128 @@ class Tries:
     retry_failed: bool = False
 
 
-ONCE = Tries(1, retry_failed=True)
+class Runs(Protocol):
+    """Makes the runs of a group: ``ArmRunner``, or ``TransportSweeps``."""
+
+    def run(self, group: Group, resumes: Mapping[str, Resume], place: str) -> Failures:
+        """Return what failed; ``place`` is shown before the name of a run that is one of many."""
 
 
 class Engine:
-    """Runs the points of an experiment that have no result yet.
+    """Runs the points of an experiment that have no result yet, each once; arms that take turns are made together.
 
-    A point that was stopped goes on from its checkpoint; without a whole one its folder is set aside and it is made
-    again. Without ``tries`` each is started once, and arms that take turns are made again together. In a sweep each is
-    by itself: one that failed is tried again after the others, but after bad input only by the next command, since
-    nothing would change before; what failed is written down where it had no folder yet; and a bug in one point does
-    not cost the others.
+    A point that was stopped goes on from its checkpoint. Without a whole one it is made again: all such attempts are
+    set aside before the first run starts.
 
     Args:
         experiment: makes the folders.
         groups: all points, in the order in which they are run.
-        arms: runs those of a group.
-        say: prints a line.
+        runs: makes those of a group.
         going: what there is already.
-        tries: of a sweep.
-
-    Attributes:
-        failures: what ended runs before their last step: the run's name and the error.
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        groups: Sequence[Group],
-        arms: ArmRunner,
-        say: Callable[[str], None] = lambda line: None,
-        going: Continuation | None = None,
-        tries: Tries | None = None,
+        self, experiment: Experiment, groups: Sequence[Group], runs: Runs, going: Continuation | None = None
     ) -> None:
-        self._experiment, self._groups, self._arms, self._say = experiment, groups, arms, say
-        self._is_sweep, self._tries = tries is not None, tries or ONCE
+        self._experiment, self._groups, self._runs = experiment, groups, runs
         self._points = {} if going is None else dict(going.points)
         self._resumes = {} if going is None else dict(going.resumes)
         self._variants = [variant for group in groups for variant in group.variants]
-        failures = {name: point.failures for name, point in self._points.items() if self._tries.retry_failed}
-        self._allowed = {each.name: failures.get(each.name, 0) + self._tries.attempts for each in self._variants}
         self._starts = Counter[str]()  # in this command
-        self._refused = set[str]()  # points that failed for what the user wrote
         self._now = InputsNow()
-        self.failures: list[tuple[str, HarnessError]] = []
-
-    @property
-    def points(self) -> list[Point]:
-        """What became of each point so far, in the order in which they are run; known of those of a sweep."""
-        return [self._points[variant.name] for variant in self._variants]
+        self.failures: Failures = []
 
     def left(self, groups: Sequence[Group]) -> list[Group]:
-        """Return what is to be run of these groups.
-
-        In a sweep first those tried least: one that takes the process down with it, again and again, does not keep the
-        others from being run.
-        """
-        left = list[Group]()
-        for group in groups:
-            variants = [variant for variant in group.variants if self._is_left(variant)]
-            if variants and not self._is_sweep:
-                left.append(group)
-            elif variants:
-                turns = "run" if len(variants) == 1 < len(group.variants) else group.interleaving
-                left.append(Group(variants, turns))
-        if self._is_sweep:
-            left.sort(key=lambda group: max(len(self._points[each.name].attempts) for each in group.variants))
-        return left
+        return [group for group in groups if any(map(self._is_left, group.variants))]
 
     def run(self, groups: Sequence[Group] | None = None, place: str = "") -> None:
         """Run what is left of these groups, or of all, and what failed again after that.
-
-        Args:
-            groups: some of them.
-            place: shown before the runs' names.
 
         Raises:
             KeyboardInterrupt, Interrupted: the user asked to stop.
             UserError: a folder cannot be written.
         """
         while left := self.left(self._groups if groups is None else groups):
+            self._set_aside(self.left(self._groups))
             for group in left:
-                self._run(group, place)
+                self._starts.update(variant.name for variant in group.variants)
+                names = [variant.name for variant in group.variants]
+                self._run(group, {name: self._resumes.pop(name) for name in names if name in self._resumes}, place)
 
     def _is_left(self, variant: Variant) -> bool:
-        name, point = variant.name, self._points.get(variant.name)
-        if name in self._refused or self._starts[name] >= self._tries.attempts:
-            return False
-        if point is None or point.state is not State.FAILED:
-            return point is None or not point.state.is_result
-        return point.failures < self._allowed[name]
+        point = self._points.get(variant.name)
+        return not self._starts[variant.name] and (point is None or not point.state.is_result)
 
-    def _run(self, group: Group, place: str) -> None:
-        """Run points side by side. A point by itself goes on from its checkpoint."""
-        resumes = dict[str, Resume]()
-        for variant in group.variants:
-            point, resume = self._points.get(variant.name), self._resumes.pop(variant.name, None)
-            if point is None or point.last is None:
-                continue
-            if resume is None and self._starts[variant.name] and len(group.variants) == 1:
-                resume = resume_of(point, self._now)
-            if resume is None or len(group.variants) > 1:
+    def _set_aside(self, groups: Sequence[Group]) -> None:
+        """Move attempts away whose runs do not go on: only one that is by itself does, from its checkpoint."""
+        for group in groups:
+            for name in [variant.name for variant in group.variants]:
+                point, resume = self._points.get(name), self._resumes.pop(name, None)
+                if point is None or point.last is None:
+                    continue
+                if resume is None and self._starts[name]:
+                    resume = resume_of(point, self._now)
+                if resume is not None and len(group.variants) == 1:
+                    self._resumes[name] = resume
+                    continue
                 assert self._experiment.folder is not None
                 set_aside(self._experiment.folder, point)
-            else:
-                resumes[variant.name] = resume
-        if not self._is_sweep:
-            self._starts.update(variant.name for variant in group.variants)
-            self.failures += self._arms.run(group, resumes, place)
-            return
+                self._points[name] = read_point(self._experiment.folder, point.variant)
+
+    def _run(self, group: Group, resumes: Mapping[str, Resume], place: str) -> None:
+        self.failures += self._runs.run(group, resumes, place)
+
+
+class Sweep(Engine):
+    """Runs each point by itself until it has a result or was tried often enough, over all commands.
+
+    One that failed is tried again after the others, but after bad input only by the next command, since nothing would
+    change before. What failed is written down where it had no folder yet; a bug in one point does not cost the others.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        groups: Sequence[Group],
+        runs: Runs,
+        going: Continuation,
+        tries: Tries,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(experiment, groups, runs, going)
+        self._tries, self._say = tries, say
+        self._refused = set[str]()  # points that failed for what the user wrote
+        self._allowed = {
+            name: tries.attempts + (point.failures if tries.retry_failed else 0) for name, point in going.points.items()
+        }
+
+    @property
+    def points(self) -> list[Point]:
+        return [self._points[variant.name] for variant in self._variants]
+
+    def left(self, groups: Sequence[Group]) -> list[Group]:
+        """Return what is to be run, first those tried least: one that takes the process down holds up no other."""
+        left = list[Group]()
+        for group in groups:
+            if variants := list(filter(self._is_left, group.variants)):
+                turns = "run" if len(variants) == 1 < len(group.variants) else group.interleaving
+                left.append(Group(variants, turns))
+        return sorted(left, key=lambda group: max(len(self._points[each.name].attempts) for each in group.variants))
+
+    def _is_left(self, variant: Variant) -> bool:
+        point = self._points[variant.name]
+        if variant.name in self._refused or self._starts[variant.name] >= self._tries.attempts:
+            return False
+        if point.state is State.FAILED:
+            return point.failures < self._allowed[variant.name]
+        return not point.state.is_result
+
+    def _run(self, group: Group, resumes: Mapping[str, Resume], place: str) -> None:
         for name, resume in resumes.items():
             self._say("; ".join([f"{name} continues from {resume.checkpoint.folder.name}", *resume.warnings]))
         place = f"{1 + min(map(self._variants.index, group.variants))}/{len(self._variants)}"
-        self._starts.update(variant.name for variant in group.variants)
         try:
-            failures = self._arms.run(group, resumes, place)
+            failures = self._runs.run(group, resumes, place)
         except (HarnessError, KeyboardInterrupt, ModuleNotFoundError):
             raise
         except Exception as error:
@@ -167,9 +176,7 @@ class Engine:
         if (folder := self._experiment.folder) is not None:
             self._points |= {variant.name: read_point(folder, variant) for variant in variants}
 
-    def _write_down(
-        self, variants: Sequence[Variant], failures: Sequence[tuple[str, HarnessError]], resumes: Mapping[str, Resume]
-    ) -> None:
+    def _write_down(self, variants: Sequence[Variant], failures: Failures, resumes: Mapping[str, Resume]) -> None:
         """Remember what the user has to mend, and write down what failed before it had a folder, or went on in it."""
         self.failures += failures
         for variant in variants:

@@ -48,14 +48,10 @@ def full_gpu_as_user_error(scenario: Scenario) -> Iterator[None]:
         if not is_full_gpu(error):
             raise
         traceback.clear_frames(error.__traceback__)  # their tensors: another arm may run in this process
-        raise _in_words(error, scenario) from error
-
-
-def _in_words(error: RuntimeError, scenario: Scenario) -> UserError:
-    span = raised_in(error)
-    place = "" if span is None else f" in {span.stage} of the {span.lane}"
-    fix = what_to_lower(scenario, span.lane if span else "run")
-    return UserError(f"CUDA ran out of memory{place}: {in_short(error)}", "GPU memory", fix)
+        span = raised_in(error)
+        place = "" if span is None else f" in {span.stage} of the {span.lane}"
+        fix = what_to_lower(scenario, span.lane if span else "run")
+        raise UserError(f"CUDA ran out of memory{place}: {in_short(error)}", "GPU memory", fix) from error
 
 
 def in_short(error: RuntimeError) -> str:

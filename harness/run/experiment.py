@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
 from harness.core.checkpoints import LATEST
-from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
+from harness.core.errors import Interrupted, RunStopped, UserError
 from harness.core.extras import as_typed
 from harness.core.interrupts import signals_as_interrupts
 from harness.core.terminal_text import plain
@@ -26,14 +26,13 @@ from harness.results.experiment_plan import held
 from harness.results.writer import CHECKPOINTS, PICTURES, REPORT, SCENARIO
 from harness.run.arm_runner import ArmRunner
 from harness.run.blocks import run_blocks
-from harness.run.continuation import SWEEP, begin_sweep, find_continuation, find_sweep, is_of_several
-from harness.run.engine import Engine, Tries
-from harness.run.errors import full_gpu_as_user_error
+from harness.run.continuation import SWEEP, find_continuation, find_sweep, is_of_several
+from harness.run.engine import Engine, Failures, Runs, Sweep, Tries
 from harness.run.factory import PartsFactory
 from harness.run.inputs import InputsNow
 from harness.run.interleaving import Group, groups_of, points_of
 from harness.run.parts import Build
-from harness.run.points import Continuation, survey
+from harness.run.points import Continuation, Point, survey
 from harness.run.preflight import check_before_start
 from harness.run.session import Experiment
 from harness.run.standing import say_changes, standing, what_failed
@@ -41,6 +40,7 @@ from harness.scenario.axes import Variant, expand
 from harness.scenario.load import scenario_hash
 from harness.scenario.schema import Scenario
 
+NOTHING_YET = "nothing had been measured yet"
 ALONE = "run"
 """Folder of the run of a sweep that has neither arms, axes nor blocks."""
 Amount = Literal["line", "brief", "everything", "json"]
@@ -121,68 +121,135 @@ def run_scenario(
         RunStopped: a run had to stop; its folder says why. Or points of a sweep are left that failed too often.
         Interrupted: Ctrl-C or SIGTERM; the folders say so.
     """
-    verbose, console = amount == "everything", Console(stderr=True)
-    is_sweep = tries is not None
-    variants = variants_of(scenario) if is_sweep else expand(scenario)
-    points = points_of(variants)
-    if is_sweep and scenario.interleaving != "step":  # each is finished by itself
-        points = [[variant] for variant in variants]
-    groups = groups_of(points, by_itself="run" if is_sweep and len(variants) > 1 else None)
+    command = _Command(scenario, out, quiet, build, show or partial(show_results, amount=amount), amount)
+    return command.run(going) if tries is None else command.sweep(tries, fresh)
 
-    def say(line: str) -> None:
-        if not quiet:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    if scenario.transport_sweep is None:
-        check_before_start(points, say)
-    several = len(variants) > 1 and scenario.transport_sweep is None
-    headlines, draw = list[str](), show or partial(show_results, amount=amount)
-    with signals_as_interrupts(), ExitStack() as stack:
-        if is_sweep:
-            going = _sweep_of(scenario, out, groups, fresh, stack, say)
-        experiment = Experiment(
-            out,
-            scenario.name,
-            folder=None if going is None else going.folder,
-            durable=is_sweep,
-            planned=variants,
-            whole=scenario if several and not is_sweep else None,
-            echo=_printed(console, named=len(variants) > 1) if verbose else None,
-        )
-        stack.enter_context(closing(experiment))
-        factory = stack.enter_context(PartsFactory([[each.scenario for each in group.variants] for group in groups]))
-        arms = ArmRunner(experiment, build or factory, console, quiet or verbose)
-        engine = Engine(experiment, groups, arms, say, going, tries)
-        try:
-            if scenario.transport_sweep is not None:
-                engine.failures += _sweep_transports(variants, experiment, factory, console, quiet)
-            elif scenario.blocks > 1 and not is_sweep:
-                headlines = run_blocks(groups, scenario.stop_at_half_width, experiment, engine, arms.say)
+@dataclass(frozen=True)
+class _Command:
+    """One command's runs of a scenario; for the fields see ``run_scenario``."""
+
+    scenario: Scenario
+    out: Path
+    quiet: bool
+    build: Build | None
+    show: Callable[[Path], object]
+    amount: Amount
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+
+    def run(self, going: Continuation | None) -> int:
+        """Start each run once."""
+        scenario, variants, headlines = self.scenario, expand(self.scenario), list[str]()
+        if scenario.transport_sweep is None:
+            groups = groups_of(points_of(variants))
+            check_before_start(points_of(variants), self._say)
+        else:
+            groups = [Group([variant], None) for variant in variants]
+        has_own_file = going is None and len(variants) > 1 and scenario.transport_sweep is None
+        with (
+            signals_as_interrupts(),
+            self._experiment(variants, folder=going and going.folder, whole=scenario if has_own_file else None) as made,
+            self._runs(groups, made) as runs,
+        ):
+            engine = Engine(made, groups, runs, going)
+            try:
+                if scenario.blocks > 1:
+                    say = self._say if self.amount != "everything" else lambda line: None
+                    headlines = run_blocks(groups, scenario.stop_at_half_width, made, engine, say)
+                else:
+                    engine.run()
+            except (KeyboardInterrupt, Interrupted):
+                where = f"what was measured so far is in {made.folder}{how_to_go_on(made.folder)}"
+                raise Interrupted(where if made.folder else NOTHING_YET) from None
+        if made.folder is not None:
+            try:
+                self.show(made.folder)
+                if self.amount == "everything":
+                    print_list(Output(), "Verdict", headlines)
+            except UserError as error:
+                engine.failures.append(("showing the results", error))
+        _raise_first(engine.failures, made.folder)
+        return 0
+
+    def sweep(self, tries: Tries, fresh: bool) -> int:
+        """Go on with the newest sweep of the same scenario, or begin one, until each point has a result."""
+        scenario, variants = self.scenario, variants_of(self.scenario)
+        points = points_of(variants) if scenario.interleaving == "step" else [[variant] for variant in variants]
+        groups = groups_of(points, by_itself="run" if len(variants) > 1 else None)
+        check_before_start(points, self._say)
+        folder = None if fresh else find_sweep(self.out, scenario)
+        if folder is None and not fresh:
+            say_changes(self.out, scenario, self._say)
+        with (
+            signals_as_interrupts(),
+            nullcontext() if folder is None else held(folder / SWEEP),
+            self._experiment(
+                variants,
+                folder=folder,
+                durable=True,
+                whole=scenario if folder is None else None,
+                whole_file=SWEEP,
+            ) as made,
+        ):
+            if folder is None:
+                going = Continuation(made.home, {variant.name: Point(variant, made.home) for variant in variants})
             else:
-                engine.run()
-            if is_sweep and experiment.folder is not None:
-                draw(experiment.folder)
-        except (KeyboardInterrupt, Interrupted):
-            folder = experiment.folder
-            if is_sweep:
-                where = f"{standing(engine.points)}; the same command continues from there\n  results: {folder}"
-            else:
-                where = f"what was measured so far is in {folder}{how_to_go_on(folder)}"
-            raise Interrupted(where if folder else "nothing had been measured yet") from None
-    if is_sweep:
+                going = survey(folder, groups, InputsNow(), together=False, anew="begin anew with --fresh")
+            self._say_what_there_is(going, folder)
+            with self._runs(groups, made) as runs:
+                engine = Sweep(made, groups, runs, going, tries, self._say)
+                try:
+                    engine.run()
+                    if made.folder is not None:
+                        self.show(made.folder)
+                except (KeyboardInterrupt, Interrupted):
+                    so_far = f"{standing(engine.points)}; the same command continues from there"
+                    where = f"{so_far}\n  results: {made.folder}" if made.folder else NOTHING_YET
+                    raise Interrupted(where) from None
         if failed := what_failed(engine.points):
             more = "the same command tries again, with --retry-failed also what was tried often enough"
-            raise RunStopped(f"{failed}\n  {more}\n  results: {experiment.folder}")
+            raise RunStopped(f"{failed}\n  {more}\n  results: {made.folder}")
         return 0
-    if experiment.folder is not None:
-        try:
-            draw(experiment.folder)
-            if verbose:
-                print_list(Output(), "Verdict", headlines)
-        except UserError as error:
-            engine.failures.append(("showing the results", error))
-    _raise_first(engine.failures, experiment.folder)
-    return 0
+
+    def _say_what_there_is(self, going: Continuation, folder: Path | None) -> None:
+        scenario, points = self.scenario, list(going.points.values())
+        if folder is None:
+            self._say(f"a new sweep of {scenario.name} ({scenario_hash(scenario)})")
+        if scenario.stop_at_half_width is not None:
+            self._say(
+                f"stop_at_half_width plays no part in a sweep: all {scenario.blocks} blocks are run. "
+                f"To stop early: python -m harness run {scenario.name}"
+            )
+        self._say(f"{len(points)} points: {standing(points)}; results: {going.folder}")
+        made_with = {point.manifest.commit for point in points if point.state.is_result and point.manifest}
+        if made_with - {code_state().commit}:
+            self._say("the code has changed since the finished points were run: --fresh runs all of them again")
+
+    def _say(self, line: str) -> None:
+        if not self.quiet:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _experiment(self, variants: Sequence[Variant], **how: Any) -> AbstractContextManager[Experiment]:
+        echo = None
+        if self.amount == "everything":
+
+            def echo(run: str, line: str) -> None:
+                text = f"{plain(run)}: {line}" if len(variants) > 1 else line
+                self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        return closing(Experiment(self.out, self.scenario.name, planned=variants, echo=echo, **how))
+
+    @contextmanager
+    def _runs(self, groups: Sequence[Group], made: Experiment) -> Iterator[Runs]:
+        """Have what makes the runs of a group, and all that it starts ended at the end."""
+        with PartsFactory([[each.scenario for each in group.variants] for group in groups]) as factory:
+            if self.scenario.transport_sweep is None:
+                quiet = self.quiet or self.amount == "everything"
+                yield ArmRunner(made, self.build or factory, self.console, quiet)
+                return
+            from harness.run.transport_sweep import TransportSweeps
+
+            yield TransportSweeps(made, factory.session, self.console, self.quiet)
 
 
 def go_on_with(
@@ -226,31 +293,6 @@ def variants_of(scenario: Scenario) -> list[Variant]:
     return [replace(variant, name=variant.name or ALONE) for variant in expand(scenario)]
 
 
-def _sweep_of(
-    scenario: Scenario, out: Path, groups: Sequence[Group], fresh: bool, stack: ExitStack, say: Callable[[str], None]
-) -> Continuation:
-    """Return the sweep to go on with, or a new one, kept from other commands until ``stack`` is closed."""
-    folder = None if fresh else find_sweep(out, scenario)
-    if folder is None:
-        if not fresh:
-            say_changes(out, scenario, say)
-        folder = begin_sweep(out, scenario)
-        say(f"a new sweep of {scenario.name} ({scenario_hash(scenario)})")
-    stack.enter_context(held(folder / SWEEP))
-    going = survey(folder, groups, InputsNow(), together=False, anew="begin anew with --fresh")
-    points = list(going.points.values())
-    if scenario.stop_at_half_width is not None:
-        say(
-            f"stop_at_half_width plays no part in a sweep: all {scenario.blocks} blocks are run. "
-            f"To stop early: python -m harness run {scenario.name}"
-        )
-    say(f"{len(points)} points: {standing(points)}; results: {folder}")
-    made_with = {point.manifest.commit for point in points if point.state.is_result and point.manifest}
-    if made_with - {code_state().commit}:
-        say("the code has changed since the finished points were run: --fresh runs all of them again")
-    return going
-
-
 def how_to_go_on(folder: Path | None) -> str:
     """Return the line that says how an experiment goes on; empty where its one run has no checkpoint."""
     if folder is None or not (is_of_several(folder) or (folder / CHECKPOINTS / LATEST).exists()):
@@ -258,33 +300,7 @@ def how_to_go_on(folder: Path | None) -> str:
     return f"\n  to go on: python -m harness run --resume {shlex.quote(str(folder))}"
 
 
-def _printed(console: Console, named: bool) -> Callable[[str, str], None]:
-    """Return what prints a line of a run's log; ``named``: behind the run's name."""
-
-    def echo(run: str, line: str) -> None:
-        text = f"{plain(run)}: {line}" if named else line
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    return echo
-
-
-def _sweep_transports(
-    variants: Sequence[Variant], experiment: Experiment, factory: PartsFactory, console: Console, quiet: bool
-) -> list[tuple[str, HarnessError]]:
-    """Measure weight syncs alone, for each variant; return what failed."""
-    from harness.run.transport_sweep import run_transport_sweep
-
-    failures: list[tuple[str, HarnessError]] = []
-    for variant in variants:
-        try:
-            with full_gpu_as_user_error(variant.scenario):
-                run_transport_sweep(variant, experiment, factory.session(variant.scenario), console, quiet)
-        except (UserError, RunStopped) as error:
-            failures.append((variant.name or variant.scenario.name, error))
-    return failures
-
-
-def _raise_first(failures: Sequence[tuple[str, HarnessError]], folder: Path | None) -> None:
+def _raise_first(failures: Failures, folder: Path | None) -> None:
     if not failures:
         return
     label, error = failures[0]

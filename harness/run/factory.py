@@ -49,11 +49,6 @@ class PartsFactory:
             return ActorParts(scenario, tracer, should_stop, self.session)
 
     def session(self, scenario: Scenario) -> RaySession:
-        """Return the Ray of this command.
-
-        Raises:
-            UserError: it cannot be had, or a scenario asks for more than this machine has.
-        """
         check([cpus_needed(scenario, usable_cores())])
         address = scenario.placement.address
         if self._session is not None and self._session.address != address:

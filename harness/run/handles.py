@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from harness.core.trace import Stage
 from harness.core.types import Metrics, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
 from harness.learner.checkpoint import SavedState
-from harness.run.parts import policy_folder
+from harness.results.writer import POLICIES, POLICY
 
 MOVES = ("load_weights", "publish_weights", "begin_publish", "write_shards", "finish_publish")
 """Methods by which weights move, on a thread of their own where a part has one: a Generator loads them while it
@@ -38,8 +38,6 @@ class Part(Protocol):
 
 
 class GeneratorHandle:
-    """A Generator."""
-
     def __init__(self, part: Part) -> None:
         self.part, self.lane, self._version = part, part.lane, -1
 
@@ -60,8 +58,6 @@ class GeneratorHandle:
 
 
 class ScorerHandle:
-    """A Scorer."""
-
     def __init__(self, part: Part) -> None:
         self.part, self.lane = part, part.lane
 
@@ -98,7 +94,7 @@ class LearnerHandle:
         return handle
 
     async def save_policy(self, version: int, *, last: bool) -> None:
-        folder = policy_folder(self.run_folder, version, last)
+        folder = self.run_folder and self.run_folder / (POLICY if last else f"{POLICIES}/step_{version}")
         await self._call("save_policy", version, folder, stage=Stage.SAVE_POLICY, version=version)
 
     async def save_state(

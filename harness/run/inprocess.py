@@ -8,7 +8,7 @@ own: on the default stream all their work would wait in one queue, every sampled
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,13 +23,9 @@ from harness.run.builders import make_generator, make_learner, make_scorer
 from harness.run.devices import resolve_device, threads_of
 from harness.run.handles import MOVES, GeneratorHandle, LearnerHandle, ScorerHandle
 from harness.run.parts import RunningParts, StopSignal, keep_traces, tracers_of
-from harness.run.policy import make_policy
-from harness.run.prompts import start_of
 from harness.scenario.derived import offloaded
 from harness.scenario.lanes import all_lanes
-from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
-from harness.tasks.make import make_task
 from harness.transports.in_process import InProcessTransport
 
 
@@ -56,7 +52,6 @@ class PartStreams:
         self._cuda.set_stream(stream)
 
     def synchronize(self) -> None:
-        """Return when the GPU has done what the calling thread's stream was given."""
         self._cuda.current_stream().synchronize()
 
 
@@ -106,13 +101,8 @@ class InProcessParts(RunningParts):
     ) -> None:
         device = resolve_device(scenario, scenario.placement.learner)
         self.learner_on_gpu = device == "cuda"
-        self.threads = threads_of(scenario, scenario.placement.learner)
-        torch.set_num_threads(self.threads)
-        task, policy = make_task(scenario.task), make_policy(scenario, device, should_stop)
-        start = start_of(scenario, task, policy)
-        task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
-        self.num_parameters = policy.num_parameters
-        self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
+        torch.set_num_threads(threads := threads_of(scenario, scenario.placement.learner))
+        task, policy = self.load(scenario, device, should_stop)
         colocated = scenario.placement.colocated
         streams = streams_for(device, colocated)
         with ExitStack() as opened:
@@ -142,7 +132,7 @@ class InProcessParts(RunningParts):
                 should_stop=should_stop,
             )
             scorer = make_scorer(scenario, "scorer", task, tracer, should_stop)
-            executors = _executors(self.threads, colocated, streams)
+            executors = _executors(threads, colocated, streams)
             opened.callback(scorer.close)
             opened.callback(generator.close)
             for executor in executors:  # which end before what they use
@@ -152,16 +142,10 @@ class InProcessParts(RunningParts):
                 scenario, sender=transport, policy=policy, tracer=tracer, should_stop=should_stop, task=task
             )
             publisher = publishing if scenario.learner.overlapped_publish else None
-            self.learner = self._learner = LearnerHandle(ThreadPart(learner, training, publisher))
+            self.learner = LearnerHandle(ThreadPart(learner, training, publisher))
             self.generators = (GeneratorHandle(ThreadPart(generator, sampling, loading)),)
             self.scorers = (ScorerHandle(ThreadPart(scorer, scoring)),)
             self._closing = opened.pop_all()
-
-    def save_to(self, folder: Path) -> None:
-        self._learner.run_folder = folder
-
-    def processes(self) -> Mapping[str, int]:
-        return {}
 
     def drain_log(self) -> list[str]:
         """Return what the probes noted when they were set up, once."""
@@ -171,9 +155,6 @@ class InProcessParts(RunningParts):
 
     def drain_device_figures(self) -> list[DeviceFigure]:
         return self._instrumented.drain_device_figures()
-
-    def sample_elsewhere(self, hz: float) -> None:
-        return None
 
     def keep_profiles(self, folder: Path) -> None:
         self._instrumented.end_windows()

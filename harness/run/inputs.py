@@ -34,13 +34,13 @@ from harness.results.manifest import (
     Manifest,
 )
 from harness.results.reader import read_manifest
-from harness.results.writer import MANIFEST
-from harness.run.parts import kept_policies
+from harness.results.writer import MANIFEST, POLICIES
 from harness.run.plugins import plugin_digests
 from harness.scenario.schema import Scenario
 from harness.settings.model import FolderModelSettings, PresetModelSettings
 from harness.settings.task import ArithmeticTaskSettings, MathsTaskSettings
 from harness.tasks.arithmetic import PROMPT
+from harness.tasks.make import make_task
 from harness.tasks.maths.prompts import prompt_template
 
 if TYPE_CHECKING:
@@ -90,36 +90,28 @@ def inputs_of(scenario: Scenario, task: Task, policy: Policy) -> Inputs:
     return inputs
 
 
-def inputs_now(scenario: Scenario) -> Inputs:
-    """Return what a run that begins now would have, as far as it can be had without loading a model.
-
-    The tokenizer and the weights of presets are left out: settings decide what they are.
-
-    Raises:
-        UserError: the task cannot be made, or a file of the model cannot be read.
-    """
-    from harness.tasks.make import make_task
-
-    task = make_task(scenario.task)
-    if not isinstance(scenario.model, FolderModelSettings):
-        return _without_weights(scenario, task, None)
-    from harness.models.storage import load_tokenizer
-
-    path = scenario.model.path
-    return _without_weights(scenario, task, load_tokenizer(path)) | _of_folder(path)
-
-
 class InputsNow:
-    """``inputs_now`` of the runs of one command: what several of them share is read once."""
+    """What runs of one command that begin now would have; what several of them share is read once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Inputs] = {}
 
     def of(self, scenario: Scenario) -> Inputs:
-        """Return the inputs of one; raises as ``inputs_now``."""
+        """Return the inputs of one, as far as they can be had without loading a model.
+
+        The tokenizer and the weights of presets are left out: settings decide what they are.
+
+        Raises:
+            UserError: the task cannot be made, or a file of the model cannot be read.
+        """
         key = scenario.task.model_dump_json() + scenario.model.model_dump_json()
         if key not in self._known:
-            self._known[key] = inputs_now(scenario)
+            task, tokenizer, of_folder = make_task(scenario.task), None, Inputs()
+            if isinstance(scenario.model, FolderModelSettings):
+                from harness.models.storage import load_tokenizer
+
+                tokenizer, of_folder = load_tokenizer(scenario.model.path), _of_folder(scenario.model.path)
+            self._known[key] = _without_weights(scenario, task, tokenizer) | of_folder
         return self._known[key] | named_inputs(scenario)
 
 
@@ -162,6 +154,12 @@ def _fix(folder: Path, anew: str) -> str:
         for each in kept
     ]
     return "".join([f"restore them as they were, or {anew}", *learnt])
+
+
+def kept_policies(run: Path) -> tuple[str, ...]:
+    """Return the policies that were kept on the way, oldest first, as they are called in the folder of a run."""
+    found = (run / POLICIES).glob("step_*")
+    return tuple(str(path.relative_to(run)) for path in sorted(found, key=lambda path: int(path.name.split("_")[1])))
 
 
 def _described(name: str, was: Input, now: Input) -> str:

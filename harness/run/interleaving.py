@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from harness.loop import Condition
 from harness.probes.clock import PausableClock
 from harness.scenario.axes import Variant
-from harness.scenario.schema import Scenario
 
 
 def points_of(variants: Sequence[Variant]) -> list[list[Variant]]:
@@ -38,12 +37,6 @@ def interleaving_of(variants: Sequence[Variant]) -> str | None:
     return "step" if by_step else "run"
 
 
-def side_by_side(variants: Sequence[Variant]) -> list[list[Scenario]]:
-    """Return the scenarios of a point's arms whose parts are alive at the same time, group by group."""
-    scenarios = [variant.scenario for variant in variants]
-    return [scenarios] if interleaving_of(variants) == "step" else [[scenario] for scenario in scenarios]
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """Runs whose parts are alive at the same time: arms that take turns by training step, or one run.
@@ -56,7 +49,6 @@ class Group:
 
     @property
     def block(self) -> int | None:
-        """Its block; None where there is one."""
         return self.variants[0].block
 
 
@@ -125,16 +117,13 @@ class RoundRobinSchedule:
         self._turn_passed = Condition()
 
     def start(self) -> None:
-        """Let the first arm begin."""
         self._started = True
         self._let_next_begin()
 
     def slot(self, arm: int) -> Slot:
-        """Return the turns of one arm."""
         return Slot(self, arm, last=max(step for number, step in self._order if number == arm))
 
     async def acquire(self, arm: int, step: int) -> None:
-        """Return when it is this arm's turn to run this step."""
         await self._turn_passed.until(lambda: self._started and bool(self._order) and self._order[0] == (arm, step))
 
     def advance(self, arm: int, step: int) -> None:
@@ -169,7 +158,6 @@ class Slot:
         self._schedule, self._arm, self._last = schedule, arm, last
 
     async def acquire(self, step: int) -> None:
-        """See ``Throttle``."""
         await self._schedule.acquire(self._arm, step)
 
     def finished(self, step: int) -> None:
@@ -178,7 +166,6 @@ class Slot:
             self._schedule.advance(self._arm, step)
 
     def leave(self) -> None:
-        """The arm has finished its run, or will not."""
         self._schedule.drop(self._arm)
 
 
@@ -199,11 +186,9 @@ class Alone:
         self._step_passed = Condition()
 
     def start(self) -> None:
-        """Let the arm's time run."""
         self._clock.resume()
 
     def slot(self, arm: int) -> Alone:
-        """Return the turns of the arm."""
         return self
 
     async def acquire(self, step: int) -> None:
@@ -214,7 +199,6 @@ class Alone:
             await self._step_passed.until(lambda: self._next is not None and step <= self._next)
 
     def finished(self, step: int) -> None:
-        """Go on, after what is done between the steps."""
         if self._between is not None:
             self._clock.pause()
             self._between()
@@ -223,5 +207,4 @@ class Alone:
             self._step_passed.notify()
 
     def leave(self) -> None:
-        """Stop the arm's time."""
         self._clock.pause()

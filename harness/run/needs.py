@@ -88,8 +88,6 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What one part reserves."""
-
     lane: str
     cpus: float
     gpus: float
@@ -110,18 +108,11 @@ class Layout:
 
 
 def requests_of(scenario: Scenario) -> list[ResourceRequest]:
-    """Return what each lane of the scenario reserves."""
     placement = scenario.placement
     named: list[tuple[str, PartSettings]] = [(lane, placement.learner) for lane in rank_lanes(scenario)]
     for kind, settings in (("generator", placement.generator), ("scorer", placement.scorer)):
         named += [(lane, settings) for lane in lanes_of(kind, scenario)]
     return [ResourceRequest(lane, settings.cpus, settings.gpus) for lane, settings in named]
-
-
-def layouts_of(scenario: Scenario) -> list[Layout]:
-    """Return what a run with Ray reserves."""
-    placement = scenario.placement
-    return layouts(requests_of(scenario), placement.colocated, placement.strategy, placement.learner.per_node)
 
 
 def layouts(
@@ -181,8 +172,9 @@ def _largest(requests: list[ResourceRequest]) -> Resources:
 
 
 def reserved(scenario: Scenario, name: str) -> float:
-    """Return how many ``CPU`` or ``GPU`` the parts of a run reserve."""
-    return sum(bundle.get(name, 0.0) for layout in layouts_of(scenario) for bundle in layout.bundles)
+    placement = scenario.placement
+    laid = layouts(requests_of(scenario), placement.colocated, placement.strategy, placement.learner.per_node)
+    return sum(bundle.get(name, 0.0) for layout in laid for bundle in layout.bundles)
 
 
 def cpus_reserved(scenario: Scenario) -> float:

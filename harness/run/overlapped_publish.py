@@ -38,7 +38,6 @@ class OverlappedPublish:
         self._copies: dict[int, Future[None]] = {}
 
     def hand_over(self, version: int, leaving: Leaving) -> None:
-        """Say what is to leave next, on the thread that trains."""
         self._leaving = {version: leaving}
 
     def leaving(self, version: int) -> Leaving | None:
@@ -57,7 +56,6 @@ class OverlappedPublish:
             raise
 
     def is_copied(self, version: int) -> bool:
-        """Whether nothing reads the weights of this version any more."""
         return self._copy(version).done()
 
     def wait_until_copied(self, version: int) -> None:

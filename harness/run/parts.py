@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, cast
 
-from harness.core.protocols import Generator, Learner, Scorer
+from harness.core.protocols import Generator, Learner, Scorer, Task
 from harness.core.trace import RecordingTracer
 from harness.core.types import GroupData
 from harness.loop import LoopPlan
@@ -19,25 +19,25 @@ from harness.probes.torch_traces import collect_traces
 from harness.probes.tracers import Tracers
 from harness.probes.windows import lanes_in, process_name
 from harness.results.manifest import Input
-from harness.results.writer import POLICIES, POLICY
+from harness.run.devices import threads_of
+from harness.run.handles import LearnerHandle
+from harness.run.inputs import inputs_of
+from harness.run.policy import Policy, make_policy, response_ends
+from harness.run.prompts import check_fits, fitting_task, sampling_for, start_notes
 from harness.scenario.lanes import all_lanes
+from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
+from harness.tasks.make import make_task
+
+StopSignal = Callable[[], bool]
 
 
-def policy_folder(run: Path | None, version: int, last: bool) -> Path | None:
-    """Return where in the folder of a run a policy is saved; None where nothing is."""
-    if run is None:
-        return None
-    return run / POLICY if last else run / POLICIES / f"step_{version}"
+def never() -> bool:
+    """The stop signal of what is ended with its process."""
+    return False
 
 
-def kept_policies(run: Path) -> tuple[str, ...]:
-    """Return the policies that were kept on the way, oldest first, as they are called in the folder of a run."""
-    found = (run / POLICIES).glob("step_*")
-    return tuple(str(path.relative_to(run)) for path in sorted(found, key=lambda path: int(path.name.split("_")[1])))
-
-
-class RunningParts(Protocol):
+class RunningParts:
     """The parts of one run; ``InProcessParts`` on threads of this process, ``ActorParts`` as Ray actors.
 
     Attributes:
@@ -61,6 +61,27 @@ class RunningParts(Protocol):
     inputs: Mapping[str, Input] = MappingProxyType({})
     notes: tuple[str, ...] = ()
 
+    def load(self, scenario: Scenario, device: str, should_stop: StopSignal) -> tuple[Task, Policy]:
+        """Load task and policy, and take from them what is known before there are parts.
+
+        The inputs are those of before prompts are left out.
+
+        Raises:
+            UserError: a file, model or reward function cannot be used, prompts do not fit or cannot be encoded, or a
+                stop string can never be found.
+            Interrupted: ``should_stop`` returned True.
+        """
+        whole, policy = make_task(scenario.task), make_policy(scenario, device, should_stop)
+        self.inputs, task = inputs_of(scenario, whole, policy), fitting_task(scenario, whole, policy)
+        if task is whole:
+            check_fits(scenario, task, policy)
+        ends = response_ends(policy, sampling_for(scenario, task).stop)
+        self.end_tokens = ends.texts
+        self.notes = (*([ends.line] if ends.line else ()), *start_notes(scenario, task, policy))
+        self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
+        self.num_parameters, self.threads = policy.num_parameters, threads_of(scenario, scenario.placement.learner)
+        return task, policy
+
     @property
     def lanes(self) -> tuple[str, ...]:
         samplers, scorers = (part.lane for part in self.generators), (part.lane for part in self.scorers)
@@ -72,6 +93,7 @@ class RunningParts(Protocol):
 
     def save_to(self, folder: Path) -> None:
         """Have the Learner save policies in the folder of a run; before, nothing is saved."""
+        cast(LearnerHandle, self.learner).run_folder = folder.resolve()
 
     def data_of(self, handle: Any) -> GroupData:
         """Return what a group's data stands for, by value."""
@@ -84,19 +106,19 @@ class RunningParts(Protocol):
 
     def processes(self) -> Mapping[str, int]:
         """Return process ids by lane, of the parts that have a process of their own on this machine."""
+        return {}
 
     def drain_log(self) -> list[str]:
         """Return lines that the parts have printed since the last call."""
+        return []
 
     def drain_device_figures(self) -> list[DeviceFigure]:
         """Return what stages took of GPUs, in time and memory, as it came in since the last call."""
+        return []
 
     def sample_elsewhere(self, hz: float) -> OtherMachines | None:
-        """Start samplers on the other machines that parts work on; None where there are none.
-
-        Args:
-            hz: samples a second.
-        """
+        """Start samplers on the other machines that parts work on, of so many samples a second; None without any."""
+        return None
 
     def keep_profiles(self, folder: Path) -> None:
         """Move what profilers recorded into a folder, after the loop. Parts may have ended then.
@@ -107,14 +129,6 @@ class RunningParts(Protocol):
 
     def close(self) -> None:
         """Give back what the parts hold. In-process ones must have been stopped through the stop signal."""
-
-
-StopSignal = Callable[[], bool]
-
-
-def never() -> bool:
-    """The stop signal of what is ended with its process."""
-    return False
 
 
 Build = Callable[[Scenario, RecordingTracer, StopSignal], RunningParts]
@@ -128,9 +142,8 @@ def tracers_of(scenario: Scenario, traces_in: Path | None) -> Tracers:
     """
     profile = load_profile(scenario.profile)
     drafts = None if profile.torch_profiler is None else Path(tempfile.mkdtemp(prefix="traces-", dir=traces_in))
-    return Tracers(
-        profile, {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}, all_lanes(scenario), drafts
-    )
+    delays = {str(stage): seconds for stage, seconds in scenario.faults.delays.items()}
+    return Tracers(profile, delays, all_lanes(scenario), drafts)
 
 
 def keep_traces(tracers: Tracers, processes: Sequence[Sequence[str]], folder: Path) -> None:

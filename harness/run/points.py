@@ -37,8 +37,6 @@ SPREAD = "placement.learner", "learner.sharding", "learner.mesh"
 
 
 class State(StrEnum):
-    """What became of a point."""
-
     NEW = "not run yet"
     FINISHED = "finished"
     DIVERGED = "diverged"
@@ -53,8 +51,6 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of a point: what became of it, and why."""
-
     state: State
     reason: str | None
     folder: Path
@@ -79,12 +75,10 @@ class Point:
 
     @property
     def state(self) -> State:
-        """What became of it so far."""
         return State.NEW if self.last is None else self.last.state
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """All of them, oldest first."""
         return self.earlier if self.last is None else (*self.earlier, self.last)
 
     @property
@@ -116,12 +110,10 @@ class Resume:
 
     @property
     def inputs(self) -> Mapping[str, Input]:
-        """What the run is made of, as it recorded it when it began."""
         return self.recorded.inputs or self.manifest.inputs
 
     @property
     def date(self) -> date:
-        """The date that its chat template writes into prompts: that of its start."""
         return date_of_run(self.manifest)
 
     @property
@@ -160,7 +152,6 @@ class Continuation:
 
     @property
     def line(self) -> str:
-        """Say what there is."""
         if "" in self.resumes:
             return f"continues from {self.resumes[''].checkpoint.folder}"
         said = [f"{len(self.finished)} of {self.due} runs are finished"]
@@ -173,17 +164,14 @@ class Continuation:
 
 
 def is_below(key: str, keys: Sequence[str]) -> bool:
-    """Whether a dotted key is one of these, or below one."""
     return any(key == each or key.startswith(f"{each}.") for each in keys)
 
 
 def read_points(experiment: Path, variants: Sequence[Variant]) -> list[Point]:
-    """Return the points of an experiment, in the order of the scenario."""
     return [read_point(experiment, variant) for variant in variants]
 
 
 def read_point(experiment: Path, variant: Variant) -> Point:
-    """Return what became of one point."""
     folder = experiment / safe_name(Scrubber.of_this_process().paths(variant.name))  # as ``RunFolder.create`` has it
     earlier = tuple(_attempt(path, _manifest(path), variant) for path in _set_aside_before(experiment, folder.name))
     if not folder.is_dir():

@@ -107,7 +107,6 @@ def make_policy(scenario: Scenario, device: str, should_stop: Callable[[], bool]
 
 
 def load(scenario: Scenario, device: str, should_stop: Callable[[], bool]) -> Policy:
-    """Return the policy without its end tokens; see ``make_policy``."""
     match settings := scenario.model:
         case PresetModelSettings():
             from harness.learner.warm_start import initial_policy, policy_without_weights, warm_start_policy

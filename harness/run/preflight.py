@@ -18,7 +18,7 @@ from harness.probes.pyspy import check_pyspy
 from harness.probes.windows import check_windows
 from harness.results.trackers import check_trackers
 from harness.run.devices import check_gpu_is_found, slow_precision
-from harness.run.interleaving import interleaving_of, side_by_side
+from harness.run.interleaving import interleaving_of
 from harness.run.memory.check import check_memory
 from harness.run.memory.fit import FreeMemory, free_main_memory
 from harness.run.memory.shape import shape_for
@@ -27,6 +27,7 @@ from harness.run.plugins import check_plugins
 from harness.scenario.axes import Variant, identical_arms
 from harness.scenario.derived import workers_of
 from harness.scenario.lanes import all_lanes
+from harness.scenario.schema import Scenario
 
 
 def check_before_start(
@@ -74,7 +75,8 @@ def check_before_start(
         check_windows(profile, all_lanes(scenario), scenario.steps)
         if profile.nsight is not None:
             local, cuda = scenario.placement.address == "local", scenario.uses_gpu(free.has_gpu)
-            check_nsight(profile.nsight, scenario.uses_ray, local, _command(), cuda)
+            typed = ["python", "-m", "harness", *sys.argv[1:]]
+            check_nsight(profile.nsight, scenario.uses_ray, local, typed, cuda)
             if not scenario.uses_ray and runs > 1:
                 what = f"nsys captures one range of a process, and this command makes {runs} runs in it"
                 raise UserError(what, f"profile: {profile.name}", "profile one run, or take Ray actors")
@@ -82,8 +84,11 @@ def check_before_start(
         _refuse_a_view_of_other_arms(variants)
     if any(load_profile(scenario.profile).pyspy is not None for scenario in scenarios):
         check_pyspy()
-    groups = [group for variants in points for group in side_by_side(variants)]
-    for line in dict.fromkeys(check_memory(group, free) for group in groups):
+    alive = list[list[Scenario]]()  # at the same time
+    for variants in points:
+        own = [variant.scenario for variant in variants]
+        alive += [own] if interleaving_of(variants) == "step" else [[scenario] for scenario in own]
+    for line in dict.fromkeys(check_memory(group, free) for group in alive):
         say(line)
     for line in identical_arms([variant for variants in points for variant in variants]):
         say(line)
@@ -116,8 +121,3 @@ def _refuse_a_view_of_other_arms(variants: Sequence[Variant]) -> None:
                 f"arm {variant.label}",
                 "set interleaving to run, or take a transport other than in_process",
             )
-
-
-def _command() -> list[str]:
-    """What was typed, as it can be typed again."""
-    return ["python", "-m", "harness", *sys.argv[1:]]

@@ -54,7 +54,6 @@ class RunProgress:
         self._bar.stop()
 
     def listener(self, arm: int) -> RowListener:
-        """Return what the recorder of one arm calls with each row."""
         return partial(self._show, arm)
 
     def _show(self, arm: int, row: StepRow | EvaluationRow) -> None:

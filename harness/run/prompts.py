@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,41 +12,12 @@ from harness.core.protocols import Task
 from harness.core.types import Prompt, Purpose, SamplingParams
 from harness.engines.stop_strings import SpecialTokens, decode_text
 from harness.run.data_files import few_held_out
-from harness.run.inputs import Inputs, inputs_of
 from harness.run.policy import Policy, response_ends
-from harness.run.workers import Encode, prompts_of
+from harness.run.weight_sync import Encode
+from harness.run.workers import prompts_of
 from harness.scenario.schema import Scenario
 
 MOST_PROMPTS_TOLD = 10
-
-
-@dataclass(frozen=True)
-class Start:
-    """How a run begins.
-
-    Attributes:
-        task: without prompts that are left out.
-        inputs, end_tokens, notes: see ``RunningParts``.
-    """
-
-    task: Task
-    inputs: Inputs
-    end_tokens: dict[str, str]
-    notes: tuple[str, ...]
-
-
-def start_of(scenario: Scenario, task: Task, policy: Policy) -> Start:
-    """Return how a run of this task and policy begins. Its inputs are those of before prompts are left out.
-
-    Raises:
-        UserError: prompts do not fit, cannot be encoded, or a stop string can never be found.
-    """
-    inputs, fitting = inputs_of(scenario, task, policy), fitting_task(scenario, task, policy)
-    if fitting is task:
-        check_fits(scenario, task, policy)
-    ends = response_ends(policy, sampling_for(scenario, fitting).stop)
-    notes = (*([ends.line] if ends.line else ()), *start_notes(scenario, fitting, policy))
-    return Start(fitting, inputs, ends.texts, notes)
 
 
 def check_fits(scenario: Scenario, task: Task, policy: Policy) -> None:
@@ -94,7 +65,6 @@ def sampling_for(scenario: Scenario, task: Task) -> SamplingParams:
 
 
 def response_text(scenario: Scenario, task: Task, policy: Policy) -> Callable[[Sequence[int]], str]:
-    """Return what makes the text that is rewarded of a response's token ids."""
     if scenario.sampling.skip_special_tokens:
         return partial(decode_text, policy.tokenizer)
     ends = response_ends(policy, sampling_for(scenario, task).stop).ids

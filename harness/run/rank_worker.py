@@ -6,10 +6,12 @@ speaks for all: it has the saved policy.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,13 +21,45 @@ from harness.core.types import LogProbProbe, RolloutGroup, UpdateResult, WeightH
 from harness.learner import PolicyTrainer
 from harness.learner.checkpoint import LearnerState
 from harness.learner.process_group import RankGroup
-from harness.run.thread_time import thread_time
-from harness.run.workers import LearnerWorker, ProbeRow, publish_weights
+from harness.run.weight_sync import ProbeRow, publish_weights
+from harness.run.workers import LearnerWorker
 from harness.scenario.batch_plan import BatchPlan
 from harness.settings.learner import Publish
 from harness.transports import shards
 from harness.transports.protocol import WeightSender
 from harness.transports.sharded import shard_sender
+
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+class ThreadTime(NamedTuple):
+    """Nanoseconds of the calling thread, each from an origin of its own.
+
+    Attributes:
+        wall_ns: of the monotonic clock.
+        running_ns: on a processor. torch runs a backward pass on a CPU in the thread that calls it.
+        runnable_ns: ready to run, on none (proc(5), second number of schedstat); None where the system does not say.
+    """
+
+    wall_ns: int
+    running_ns: int
+    runnable_ns: int | None
+
+    def since(self, start: ThreadTime) -> tuple[float, float | None, float]:
+        """Return the seconds computed, runnable and blocked since then; what is not known to be runnable is blocked."""
+        running_ns, runnable_ns = self.running_ns - start.running_ns, None
+        if self.runnable_ns is not None and start.runnable_ns is not None:
+            runnable_ns = self.runnable_ns - start.runnable_ns
+        blocked_ns = max(0, self.wall_ns - start.wall_ns - running_ns - (runnable_ns or 0))
+        return running_ns / 1e9, None if runnable_ns is None else runnable_ns / 1e9, blocked_ns / 1e9
+
+
+def thread_time() -> ThreadTime:
+    try:
+        runnable_ns: int | None = int(_SCHEDSTAT.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        runnable_ns = None
+    return ThreadTime(time.perf_counter_ns(), time.thread_time_ns(), runnable_ns)
 
 
 @dataclass(frozen=True)
@@ -56,15 +90,6 @@ class Written:
 
 
 class LearnerRank(LearnerWorker):
-    """One rank.
-
-    Args:
-        sender: takes the weights: this rank's pieces, or whole ones on rank 0.
-        publish: how weights leave the ranks.
-        save: writes into a folder, given the whole weights, on rank 0; None saves nothing.
-        options: of ``LearnerWorker``.
-    """
-
     def __init__(
         self,
         trainer: PolicyTrainer,
@@ -79,7 +104,8 @@ class LearnerRank(LearnerWorker):
         super().__init__(trainer, sender, tracer=tracer, **options)
         self._waited_s, self._began = 0.0, thread_time()
         self._on_cpu = all(weight.device.type == "cpu" for weight in trainer.weights().values())
-        self._policy_trainer, self._group, self._publish, self._save_whole = trainer, group, publish, save
+        self._policy_trainer, self._group, self._publish = trainer, group, publish
+        self.save = None if save is None else partial(self._save_whole, save)
         self._shard_sender = shard_sender(sender)
         self.plans = shards.agree(trainer.weights()) if publish == "shards" else ()
 
@@ -173,23 +199,15 @@ class LearnerRank(LearnerWorker):
         self._offload.between_steps(version - 1, version)
         return None if handle is None else replace(handle, probe=proof)
 
-    def save_policy(self, version: int, folder: Path | None) -> None:
-        """Save the whole policy into the folder, on rank 0."""
-        if self._save_whole is None or folder is None:
-            return
-        with (
-            self._offload.resident("weights", version - 1, version),
-            self.tracer.span(self.lane, Stage.SAVE_POLICY, version, version),
-        ):
-            weights = self._gather()
-            if self._group.rank == 0:
-                self._save_whole(folder, weights)
+    def _save_whole(self, save: Callable[[Path, Mapping[str, Tensor]], None], folder: Path) -> None:
+        weights = self._gather()
+        if self._group.rank == 0:
+            save(folder, weights)
 
     def _make_state(self, trainer: PolicyTrainer) -> LearnerState:
         return LearnerState(trainer, self._group.rank, self._group.ranks, self._group.checkpoints)
 
     def close(self) -> None:
-        """Give back what the sender holds, and leave the group."""
         super().close()
         self._group.close()
 

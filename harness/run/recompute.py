@@ -64,7 +64,6 @@ class Check:
 
     @property
     def agrees(self) -> bool:
-        """Whether none is another one."""
         return not self.differing
 
 

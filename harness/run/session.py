@@ -24,6 +24,7 @@ from harness.models.flops import Utilisation, peak_flops
 from harness.probes.clock import PausableClock
 from harness.probes.load import load_profile
 from harness.probes.machine_speed import SpeedProbe
+from harness.probes.memory import Peak, main_memory_peak, own_peak, with_children
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.probes.run_probes import RunProbes
 from harness.results import Manifest, RunFolder
@@ -33,13 +34,13 @@ from harness.results.manifest import Input, Segment
 from harness.results.recorder import RowListener, RunRecorder, StepListener
 from harness.results.segments import cut_back, taken
 from harness.results.trackers import Streams, open_streams
-from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now
+from harness.results.writer import KEPT_STEPS, PROFILES, SCENARIO, begin_experiment, timestamp, utc_now, writing
 from harness.run.earlier_runs import recorded_text
-from harness.run.inputs import date_of_runs, named_inputs
+from harness.run.inputs import date_of_runs, kept_policies, named_inputs
 from harness.run.interrupts import holding_interrupts
-from harness.run.memory.check import memory_line, memory_table
+from harness.run.memory.check import memory_line, memory_table, planned_bytes, planned_of_lanes
 from harness.run.memory.shape import shape_for
-from harness.run.parts import RunningParts, kept_policies
+from harness.run.parts import RunningParts
 from harness.run.points import Resume
 from harness.scenario.axes import Variant
 from harness.scenario.load import resolved_yaml
@@ -50,8 +51,7 @@ from harness.scenario.schema import Scenario
 class Arm:
     """What a run needs before it has a folder: its clock stands still while another arm has its turn.
 
-    ``speed`` times the machine between the run's steps; None where nothing does. ``resume`` is where a run goes on that
-    has its folder already; None begins one.
+    ``speed`` times the machine between the run's steps, where something does.
     """
 
     variant: Variant
@@ -63,7 +63,6 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """Name to show."""
         return run_label(self.variant)
 
 
@@ -75,8 +74,9 @@ def run_label(variant: Variant) -> str:
 class RunSession:
     """One run with a folder, finished exactly once.
 
-    ``measure_memory`` is called at the end, with this run: it returns what was held at most, which is ``memory`` from
-    then on and stands in the manifest. ``durable`` is that of the ``Experiment``.
+    Attributes:
+        beside: the runs whose parts are alive at the same time, this one among them.
+        memory: what they have held at most when this one ended, as it stands in the manifest.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class RunSession:
         recorder: RunRecorder,
         probes: RunProbes,
         streams: Streams,
-        measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
-        durable: bool = False,
+        beside: Sequence[RunSession],
+        has_gpu: bool,
+        durable: bool,
     ) -> None:
         self.arm, self.folder, self.recorder, self.probes, self._streams = arm, folder, recorder, probes, streams
-        self._measure_memory, self._durable = measure_memory, durable
+        self.beside, self._has_gpu, self._durable = beside, has_gpu, durable
         self.memory: dict[str, Any] = {}
         self._finished = False
 
     def log_lines(self, lines: Sequence[str]) -> None:
-        """Add lines to the run's log."""
         for line in lines:
             self.folder.log(line)
 
@@ -136,21 +136,20 @@ class RunSession:
             sync_to_disk(self.folder.folder)
 
     def _last_figures(self) -> dict[str, Any]:
-        """Write what has come in since the last row; return the run's outcome."""
         self._streams.close()  # what they have to say goes into the log
         with suppress(RunStopped):  # what py-spy lacks was said, or is no news after another error
             self.probes.close()
         self.recorder.write_spans()
         self.recorder.drain_probes()
-        self.memory = self._measure_memory(self)
+        self.memory = self._held_memory()
         if self.memory:
             self.folder.log(memory_line(self.memory))
         if self._durable:
             self.folder.flush()
             sync_to_disk(self.folder.folder)
-        outcome = self.recorder.outcome() | ({"memory": self.memory} if self.memory else {})
-        if kept := kept_policies(self.folder.folder):
-            outcome["policies"] = list(kept)
+        outcome = self.recorder.outcome()
+        outcome |= {"memory": self.memory} if self.memory else {}
+        outcome |= {"policies": list(kept)} if (kept := kept_policies(self.folder.folder)) else {}
         if self.arm.parts.learner_on_gpu:
             from harness.models.layers import attention_kernels
 
@@ -161,6 +160,38 @@ class RunSession:
             if (choice := known_choice()) is not None:
                 outcome["matmul"] = choice
         return outcome
+
+    def _held_memory(self) -> dict[str, Any]:
+        """Return what the runs side by side have held at most so far, beside what was planned; see ``memory.check``.
+
+        ``lanes`` are those of this one. Empty where main memory cannot be read.
+        """
+        pids, on_gpus = {os.getpid()}, dict[int, Peak]()
+        for session in self.beside:
+            pids |= set(session.arm.parts.processes().values())
+            for pid, peak in session.probes.device_peaks.items():
+                on_gpus[pid] = peak.or_higher(on_gpus.get(pid, peak))
+        main = main_memory_peak(with_children(pids)) if self.beside else None
+        if main is None:
+            return {}
+        found: dict[str, dict[str, Any]] = {"main": {"peak_bytes": main.num_bytes, "processes": main.processes}}
+        if on_gpus:
+            allocated, reserved = (sum(sizes) for sizes in zip(*on_gpus.values(), strict=True))
+            found["gpu"] = {"peak_bytes": allocated, "reserved_bytes": reserved, "processes": len(on_gpus)}
+        planned = planned_bytes([session.arm.variant.scenario for session in self.beside], self._has_gpu)
+        for memory, num_bytes in planned.items():
+            if memory in found:
+                found[memory]["planned_bytes"] = num_bytes
+        own = planned_of_lanes(self.arm.variant.scenario, self._has_gpu)
+        for lane, pid in self.arm.parts.processes().items():
+            peaks = {"main": own_peak(pid), "gpu": on_gpus[pid].allocated if pid in on_gpus else None}
+            for memory, peak_bytes in peaks.items():
+                if memory in found and peak_bytes is not None:
+                    figures = {"peak_bytes": peak_bytes}
+                    if (memory, lane) in own:
+                        figures["planned_bytes"] = own[memory, lane]
+                    found[memory].setdefault("lanes", {})[lane] = figures
+        return found
 
 
 class Experiment:
@@ -173,12 +204,13 @@ class Experiment:
         durable: have the disk take a run's files before its manifest says how it ended, and that too, so that a power
             cut leaves no run that says it is complete and is not.
         planned: every run that the command sets out to make; written into the folder when it is made.
-        whole: the scenario of several runs, with which they go on; written into the folder when it is made, and then
-            kept from other commands until ``close``.
+        whole: the scenario of several runs, with which they go on; written into the folder when it is made, which is
+            then kept from other commands until ``close``.
+        whole_file: the name of that file.
         echo: called with a run's name and each line of its log.
 
     Attributes:
-        folder: the folder; None until it is made.
+        folder: None until it is made.
         today: the date that chat templates write in all runs that begin.
     """
 
@@ -190,27 +222,25 @@ class Experiment:
         durable: bool = False,
         planned: Sequence[Variant] = (),
         whole: Scenario | None = None,
+        whole_file: str = SCENARIO,
         echo: Callable[[str, str], None] | None = None,
     ) -> None:
         self.folder = folder
         self.today = date_of_runs(folder) or today()
         self._out, self._scenario_name, self._durable = out, scenario_name, durable
-        self._echo, self._whole, self._hold = echo, whole, ExitStack()
+        self._echo, self._whole, self._whole_file, self._hold = echo, whole, whole_file, ExitStack()
         self._plan = _plan_of(planned)
         self._code, self._machine, self._versions = code_state(), machine_facts(), package_versions()
 
     def close(self) -> None:
-        """Let other commands work in the folder."""
         self._hold.close()
 
     @property
     def home(self) -> Path:
-        """Where the experiments of this scenario are."""
         return self._out / safe_name(self._scenario_name) if self.folder is None else self.folder.parent
 
     @property
     def fingerprint(self) -> str:
-        """Of this kind of machine."""
         return str(self._machine["fingerprint"])
 
     @property
@@ -219,11 +249,7 @@ class Experiment:
         return bool(self._machine["gpus"]) or torch.cuda.is_available()
 
     def end_after(self, blocks: int) -> None:
-        """Write down that so many blocks were enough by the experiment's own rule.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Write down that so many blocks were enough by the experiment's own rule."""
         if self.folder is not None:
             write_plan(self.folder, replace(self._plan, enough_after=blocks))
 
@@ -234,21 +260,18 @@ class Experiment:
         interleaving: str | None = None,
         row_listeners: Sequence[RowListener] = (),
         pass_turn: StepListener = lambda step: None,
-        measure_memory: Callable[[RunSession], dict[str, Any]] = lambda _: {},
+        beside: Sequence[RunSession] = (),
     ) -> RunSession:
         """Make a run's folder with its manifest and resolved scenario, and what records the run there.
 
         Args:
-            arm: the run.
-            interleaving: see ``Manifest``.
             row_listeners: hear of each row, before the metric streams do.
             pass_turn: called when a training step is complete, recorded and seen by the probes.
-            measure_memory: see ``RunSession``.
+            beside: takes the runs whose parts are alive at the same time, before any of them ends.
 
         Raises:
             UserError: the folder cannot be made, or a metric stream not be opened.
         """
-
         scenario, parts, profile = arm.variant.scenario, arm.parts, load_profile(arm.variant.scenario.profile)
         startup_s = arm.tracer.clock_ns() / 1e9
         resume = arm.resume
@@ -290,7 +313,8 @@ class Experiment:
             recorder=recorder,
             probes=probes,
             streams=streams,
-            measure_memory=measure_memory,
+            beside=beside,
+            has_gpu=self.has_gpu,
             durable=self._durable,
         )
         session.log_lines(memory_table(scenario, self.has_gpu))
@@ -307,9 +331,7 @@ class Experiment:
         folder, experiment = self._make_folder(variant)
         try:
             if self._plan.runs and not (experiment / EXPERIMENT).exists():
-                if self._whole is not None:
-                    self._write_whole(self._whole, experiment / SCENARIO)
-                write_plan(experiment, self._plan)
+                self._begin(experiment)
             manifest = Manifest(
                 scenario=self._scenario_name,
                 experiment=experiment.name,
@@ -373,7 +395,6 @@ class Experiment:
         folder.finish("failed", str(error))
 
     def _make_folder(self, variant: Variant) -> tuple[RunFolder, Path]:
-        """Return the run's folder and the experiment's."""
         echo = None if self._echo is None else partial(self._echo, run_label(variant))
         name = variant.name or None
         if self.folder is not None:
@@ -383,13 +404,15 @@ class Experiment:
         self.folder = self.home / experiment
         return folder, self.folder
 
-    def _write_whole(self, scenario: Scenario, file: Path) -> None:
-        try:
-            with whole_file(file) as stream:
-                stream.write(recorded_text(scenario).encode())
-        except OSError as error:
-            raise UserError(f"cannot write {str(file)!r}: {error.strerror or error}", str(file)) from error
-        self._hold.enter_context(held(file))
+    def _begin(self, experiment: Path) -> None:
+        """Write what the experiment is about, and keep other commands out of it."""
+        if self._whole is not None:
+            with writing(experiment), whole_file(experiment / self._whole_file) as stream:
+                stream.write(recorded_text(self._whole).encode())
+            self._hold.enter_context(held(experiment / self._whole_file))
+        write_plan(experiment, self._plan)
+        if self._durable:
+            sync_to_disk(experiment)
 
 
 def _plan_of(variants: Sequence[Variant]) -> ExperimentPlan:

@@ -43,7 +43,6 @@ class Sampler:
     checksums: dict[str, str]
 
     def close(self) -> None:
-        """End the engine, where it has something to end."""
         close_engine = getattr(self.engine, "close", None)
         if close_engine is not None:
             close_engine()
@@ -108,7 +107,6 @@ def _model_settings(model: str) -> PresetModelSettings | FolderModelSettings:
 
 
 def _checksums(policy: Policy) -> dict[str, str]:
-    """Return digests that depend on what the policy is, and not on where it was loaded from."""
     from harness.models.tokenizer import tokenizer_digest
     from harness.transports.checksum import checksum
 

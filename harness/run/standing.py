@@ -14,6 +14,7 @@ from harness.compare.signal import divergence
 from harness.core.progress import duration
 from harness.core.terminal_text import plain
 from harness.report.console import Output
+from harness.results import Manifest
 from harness.results.frames import read_table
 from harness.run.continuation import changes_since_newest, find_sweep
 from harness.run.points import Point, State, read_points
@@ -60,26 +61,27 @@ def standing(points: Sequence[Point]) -> str:
 
 
 def point_line(point: Point, number: int, count: int, left_s: float | None) -> str:
-    """Return what came of a point just run, with the time that the others will take."""
     text = f"{number}/{count} {point.variant.label}: {what_came_of_it(point)}"
     return f"{text}; about {duration(left_s)} left" if left_s else text
 
 
 def what_came_of_it(point: Point) -> str:
-    """Say in a few words what became of a point."""
     manifest = point.manifest
     if manifest is None or point.last is None or point.state in (State.NEW, State.CUT_SHORT):
         return str(point.state)
     if point.state is State.FAILED:
         return f"failed: {_first_line(point.last.reason)}"
-    seconds = duration((manifest.startup_s or 0.0) + (manifest.duration_s or 0.0))
+    seconds = duration(_seconds_of(manifest))
     if point.state is State.DIVERGED:
         return f"diverged at step {manifest.outcome['diverged']['step']} in {seconds}"
     return f"{_learned(point.folder)} in {seconds}"
 
 
+def _seconds_of(run: Manifest) -> float:
+    return (run.startup_s or 0.0) + (run.duration_s or 0.0)
+
+
 def _learned(folder: Path) -> str:
-    """Say from where to where the validation reward went, and from which step on it was gone, if it was."""
     table = read_table(folder)
     rewards = table.rewards.reward
     if not len(rewards):
@@ -89,17 +91,43 @@ def _learned(folder: Path) -> str:
     return (f"diverged at step {lost.step}: " if lost else "") + f"validation reward {reward}"
 
 
+class TimeLeft:
+    """Seconds that the rest of some work will take, at the pace of what is done.
+
+    The first piece, in which things start that later ones find there, counts only while it is the only one.
+
+    Args:
+        work: how much there is in all: blocks, or training steps.
+        earlier_s: seconds of one of them before; None where that is not known.
+    """
+
+    def __init__(self, work: float, earlier_s: float | None = None) -> None:
+        self.left, self.earlier_s = work, earlier_s
+        self._took = list[tuple[float, float]]()
+
+    @property
+    def pace_s(self) -> float | None:
+        took = self._took[1:] or self._took
+        return sum(seconds for seconds, _ in took) / sum(work for _, work in took) if took else self.earlier_s
+
+    @property
+    def left_s(self) -> float | None:
+        """None before anything is known."""
+        return None if self.pace_s is None else self.pace_s * self.left
+
+    def took(self, seconds: float | None, work: float = 1) -> None:
+        """A piece is done, or None: was there already."""
+        self.left -= work
+        self._took += [] if seconds is None else [(seconds, work)]
+
+
 def seconds_left(points: Sequence[Point]) -> float | None:
     """Return the seconds that unfinished points will take at the pace of the finished ones; None before the first."""
-    done = [(point.manifest, point.variant) for point in points if point.state.is_result and point.manifest]
-    left = [point.variant.scenario.steps for point in points if not point.state.is_result]
-    steps = sum(variant.scenario.steps for _, variant in done)
-    if not steps:
-        return None
-    pace = sum(manifest.duration_s or 0.0 for manifest, _ in done) / steps
-    startups = [manifest.startup_s or 0.0 for manifest, _ in done]
-    startup_s = min(startups) if len(startups) > 1 else 0.0  # the first one may have warmed up a policy
-    return pace * sum(left) + startup_s * len(left)
+    time = TimeLeft(sum(point.variant.scenario.steps for point in points))
+    for point in points:
+        if point.state.is_result:
+            time.took(None if point.manifest is None else _seconds_of(point.manifest), point.variant.scenario.steps)
+    return time.left_s
 
 
 def what_failed(points: Sequence[Point]) -> str:
@@ -124,7 +152,6 @@ def _status_table(points: Sequence[Point]) -> Table:
 
 
 def _as_facts(point: Point) -> dict[str, object]:
-    """A row of that table for programs; without a folder where there is none yet."""
     return {
         "point": point.variant.label,
         "state": str(point.state),

@@ -10,7 +10,7 @@ import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from ray.exceptions import GetTimeoutError, RayTaskError
 from rich.console import Console
 
-from harness.core.errors import HarnessError, Interrupted, RunStopped
+from harness.core.errors import HarnessError, Interrupted, RunStopped, UserError
 from harness.core.progress import is_live, progress_bars
 from harness.core.seeds import derive_seed
 from harness.core.trace import Span, Stage, Tracer
@@ -33,10 +33,13 @@ from harness.run.actors.deaths import DEATHS, cause_of_death, own_error
 from harness.run.actors.part import LEAST_START_S, ActorSpec, ProcessSetup, Reply, arrival, start_limit_s
 from harness.run.actors.session import ProcessLogs, RaySession, process_environment
 from harness.run.devices import resolve_device
-from harness.run.interleaving import alternating_order
+from harness.run.engine import Failures
+from harness.run.errors import full_gpu_as_user_error
+from harness.run.interleaving import Group, alternating_order
 from harness.run.interrupts import holding_interrupts
-from harness.run.session import Experiment
-from harness.run.workers import load_weights, publish_weights
+from harness.run.points import Resume
+from harness.run.session import Experiment, run_label
+from harness.run.weight_sync import load_weights, publish_weights
 from harness.scenario.axes import Variant
 from harness.scenario.lanes import numbered_lanes
 from harness.scenario.schema import Scenario
@@ -99,11 +102,9 @@ class SweepLearner:
         )
 
     def outgoing(self, transport: str, version: int) -> list[torch.Tensor]:
-        """Return published tensors, for transports that send them along."""
         return self.senders[transport].outgoing(version)
 
     def close(self) -> None:
-        """Close every sender."""
         for sender in self.senders.values():
             sender.close()
 
@@ -144,7 +145,6 @@ class SweepGenerator:
         return (time.perf_counter_ns() - start_ns) / 1e9
 
     def close(self) -> None:
-        """Close every receiver."""
         for receiver in self.receivers.values():
             receiver.close()
 
@@ -248,7 +248,6 @@ class SweepActors:
         )
 
     def close(self) -> None:
-        """End the actors."""
         end_group()
         for handle in self._handles:
             ray.kill(handle)
@@ -277,35 +276,48 @@ def _plain_errors(limit_s: float) -> Iterator[None]:
 # ---- the run
 
 
-def run_transport_sweep(
-    variant: Variant, experiment: Experiment, session: RaySession, console: Console, quiet: bool
-) -> None:
-    """Time every sync of the sweep into a run folder of its own.
+class TransportSweeps:
+    """Times the syncs of transport sweeps, each into a run folder of its own; an ``engine.Runs``.
 
-    Raises:
-        UserError: a transport cannot be used here, or the folder cannot be made.
-        RunStopped: weights arrived wrong, or an actor died; the manifest has the reason.
-        KeyboardInterrupt: the user asked to stop; the manifest has the status.
+    Args:
+        session: returns the Ray that a scenario runs in.
     """
-    for name in _sweep_of(variant.scenario).transports:
-        transport_kind(name).check_here()
-    start_s, rows, folder = time.perf_counter(), 0, None
-    try:
-        with holding_interrupts():
-            folder = experiment.open_folder(variant, interleaving="sync", threads=1)
-        for row in _sync_rows(variant.scenario, session, folder.log, console, quiet):
-            folder.append(row)
-            folder.flush()
-            rows += 1
-    except BaseException as error:
-        asked_to_stop = isinstance(error, KeyboardInterrupt | Interrupted)
-        status, why = ("interrupted", None) if asked_to_stop else ("failed", str(error))
-        if folder is not None:
+
+    def __init__(
+        self, experiment: Experiment, session: Callable[[Scenario], RaySession], console: Console, quiet: bool
+    ) -> None:
+        self._experiment, self._session, self._console, self._quiet = experiment, session, console, quiet
+
+    def run(self, group: Group, resumes: Mapping[str, Resume], place: str) -> Failures:
+        (variant,) = group.variants
+        try:
+            with full_gpu_as_user_error(variant.scenario):
+                self._measure(variant)
+        except (UserError, RunStopped) as error:  # a transport cannot be used, weights arrived wrong, an actor died
+            return [(run_label(variant), error)]
+        return []
+
+    def _measure(self, variant: Variant) -> None:
+        session = self._session(variant.scenario)
+        for name in _sweep_of(variant.scenario).transports:
+            transport_kind(name).check_here()
+        start_s, rows, folder = time.perf_counter(), 0, None
+        try:
             with holding_interrupts():
-                folder.finish(status, why, {"syncs": rows})
-        raise
-    with holding_interrupts():
-        folder.finish("completed", None, {"syncs": rows, "elapsed_s": time.perf_counter() - start_s})
+                folder = self._experiment.open_folder(variant, interleaving="sync", threads=1)
+            for row in _sync_rows(variant.scenario, session, folder.log, self._console, self._quiet):
+                folder.append(row)
+                folder.flush()
+                rows += 1
+        except BaseException as error:
+            asked_to_stop = isinstance(error, KeyboardInterrupt | Interrupted)
+            status, why = ("interrupted", None) if asked_to_stop else ("failed", str(error))
+            if folder is not None:
+                with holding_interrupts():
+                    folder.finish(status, why, {"syncs": rows})
+            raise
+        with holding_interrupts():
+            folder.finish("completed", None, {"syncs": rows, "elapsed_s": time.perf_counter() - start_s})
 
 
 def _sync_rows(

@@ -76,7 +76,6 @@ async def watch(
 
 
 def open_lines(spans: Sequence[OpenSpan], now_ns: int, decimals: int = 1) -> list[str]:
-    """Return a line for each open span, longest first."""
     return [_open_line(span, now_ns, decimals) for span in sorted(spans, key=_oldest_first)]
 
 
@@ -129,7 +128,6 @@ def _seconds(duration_ns: int, decimals: int = 1) -> str:
 
 
 def stack_dumps(processes: Mapping[str, int], py_spy: Path | None = None, limit_s: float = DUMP_S) -> str:
-    """Return the Python stacks of each process of this machine, or why there are none."""
     program = py_spy or Path(sys.executable).parent / "py-spy"
     return "\n".join(
         f"stacks of {lane} (process {pid}): {_stacks(pid, program, limit_s)}" for lane, pid in processes.items()

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.trace import HookedTracer, NullTracer, Stage
 from harness.learner.flight_recorder import KEPT, FlightRecorder, read_flight
-from harness.run.thread_time import thread_time
+from harness.run.rank_worker import thread_time
 
 
 def test_the_last_calls_are_read_in_order_with_their_numbers(tmp_path: Path) -> None:

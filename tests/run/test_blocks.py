@@ -99,12 +99,12 @@ def test_nothing_is_said_before_the_first_block() -> None:
 def test_the_time_left_comes_from_the_blocks_so_far_without_the_first() -> None:
     """The first block starts Ray and trains the starting policy; the later ones find them there."""
     times = BlockTimes(10, earlier_s=None)
-    assert (times.block_s, times.left_s) == (None, None)
+    assert (times.pace_s, times.left_s) == (None, None)
     times.took(90.0)
-    assert (times.block_s, times.left_s) == (90.0, 810.0)  # nothing else is known yet
+    assert (times.pace_s, times.left_s) == (90.0, 810.0)  # nothing else is known yet
     times.took(20.0)
     times.took(40.0)
-    assert (times.block_s, times.left_s) == (30.0, 210.0)  # seven blocks of 30 s
+    assert (times.pace_s, times.left_s) == (30.0, 210.0)  # seven blocks of 30 s
 
 
 def test_blocks_that_are_there_already_take_no_time() -> None:

@@ -160,6 +160,22 @@ def test_arms_in_turns_make_a_broken_block_again_and_finished_blocks_count(tmp_p
     assert compared(folder) == compared(other)
 
 
+def test_an_interruption_of_what_goes_on_leaves_every_attempt_set_aside_that_is_made_again(tmp_path: Path) -> None:
+    """Old code: an attempt was set aside when its turn came, so that some still stood in their places."""
+    trial = scenario(tmp_path, "arms: {a: {}, b: {epochs_per_batch: 2}}\nblocks: 2\ninterleaving: run\n")
+    folder, before = stopped(trial, tmp_path / "out", {1: {2: RunStopped("a death")}, 3: {4: Interrupted("stopped")}})
+    assert len(before.started) == 4
+    found = find_continuation(folder, trial)
+    again = {point.variant.name for point in found.again}
+    assert len(again) == 2
+    with pytest.raises(Interrupted):
+        go_on_with(folder, trial, True, Parts({0: {1: Interrupted("stopped")}}), unseen)
+    assert {path.name for path in (folder / ".attempts").iterdir()} == again
+    assert len(list(folder.glob("*/manifest.json"))) == 3  # two are finished, one was interrupted just now
+    assert go_on_with(folder, trial, True, Parts(), unseen) == 0
+    assert compared(folder)
+
+
 def test_blocks_that_were_enough_stay_enough(tmp_path: Path) -> None:
     """Every arm takes next to no time; ten blocks are the fewest after which the experiment may end by itself."""
     trial = scenario(tmp_path, ARMS.replace("blocks: 3", "blocks: 14\nstop_at_half_width: 0.99"))

@@ -90,7 +90,10 @@ def run_with_copy(scenario: Scenario, out: Path, step: int) -> tuple[Path, Path]
     def build(resolved: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> InProcessParts:
         parts = InProcessParts(resolved, tracer, should_stop)
         copy = lambda: shutil.copytree(next((out / scenario.name).iterdir()), left)  # noqa: E731
-        parts.learner = cast(LearnerHandle, CopyingLearner(parts.learner, step, copy))
+        handle = cast(LearnerHandle, parts.learner)
+        learner = CopyingLearner(handle, step, copy)
+        parts.learner = cast(LearnerHandle, learner)
+        parts.save_to = lambda folder: setattr(handle, "run_folder", folder)  # type: ignore[method-assign]
         return parts
 
     assert run_scenario(scenario, out, True, build=build, show=unseen) == 0

@@ -204,6 +204,17 @@ def test_the_description_is_not_part_of_what_a_sweep_is(tmp_path: Path) -> None:
     assert plan.started == []
 
 
+def test_a_sweep_that_recorded_a_setting_of_before_is_still_the_same(tmp_path: Path) -> None:
+    """Old code: sweeps had a parser of their own, which did not know settings that went since."""
+    trial, out = scenario(tmp_path), tmp_path / "out"
+    run_sweep(trial, out, Plan({}), unseen)
+    folder = find_sweep(out, trial)
+    assert folder is not None
+    file = folder / SWEEP_FILE
+    file.write_text(file.read_text() + "arrivals: {record: false, repeat: null}\n")
+    assert find_sweep(out, trial) == folder
+
+
 def test_fresh_begins_a_experiment_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_sweep(scenario(tmp_path), out, Plan({}), unseen)

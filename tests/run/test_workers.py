@@ -18,7 +18,8 @@ from harness.engines.stop_strings import SpecialTokens
 from harness.results import EvaluationRow, store_metrics
 from harness.run.arm_runner import dropped_special_line
 from harness.run.prompts import check_prompts_fit
-from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker, publish_weights
+from harness.run.weight_sync import publish_weights
+from harness.run.workers import DROPPED_SPECIAL, GeneratorWorker, ScorerWorker
 from harness.tasks.scoring import DirectRewards
 from harness.transports.in_process import InProcessTransport
 

@@ -10,7 +10,7 @@ import asyncio
 import random
 import types
 from collections import abc
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,7 +21,6 @@ from harness.core.seeds import derive_seed
 from harness.core.trace import RecordingTracer, Stage, Tracer
 from harness.core.types import Metric, Metrics, Purpose, RolloutGroup, ScoredBatch, WeightHandle, WorkItem
 from harness.loop import LoopPlan
-from harness.probes.memory import DeviceFigure
 from harness.run.parts import RunningParts, StopSignal
 from harness.scenario.lanes import lanes_of, publisher_lane, writer_lane
 from harness.scenario.loop_plan import loop_plan
@@ -275,21 +274,6 @@ class SimulatedParts(RunningParts):
     learner_on_gpu: bool = False
 
     def save_to(self, folder: Path) -> None: ...
-
-    def processes(self) -> Mapping[str, int]:
-        return {}
-
-    def drain_log(self) -> list[str]:
-        return []
-
-    def drain_device_figures(self) -> list[DeviceFigure]:
-        return []
-
-    def sample_elsewhere(self, hz: float) -> None: ...
-
-    def keep_profiles(self, folder: Path) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def build_simulated_parts(

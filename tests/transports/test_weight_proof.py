@@ -22,7 +22,8 @@ from harness.results import find_runs
 from harness.results.frames import table_of
 from harness.run.builders import mismatch_bound
 from harness.run.experiment import run_scenario
-from harness.run.workers import LearnerWorker, engine_mismatch, load_weights, probe_rows, publish_weights
+from harness.run.weight_sync import engine_mismatch, load_weights, probe_rows, publish_weights
+from harness.run.workers import LearnerWorker
 from harness.scenario.load import load_scenario
 from harness.transports.in_process import InProcessTransport
 from tests.stand_ins.skipped_loads import SkipsLoads, skip_loads

@@ -35,7 +35,8 @@ def ends_the_run(what: str) -> Iterator[None]:
     except DEATHS as error:
         raise RunStopped(f"{what}: {cause_of_death(error)}") from None
     except RayError as error:
-        raise RunStopped(f"{what}: {_last_line(error)}") from None
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]  # of a remote stack it is the error
+        raise RunStopped(f"{what}: {last}") from None
 
 
 def own_error(error: RayTaskError) -> BaseException:
@@ -59,11 +60,6 @@ def cause_of_death(error: RayError) -> str:
         if found := re.search(pattern, str(error)):
             return found.expand(words).strip(" .")
     return type(error).__name__
-
-
-def _last_line(error: BaseException) -> str:
-    """Return the last line: where Ray gives a remote stack, it is the error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def first_line(error: BaseException) -> str:

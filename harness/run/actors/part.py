@@ -76,8 +76,6 @@ class ProcessSetup:
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """Where a part runs: its process, its host's boot, its node."""
-
     pid: int
     boot_id: str
     node_id: str
@@ -177,12 +175,10 @@ class PartActor:
         return [reply, *new] if new else reply
 
     def outgoing(self, *arguments: Any) -> list[torch.Tensor]:
-        """Return the worker's published tensors, for transports that send them along with a call."""
         tensors: list[torch.Tensor] = self._worker.outgoing(*arguments)
         return tensors
 
     def now_ns(self) -> int:
-        """This machine's monotonic clock."""
         return time.perf_counter_ns()
 
     def end_windows(self) -> None:
@@ -190,13 +186,11 @@ class PartActor:
         self._instrumented.end_windows()
 
     def close(self) -> None:
-        """Give back what the worker holds outside of its process."""
         if self._worker is not None:
             self._worker.close()
 
 
 def boot_id() -> str:
-    """Return what tells this boot of this machine from all others: within it, monotonic clocks agree."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -282,8 +276,6 @@ class ActorSpec:
 
 
 class Replacements:
-    """How many dead parts a run may still replace."""
-
     def __init__(self, most: int) -> None:
         self.most, self.made = most, 0
 
@@ -333,12 +325,6 @@ class ActorPart:
         self._offset_ns = 0
 
     def finish_building(self) -> None:
-        """Return when the worker is built.
-
-        Raises:
-            HarnessError: what the building of the worker raised.
-            RayError: the process died.
-        """
         try:
             facts: ProcessFacts = ray.get(self.building)
         except RayTaskError as error:
@@ -524,7 +510,6 @@ async def in_thread(wait: Callable[[], T], parts: Sequence[ActorPart]) -> T:
 
 
 def start_limit_s(stall_after_s: float) -> float:
-    """Return the seconds that a start may take: as long as any stage, and at least ``LEAST_START_S``."""
     return max(stall_after_s, LEAST_START_S)
 
 

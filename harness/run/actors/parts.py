@@ -49,11 +49,10 @@ from harness.run.memory.shape import shape_for
 from harness.run.needs import requests_of
 from harness.run.parts import RunningParts, StopSignal, keep_traces, never, tracers_of
 from harness.run.policy import make_policy
-from harness.run.prompts import fitting_task, start_of
+from harness.run.prompts import fitting_task
 from harness.run.workers import GeneratorWorker, LearnerWorker, ScorerWorker
 from harness.scenario.derived import in_shards, mesh_shape
 from harness.scenario.lanes import lanes_of, publisher_lane, rank_lanes
-from harness.scenario.loop_plan import loop_plan
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.settings.transport import ActorTransportSettings, DiskTransportSettings
@@ -97,12 +96,7 @@ class ActorParts(RunningParts):
         self._start_limit_s = start_limit_s(scenario.faults.stall_after_s)
         learner_device = resolve_device(scenario, scenario.placement.learner)  # refuses a GPU that is not there, first
         has_warm_start = getattr(scenario.model, "warm_start", False)
-        task, policy = make_task(scenario.task), make_policy(scenario, "cpu" if has_warm_start else "meta", should_stop)
-        start = start_of(scenario, task, policy)
-        task, self.inputs, self.end_tokens, self.notes = start.task, start.inputs, start.end_tokens, start.notes
-        self.plan = loop_plan(scenario, len(task.train_prompts), len(task.validation_prompts))
-        self.num_parameters = policy.num_parameters
-        self.threads = threads_of(scenario, scenario.placement.learner)
+        self.load(scenario, "cpu" if has_warm_start else "meta", should_stop)
         self.learner_on_gpu = scenario.placement.address == "local" and learner_device == "cuda"
         self._session, self._tag = open_session(scenario), secrets.token_hex(6)
         local_folder = self._session.folder if self._session.is_local else None
@@ -176,7 +170,7 @@ class ActorParts(RunningParts):
         if several:
             mesh = mesh_shape(scenario)
             whole = Ranks(ranks, mesh, trainer_options(scenario, shape_for(scenario)[0]), in_shards=in_shards(scenario))
-        self.learner = self._learner = LearnerHandle(whole)
+        self.learner = LearnerHandle(whole)
 
     def _spec(self, lane: str, settings: PartSettings, make: Make) -> ActorSpec:
         scenario = self._scenario
@@ -235,9 +229,6 @@ class ActorParts(RunningParts):
                     "profile on one machine (placement.address: local), or name other lanes in the profile",
                 )
 
-    def save_to(self, folder: Path) -> None:
-        self._learner.run_folder = folder.resolve()
-
     def data_of(self, handle: Any) -> GroupData:
         data: GroupData = ray.get(handle)
         return data
@@ -268,7 +259,6 @@ class ActorParts(RunningParts):
         return RemoteSamplers(self._actors, hz)
 
     def keep_profiles(self, folder: Path) -> None:
-        """Have the profilers write what they have, and move it; actors under nsys end, since it writes then."""
         profile = self._tracers.profile
         if profile.torch_profiler is not None or profile.nsight is not None:
             end_windows(self._actors)

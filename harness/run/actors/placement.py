@@ -66,7 +66,6 @@ class Placement:
         return options
 
     def close(self) -> None:
-        """Give the resources back."""
         while self._groups:
             remove_placement_group(self._groups.pop())
 
@@ -101,5 +100,4 @@ def _does_not_fit(bundles: Sequence[Resources], strategy: str, nodes: Sequence[R
 
 
 def _listed(resources: Sequence[Resources]) -> str:
-    """Return the words for what is asked for or had: ``CPU 1 + CPU 1 GPU 0.5``."""
     return " + ".join(" ".join(f"{name} {amount:g}" for name, amount in each.items()) for each in resources)

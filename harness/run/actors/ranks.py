@@ -16,7 +16,7 @@ from harness.learner.checkpoint import SavedState
 from harness.learner.trainer import OF_THE_WHOLE_STEP, TrainerOptions, plan_training_step
 from harness.run.actors.part import LAST_WORDS_S, ActorPart
 from harness.run.rank_worker import RankResult, Written
-from harness.run.workers import ProbeRow
+from harness.run.weight_sync import ProbeRow
 from harness.scenario.batch_plan import BatchPlan
 from harness.settings.learner import MeshShape
 
@@ -25,8 +25,6 @@ Trained = tuple[BatchPlan | None, Sequence[RankResult]]
 
 
 class _Now(NamedTuple):
-    """What calls are for."""
-
     stage: Stage
     step: int
     version: int
@@ -73,7 +71,6 @@ class Ranks:
                 return (await self._together(method, [arguments], now))[0]
 
     async def _train(self, now: _Now, method: str, step: int, groups: tuple[RolloutGroup, ...]) -> Trained:
-        """Train together; a rank is sent the rollouts that it trains on."""
         asked_ns = time.perf_counter_ns()
         plan = plan_training_step(step, groups, self._options, self._mesh.data_ranks) if groups else None
 
@@ -189,8 +186,6 @@ def _imbalance(plans: Sequence[BatchPlan]) -> float:
 
 
 def _added(parts: Sequence[tuple[RankStep, ...]]) -> tuple[RankStep, ...]:
-    """Add up, rank by rank, what was done for the parts of a batch."""
-
     def total(values: Iterable[Any]) -> Any:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
@@ -217,7 +212,6 @@ def rank_steps(plan: BatchPlan | None, found: Sequence[RankResult], mesh: MeshSh
 
 
 def one_result(results: Sequence[UpdateResult]) -> UpdateResult:
-    """Put together what the ranks that speak returned of a training step."""
     first = results[0]
     by_step = zip(*(result.optimizer_step_metrics for result in results), strict=True)
     return replace(

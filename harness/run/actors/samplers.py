@@ -20,7 +20,6 @@ class NodeSampler(SamplerProcess):
     """The actor: the sampler of its machine, on that machine's clock."""
 
     def now_ns(self) -> int:
-        """This machine's monotonic clock."""
         return time.perf_counter_ns()
 
     def report(self) -> tuple[list[CounterRow], list[str]]:
@@ -40,7 +39,6 @@ class _Node:
 
 
 def is_elsewhere(facts: ProcessFacts) -> bool:
-    """Whether a part works on another machine than this process."""
     return facts.boot_id != boot_id()
 
 

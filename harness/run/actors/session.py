@@ -59,7 +59,6 @@ class RaySession:
     Args:
         address: ``local``, ``auto`` or HOST:PORT.
         cpus: logical CPUs of a local Ray; arms that take turns reserve theirs side by side.
-        gpus: logical GPUs of a local Ray; None lets Ray look.
         for_nsight: whether nsys will have to outlive actors, to write its reports.
         weights: bytes of weights that transports keep in the object store of a local Ray at a time.
 
@@ -71,7 +70,6 @@ class RaySession:
         self,
         address: str = "local",
         cpus: int | None = None,
-        gpus: int | None = None,
         for_nsight: bool = False,
         weights: int = 0,
     ) -> None:
@@ -92,7 +90,7 @@ class RaySession:
                     warnings.simplefilter("ignore")  # Ray's own, about its coming defaults
                     if self.is_local and not {_TOKEN, _TOKEN_PATH} & os.environ.keys():
                         self._make_token()
-                    ray.init(**self._options(cpus, gpus))
+                    ray.init(**self._options(cpus))
             except BaseException as error:
                 self.close()
                 end_marked(mark)  # what Ray leaves behind that was stopped half-way through its start
@@ -100,14 +98,14 @@ class RaySession:
                     raise _no_cluster(address, error) from error
                 raise
 
-    def _options(self, cpus: int | None, gpus: int | None) -> dict[str, Any]:
+    def _options(self, cpus: int | None) -> dict[str, Any]:
         quiet = {"configure_logging": True, "logging_level": logging.ERROR, "log_to_driver": False}
         if not self.is_local:
             return {"address": self.address, **quiet}
         own = {"include_dashboard": False, "_temp_dir": str(self.folder / "ray")}
         system = {"worker_niceness": 0}  # Ray's own 15 would let any other program go first
         fair = {"_system_config": system | (SESSION_CONFIG if self._for_nsight else {})}
-        resources = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": self._store_bytes}
+        resources = {"num_cpus": cpus, "object_store_memory": self._store_bytes}
         return {"address": "local", **resources, **own, **fair, **quiet}
 
     def _make_token(self) -> None:
@@ -120,7 +118,6 @@ class RaySession:
 
     @property
     def is_local(self) -> bool:
-        """Whether all of it is on this machine, and ours."""
         return self.address == "local"
 
     def close(self) -> None:

@@ -197,7 +197,9 @@ def _ways(part: str, scenario: Scenario) -> Iterable[str]:
         if change in ("raise", "lower"):
             if now < highest[key] if change == "raise" else now > 1:
                 yield f"{change} {key} (now {now})"
-        elif yaml_of(now) != change and not (change == "bfloat16" and now != "float32"):
+        elif (str(now).lower() if isinstance(now, bool) else str(now)) != change and not (
+            change == "bfloat16" and now != "float32"
+        ):
             yield f"set {key} to {change}"
 
 
@@ -205,8 +207,3 @@ def gib(num_bytes: float) -> str:
     """A size in GiB with one or two decimals."""
     size = num_bytes / 2**30
     return f"{size:.1f} GiB" if size >= 1 else f"{size:.2f} GiB"
-
-
-def yaml_of(value: Any) -> str:
-    """A value as it is written in a scenario."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

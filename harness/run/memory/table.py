@@ -42,7 +42,6 @@ class Amount:
 
 
 def present(amounts: Iterable[Amount]) -> tuple[Amount, ...]:
-    """Return the amounts that are not nothing."""
     return tuple(amount for amount in amounts if amount.num_bytes or amount.more)
 
 
@@ -71,7 +70,6 @@ class ProcessPlan:
     lanes: tuple[str, ...] = ()
 
     def at(self, phase: Phase) -> int:
-        """Bytes that one such process holds in a phase."""
         return sum(amount.num_bytes for amount in self.amounts if phase in amount.phases)
 
     @property
@@ -95,7 +93,6 @@ class ProcessPlan:
 
     @property
     def kind(self) -> str:
-        """The part, whichever of its ranks."""
         return self.name.partition(",")[0]
 
     @property
@@ -143,5 +140,4 @@ class MemoryPlan:
         return max(sum(process.keeps(phase, gpu_size) for process in processes) for phase in phases)
 
     def total(self, device: Device) -> int:
-        """Bytes of all processes together, at most."""
         return self.at_once(self.on(device))
