@@ -105,9 +105,9 @@ def test_without_a_rate_there_is_no_process_and_no_metric(tmp_path: Path) -> Non
 
 def test_device_times_are_added_up_by_stage(tmp_path: Path) -> None:
     first = [
-        DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.25),
-        DeviceTime("generator", Stage.GENERATE, 0, 0.3, 0.125),
-        DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5),
+        DeviceTime(Stage.UPDATE, 0.25),
+        DeviceTime(Stage.GENERATE, 0.125),
+        DeviceTime(Stage.UPDATE, 0.5),
     ]
     beside = probes(PausableClock(), tmp_path, hz=0.0, figures=[first])
     metrics = {name: (metric.value, metric.reduction) for name, metric in beside.report().metrics.items()}
