@@ -149,9 +149,7 @@ class NsightCapture(ProfilerWindow):
 
     def start(self) -> None:
         if self._cuda:
-            import torch
-
-            torch.cuda.profiler.start()
+            _cuda().profiler.start()
         domain, _ = open_domain()
         if domain is not None:
             attributes = domain.get_event_attributes(CAPTURE_RANGE, category="window")
@@ -161,10 +159,14 @@ class NsightCapture(ProfilerWindow):
         if self._end_range is not None:
             self._end_range()
         if self._cuda:
-            import torch
+            _cuda().synchronize()  # what was launched inside the window belongs in the report
+            _cuda().profiler.stop()
 
-            torch.cuda.synchronize()  # what was launched inside the window belongs in the report
-            torch.cuda.profiler.stop()
+
+def _cuda() -> Any:
+    import torch
+
+    return torch.cuda
 
 
 def report_folders(ray_folder: Path) -> list[Path]:

@@ -71,9 +71,10 @@ def open_gpu_probe(nvml: Any = None, environment: Mapping[str, str] = os.environ
     """
     if nvml is None:
         try:
-            import pynvml as nvml
+            import pynvml
         except ImportError:
             raise Unknown("not_installed") from None
+        nvml = pynvml
     return GpuProbe(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
 
 
