@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,8 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
     fields = Fields(
         options.prompt_field or "", options.answer_field, chat=options.chat, system=options.system is not None
     )
-    questions = read_questions(options.data, options.task, options.prompt, options.reward, fields).first(options.limit)
+    questions = read_questions(options.data, options.task, options.prompt, options.reward, fields)
+    questions = replace(questions, prompts=questions.prompts[: options.limit])
     if questions.repeated:
         say(f"{questions.repeated:,} rows repeat an earlier prompt and are not asked again")
     with closing(sampler_of(options)) as sampler:

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,19 +93,10 @@ def split_sizes(rows: int, keywords: int) -> dict[Split, int]:
     return sizes
 
 
-def fill(
-    split: Split,
-    wanted: int,
-    keywords: int,
-    seed: int,
-    batch: int,
-    ask: Ask,
-    said: set[str],
-    listen: Callable[[Yield], None] = lambda yielded: None,
-) -> Yield:
+def fill(split: Split, wanted: int, keywords: int, seed: int, batch: int, ask: Ask, said: set[str]) -> Iterator[Yield]:
     """Ask ``batch`` prompts at a time until ``wanted`` rows are there: the first answer without fault to each prompt.
 
-    ``said`` has every sentence kept so far, folded, and grows. ``listen`` is called after each request.
+    ``said`` has every sentence kept so far, folded, and grows. What came so far is yielded after each request.
 
     Raises:
         RunStopped: the model writes too few good sentences, with the counts.
@@ -134,10 +124,9 @@ def fill(
                     said.add(answer.casefold())
                     break
                 yielded.rejected[reason] += 1
-        listen(yielded)
+        yield yielded
         if len(yielded.rows) == wanted:
-            break
-    return yielded
+            return
 
 
 def draw_prompts(split: Split, keywords: int, seed: int) -> Iterator[Prompt]:
@@ -311,17 +300,10 @@ def _ask_model(
             return [[completion.text for completion in group] for group in groups]
 
         with progress_bars(errors, quiet=options.quiet) as bar:
-            advance = partial(bar.update, bar.add_task(split, total=wanted))
-            splits[split] = fill(
-                split,
-                wanted,
-                options.keywords,
-                options.seed,
-                options.batch,
-                ask,
-                said,
-                lambda each, advance=advance: advance(completed=len(each.rows)),  # type: ignore[misc]
-            )
+            task = bar.add_task(split, total=wanted)
+            for so_far in fill(split, wanted, options.keywords, options.seed, options.batch, ask, said):
+                splits[split] = so_far
+                bar.update(task, completed=len(so_far.rows))
     return splits
 
 

@@ -79,7 +79,6 @@ Row = TypeVar("Row", PromptRow, BatchRow)
 
 
 def batches_of(settings: Settings) -> list[range]:
-    """Return the prompt ids of each batch."""
     prompts, size = settings["prompts"], settings["batch"]
     return [range(first, min(first + size, prompts)) for first in range(0, prompts, size)]
 
@@ -130,7 +129,6 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every batch is done."""
         return len(self.batches) == len(self.due)
 
     def append(self, rows: Sequence[PromptRow], batch: BatchRow) -> None:

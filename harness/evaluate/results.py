@@ -62,7 +62,6 @@ class Share:
 
 
 def category(response: Response) -> Category:
-    """Return the category of a response."""
     rewards = response.rewards
     if rewards is None:
         return Category.NOT_GRADED

@@ -80,7 +80,6 @@ class HostProbe:
         }
 
     def read(self) -> Reading:
-        """Read them all."""
         reading = Reading(HOST)
         for names, read in self._reads.items():
             reading.take(names, read)
@@ -88,7 +87,6 @@ class HostProbe:
 
 
 def used_bytes(system: os.statvfs_result) -> tuple[float]:
-    """Return the bytes of a file system that are in use."""
     return ((system.f_blocks - system.f_bfree) * system.f_frsize,)
 
 
@@ -180,7 +178,6 @@ class ProcessProbe:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes that are watched."""
         return frozenset(pid for _, pid in self._reads)
 
     def watch(self, processes: Mapping[str, int]) -> None:

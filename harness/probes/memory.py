@@ -74,7 +74,6 @@ class DeviceMemory:
             self._open[span] = Peak()
 
     def end(self, span: object) -> Peak:
-        """Return the peaks since the span began."""
         with self._lock:
             self._edge()
             return self._open.pop(span)

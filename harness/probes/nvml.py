@@ -228,7 +228,6 @@ class _Device:
         self._processes_due_ns = 0
 
     def read(self, source: str, now_ns: int, own_pids: Collection[int]) -> Reading:
-        """Read every counter; each may fail alone."""
         reading = Reading(source)
         if isinstance(self._handle, Unknown):
             reading.lacks(GPU_COUNTERS, self._handle.reason)
@@ -246,7 +245,6 @@ class _Device:
         return reading
 
     def describe(self) -> dict[str, Any]:
-        """Return its name, memory and limits; see ``list_gpus``."""
         if isinstance(self._handle, Unknown):
             raise self._handle
         name = _text(self._ask("nvmlDeviceGetName"))

@@ -27,7 +27,6 @@ class Unknown(Exception):
 
     @property
     def reason(self) -> str:
-        """The code."""
         return str(self.args[0])
 
 

@@ -52,7 +52,6 @@ class Channel:
         self._end, self._unsent, self._begun, self.ended = end, bytearray(), b"", False
 
     def fileno(self) -> int:
-        """For ``select``."""
         return self._end.fileno()
 
     def send(self, message: Any) -> bool:
@@ -94,7 +93,6 @@ class Channel:
             self.push()
 
     def close(self) -> None:
-        """End it, for the other end too."""
         self._end.close()
 
 

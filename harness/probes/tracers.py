@@ -121,7 +121,6 @@ class Tracers:
         return [lane for lane in lanes_in(window, self.lanes) if lane in lanes]
 
     def remove_traces(self) -> None:
-        """Remove what no run's folder has taken."""
         if self.drafts is not None:
             shutil.rmtree(self.drafts, ignore_errors=True)
 

@@ -98,7 +98,7 @@ def test_the_first_good_answer_of_each_prompt_is_kept() -> None:
         requests.append((len(prompts), request))
         return [["", "nothing.", sentence(prompt), sentence(prompt) + " Or there."] for prompt in prompts]
 
-    found = fill("train", 5, 2, 0, 2, ask, set())
+    *_, found = fill("train", 5, 2, 0, 2, ask, set())
     assert requests == [(2, 0), (2, 1), (2, 2)]
     assert (found.asked, found.answers, found.rejected) == (5, 15, {"empty": 5, "keyword missing": 5})
     wanted = [prompt for prompt, _ in zip(draw_prompts("train", 2, seed=0), range(5), strict=False)]
@@ -107,9 +107,9 @@ def test_the_first_good_answer_of_each_prompt_is_kept() -> None:
 
 def test_a_sentence_is_kept_once_over_both_splits() -> None:
     said: set[str] = set()
-    first = fill("train", 3, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], said)
+    *_, first = fill("train", 3, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], said)
     assert said == {row["answer"].casefold() for row in first.rows}
-    again = fill(
+    *_, again = fill(
         "train",
         3,
         2,
@@ -123,7 +123,7 @@ def test_a_sentence_is_kept_once_over_both_splits() -> None:
 
 def test_a_model_that_cannot_do_it_is_given_up_with_the_counts() -> None:
     with pytest.raises(RunStopped) as stopped:
-        fill("train", 4, 2, 0, 50, lambda prompts, _: [["no.", ""] for _ in prompts], set())
+        list(fill("train", 4, 2, 0, 50, lambda prompts, _: [["no.", ""] for _ in prompts], set()))
     assert str(stopped.value).startswith(
         "0 of 4 train rows were found after 200 prompts, which is more than 50 prompts a row; answers that were "
         "rejected: empty 200, keyword missing 200\n"
@@ -132,12 +132,12 @@ def test_a_model_that_cannot_do_it_is_given_up_with_the_counts() -> None:
 
 def test_a_split_that_runs_out_of_words_says_so() -> None:
     with pytest.raises(RunStopped, match="after 1,400 prompts, which is all the prompts there are"):
-        fill("validation", 1400, 2, 0, 700, lambda prompts, _: [["no."] for _ in prompts], set())
+        list(fill("validation", 1400, 2, 0, 700, lambda prompts, _: [["no."] for _ in prompts], set()))
 
 
 def test_the_files_are_what_the_keyword_task_reads(tmp_path: Path) -> None:
     found = {
-        split: fill(split, size, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], set()).rows
+        split: list(fill(split, size, 2, 0, 8, lambda prompts, _: [[sentence(p)] for p in prompts], set()))[-1].rows
         for split, size in split_sizes(20, 2).items()
     }
     folder = tmp_path / "new" / "keywords"
