@@ -34,7 +34,7 @@ NICENESS = 5
 _ORPHAN_CHECK_S = 1.0
 _GOODBYE_S = 5.0
 _MOST_UNSENT = 1 << 25  # bytes: at 5 Hz more than an hour of samples that nobody reads
-_PIECE = 1 << 18
+_PIECE = 1 << 16
 
 Sample = tuple[int, list[Reading]]
 """The machine's monotonic clock, and what was read then: the sampler's own reading first."""
@@ -49,7 +49,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
-        self._end, self._unsent, self._begun, self.ended = end, bytearray(), b"", False
+        self._end, self._unsent, self._begun, self.ended = end, bytearray(), bytearray(), False
 
     def fileno(self) -> int:
         return self._end.fileno()
@@ -74,16 +74,18 @@ class Channel:
 
     def receive(self) -> list[Any]:
         """Return the messages that have come since the last call; one that was cut off by the end is none."""
-        pieces = [self._begun]
         while not self.ended:
             try:
-                pieces.append(self._end.recv(_PIECE))
+                piece = self._end.recv(_PIECE)
             except BlockingIOError:
                 break
             except ConnectionResetError:  # it has not read all; what it had sent comes behind this
                 continue
-            self.ended = not pieces[-1]
-        *lines, self._begun = b"".join(pieces).split(b"\n")
+            self._begun += piece
+            self.ended = not piece
+        if b"\n" not in self._begun:
+            return []
+        *lines, self._begun = self._begun.split(b"\n")
         return [msgspec.json.decode(line) for line in lines]
 
     def finish(self, patience_s: float = _GOODBYE_S) -> None:

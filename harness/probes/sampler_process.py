@@ -19,7 +19,7 @@ from typing import Any
 
 import harness
 from harness.probes.sampler import Channel
-from harness.results.counters import LEFT_OUT, SAMPLER, CounterRow
+from harness.results.counters import LEFT_OUT, CounterRow
 
 _GOODBYE_S, _LOOK_S = 5.0, 0.1
 
@@ -40,7 +40,7 @@ class SamplerProcess:
         self.notes: list[str] = []
         self._watched: Mapping[str, int] = {}
         self._driver_cpu_s = 0.0
-        self._newest: Mapping[str, float] = {}  # of the sampler's own reading
+        self._newest: Mapping[str, float] = {}  # of the sampler's own reading, the first of a sample
         self._samples, self._last_ns = list[Any](), 0
         self._process: subprocess.Popen[bytes] | None = None
         if hz > 0:
@@ -100,9 +100,8 @@ class SamplerProcess:
                 self._receive()
             for at_ns, readings in self._samples:
                 self._last_ns = max(self._last_ns, clock_at(at_ns))
-                rows += (
-                    CounterRow(self._last_ns, it["source"], it["values"], it.get("missing", {})) for it in readings
-                )
+                for it in readings:
+                    rows.append(CounterRow(self._last_ns, it["source"], it["values"], it.get("missing", {})))
             self._samples.clear()
         return rows
 
@@ -120,8 +119,8 @@ class SamplerProcess:
         self._channel.push()
         samples = self._channel.receive()
         self._samples += samples
-        for reading in (it for _, readings in samples for it in readings if it["source"] == SAMPLER):
-            self._newest = reading["values"]
+        if samples:
+            self._newest = samples[-1][1][0]["values"]
         if self._channel.ended:
             self._end(None if ending else "it ended by itself")
 
