@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,14 @@ from harness.evaluate.record import (
     PromptRow,
     Record,
     Response,
-    Settings,
     date_of,
+    digest_of,
     read_evaluation,
 )
-from harness.evaluate.results import results
+from harness.evaluate.results import line_of, print_evaluation, results
 from harness.models.chat import asks_date, chat_encoder, on_date, text_encoder, today
 from harness.probes.provenance import code_state, machine_facts, package_versions
+from harness.report.console import Output
 from harness.results.anonymous import Scrubber, safe_name
 from harness.run.errors import settings_as_arguments
 from harness.run.policy import ResponseEnds, response_ends
@@ -68,9 +70,6 @@ def run_evaluation(options: argparse.Namespace, errors: Console) -> None:
     if options.json:
         print(json.dumps(evaluation, indent=2, allow_nan=False))
         return
-    from harness.evaluate.results import line_of, print_evaluation
-    from harness.report.console import Output
-
     if options.quiet:
         print(plain(f"{line_of(evaluation)} results: {folder}"))
         return
@@ -93,14 +92,15 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
     """Do what is still to do; return the content of ``evaluation.json`` and where it is."""
 
     def say(text: str) -> None:
-        if not options.quiet:
+        if text and not options.quiet:
             errors.print(Text(plain(text)), soft_wrap=True)
 
     _check_options(options)
     fields = Fields(
         options.prompt_field or "", options.answer_field, chat=options.chat, system=options.system is not None
     )
-    questions = read_questions(options.data, options.task, options.prompt, options.reward, fields).first(options.limit)
+    questions = read_questions(options.data, options.task, options.prompt, options.reward, fields)
+    questions = replace(questions, prompts=questions.prompts[: options.limit])
     if questions.repeated:
         say(f"{questions.repeated:,} rows repeat an earlier prompt and are not asked again")
     with closing(sampler_of(options)) as sampler:
@@ -108,42 +108,39 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
         now = today()  # it may be midnight
         with on_date(now):
             token_ids, settings = _asked(options, questions, sampler, ends)
-        name = f"{safe_name(Path(settings.data).stem)}-{safe_name(settings.model)}-{settings.digest[:8]}"
+        name = f"{safe_name(Path(settings['data']).stem)}-{safe_name(settings['model'])}-{digest_of(settings)[:8]}"
         folder = options.out or DEFAULT_FOLDER / name
         if (begun := date_of(folder)) not in (None, now):
             with on_date(begun):
                 token_ids, settings = _asked(options, questions, sampler, ends)
-        code = code_state()
-        facts = {
-            "versions": package_versions(),
-            "machine": machine_facts(),
-            "code": {"commit": code.commit, "dirty": code.dirty},
-        }
+        facts = {"versions": package_versions(), "machine": machine_facts(), "code": asdict(code_state())}
         with closing(Record(folder, settings, facts)) as record:
-            if ends.line and not record.is_complete:
+            if not record.is_complete:
                 say(ends.line)
-            if record.rows or record.dropped:
-                say(_what_is_there(record))
-            if not (options.max_tokens or record.is_complete) and settings.max_tokens < LONGEST_RESPONSE:
-                context = sampler.policy.context
-                say(f"a response may have {settings.max_tokens} tokens: more do not fit the context of {context}")
-            try:
-                if not record.is_complete:
+            say(_what_is_there(record))
+            if not record.is_complete:
+                if not options.max_tokens and settings["max_tokens"] < LONGEST_RESPONSE:
+                    most, context = settings["max_tokens"], sampler.policy.context
+                    say(f"a response may have {most} tokens: more do not fit the context of {context}")
+                try:
                     _do_the_rest(record, sampler, ends, token_ids, questions, errors, options.quiet)
-            except (KeyboardInterrupt, Interrupted):
-                raise Interrupted(
-                    f"{len(record.rows):,} of {settings.prompts:,} prompts are done and kept in {folder}; "
-                    f"the same command continues from there ({EVALUATION} gets its results at the end)"
-                ) from None
+                except (KeyboardInterrupt, Interrupted):
+                    raise Interrupted(
+                        f"{len(record.rows):,} of {settings['prompts']:,} prompts are done and kept in {folder}; "
+                        f"the same command continues from there ({EVALUATION} gets its results at the end)"
+                    ) from None
             record.write_results("complete", results(record.rows, record.batches, questions.prompts, options.examples))
     return read_evaluation(folder), folder
 
 
 def _what_is_there(record: Record) -> str:
-    done, all_of_them = len(record.rows), record.settings.prompts
-    text = f"going on after {done:,} of {all_of_them:,} prompts in {record.folder}"
+    if not record.rows and not record.dropped:
+        return ""
+    done, all_of_them = len(record.rows), record.settings["prompts"]
     if record.is_complete:
         text = f"all {all_of_them:,} prompts are in {record.folder} already"
+    else:
+        text = f"going on after {done:,} of {all_of_them:,} prompts in {record.folder}"
     if record.dropped:
         text += f"; {record.dropped} lines of an unfinished batch were dropped"
     if record.changed_facts and not record.is_complete:
@@ -166,12 +163,14 @@ def _do_the_rest(
     the very calls that an uninterrupted one makes.
     """
     settings, scrubber, tokens, seconds = record.settings, Scrubber.of_this_process(), 0, 0.0
-    special = None if settings.skip_special_tokens is None else SpecialTokens(sampler.policy.tokenizer, ends.ids)
+    temperature, top_p = settings["temperature"], settings["top_p"]
+    sampling = SamplingParams(temperature, top_p, settings["min_tokens"], settings["max_tokens"], questions.stop)
+    special = SpecialTokens(sampler.policy.tokenizer, ends.ids) if "skip_special_tokens" in settings else None
     with (
         closing(questions.rewards(lambda: False)) as rewards,
         progress_bars(errors, quiet=quiet, facts=True, tenths=True) as bar,
     ):
-        task = bar.add_task("prompts", total=settings.prompts, completed=len(record.rows), facts="")
+        task = bar.add_task("prompts", total=settings["prompts"], completed=len(record.rows), facts="")
 
         def graded(completion: Completion, prompt: Prompt) -> Response:
             text = completion.text if special is None else special.text(completion.token_ids.tolist())
@@ -183,11 +182,11 @@ def _do_the_rest(
             log_prob = float(np.sum(completion.log_probs, dtype=np.float64))
             return Response(text, len(completion.token_ids), completion.finish_reason, log_prob, marks, failure)
 
-        for number, prompt_ids in list(enumerate(settings.batches))[len(record.batches) :]:
+        for number, prompt_ids in list(enumerate(record.due))[len(record.batches) :]:
             began = time.perf_counter()
             wanted = [token_ids[prompt_id] for prompt_id in prompt_ids]
-            seed = derive_seed("evaluate", settings.seed, number)
-            sampled = sampler.engine.generate(wanted, settings.samples, settings.sampling, seed)
+            seed = derive_seed("evaluate", settings["seed"], number)
+            sampled = sampler.engine.generate(wanted, settings["samples"], sampling, seed)
             sampled_at = time.perf_counter()
             rows = [
                 PromptRow(prompt_id, len(ids), tuple(graded(each, questions.prompts[prompt_id]) for each in group))
@@ -204,36 +203,46 @@ def _do_the_rest(
 
 def _asked(
     options: argparse.Namespace, questions: Questions, sampler: Sampler, ends: ResponseEnds
-) -> tuple[list[Sequence[int]], Settings]:
-    """Return the token ids of the prompts, and the settings of an evaluation of them."""
+) -> tuple[list[Sequence[int]], dict[str, Any]]:
+    """Return the token ids of the prompts, and the settings of an evaluation of them; see ``record``."""
     tokenizer, template = sampler.policy.tokenizer, questions.template
     chat = partial(chat_encoder, system_prompt=options.system, arguments=options.chat_template_kwargs)
     encode = (chat if options.chat else text_encoder)(tokenizer)
     token_ids: list[Sequence[int]] = [encode(prompt.asked) for prompt in questions.prompts]
-    names = ["reward", "engine", "precision", "temperature", "top_p", "samples", "seed", "batch"]
-    names += ["chat_template_kwargs", "prompt_field", "answer_field"]
-    as_typed: dict[str, Any] = {name: getattr(options, name) for name in names}
-    return token_ids, Settings(
-        **(as_typed | sampler.checksums),
-        model=model_name(options.model),
-        data=questions.name,
-        data_sha256=questions.sha256,
-        prompts=len(questions.prompts),
-        task=questions.task,
-        prompt=Path(template.name).name if template else None,
-        device=sampler.device,
-        min_tokens=0,
-        max_tokens=_max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context),
-        stop=questions.stop,
-        prompt_sha256=template.sha256 if template else None,
-        chat_template_sha256=hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-        if options.chat
-        else None,
-        system_prompt=options.system,
-        chat_date=today().isoformat() if options.chat and asks_date(tokenizer) else None,
-        end_tokens=ends.texts,
-        skip_special_tokens=False if options.keep_special_tokens else None,
-    )
+    template_text = str(tokenizer.chat_template).encode()
+    later = {
+        "chat_template_kwargs": options.chat_template_kwargs,
+        "prompt_field": options.prompt_field,
+        "answer_field": options.answer_field,
+        "end_tokens": ends.texts,
+        "skip_special_tokens": False if options.keep_special_tokens else None,
+    }
+    return token_ids, {
+        "model": model_name(options.model),
+        **sampler.checksums,
+        "data": questions.name,
+        "data_sha256": questions.sha256,
+        "prompts": len(questions.prompts),
+        "task": questions.task,
+        "reward": options.reward,
+        "prompt": Path(template.name).name if template else None,
+        "engine": options.engine,
+        "precision": options.precision,
+        "device": sampler.device,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "min_tokens": 0,
+        "max_tokens": _max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context),
+        "stop": questions.stop,
+        "samples": options.samples,
+        "seed": options.seed,
+        "batch": options.batch,
+        "prompt_sha256": template.sha256 if template else None,
+        "chat_template_sha256": hashlib.sha256(template_text).hexdigest() if options.chat else None,
+        "system_prompt": options.system,
+        "chat_date": today().isoformat() if options.chat and asks_date(tokenizer) else None,
+        **{name: value for name, value in later.items() if value is not None},
+    }
 
 
 def _check_options(options: argparse.Namespace) -> None:

@@ -21,8 +21,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,16 +59,10 @@ MOST_ASKED = 50
 Split = Literal["train", "validation"]
 Ask = Callable[[Sequence[Prompt], int], Sequence[Sequence[str]]]
 """Has the model answer prompts, several answers to each; the number is that of the request, from 0."""
+Row = dict[str, str]
+"""A ``prompt``, and an ``answer``: a sentence with all of its keywords."""
 REASONS = ("empty", "control characters", "keyword missing", "no sentence", "unfinished", "said before")
 """Why an answer is not kept: the first of these that holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A prompt, and a sentence with all of its keywords."""
-
-    prompt: str
-    answer: str
 
 
 @dataclass
@@ -82,48 +75,28 @@ class Yield:
     rejected: Counter[str] = field(default_factory=Counter)
 
 
-def split_sizes(rows: int) -> dict[Split, int]:
+def split_sizes(rows: int, keywords: int) -> dict[Split, int]:
     """Return how many of so many rows are for training and for validation, 80 to 20.
 
     Raises:
-        UserError: there are too few for both.
+        UserError: there are too few for both, or more than there are sets of so many words.
     """
     validation = round(VALIDATION_SHARE * rows)
     if rows < 1 or validation < 1:
         raise UserError(f"-n is {rows}; it must be at least 3, so that 20% of it is a row", "-n", "-n 1000")
-    return {"train": rows - validation, "validation": validation}
+    sizes: dict[Split, int] = {"train": rows - validation, "validation": validation}
+    for split, available in most_prompts(keywords).items():
+        if sizes[split] > available:
+            sets = f"there are {available} different sets of {keywords} words for {split}"
+            fix = "lower -n, or ask for more words with --keywords"
+            raise UserError(f"{sizes[split]} {split} rows are asked for; {sets}", "-n", fix)
+    return sizes
 
 
-def check_split_sizes(sizes: dict[Split, int], keywords: int) -> None:
-    """Refuse more rows than there are sets of words.
-
-    Raises:
-        UserError: with the numbers.
-    """
-    available = most_prompts(keywords)
-    for split, wanted in sizes.items():
-        if wanted > available[split]:
-            raise UserError(
-                f"{wanted} {split} rows are asked for; there are {available[split]} different sets of {keywords} words "
-                f"for {split}",
-                "-n",
-                "lower -n, or ask for more words with --keywords",
-            )
-
-
-def fill(
-    split: Split,
-    wanted: int,
-    keywords: int,
-    seed: int,
-    batch: int,
-    ask: Ask,
-    said: set[str],
-    listen: Callable[[Yield], None] = lambda yielded: None,
-) -> Yield:
+def fill(split: Split, wanted: int, keywords: int, seed: int, batch: int, ask: Ask, said: set[str]) -> Iterator[Yield]:
     """Ask ``batch`` prompts at a time until ``wanted`` rows are there: the first answer without fault to each prompt.
 
-    ``said`` has every sentence kept so far, folded, and grows. ``listen`` is called after each request.
+    ``said`` has every sentence kept so far, folded, and grows. What came so far is yielded after each request.
 
     Raises:
         RunStopped: the model writes too few good sentences, with the counts.
@@ -132,7 +105,13 @@ def fill(
     for request in itertools.count():
         asked = list(itertools.islice(prompts, batch))
         if not asked or yielded.asked >= MOST_ASKED * wanted:
-            raise RunStopped(_gave_up(split, wanted, yielded, bool(asked)))
+            counts = [f"{name} {yielded.rejected[name]:,}" for name in REASONS if yielded.rejected[name]]
+            why = f"more than {MOST_ASKED} prompts a row" if asked else "all the prompts there are"
+            raise RunStopped(
+                f"{len(yielded.rows)} of {wanted} {split} rows were found after {yielded.asked:,} prompts, which is "
+                f"{why}; answers that were rejected: {', '.join(counts) or 'none'}\n"
+                "  fix:   take a model that follows the prompt, more --samples, or a smaller -n; nothing was written"
+            )
         for prompt, answers in zip(asked, ask(asked, request), strict=True):
             if len(yielded.rows) == wanted:
                 break
@@ -141,14 +120,13 @@ def fill(
                 yielded.answers += 1
                 reason = fault(answer, prompt.ground_truth, said)
                 if reason is None:
-                    yielded.rows.append(Row(prompt.text, answer))
+                    yielded.rows.append({"prompt": prompt.text, "answer": answer})
                     said.add(answer.casefold())
                     break
                 yielded.rejected[reason] += 1
-        listen(yielded)
+        yield yielded
         if len(yielded.rows) == wanted:
-            break
-    return yielded
+            return
 
 
 def draw_prompts(split: Split, keywords: int, seed: int) -> Iterator[Prompt]:
@@ -192,16 +170,6 @@ def fault(sentence: str, keywords: str, said: set[str]) -> str | None:
     return "said before" if sentence.casefold() in said else None
 
 
-def _gave_up(split: Split, wanted: int, yielded: Yield, prompts_are_left: bool) -> str:
-    counts = ", ".join(f"{reason} {yielded.rejected[reason]:,}" for reason in REASONS if yielded.rejected[reason])
-    why = f"more than {MOST_ASKED} prompts a row" if prompts_are_left else "all the prompts there are"
-    return (
-        f"{len(yielded.rows)} of {wanted} {split} rows were found after {yielded.asked:,} prompts, which is {why}; "
-        f"answers that were rejected: {counts or 'none'}\n"
-        "  fix:   take a model that follows the prompt, more --samples, or a smaller -n; nothing was written"
-    )
-
-
 FACTS = "dataset.json"
 
 
@@ -236,7 +204,7 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Row]], facts: Mapp
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir()
         for split, rows in splits.items():
-            content = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows).encode()
+            content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
             (draft / f"{split}.jsonl").write_bytes(content)
             files[f"{split}.jsonl"] = {"rows": len(rows), "sha256": hashlib.sha256(content).hexdigest()}
         (draft / FACTS).write_text(json.dumps({**facts, "files": files}, indent=2, allow_nan=False) + "\n")
@@ -272,8 +240,7 @@ def make_keyword_dataset(options: argparse.Namespace, errors: Console) -> None:
     """
     with settings_as_arguments():
         check_keyword_count(options.keywords)
-        sizes = split_sizes(options.rows)
-        check_split_sizes(sizes, options.keywords)
+        sizes = split_sizes(options.rows, options.keywords)
         if options.max_tokens < MIN_TOKENS:
             what = f"--max-tokens is {options.max_tokens}, must be at least {MIN_TOKENS}"
             raise UserError(what, "--max-tokens", "--max-tokens 48")
@@ -333,17 +300,10 @@ def _ask_model(
             return [[completion.text for completion in group] for group in groups]
 
         with progress_bars(errors, quiet=options.quiet) as bar:
-            advance = partial(bar.update, bar.add_task(split, total=wanted))
-            splits[split] = fill(
-                split,
-                wanted,
-                options.keywords,
-                options.seed,
-                options.batch,
-                ask,
-                said,
-                lambda each, advance=advance: advance(completed=len(each.rows)),  # type: ignore[misc]
-            )
+            task = bar.add_task(split, total=wanted)
+            for so_far in fill(split, wanted, options.keywords, options.seed, options.batch, ask, said):
+                splits[split] = so_far
+                bar.update(task, completed=len(so_far.rows))
     return splits
 
 

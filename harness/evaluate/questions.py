@@ -49,10 +49,6 @@ class Questions:
     is_users: bool = False
     repeated: int = 0
 
-    def first(self, limit: int | None) -> Questions:
-        """Return the first ``limit`` of them; None takes all."""
-        return self if limit is None else replace(self, prompts=self.prompts[:limit])
-
     def rewards(self, should_stop: Callable[[], bool]) -> GroupRewards:
         """Return what grades responses: in a process of its own where the function is a user's."""
         if self.is_users:

@@ -1,4 +1,4 @@
-"""What an evaluation's result depends on, and its files: written batch by batch, taken up again where a kill left them.
+"""The files of an evaluation: written batch by batch, taken up again where a kill left them.
 
     evaluation.json    settings, versions, machine; at the end the results
     responses.jsonl    a line for each prompt, in order
@@ -6,6 +6,11 @@
 
 A batch counts once its line stands in ``batches.jsonl`` and all its prompts in ``responses.jsonl``. Whatever lies
 behind the last batch that counts, a line cut in the middle included, is dropped and done again.
+
+The settings are everything that decides which responses are sampled and how they are graded. ``model`` is a name
+without folders; what it is follows from three checksums, and what was asked and through what from those of data, prompt
+and chat template. ``batch`` is among them, since rounding depends on what is computed together. A setting that came
+later is left out where it is null, as in the records of before.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
 from datetime import date
 from io import BytesIO
 from pathlib import Path
@@ -26,76 +30,16 @@ import msgspec
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.file_locks import holding
-from harness.core.types import SamplingParams
 from harness.results.jsonl import read_json
 from harness.results.writer import AppendOnly, writing
 from harness.tasks.rewards import PARTS
 
 EVALUATION, RESPONSES, BATCHES = "evaluation.json", "responses.jsonl", "batches.jsonl"
 SCHEMA, SCHEMA_VERSION = "harness.evaluation", 1
+_OTHER_FOLDER = "give another folder with --out"
 
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that decides which responses are sampled and how they are graded.
-
-    ``model`` is a name without folders; what it is follows from the three checksums, and what was asked and through
-    what from those of data, prompt and chat template. ``batch`` is among the settings, since rounding depends on what
-    is computed together. Of those that may be None, the last five are left out of records of before they were written.
-    """
-
-    model: str
-    weights: str
-    config: str
-    tokenizer: str
-    data: str
-    data_sha256: str | None
-    prompts: int
-    task: str
-    reward: str | None
-    prompt: str | None
-    engine: str
-    precision: str
-    device: str
-    temperature: float
-    top_p: float
-    min_tokens: int
-    max_tokens: int
-    stop: tuple[str, ...]
-    samples: int
-    seed: int
-    batch: int
-    prompt_sha256: str | None = None
-    chat_template_sha256: str | None = None
-    system_prompt: str | None = None
-    chat_date: str | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    prompt_field: str | None = None
-    answer_field: str | None = None
-    end_tokens: Mapping[str, str] | None = None
-    skip_special_tokens: bool | None = None
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The part that engines take."""
-        return SamplingParams(self.temperature, self.top_p, self.min_tokens, self.max_tokens, self.stop)
-
-    @property
-    def batches(self) -> list[range]:
-        """The prompt ids of each batch."""
-        return [range(first, min(first + self.batch, self.prompts)) for first in range(0, self.prompts, self.batch)]
-
-    @property
-    def digest(self) -> str:
-        """16 hex digits that differ where any setting differs; but for the date, which is kept from the start on."""
-        told = {key: value for key, value in self.as_dict().items() if key != "chat_date"}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON holds them."""
-        added = ("chat_template_kwargs", "prompt_field", "answer_field", "end_tokens", "skip_special_tokens")
-        content = asdict(self) | {"stop": list(self.stop)}
-        return {key: value for key, value in content.items() if key not in added or value is not None}
+Settings = Mapping[str, Any]
+"""As ``evaluation.json`` has them; tuples are lists there."""
 
 
 class Response(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,16 +78,27 @@ class BatchRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Row = TypeVar("Row", PromptRow, BatchRow)
 
 
+def batches_of(settings: Settings) -> list[range]:
+    prompts, size = settings["prompts"], settings["batch"]
+    return [range(first, min(first + size, prompts)) for first in range(0, prompts, size)]
+
+
+def digest_of(settings: Settings) -> str:
+    """Return 16 hex digits that differ where any setting does; but for the date, which is kept from the start on."""
+    dateless = {key: value for key, value in settings.items() if key != "chat_date"}
+    return hashlib.sha256(json.dumps(dateless, sort_keys=True).encode()).hexdigest()[:16]
+
+
 class Record:
     """An evaluation's folder, opened to be continued; one process at a time.
 
     Args:
         folder: made if it is missing.
-        settings: of this evaluation.
         facts: what else ``evaluation.json`` says, such as versions. An evaluation that is continued keeps those of
             its start.
 
     Attributes:
+        due: the prompt ids of each batch.
         rows: of the batches that count, by prompt.
         batches: the batches that count.
         dropped: lines that were dropped, whole or cut.
@@ -156,6 +111,7 @@ class Record:
 
     def __init__(self, folder: Path, settings: Settings, facts: Mapping[str, Any]) -> None:
         self.folder, self.settings, self._facts = folder, settings, facts
+        self.due = batches_of(settings)
         self.rows: list[PromptRow] = []
         self.batches: list[BatchRow] = []
         self.changed_facts: tuple[str, ...] = ()
@@ -173,8 +129,7 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every batch is done."""
-        return len(self.batches) == len(self.settings.batches)
+        return len(self.batches) == len(self.due)
 
     def append(self, rows: Sequence[PromptRow], batch: BatchRow) -> None:
         """Write a batch: its prompts first, and when they are on disk its own line.
@@ -200,16 +155,14 @@ class Record:
             for name in (RESPONSES, BATCHES):
                 if (self.folder / name).exists():
                     what = f"the folder holds {name} but no {EVALUATION}, so nobody knows what it belongs to"
-                    raise UserError(what, str(self.folder), "give another folder with --out")
+                    raise UserError(what, str(self.folder), _OTHER_FOLDER)
             self.write_results("incomplete", None)
             return
         before = read_evaluation(self.folder)
-        if changes := differing(before["settings"], self.settings.as_dict()):
-            raise UserError(
-                f"the folder holds an evaluation with other settings: {'; '.join(changes)}",
-                str(self.folder),
-                "give the same settings again, or another folder with --out",
-            )
+        if changes := differing(before["settings"], self.settings):
+            what = f"the folder holds an evaluation with other settings: {'; '.join(changes)}"
+            fix = "give the same settings again, or another folder with --out"
+            raise UserError(what, str(self.folder), fix)
         facts = json.loads(json.dumps(self._facts))
         self.changed_facts = tuple(key for key, value in facts.items() if before.get(key) != value)
         self._facts = {key: before.get(key) for key in facts}
@@ -217,8 +170,8 @@ class Record:
     def _take_up(self) -> int:
         """Read the batches that count, and cut both files behind them; return how many lines were dropped."""
         responses, batches = (BytesIO((self.folder / name).read_bytes()).readlines() for name in (RESPONSES, BATCHES))
-        for number, ids in enumerate(self.settings.batches[: len(batches)]):
-            batch = _parsed(batches[number], BatchRow)
+        for number, (ids, line) in enumerate(zip(self.due, batches, strict=False)):
+            batch = _parsed(line, BatchRow)
             rows = [_parsed(line, PromptRow) for line in responses[ids.start : ids.stop]]
             whole = [row for row, due in zip(rows, ids, strict=False) if row is not None and self._is_due(row, due)]
             if batch is None or batch.batch != number or len(whole) < len(ids):
@@ -232,7 +185,7 @@ class Record:
 
     def _is_due(self, row: PromptRow, prompt_id: int) -> bool:
         graded = all(not each.rewards or set(each.rewards) == set(PARTS) for each in row.responses)
-        return row.prompt_id == prompt_id and len(row.responses) == self.settings.samples and graded
+        return row.prompt_id == prompt_id and len(row.responses) == self.settings["samples"] and graded
 
     def write_results(self, status: str, results: Mapping[str, Any] | None) -> None:
         """Write ``evaluation.json``: ``complete`` with the results, or ``incomplete`` without.
@@ -244,8 +197,8 @@ class Record:
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "status": status,
-            "settings_hash": self.settings.digest,
-            "settings": self.settings.as_dict(),
+            "settings_hash": digest_of(self.settings),
+            "settings": self.settings,
             **self._facts,
             "results": results,
         }
@@ -261,7 +214,7 @@ def _parsed(line: bytes, kind: type[Row]) -> Row | None:
         return None
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differing(before: Settings, now: Settings) -> list[str]:
     """Return a phrase for each setting that differs: ``temperature (1.0 there, 0.5 now)``."""
     texts = {key: [json.dumps(side.get(key)) for side in (before, now)] for key in dict.fromkeys([*now, *before])}
     short = {key: [text if len(text) <= 60 else text[:57] + "..." for text in both] for key, both in texts.items()}
@@ -284,7 +237,7 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
         what = "the file is no evaluation of the harness"
     elif version == SCHEMA_VERSION:
         return content
-    raise UserError(what, str(path), "give another folder with --out")
+    raise UserError(what, str(path), _OTHER_FOLDER)
 
 
 def date_of(folder: Path) -> date | None:
@@ -297,5 +250,4 @@ def date_of(folder: Path) -> date | None:
     try:
         return None if known is None else date.fromisoformat(known)
     except (TypeError, ValueError) as error:
-        fix = "give another folder with --out"
-        raise UserError(f"chat_date is no date: {error}", str(folder / EVALUATION), fix) from error
+        raise UserError(f"chat_date is no date: {error}", str(folder / EVALUATION), _OTHER_FOLDER) from error

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import islice
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -60,7 +62,6 @@ class Share:
 
 
 def category(response: Response) -> Category:
-    """Return the category of a response."""
     rewards = response.rewards
     if rewards is None:
         return Category.NOT_GRADED
@@ -78,20 +79,20 @@ def shares(rows: Sequence[PromptRow]) -> dict[Category, Share]:
     have the same share, as where nothing is right.
     """
     counted = [[category(response) for response in row.responses] for row in rows]
-    return {which: _share([[found is which for found in of_prompt] for of_prompt in counted]) for which in Category}
+    return {which: _share([[each is which for each in of_prompt] for of_prompt in counted]) for which in Category}
 
 
 def _share(hits: Sequence[Sequence[bool]]) -> Share:
     count, total = sum(map(sum, hits)), sum(map(len, hits))
-    if total == len(hits):
-        return Share(count, count / total if total else 0.0, *wilson_interval(count, total))
     of_prompts = [sum(hit) / len(hit) for hit in hits]
-    interval = t_interval(of_prompts)
-    if interval is None or interval.low == interval.high:
+    interval = None if total == len(hits) else t_interval(of_prompts)
+    if total == len(hits):
+        ends = wilson_interval(count, total)
+    elif interval is None or interval.low == interval.high:
         ends = wilson_interval(round(of_prompts[0] * len(hits)), len(hits))
     else:
         ends = max(0.0, interval.low), min(1.0, interval.high)
-    return Share(count, count / total, *ends)
+    return Share(count, count / total if total else 0.0, *ends)
 
 
 def results(
@@ -105,17 +106,29 @@ def results(
         prompts: by prompt id.
         examples: most examples of each category, the first ones by prompt id.
     """
-    chosen: dict[Category, list[dict[str, Any]]] = {which: [] for which in Category}
-    for row in rows:
-        for response in row.responses:
-            if len(chosen[category(response)]) < examples:
-                chosen[category(response)].append(_example(row.prompt_id, prompts[row.prompt_id], response))
+    graded = [(row.prompt_id, response, category(response)) for row in rows for response in row.responses]
+
+    def examples_of(which: Category) -> list[dict[str, Any]]:
+        first = islice(((number, response) for number, response, its in graded if its is which), examples)
+        return [
+            {
+                "prompt_id": number,
+                "prompt": prompts[number].text,
+                "ground_truth": prompts[number].ground_truth,
+                "response": response.text,
+                "tokens": response.tokens,
+                "finish_reason": response.finish_reason,
+                "failure": response.failure,
+            }
+            for number, response in first
+        ]
+
     return {
         "prompts": len(rows),
-        "responses": sum(len(row.responses) for row in rows),
-        "interval": METHODS[len(rows) == sum(len(row.responses) for row in rows)],
+        "responses": len(graded),
+        "interval": METHODS[len(rows) == len(graded)],
         "categories": {
-            which.value: {"meaning": MEANING[which], **asdict(share), "examples": chosen[which]}
+            which.value: {"meaning": MEANING[which], **asdict(share), "examples": examples_of(which)}
             for which, share in shares(rows).items()
         },
         "metrics": metrics(rows, batches),
@@ -150,19 +163,7 @@ def metrics(rows: Sequence[PromptRow], batches: Sequence[BatchRow]) -> dict[str,
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
-
-def _example(prompt_id: int, prompt: Prompt, response: Response) -> dict[str, Any]:
-    return {
-        "prompt_id": prompt_id,
-        "prompt": prompt.text,
-        "ground_truth": prompt.ground_truth,
-        "response": response.text,
-        "tokens": response.tokens,
-        "finish_reason": response.finish_reason,
-        "failure": response.failure,
-    }
+    return fmean(values) if values else 0.0
 
 
 LONGEST_TEXT = 400

@@ -23,11 +23,9 @@ class PausableClock:
 
     @property
     def is_running(self) -> bool:
-        """Whether the time runs."""
         return self._resumed_at_ns is not None
 
     def __call__(self) -> int:
-        """Running time so far."""
         if self._resumed_at_ns is None:
             return self._elapsed_ns
         return self._elapsed_ns + time.perf_counter_ns() - self._resumed_at_ns
@@ -44,7 +42,6 @@ class PausableClock:
         return running_ns if self._resumed_at_ns is not None else min(running_ns, self._elapsed_ns)
 
     def resume(self) -> None:
-        """Let the time run."""
         if self._resumed_at_ns is None:
             self._resumed_at_ns = time.perf_counter_ns()
             self._stretches.append((self._resumed_at_ns, self._elapsed_ns))
@@ -56,7 +53,6 @@ class PausableClock:
         self._stretches = [(self._resumed_at_ns, elapsed_ns)]
 
     def pause(self) -> None:
-        """Stop the time."""
         if self._resumed_at_ns is not None:
             self.on_pause()
         self._elapsed_ns = self()

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from harness.probes.reading import NOT_FOUND, Reading, Unknown
+from harness.probes.reading import Reading, Unknown
 from harness.results.counters import DRIVER, HOST, PROCESS_COUNTERS
 
 _BUFFER = 1 << 16
@@ -22,15 +22,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class KernelFile:
-    """A file of the kernel's, opened at its first reading and read from its start each time."""
+    """Figures in a file of the kernel's, which is opened at its first reading and read from its start each time."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, parse: Callable[[bytes], tuple[float, ...]]) -> None:
+        self._path, self._parse = path, parse
         self._descriptor: int | None = None
         self._error: OSError | None = None
 
-    def read(self) -> bytes:
-        """Return its content.
+    def __call__(self) -> tuple[float, ...]:
+        """Return the figures.
 
         Raises:
             OSError: it cannot be opened or read. One that could not be opened is not tried again.
@@ -43,7 +43,7 @@ class KernelFile:
             except OSError as error:
                 self._error = error
                 raise
-        return os.pread(self._descriptor, _BUFFER, 0)
+        return self._parse(os.pread(self._descriptor, _BUFFER, 0))
 
     def __del__(self) -> None:
         if self._descriptor is not None:
@@ -66,34 +66,27 @@ class HostProbe:
         cpu_stat = find_cpu_stat(proc / "self/cgroup", cgroup) or proc / "no cpu.stat"
         pressure = proc / "pressure"
         self._reads: dict[tuple[str, ...], Callable[[], tuple[float, ...]]] = {
-            ("cpu_busy_s", "cpu_idle_s", "cpu_steal_s"): _parsed(proc / "stat", core_times),
-            ("load_1min",): _parsed(proc / "loadavg", lambda text: (float(text.split()[0]),)),
-            ("pressure_cpu_some_s",): _parsed(pressure / "cpu", lambda text: pressure_totals(text)[:1]),
-            ("pressure_memory_some_s", "pressure_memory_full_s"): _parsed(pressure / "memory", pressure_totals),
-            ("pressure_io_some_s", "pressure_io_full_s"): _parsed(pressure / "io", pressure_totals),
-            ("throttled_s", "throttled_periods"): _parsed(cpu_stat, throttling),
-            ("network_received_bytes", "network_sent_bytes", "loopback_bytes"): _parsed(
+            ("cpu_busy_s", "cpu_idle_s", "cpu_steal_s"): KernelFile(proc / "stat", core_times),
+            ("load_1min",): KernelFile(proc / "loadavg", lambda text: (float(text.split()[0]),)),
+            ("pressure_cpu_some_s",): KernelFile(pressure / "cpu", lambda text: pressure_totals(text)[:1]),
+            ("pressure_memory_some_s", "pressure_memory_full_s"): KernelFile(pressure / "memory", pressure_totals),
+            ("pressure_io_some_s", "pressure_io_full_s"): KernelFile(pressure / "io", pressure_totals),
+            ("throttled_s", "throttled_periods"): KernelFile(cpu_stat, throttling),
+            ("network_received_bytes", "network_sent_bytes", "loopback_bytes"): KernelFile(
                 proc / "net/dev", network_bytes
             ),
-            ("shared_memory_bytes",): lambda: _used_bytes(shared_memory),
-            ("memory_available_bytes",): _parsed(proc / "meminfo", available_memory),
+            ("shared_memory_bytes",): lambda: used_bytes(os.statvfs(shared_memory)),
+            ("memory_available_bytes",): KernelFile(proc / "meminfo", available_memory),
         }
 
     def read(self) -> Reading:
-        """Read them all."""
         reading = Reading(HOST)
         for names, read in self._reads.items():
             reading.take(names, read)
         return reading
 
 
-def _parsed(path: Path, parse: Callable[[bytes], tuple[float, ...]]) -> Callable[[], tuple[float, ...]]:
-    file = KernelFile(path)
-    return lambda: parse(file.read())
-
-
-def _used_bytes(folder: Path) -> tuple[float]:
-    system = os.statvfs(folder)
+def used_bytes(system: os.statvfs_result) -> tuple[float]:
     return ((system.f_blocks - system.f_bfree) * system.f_frsize,)
 
 
@@ -123,7 +116,7 @@ def throttling(cpu_stat: bytes) -> tuple[float, float]:
         return int(fields[b"throttled_usec"]) / 1e6, int(fields[b"nr_throttled"])
     if b"throttled_time" in fields:
         return int(fields[b"throttled_time"]) / 1e9, int(fields[b"nr_throttled"])
-    raise Unknown(NOT_FOUND)  # the root cgroup of version 2 has no limit, and so no such lines
+    raise Unknown("not_found")  # the root cgroup of version 2 has no limit, and so no such lines
 
 
 def network_bytes(net_dev: bytes) -> tuple[float, float, float]:
@@ -143,7 +136,7 @@ def available_memory(meminfo: bytes) -> tuple[float]:
     """Return the bytes of MemAvailable in /proc/meminfo."""
     _, found, rest = meminfo.partition(b"MemAvailable:")
     if not found:
-        raise Unknown(NOT_FOUND)
+        raise Unknown("not_found")
     return (int(rest.split(None, 1)[0]) * 1024,)
 
 
@@ -185,14 +178,13 @@ class ProcessProbe:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes that are watched."""
         return frozenset(pid for _, pid in self._reads)
 
     def watch(self, processes: Mapping[str, int]) -> None:
         """Read these, by lane, from now on, and the driver. Lanes in one process are one source."""
         reads = self._reads
         self._reads = {
-            (source, pid): reads.get((source, pid)) or _parsed(self._proc / str(pid) / "stat", process_figures)
+            (source, pid): reads.get((source, pid)) or KernelFile(self._proc / str(pid) / "stat", process_figures)
             for source, pid in source_pids(processes, self._driver).items()
         }
 

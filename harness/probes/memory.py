@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
@@ -73,7 +74,6 @@ class DeviceMemory:
             self._open[span] = Peak()
 
     def end(self, span: object) -> Peak:
-        """Return the peaks since the span began."""
         with self._lock:
             self._edge()
             return self._open.pop(span)
@@ -120,31 +120,24 @@ class StagePeaks(SpanHook):
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
-        self._lock = threading.Lock()  # parts may have a thread each
-        self._finished: list[StageMemory] = []
-        self._starting = True
+        self._finished: deque[StageMemory] = deque()  # parts may have a thread each
+        self._before_the_first = [self]
         memory.begin(self)
 
     def begin(self, span: HookedSpan) -> None:
-        with self._lock:
-            starting, self._starting = self._starting, False
-        if starting:
-            self._keep(self, Stage.STARTUP)
+        with suppress(IndexError):
+            self._keep(self._before_the_first.pop(), Stage.STARTUP)
         self._memory.begin(span)
 
     def end(self, span: HookedSpan, error: BaseException | None) -> None:
         self._keep(span, span.stage)
 
     def _keep(self, measured: object, stage: Stage) -> None:
-        peaks = StageMemory(stage, os.getpid(), self._memory.end(measured))
-        with self._lock:
-            self._finished.append(peaks)
+        self._finished.append(StageMemory(stage, os.getpid(), self._memory.end(measured)))
 
     def drain(self) -> list[StageMemory]:
         """Return the peaks of the spans that have ended since the last call, and forget them."""
-        with self._lock:
-            finished, self._finished = self._finished, []
-        return finished
+        return [self._finished.popleft() for _ in range(len(self._finished))]
 
 
 class MainMemory(NamedTuple):
@@ -162,11 +155,11 @@ def forget_own_peak(proc: Path = Path("/proc")) -> None:
 
 def with_children(pids: Collection[int]) -> set[int]:
     """Return these processes and all below them."""
-    found = set(pids)
+    family = set(pids)
     for pid in pids:
         with suppress(psutil.Error):
-            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    return found
+            family |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return family
 
 
 def main_memory_peak(pids: Collection[int], proc: Path = Path("/proc")) -> MainMemory | None:

@@ -42,7 +42,7 @@ WHERE = "nsight of the probe profile"
 _SIGNS = (REGISTER_ONLY, "NSYS_PROFILING_SESSION_ID", INJECTION, "NSYSDK_INJECTION64_PATH")
 _NAME = re.compile(r"[a-z][a-z0-9-]+")
 _VALUE = re.compile(r"[\w.,:=+@%/-]+", re.ASCII)  # nothing that the shell, through which Ray starts it, would read
-_OURS = frozenset({"output", "force-overwrite"})
+_OURS = ("o", "output", "force-overwrite")
 
 
 def check_nsight(
@@ -67,32 +67,35 @@ def check_nsight(
     """
     for name, value in window.options.items():
         place = f"options.{name} of {WHERE}"
-        if name in _OURS or len(name) == 1:
-            fix = "leave it out: reports are named by lane" if name in _OURS or name == "o" else "write its long name"
-            raise UserError(f"the option {name!r} of nsys cannot be set here", place, fix)
+        if name in _OURS:
+            what = f"the option {name!r} of nsys cannot be set here"
+            raise UserError(what, place, "leave it out: reports are named by lane")
+        if len(name) == 1:
+            raise UserError(f"the option {name!r} of nsys cannot be set here", place, "write its long name")
         if not _NAME.fullmatch(name):
-            what, fix = f"{name!r} is no name of an option of nsys", "its long name, without dashes in front"
-            raise UserError(what, place, fix)
+            what = f"{name!r} is no name of an option of nsys"
+            raise UserError(what, place, "its long name, without dashes in front")
         if not _VALUE.fullmatch(value):
             raise UserError(f"{value!r} cannot be passed to nsys", place, "letters, digits and . , : = + @ % / - alone")
-    if not as_actors:
-        if not any(name in environment for name in _SIGNS):
-            what = "the parts of this run work in one process, so nsys must start the whole command"
-            fix = nsys_command(window, command, cuda) + "\n         or set placement so that the parts are Ray actors"
-            raise UserError(what, WHERE, fix)
+    python = Path(executable).parent / "python"  # which Ray starts under nsys, and which we let it find
+    if not as_actors and any(name in environment for name in _SIGNS):
         return
-    if not local_ray:
+    if not as_actors:
+        what = "the parts of this run work in one process, so nsys must start the whole command"
+        fix = nsys_command(window, command, cuda) + "\n         or set placement so that the parts are Ray actors"
+    elif not local_ray:
         what = "reports of actors on a cluster that was joined stay on its nodes, and nobody waits for them"
-        raise UserError(what, WHERE, "set placement.address to local, or profile on one node")
-    if shutil.which("nsys", path=environment.get("PATH", "")) is None:
+        fix = "set placement.address to local, or profile on one node"
+    elif shutil.which("nsys", path=environment.get("PATH", "")) is None:
         what = "there is no nsys on the PATH: Nsight Systems is not installed, or not where the shell looks"
         fix = "install NVIDIA Nsight Systems and add its folder to PATH, or take another probe profile"
-        raise UserError(what, WHERE, fix)
-    python = Path(executable).parent / "python"  # which Ray starts under nsys, and which we let it find
-    if not python.exists() or os.path.realpath(python) != os.path.realpath(executable):
+    elif not python.exists() or os.path.realpath(python) != os.path.realpath(executable):
         beside = Path(executable).name
         what = f"Ray starts the program `python` under nsys (ray#66093), and there is none beside {beside}"
-        raise UserError(what, WHERE, "run the harness from a virtual environment: its bin folder has a `python`")
+        fix = "run the harness from a virtual environment: its bin folder has a `python`"
+    else:
+        return
+    raise UserError(what, WHERE, fix)
 
 
 def nsys_options(window: NsightWindow, cuda: bool) -> dict[str, str]:
@@ -182,79 +185,52 @@ def wait_for_reports(
     """Wait until every profiled lane has a complete report, and move the reports into the run's folder.
 
     To be called after ``__ray_terminate__`` was sent to the actors, and before anything kills them or ends Ray. A
-    lane is done when its actor and the nsys around it are gone and its report has kept its size for a while. A lane
-    whose actor was replaced may have more than one report; those beyond the first are numbered.
+    lane is done when its actor and the nsys around it are gone and its report has kept its size for ``stable_s``. A
+    lane whose actor was replaced may have more than one report; those beyond the first are numbered.
 
     Args:
         folders: returns where Ray has nsys write.
-        tag: of the run; nsys has it in its command line.
+        tag: of the run; nsys, as a process, has it with the report's name in its command line.
         processes: process ids of the profiled actors, on this machine, by lane.
-        timeout_s: how long to wait for all of them together.
-        into: where the reports go; made if need be.
-        stable_s: how long a complete report keeps its size.
+        timeout_s: for all of them together.
 
     Raises:
         RunStopped: a lane has no complete report in time; those of the others are moved all the same.
     """
-    lanes = [_LaneReports(folders, tag, lane, pid, stable_s) for lane, pid in processes.items()]
+    names = {lane: process_name([lane]) for lane in processes}
+    seen: dict[Path, tuple[int, float]] = {}  # bytes of each, and since when
     end = time.monotonic() + timeout_s
-    complete: list[_LaneReports] = []
-    while len(complete) < len(lanes):
-        complete = [lane for lane in lanes if lane.is_complete()]
-        if time.monotonic() >= end:
+    while True:
+        now, reports, unfinished = time.monotonic(), dict[str, list[Path]](), dict[str, str]()
+        for lane, pid in processes.items():
+            prefix = f"{tag}-{names[lane]}_"
+            paths = sorted(path for folder in folders() for path in folder.glob(f"{prefix}*{REPORT_SUFFIX}"))
+            sizes = {path: path.stat().st_size for path in paths}
+            seen |= {path: (size, now) for path, size in sizes.items() if seen.get(path, (-1, now))[0] != size}
+            reports[lane] = [path for path, size in sizes.items() if size]
+            if is_alive(pid):
+                unfinished[lane] = f"its process {pid} has not ended"
+                continue
+            at_work = any(prefix in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+            if at_work or not reports[lane] or any(now - seen[path][1] < stable_s for path in paths):
+                files = ", ".join(f"a file of {size} bytes" for size in sizes.values()) or "no file"
+                unfinished[lane] = f"{files}, and nsys {'is still at work' if at_work else 'has ended'}"
+        if not unfinished or now >= end:
             break
         time.sleep(POLL_S)
-    moved = [path for lane in complete for path in lane.move(into)]
-    if len(complete) < len(lanes):
-        states = "; ".join(f"{lane.lane}: {lane.state()}" for lane in lanes if lane not in complete)
+    moved = list[Path]()
+    into.mkdir(parents=True, exist_ok=True)
+    for lane in (lane for lane in processes if lane not in unfinished):
+        for number, file in enumerate(reports[lane]):
+            moved.append(into / f"{names[lane]}{f'-{number}' if number else ''}{REPORT_SUFFIX}")
+            move_whole(file, moved[-1])
+    if unfinished:
+        states = "; ".join(f"{lane}: {state}" for lane, state in unfinished.items())
         raise RunStopped(
-            f"nsys left no complete report of {len(lanes) - len(complete)} of {len(lanes)} lanes within {timeout_s:g} "
+            f"nsys left no complete report of {len(unfinished)} of {len(processes)} lanes within {timeout_s:g} "
             f"s: {states} (report_timeout_s is the bound; docs/nsight.md lists what prevents a report)"
         )
     return moved
-
-
-class _LaneReports:
-    """The reports of one lane as they grow."""
-
-    def __init__(self, folders: Callable[[], Iterable[Path]], tag: str, lane: str, pid: int, stable_s: float) -> None:
-        self._folders, self.lane, self._pid, self._stable_s = folders, lane, pid, stable_s
-        self._name = process_name([lane])
-        self._prefix = f"{tag}-{self._name}_"
-        self._seen: dict[Path, tuple[int, float]] = {}  # bytes of each, and since when
-
-    def _files(self) -> dict[Path, int]:
-        paths = (path for folder in self._folders() for path in folder.glob(f"{self._prefix}*{REPORT_SUFFIX}"))
-        return {path: path.stat().st_size for path in sorted(paths)}
-
-    def is_complete(self) -> bool:
-        """Whether nobody works on it any more, and it has kept its size for a while."""
-        now, files = time.monotonic(), self._files()
-        self._seen = {
-            path: self._seen[path] if self._seen.get(path, (-1, now))[0] == size else (size, now)
-            for path, size in files.items()
-        }
-        stable = all(now - since >= self._stable_s for _, since in self._seen.values())
-        return any(files.values()) and stable and not is_alive(self._pid) and not self._is_at_work()
-
-    def state(self) -> str:
-        """What there is."""
-        if is_alive(self._pid):
-            return f"its process {self._pid} has not ended"
-        files = ", ".join(f"a file of {size} bytes" for size in self._files().values()) or "no file"
-        return f"{files}, and nsys {'is still at work' if self._is_at_work() else 'has ended'}"
-
-    def move(self, into: Path) -> list[Path]:
-        into.mkdir(parents=True, exist_ok=True)
-        moved = []
-        for number, file in enumerate(path for path, size in self._files().items() if size):
-            moved.append(into / f"{self._name}{f'-{number}' if number else ''}{REPORT_SUFFIX}")
-            move_whole(file, moved[-1])
-        return moved
-
-    def _is_at_work(self) -> bool:
-        """Whether some process, as nsys, has the name of the report in its command line."""
-        return any(self._prefix in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
 
 
 def is_alive(pid: int) -> bool:

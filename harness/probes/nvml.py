@@ -15,7 +15,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.probes import reading as why
 from harness.probes.reading import Reading, Unknown
 from harness.results.counters import GPU_COUNTERS, explain
 
@@ -42,18 +41,18 @@ _READ: dict[str, tuple[str, Callable[[Any], float], tuple[str, ...]]] = {
 }
 """Of each counter NVML's call, how its answer is read, and the names of the call's further arguments."""
 _REASONS = {
-    2: why.NOT_SUPPORTED,  # invalid argument: how calls for whole devices answer for a slice of one
-    3: why.NOT_SUPPORTED,
-    4: why.NO_PERMISSION,
-    6: why.NOT_FOUND,
-    9: why.NO_DRIVER,
-    10: why.TIMEOUT,
-    12: why.NO_DRIVER,
-    13: why.VERSION_MISMATCH,  # the driver's library is older than the call
-    15: why.LOST,
-    16: why.RESET_REQUIRED,
-    18: why.VERSION_MISMATCH,
-    28: why.NOT_FOUND,
+    2: "not_supported",  # invalid argument: how calls for whole devices answer for a slice of one
+    3: "not_supported",
+    4: "no_permission",
+    6: "not_found",
+    9: "no_driver",
+    10: "timeout",
+    12: "no_driver",
+    13: "version_mismatch",  # the driver's library is older than the call
+    15: "lost",
+    16: "reset_required",
+    18: "version_mismatch",
+    28: "not_found",
 }
 
 
@@ -64,26 +63,19 @@ class Driver(NamedTuple):
     cuda: str
 
 
-def load_nvml() -> Any:
-    """Return the module ``pynvml``.
-
-    Raises:
-        Unknown: it is not installed.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        raise Unknown(why.NOT_INSTALLED) from None
-    return pynvml
-
-
 def open_gpu_probe(nvml: Any = None, environment: Mapping[str, str] = os.environ) -> GpuProbe:
     """Return a probe of the GPUs that a process with this environment may use; ``nvml``: None imports ``pynvml``.
 
     Raises:
         Unknown: there is none; the reason is its argument.
     """
-    return GpuProbe(nvml or load_nvml(), environment.get("CUDA_VISIBLE_DEVICES"))
+    if nvml is None:
+        try:
+            import pynvml
+        except ImportError:
+            raise Unknown("not_installed") from None
+        nvml = pynvml
+    return GpuProbe(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 def list_gpus(
@@ -115,21 +107,22 @@ def gpu_limits(nvml: Any, handle: Any) -> dict[str, Any]:
             return _call(nvml, name, *arguments)
         return None
 
-    def watts(name: str) -> int | None:
-        milliwatts = ask(name, handle)
-        return None if milliwatts is None else round(milliwatts / 1000)
-
     driver = ask("nvmlSystemGetDriverVersion")
-    limits = {
+    watts = {
+        "power_limit_w": ask("nvmlDeviceGetEnforcedPowerLimit", handle),
+        "default_power_limit_w": ask("nvmlDeviceGetPowerManagementDefaultLimit", handle),
+    }
+    set_clocks = {
+        "application_sm_clock_mhz": ask("nvmlDeviceGetApplicationsClock", handle, nvml.NVML_CLOCK_SM),
+        "application_memory_clock_mhz": ask("nvmlDeviceGetApplicationsClock", handle, nvml.NVML_CLOCK_MEM),
+    }
+    return {
         "driver": None if driver is None else _text(driver),
         "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
         "max_memory_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
-        "power_limit_w": watts("nvmlDeviceGetEnforcedPowerLimit"),
-        "default_power_limit_w": watts("nvmlDeviceGetPowerManagementDefaultLimit"),
+        **{name: None if limit is None else round(limit / 1000) for name, limit in watts.items()},
+        **{name: clock for name, clock in set_clocks.items() if clock is not None},
     }
-    clocks = {"application_sm_clock_mhz": nvml.NVML_CLOCK_SM, "application_memory_clock_mhz": nvml.NVML_CLOCK_MEM}
-    as_set = {name: ask("nvmlDeviceGetApplicationsClock", handle, clock) for name, clock in clocks.items()}
-    return limits | {name: clock for name, clock in as_set.items() if clock is not None}
 
 
 class GpuProbe:
@@ -176,14 +169,14 @@ class GpuProbe:
         Raises:
             Unknown: none answers.
         """
-        answers, errors = list[dict[str, Any]](), list[Unknown]()
+        answers, failure = list[dict[str, Any]](), None
         for device in self._devices:
             try:
                 answers.append(device.describe())
             except Unknown as error:
-                errors.append(error)
-        if errors and not answers:
-            raise errors[0]
+                failure = failure or error
+        if failure is not None and not answers:
+            raise failure
         return answers
 
     def driver(self) -> Driver:
@@ -196,23 +189,21 @@ class GpuProbe:
         return Driver(_text(version), f"{cuda // 1000}.{cuda % 1000 // 10}")
 
     def _visible(self, visible: str | None) -> list[Any]:
-        """Return handles in CUDA's order. As in CUDA, the first entry that names no device ends the list.
+        """Return handles in CUDA's order; in place of one, the error where the device does not answer.
 
-        A number is taken as NVML's, which counts along the PCI bus; CUDA does so too where all GPUs are alike, or
-        CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        As in CUDA, the first entry that names no device ends the list. A number is taken as NVML's, which counts along
+        the PCI bus; CUDA does so too where all GPUs are alike, or CUDA_DEVICE_ORDER is PCI_BUS_ID.
         """
-        every = [self._handle(index) for index in range(_call(self._nvml, "nvmlDeviceGetCount"))]
+        every = list[Any]()
+        for index in range(_call(self._nvml, "nvmlDeviceGetCount")):
+            try:
+                every.append(_call(self._nvml, "nvmlDeviceGetHandleByIndex", index))
+            except Unknown as error:
+                every.append(error)
         if visible is None:
             return every
         named = (self._named(entry.strip(), every) for entry in visible.split(","))
         return list(takewhile(lambda handle: handle is not None, named))
-
-    def _handle(self, index: int) -> Any:
-        """Return the handle, or the error where the device does not answer."""
-        try:
-            return _call(self._nvml, "nvmlDeviceGetHandleByIndex", index)
-        except Unknown as error:
-            return error
 
     def _named(self, entry: str, every: list[Any]) -> Any:
         if entry.isdecimal():
@@ -234,10 +225,9 @@ class _Device:
     def __init__(self, nvml: Any, handle: Any, proc: Path) -> None:
         self._nvml, self._handle, self._proc = nvml, handle, proc
         self._reasons_seen: set[str] = set()
-        self._processes_read_ns: int | None = None
+        self._processes_due_ns = 0
 
     def read(self, source: str, now_ns: int, own_pids: Collection[int]) -> Reading:
-        """Read every counter; each may fail alone."""
         reading = Reading(source)
         if isinstance(self._handle, Unknown):
             reading.lacks(GPU_COUNTERS, self._handle.reason)
@@ -249,13 +239,12 @@ class _Device:
         if reading.values["throttled"] is not None:
             self._reasons_seen |= active
             reading.values |= {f"throttle/{name}": float(name in active) for name in sorted(self._reasons_seen)}
-        if self._processes_read_ns is None or now_ns - self._processes_read_ns >= _PROCESSES_EVERY_NS:
-            self._processes_read_ns = now_ns
+        if now_ns >= self._processes_due_ns:
+            self._processes_due_ns = now_ns + _PROCESSES_EVERY_NS
             self._read_processes(reading, own_pids)
         return reading
 
     def describe(self) -> dict[str, Any]:
-        """Return its name, memory and limits; see ``list_gpus``."""
         if isinstance(self._handle, Unknown):
             raise self._handle
         name = _text(self._ask("nvmlDeviceGetName"))
@@ -277,7 +266,7 @@ class _Device:
         try:
             mask = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         except Unknown as error:
-            if error.reason != why.VERSION_MISMATCH:
+            if error.reason != "version_mismatch":
                 raise
             mask = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name in older drivers
         active |= {name for bit, name in _SLOWED.items() if mask & bit}
@@ -294,14 +283,15 @@ class _Device:
         memory: dict[int, int | None] = {process.pid: process.usedGpuMemory for process in processes}
         reading.values["processes"] = len(memory)
         if not all((self._proc / str(pid)).is_dir() for pid in memory):
-            reading.lacks(("other_processes", "other_memory_bytes"), why.OTHER_NAMESPACE)
+            reading.lacks(("other_processes", "other_memory_bytes"), "other_pid_namespace")
             return
         others = [used for pid, used in memory.items() if not descends(pid, own_pids, self._proc)]
         reading.values["other_processes"] = len(others)
-        if None in others:
-            reading.lacks(("other_memory_bytes",), why.NOT_SUPPORTED)
+        known = [used for used in others if used is not None]
+        if len(known) < len(others):
+            reading.lacks(("other_memory_bytes",), "not_supported")
         else:
-            reading.values["other_memory_bytes"] = sum(used for used in others if used is not None)
+            reading.values["other_memory_bytes"] = sum(known)
 
 
 def descends(pid: int, ancestors: Collection[int], proc: Path) -> bool:
@@ -325,7 +315,7 @@ def _call(nvml: Any, name: str, *arguments: Any) -> Any:
         return getattr(nvml, name)(*arguments)
     except nvml.NVMLError as error:
         code = getattr(error, "value", None)
-        raise Unknown(_REASONS.get(code, f"nvml_error_{code}") if code is not None else why.UNREADABLE) from None
+        raise Unknown(_REASONS.get(code, f"nvml_error_{code}") if code is not None else "unreadable") from None
 
 
 def _text(name: bytes | str) -> str:

@@ -24,7 +24,6 @@ class Window(Section):
 
     @property
     def numbers(self) -> range:
-        """The profiled training steps."""
         return range(self.first_step, self.first_step + self.steps)
 
     def touched(self, max_lag: int = 0) -> range:

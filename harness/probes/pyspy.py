@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,17 +66,14 @@ class _Recording(NamedTuple):
     draft: Path
     words: Path
 
-    def said(self) -> str:
+    def says(self) -> str:
         return self.words.read_text(encoding="utf-8", errors="replace")
 
     def ended(self) -> bool:
         return self.process.poll() is not None
 
     def samples(self) -> bool:
-        return "Sampling process" in self.said()
-
-    def samples_or_ended(self) -> bool:
-        return self.samples() or self.ended()
+        return "Sampling process" in self.says()
 
 
 class PySpyRecorder:
@@ -123,12 +120,11 @@ class PySpyRecorder:
             for name, pid in targets.items():
                 self._recordings.append(self._record(name, pid, self._temporary.path))
             for recording in self._recordings:
-                _wait(recording.samples_or_ended)
+                _wait(lambda it=recording: it.samples() or it.ended())  # type: ignore[misc]
                 if not recording.samples():  # one that has just ended may have been sampled all the same
-                    raise RunStopped(f"py-spy does not sample {recording.name}: {_reason(recording.said())}")
+                    raise RunStopped(f"py-spy does not sample {recording.name}: {_reason(recording.says())}")
         except BaseException:
-            recordings, self._recordings, self._over = self._recordings, [], True
-            self._end(recordings)
+            self._end()
             raise
 
     def on_step(self, step: int) -> None:
@@ -146,20 +142,21 @@ class PySpyRecorder:
         Raises:
             RunStopped: a file is missing, or not one of them holds a sample.
         """
-        recordings, self._recordings, self._over = self._recordings, [], True
+        any_recording = bool(self._recordings)
         try:
-            for recording in recordings:
+            for recording in self._recordings:
                 recording.process.send_signal(signal.SIGINT)  # it writes its file then
-            failures = [failure for recording in recordings if (failure := self._keep(recording)) is not None]
+            failures = [failure for recording in self._recordings if (failure := self._keep(recording)) is not None]
         finally:
-            self._end(recordings)
-        if recordings and not self.files:
+            self._end()
+        if any_recording and not self.files:
             failures += self.notes
         if failures:
             raise RunStopped(f"py-spy recorded nothing: {'; '.join(failures)}")
         return self.files
 
-    def _end(self, recordings: Iterable[_Recording]) -> None:
+    def _end(self) -> None:
+        recordings, self._recordings, self._over = self._recordings, [], True
         for recording in recordings:
             recording.process.kill()
             recording.process.wait()
@@ -190,10 +187,10 @@ class PySpyRecorder:
         """Move the file into the folder without paths and names; return why that failed, if it did."""
         if not _wait(recording.ended):
             return f"{recording.name}: no file within {ATTACH_S:g} s"
-        said = recording.said()
-        samples = _SAMPLES.search(said)
+        text = recording.says()
+        samples = _SAMPLES.search(text)
         if not samples or not recording.draft.is_file():
-            return f"{recording.name}: {_reason(said)}"
+            return f"{recording.name}: {_reason(text)}"
         if int(samples[1]) == 0:  # idle threads are left out
             self.notes.append(f"{recording.name}: not one sample, so it was idle or the window too short for the rate")
             return None
@@ -216,9 +213,9 @@ def _wait(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def _reason(said: str) -> str:
+def _reason(text: str) -> str:
     """Return the line that says why py-spy failed."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("py-spy>")]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("py-spy>")]
     if any("ermission" in line or "not permitted" in line for line in lines):
         return f"no permission; {PTRACE_FIX}"
     return lines[0] if lines else "it gave no reason"

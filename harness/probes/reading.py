@@ -13,25 +13,12 @@ from typing import Protocol
 
 from harness.core.plugins import PluginKind, described, make_plugin
 
-NOT_SUPPORTED = "not_supported"
-NO_PERMISSION = "no_permission"
-NOT_FOUND = "not_found"
-LOST = "lost"
-RESET_REQUIRED = "reset_required"
-VERSION_MISMATCH = "version_mismatch"
-NO_DRIVER = "no_driver"
-NOT_INSTALLED = "not_installed"
-TIMEOUT = "timeout"
-GONE = "gone"
-UNREADABLE = "unreadable"
-OTHER_NAMESPACE = "other_pid_namespace"
-
 _OF_ERRNO = {
-    errno.ENOENT: NOT_FOUND,
-    errno.EACCES: NO_PERMISSION,
-    errno.EPERM: NO_PERMISSION,
-    errno.ESRCH: GONE,
-    errno.EOPNOTSUPP: NOT_SUPPORTED,
+    errno.ENOENT: "not_found",
+    errno.EACCES: "no_permission",
+    errno.EPERM: "no_permission",
+    errno.ESRCH: "gone",
+    errno.EOPNOTSUPP: "not_supported",
 }
 
 
@@ -40,17 +27,7 @@ class Unknown(Exception):
 
     @property
     def reason(self) -> str:
-        """The code."""
         return str(self.args[0])
-
-
-def reason_of(error: Exception) -> str:
-    """Return the code of what went wrong while a file of the kernel's was read."""
-    if isinstance(error, Unknown):
-        return error.reason
-    if isinstance(error, OSError):
-        return _OF_ERRNO.get(error.errno or 0, f"errno_{error.errno}")
-    return UNREADABLE
 
 
 @dataclass(slots=True)
@@ -71,8 +48,12 @@ class Reading:
         """Read the values of these names, in order; all are missing where that fails."""
         try:
             self.values.update(zip(names, read(), strict=True))
-        except (OSError, ValueError, LookupError, Unknown) as error:
-            self.lacks(names, reason_of(error))
+        except Unknown as error:
+            self.lacks(names, error.reason)
+        except OSError as error:
+            self.lacks(names, _OF_ERRNO.get(error.errno or 0, f"errno_{error.errno}"))
+        except (ValueError, LookupError):
+            self.lacks(names, "unreadable")
 
 
 class Probe(Protocol):
@@ -105,12 +86,12 @@ class PluginReader:
         """Read it; where that raises, all values that it had before are missing, with what was raised."""
         reading = Reading(self._path)
         try:
-            found = dict(self._probe.read())
+            values = dict(self._probe.read())
         except Exception as error:  # whatever the user's code raises: the other probes go on
             reading.lacks(self._names or ("read",), described(error)[:200])
             return reading
-        self._names = tuple(found)
-        for name, value in found.items():
+        self._names = tuple(values)
+        for name, value in values.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 reading.values[name] = value
             else:

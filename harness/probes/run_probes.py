@@ -1,9 +1,10 @@
-"""What runs beside one run: the sampler of counters, py-spy, and what these cost."""
+"""What runs beside one run: the samplers of counters, py-spy, and what these cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from harness.core.errors import RunStopped
 from harness.core.types import Metric, Metrics, combine_metrics
@@ -16,47 +17,30 @@ from harness.probes.sampler_process import SamplerProcess
 from harness.results.counters import CounterRow
 from harness.results.recorder import ProbeReport
 
-LAST_SAMPLES_S = 6.0
-"""Seconds to wait at the end for the last samples of other machines, whose samplers may take 5 to end."""
 
+class Samplers(Protocol):
+    """Counters of other machines; as ``SamplerProcess``, whose methods these are, has them of this one."""
 
-class OtherMachines:
-    """The samplers on the other machines that parts work on; here there are none.
+    notes: list[str]
 
-    Attributes:
-        notes: what went wrong, in words.
-    """
+    def watch(self, processes: Mapping[str, int]) -> None: ...
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
+    def order(self, order: str) -> None: ...
 
-    def watch(self) -> None:
-        """Tell each machine which processes are the run's."""
+    def drain(self, clock_at: Callable[[int], int]) -> list[CounterRow]: ...
 
-    def order(self, order: str) -> None:
-        """Pass ``go`` or ``hold`` on."""
-
-    def drain(self, clock_at: Callable[[int], int], wait_s: float = 0.0) -> list[CounterRow]:
-        """Return the rows that have come by now.
-
-        Args:
-            clock_at: turns this machine's monotonic clock into nanoseconds of the run's.
-            wait_s: how long to wait for those under way; at the end of a run.
-        """
-        return []
-
-    def close(self) -> None:
-        """End the samplers."""
+    def close(self) -> None: ...
 
 
 class RunProbes:
     """The probes of one run. They rest while another arm has its turn.
 
     Args:
-        clock: the run's; starts and stops the sampler.
+        clock: the run's; starts and stops the samplers.
         processes: returns the process ids by lane, of the parts with a process of their own.
         device_figures: returns what stages took of GPUs, in time and memory, since the last call.
         folder: where the files of py-spy go.
+        elsewhere: of the other machines that parts work on.
         speed: times the machine between the steps; None where nothing does.
 
     Attributes:
@@ -70,23 +54,21 @@ class RunProbes:
         processes: Callable[[], Mapping[str, int]],
         device_figures: Callable[[], Sequence[DeviceFigure]],
         folder: Path,
-        elsewhere: OtherMachines | None = None,
+        elsewhere: Samplers | None = None,
         speed: SpeedProbe | None = None,
     ) -> None:
         self._clock, self._processes, self._device_figures, self._speed = clock, processes, device_figures, speed
-        self._sampler = SamplerProcess(profile.sampler_hz, profile.own, clock.at)
-        self._elsewhere = elsewhere or OtherMachines()
+        self._sampler = SamplerProcess(profile.sampler_hz, profile.own)
+        self._samplers: list[SamplerProcess | Samplers] = [self._sampler, *([] if elsewhere is None else [elsewhere])]
         self._pyspy = None if profile.pyspy is None else PySpyRecorder(profile.pyspy, processes, folder)
-        self._watched: dict[str, int] = {}
-        self._rows: list[CounterRow] = []
         self._next_step, self._charged_s = 0, 0.0
         self._told: set[str] = set()
-        self.device_peaks: dict[int, Peak] = {}
         self._failure: RunStopped | None = None
+        self.device_peaks: dict[int, Peak] = {}
 
     def start(self) -> None:
         """Begin with the run's loop; from now on the clock says when to rest."""
-        self._clock.on_resume, self._clock.on_pause = self._go, self._rest
+        self._clock.on_resume, self._clock.on_pause = self._go, lambda: self._order("hold")
         self._watch()
         if self._clock.is_running:
             self._go()
@@ -110,8 +92,9 @@ class RunProbes:
 
     def report(self) -> ProbeReport:
         """Return what has come in since the last call: counters, what went wrong, and what the probes cost."""
-        rows, self._rows = [*self._rows, *self._sampler.drain(), *self._elsewhere.drain(self._clock.at)], []
-        notes = [*self._sampler.notes, *self._elsewhere.notes, *([] if self._pyspy is None else self._pyspy.notes)]
+        rows = [row for sampler in self._samplers for row in sampler.drain(self._clock.at)]
+        notes = [note for sampler in self._samplers for note in sampler.notes]
+        notes += [] if self._pyspy is None else self._pyspy.notes
         new = [note for note in notes if note not in self._told]
         self._told.update(new)
         return ProbeReport(rows, new, self._metrics())
@@ -123,8 +106,7 @@ class RunProbes:
         for figure in figures:
             if isinstance(figure, StageMemory):
                 self.device_peaks[figure.pid] = figure.peak.or_higher(self.device_peaks.get(figure.pid, figure.peak))
-        spent_s = self._sampler.own_cpu_s
-        if spent_s > 0:
+        if (spent_s := self._sampler.own_cpu_s) > 0:
             metrics["probe/cpu_s"] = Metric(spent_s - self._charged_s, "sum")
         self._charged_s = spent_s
         return metrics if self._speed is None else metrics | self._speed.drain()
@@ -135,16 +117,14 @@ class RunProbes:
         Raises:
             RunStopped: py-spy recorded nothing.
         """
-        self._clock.on_resume = self._clock.on_pause = _nothing
+        self._clock.on_resume = self._clock.on_pause = lambda: None
         try:
             self._raise_failure()
             if self._pyspy is not None:
                 self._pyspy.close()
         finally:
-            self._sampler.close()
-            self._rows += self._elsewhere.drain(self._clock.at, LAST_SAMPLES_S)
-            self._elsewhere.close()
-            self._elsewhere = OtherMachines()
+            for sampler in self._samplers:
+                sampler.close()
 
     def _go(self) -> None:
         self._order("go")
@@ -162,21 +142,12 @@ class RunProbes:
         if failure is not None:
             raise failure
 
-    def _rest(self) -> None:
-        self._rows += self._sampler.drain()  # while the clock still knows these times
-        self._order("hold")
-
     def _order(self, order: str) -> None:
-        self._sampler.order(order)
-        self._elsewhere.order(order)
+        for sampler in self._samplers:
+            sampler.order(order)
 
     def _watch(self) -> None:
         """Tell the samplers of the processes: a part that died has another one."""
-        processes = dict(self._processes())
-        if processes != self._watched:
-            self._watched = processes
-            self._sampler.watch(processes)
-        self._elsewhere.watch()
-
-
-def _nothing() -> None: ...
+        processes = self._processes()
+        for sampler in self._samplers:
+            sampler.watch(processes)

@@ -1,7 +1,7 @@
 """Samples the counters of one machine and of the run's processes, beside the run, in a process of its own.
 
 ``SamplerProcess`` in ``harness.probes.sampler_process`` starts it, on other machines too. They speak over a pair of
-sockets, the sampler's being its standard input, in messages of JSON. Orders::
+sockets, the sampler's being its standard input, in lines of JSON. Orders::
 
     {"processes": {"learner": 4711}}    watch these from now on
     "go"                                sample until told otherwise
@@ -20,7 +20,6 @@ import select
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,23 +28,20 @@ import msgspec
 from harness.probes.host import HostProbe, ProcessProbe
 from harness.probes.nvml import GpuProbe, open_gpu_probe
 from harness.probes.reading import PluginReader, Reading, Unknown
-from harness.results.counters import HELD, SAMPLER
+from harness.results.counters import HELD, LEFT_OUT, SAMPLER
 
 NICENESS = 5
 _ORPHAN_CHECK_S = 1.0
 _GOODBYE_S = 5.0
-_MOST_UNSENT = 20_000  # at 5 Hz more than an hour of samples that nobody reads
-_MOST_BYTES = 1 << 20  # of a message
+_MOST_UNSENT = 1 << 25  # bytes: at 5 Hz more than an hour of samples that nobody reads
+_PIECE = 1 << 16
 
 Sample = tuple[int, list[Reading]]
 """The machine's monotonic clock, and what was read then: the sampler's own reading first."""
 
 
 class Channel:
-    """Whole messages both ways over a socket. It never waits for the other end: what does not fit is kept for later.
-
-    Args:
-        end: one end of ``socket.socketpair(type=SOCK_SEQPACKET)``, which keeps messages apart.
+    """Lines of JSON both ways over a stream. It never waits for the other end: what does not fit is kept for later.
 
     Attributes:
         ended: whether the other end is gone.
@@ -53,50 +49,44 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
-        self._end, self._unsent, self.ended = end, deque[bytes](), False
-        self._longest = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 64  # the kernel's own part
+        self._end, self._unsent, self._begun, self.ended = end, bytearray(), bytearray(), False
 
     def fileno(self) -> int:
-        """For ``select``."""
         return self._end.fileno()
 
     def send(self, message: Any) -> bool:
-        """Send a message, or keep it; return whether it was: not if too many are kept, or it is too long."""
+        """Send a message, or keep it; return whether it was: not if too much is kept already."""
         if len(self._unsent) >= _MOST_UNSENT:
             return False
-        content = msgspec.json.encode(message)
-        if len(content) > self._longest:
-            return False
-        self._unsent.append(content)
+        self._unsent += msgspec.json.encode(message) + b"\n"
         self.push()
         return True
 
     def push(self) -> None:
-        """Send as many of the kept messages as the other end has room for."""
+        """Send as much of what was kept as the other end has room for."""
         try:
             while self._unsent:
-                self._end.send(self._unsent[0])
-                self._unsent.popleft()
+                del self._unsent[: self._end.send(self._unsent)]
         except BlockingIOError:
             return
-        except ConnectionError:  # nobody will read them; ``receive`` finds the end
+        except ConnectionError:  # nobody will read it; ``receive`` finds the end
             self._unsent.clear()
 
     def receive(self) -> list[Any]:
-        """Return the messages that have come since the last call."""
-        messages = []
+        """Return the messages that have come since the last call; one that was cut off by the end is none."""
         while not self.ended:
             try:
-                message = self._end.recv(_MOST_BYTES)
+                piece = self._end.recv(_PIECE)
             except BlockingIOError:
                 break
             except ConnectionResetError:  # it has not read all; what it had sent comes behind this
                 continue
-            if message:
-                messages.append(msgspec.json.decode(message))
-            else:
-                self.ended = True
-        return messages
+            self._begun += piece
+            self.ended = not piece
+        if b"\n" not in self._begun:
+            return []
+        *lines, self._begun = self._begun.split(b"\n")
+        return [msgspec.json.decode(line) for line in lines]
 
     def finish(self, patience_s: float = _GOODBYE_S) -> None:
         """Send the rest; where nobody reads for this long, it is lost."""
@@ -105,7 +95,6 @@ class Channel:
             self.push()
 
     def close(self) -> None:
-        """End it, for the other end too."""
         self._end.close()
 
 
@@ -117,7 +106,7 @@ class Sampler:
 
     Args:
         driver: pid of the process that runs the loop.
-        emit: takes a sample.
+        send: takes a sample; returns whether it did. Those that it did not are counted in the next one.
         clock_ns: the machine's monotonic clock.
         cpu_s: CPU seconds that the sampling itself has cost so far.
         open_gpus: returns the probe of the GPUs, or raises ``Unknown``.
@@ -131,7 +120,7 @@ class Sampler:
         self,
         hz: float,
         driver: int,
-        emit: Callable[[Sample], object],
+        send: Callable[[Sample], bool],
         *,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         cpu_s: Callable[[], float] = time.process_time,
@@ -139,12 +128,12 @@ class Sampler:
         own: Sequence[str] = (),
     ) -> None:
         self._own = [PluginReader(path) for path in own]
-        self._emit, self._clock_ns, self._cpu_s, self._open_gpus = emit, clock_ns, cpu_s, open_gpus
+        self._send, self._clock_ns, self._cpu_s = send, clock_ns, cpu_s
         self._host, self._processes = HostProbe(), ProcessProbe(driver)
+        self._open_gpus: Callable[[], GpuProbe] | None = open_gpus  # None once tried
         self._gpus: GpuProbe | None = None
-        self._no_gpus = False
         self._period_ns = round(1e9 / hz)
-        self._earliest_ns = 0
+        self._earliest_ns = self._left_out = 0
         self._next_ns: int | None = None  # None while held
 
     def obey(self, order: Any) -> bool:
@@ -169,8 +158,7 @@ class Sampler:
             return None
         now_ns = self._clock_ns()
         if now_ns >= self._next_ns:
-            self._emit(self.sample())
-            self._earliest_ns = now_ns + self._period_ns // 2
+            self._emit(self.sample(), now_ns)
             self._next_ns += ((now_ns - self._next_ns) // self._period_ns + 1) * self._period_ns
         return max(0, self._next_ns - self._clock_ns()) / 1e9
 
@@ -181,8 +169,12 @@ class Sampler:
         if now_ns < self._earliest_ns:  # too soon for another sample: the end is marked
             self._emit((now_ns, [self._mark(held=True)]))
         else:
-            self._emit(self.sample(last=True))
-            self._earliest_ns = now_ns + self._period_ns // 2
+            self._emit(self.sample(last=True), now_ns)
+
+    def _emit(self, sample: Sample, taken_ns: int | None = None) -> None:
+        self._left_out += not self._send(sample)
+        if taken_ns is not None:
+            self._earliest_ns = taken_ns + self._period_ns // 2
 
     def sample(self, last: bool = False) -> Sample:
         """Read everything once; ``last``: the run is held after this."""
@@ -194,17 +186,17 @@ class Sampler:
         return at_ns, [self._mark(last), *readings]
 
     def _mark(self, held: bool) -> Reading:
-        return Reading(SAMPLER, {"cpu_s": _rounded(self._cpu_s()), HELD: int(held)})
+        left_out = {LEFT_OUT: self._left_out} if self._left_out else {}
+        return Reading(SAMPLER, {"cpu_s": _rounded(self._cpu_s()), HELD: int(held), **left_out})
 
     def _read_gpus(self, at_ns: int) -> list[Reading]:
-        if self._no_gpus:
-            return []
-        try:
-            self._gpus = self._gpus or self._open_gpus()
-        except Unknown as error:  # said once, in the first sample
-            self._no_gpus = True
-            return [Reading("gpu", {}, {"gpu": error.reason})]
-        return self._gpus.read(at_ns, self._processes.pids)
+        if self._open_gpus is not None:
+            open_gpus, self._open_gpus = self._open_gpus, None
+            try:
+                self._gpus = open_gpus()
+            except Unknown as error:  # said once, in the first sample
+                return [Reading("gpu", {}, {"gpu": error.reason})]
+        return [] if self._gpus is None else self._gpus.read(at_ns, self._processes.pids)
 
     def close(self) -> None:
         """Take the last sample, and let the driver go."""

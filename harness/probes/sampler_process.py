@@ -15,38 +15,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import harness
 from harness.probes.sampler import Channel
-from harness.results.counters import SAMPLER, CounterRow
+from harness.results.counters import LEFT_OUT, CounterRow
 
 _GOODBYE_S, _LOOK_S = 5.0, 0.1
 
 
 class SamplerProcess:
-    """Counters of one machine, on its clock. Without a rate nothing is started, and there are none.
+    """Counters of one machine. Without a rate nothing is started, and there are none.
 
     Args:
         hz: samples a second.
         own: probe plugins, as ``package.module:Name``.
-        clock_at: turns a reading of the machine's monotonic clock into nanoseconds of the run's.
         command: what to start; another one in tests.
 
     Attributes:
         notes: what went wrong, in words, for the run's log.
     """
 
-    def __init__(
-        self,
-        hz: float,
-        own: Sequence[str] = (),
-        clock_at: Callable[[int], int] = int,
-        command: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, hz: float, own: Sequence[str] = (), command: Sequence[str] | None = None) -> None:
         self.notes: list[str] = []
-        self._clock_at = clock_at
-        self._driver_cpu_s = self._sampler_cpu_s = 0.0
-        self._rows, self._last_ns = list[CounterRow](), 0
+        self._watched: Mapping[str, int] = {}
+        self._driver_cpu_s = 0.0
+        self._newest: Mapping[str, float] = {}  # of the sampler's own reading, the first of a sample
+        self._samples, self._last_ns = list[Any](), 0
         self._process: subprocess.Popen[bytes] | None = None
         if hz > 0:
             plain = [sys.executable, "-m", "harness.probes.sampler", "--hz", str(hz), "--driver", str(os.getpid())]
@@ -55,7 +50,7 @@ class SamplerProcess:
     def _start(self, command: Sequence[str]) -> None:
         project = str(Path(harness.__file__).resolve().parents[1])
         paths = os.pathsep.join(filter(None, (project, os.environ.get("PYTHONPATH"))))
-        here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        here, there = socket.socketpair()
         self._channel, self._errors = Channel(here), tempfile.TemporaryFile()  # noqa: SIM115  (lives with the process)
         try:
             self._process = subprocess.Popen(
@@ -76,29 +71,38 @@ class SamplerProcess:
     @property
     def own_cpu_s(self) -> float:
         """CPU seconds that sampling has cost so far: the sampler's, as it said last, and this process's."""
-        return self._sampler_cpu_s + self._driver_cpu_s
+        return self._newest.get("cpu_s", 0.0) + self._driver_cpu_s
 
     def watch(self, processes: Mapping[str, int]) -> None:
         """Read these processes from now on; lane to pid. Lanes in this process need not be named."""
-        self.order({"processes": dict(processes)})
+        if processes != self._watched:
+            self._watched = dict(processes)
+            self.order({"processes": self._watched})
 
     def order(self, order: object) -> None:
         """Give an order: ``go``, to sample from now on, or ``hold``, while another arm has its turn."""
-        if self._process is None:
-            return
-        with self._own_cost():
-            if not self._channel.send(order):
-                self._end("it takes no orders, and was killed")
-
-    def drain(self) -> list[CounterRow]:
-        """Return the rows that have come since the last call. Times are those of the run's clock, in order.
-
-        A paused clock knows no earlier times: drain before it is paused.
-        """
         if self._process is not None:
             with self._own_cost():
+                if not self._channel.send(order):
+                    self._end("it takes no orders, and was killed")
+
+    def drain(self, clock_at: Callable[[int], int] = int) -> list[CounterRow]:
+        """Return the rows that have come since the last call, in order of time.
+
+        Args:
+            clock_at: turns a reading of the machine's monotonic clock into nanoseconds of the run's.
+        """
+        rows = list[CounterRow]()
+        if self._process is None and not self._samples:
+            return rows
+        with self._own_cost():
+            if self._process is not None:
                 self._receive()
-        rows, self._rows = self._rows, []
+            for at_ns, readings in self._samples:
+                self._last_ns = max(self._last_ns, clock_at(at_ns))
+                for it in readings:
+                    rows.append(CounterRow(self._last_ns, it["source"], it["values"], it.get("missing", {})))
+            self._samples.clear()
         return rows
 
     def close(self) -> None:
@@ -113,13 +117,10 @@ class SamplerProcess:
 
     def _receive(self, ending: bool = False) -> None:
         self._channel.push()
-        for at_ns, readings in self._channel.receive():
-            self._last_ns = max(self._last_ns, self._clock_at(at_ns))
-            for reading in readings:
-                row = CounterRow(self._last_ns, reading["source"], reading["values"], reading.get("missing", {}))
-                self._rows.append(row)
-                if row.source == SAMPLER:
-                    self._sampler_cpu_s = row.values["cpu_s"] or 0.0
+        samples = self._channel.receive()
+        self._samples += samples
+        if samples:
+            self._newest = samples[-1][1][0]["values"]
         if self._channel.ended:
             self._end(None if ending else "it ended by itself")
 
@@ -135,6 +136,8 @@ class SamplerProcess:
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
             last_words = f" ({lines[-1]})" if lines else ""
             self.notes.append(f"the sampler failed: {problem or 'it ended by itself'}{last_words}")
+        if left_out := self._newest.get(LEFT_OUT):
+            self.notes.append(f"the sampler left out {left_out:,.0f} samples, which the run did not read in time")
         self._channel.close()
         self._errors.close()
 

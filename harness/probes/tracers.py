@@ -32,27 +32,28 @@ class Synchronized(SpanHook):
         self._synchronize()
 
 
+def keep_busy(seconds: float) -> None:
+    """Keep the processor busy for so long, as a stage with more to do would."""
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        pass
+
+
 class Delay(SpanHook):
     """Makes the spans of some stages longer: an injected slow-down, to see whether a comparison finds it.
 
     Args:
         delays: seconds by stage, spent at the start of each span of it: spent at the end, asleep or busy, they made the
             small stages that follow find cold caches, and be slower too.
-        spend: takes so many seconds; the usual one keeps the processor busy, as a stage with more to do would.
+        spend: takes so many seconds.
     """
 
-    def __init__(self, delays: Mapping[Stage, float], spend: Callable[[float], None] | None = None) -> None:
-        self._delays, self._spend = delays, spend or _keep_busy
+    def __init__(self, delays: Mapping[Stage, float], spend: Callable[[float], None] = keep_busy) -> None:
+        self._delays, self._spend = delays, spend
 
     def begin(self, span: HookedSpan) -> None:
         if (seconds := self._delays.get(span.stage, 0.0)) > 0:
             self._spend(seconds)
-
-
-def _keep_busy(seconds: float) -> None:
-    end_s = time.perf_counter() + seconds
-    while time.perf_counter() < end_s:
-        pass
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,19 @@ class Tracers:
         made, hooks = InstrumentedTracer(recorder), list[SpanHook]()
         if any(self.delays.values()):  # innermost: the device has nothing to do yet
             hooks.append(Delay({Stage(name): seconds for name, seconds in self.delays.items()}))
-        if cuda or synchronize is not None:
-            hooks.append(Synchronized(synchronize or _synchronize()))
+        if cuda and synchronize is None:
+            import torch
+
+            synchronize = torch.cuda.synchronize
+        if synchronize is not None:
+            hooks.append(Synchronized(synchronize))
         if self.profile.device_time:
             new_event, reason = cuda_events() if cuda else (None, "nothing here computes on a GPU")
             if new_event is None:
                 made.notes.append(f"no device times: {reason}")
             else:
-                made.device_times = DeviceTimes(new_event)
-                hooks.append(made.device_times)
+                made.meters.append(DeviceTimes(new_event))
+        hooks += made.meters
         if self.profile.nvtx:
             domain, reason = open_domain()
             if domain is None:
@@ -100,8 +105,8 @@ class Tracers:
             else:
                 hooks.append(NvtxRanges(domain))
         if cuda:  # outermost, so that no other probe's figures hold its readings
-            made.device_memory = StagePeaks(process_memory())
-            hooks.append(made.device_memory)
+            made.meters.append(peaks := StagePeaks(process_memory()))
+            hooks.append(peaks)
         traced, captured = self.profile.torch_profiler, self.profile.nsight
         if traced is not None and (chosen := self._chosen(traced, lanes)):
             assert self.drafts is not None
@@ -116,7 +121,6 @@ class Tracers:
         return [lane for lane in lanes_in(window, self.lanes) if lane in lanes]
 
     def remove_traces(self) -> None:
-        """Remove what no run's folder has taken."""
         if self.drafts is not None:
             shutil.rmtree(self.drafts, ignore_errors=True)
 
@@ -126,33 +130,21 @@ class InstrumentedTracer:
     """The tracer that the parts of one process are given, and what belongs to it.
 
     Attributes:
-        tracer: for the parts.
         windows: profilers that run for a few steps.
-        device_times, device_memory: measure them; None without.
+        meters: of device time and memory.
         notes: what could not be measured, in words.
     """
 
     tracer: Tracer
     windows: list[ProfilerWindow] = field(default_factory=list)
-    device_times: DeviceTimes | None = None
-    device_memory: StagePeaks | None = None
+    meters: list[DeviceTimes | StagePeaks] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def drain_device_figures(self) -> list[DeviceFigure]:
-        """Return device times and peaks of the spans that have ended since the last call.
-
-        Spans end when the device is done (see ``Synchronized``), so all of them are known.
-        """
-        times = [] if self.device_times is None else self.device_times.drain(final=True)
-        return [*times, *([] if self.device_memory is None else self.device_memory.drain())]
+        """Return device times and peaks of the spans that have ended since the last call."""
+        return [figure for meter in self.meters for figure in meter.drain()]
 
     def end_windows(self) -> None:
         """Stop the profilers that still run, and have them write what they have."""
         for window in self.windows:
             window.close()
-
-
-def _synchronize() -> Callable[[], None]:
-    import torch
-
-    return torch.cuda.synchronize

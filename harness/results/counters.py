@@ -4,6 +4,7 @@ A source is ``host``, ``gpu0`` (the first GPU that the run may use), ``sampler``
 lane, several joined by ``+``, or ``driver``, which holds every other lane), or a user's own probe by its
 ``package.module:Name``; of another machine, with its name and ``/`` in front. What could not be read is null, with the
 reason under ``missing``. What was counted between a ``sampler`` row with ``held`` 1 and the next row is not the run's.
+``left_out`` of a ``sampler`` row, where it is there, counts samples that are missing since nobody read them in time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from harness.results.jsonl import read_rows
 from harness.results.rows import COUNTERS, MOST_WHOLE, Row, Whole
 
 HOST, SAMPLER, DRIVER = "host", "sampler", "driver"
-HELD = "held"
+HELD, LEFT_OUT = "held", "left_out"
 
 
 class Counter(NamedTuple):

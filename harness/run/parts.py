@@ -14,7 +14,7 @@ from harness.core.types import GroupData
 from harness.loop import LoopPlan
 from harness.probes.load import load_profile
 from harness.probes.memory import DeviceFigure
-from harness.probes.run_probes import OtherMachines
+from harness.probes.run_probes import Samplers
 from harness.probes.torch_traces import collect_traces
 from harness.probes.tracers import Tracers
 from harness.probes.windows import lanes_in, process_name
@@ -116,7 +116,7 @@ class RunningParts:
         """Return what stages took of GPUs, in time and memory, as it came in since the last call."""
         return []
 
-    def sample_elsewhere(self, hz: float) -> OtherMachines | None:
+    def sample_elsewhere(self, hz: float) -> Samplers | None:
         """Start samplers on the other machines that parts work on, of so many samples a second; None without any."""
         return None
 

@@ -34,17 +34,12 @@ class WithSpecialToken:
     def __init__(self, tokenizer: Tokenizer, name: str, token: int) -> None:
         self._tokenizer, self._name, self._token = tokenizer, name, token
         self.eos_token_id, self.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-
-    def encode(self, text: Any, **options: Any) -> Any:
-        """As the tokenizer does."""
-        return self._tokenizer.encode(text, **options)
+        self.encode = tokenizer.encode
 
     def decode(self, token_ids: Any, **options: Any) -> Any:
-        """As the tokenizer does, without the token."""
         return self._tokenizer.decode([token for token in token_ids if token != self._token], **options)
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The token by its name."""
         return {self._name: self._token}
 
 
@@ -92,13 +87,6 @@ def of_prompts(groups: Groups) -> list[tuple[Sequence[int], Completion]]:
     return [(prompt, each) for prompt, group in zip(PROMPTS, groups, strict=True) for each in group]
 
 
-def assert_pinned(completions: Sequence[Completion]) -> None:
-    """Check the lengths of 4 samples of each prompt with seed 11 and ``PINNED``."""
-    rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
-    assert [len(each.token_ids) for each in completions] == pinned_lengths(11, rows, (3, 20)).tolist()
-    assert {each.finish_reason for each in completions} == {"length"}
-
-
 class EngineContract:
     """Contract of an engine. Say in a subclass how it is made.
 
@@ -128,9 +116,24 @@ class EngineContract:
         """Return an engine whose responses to ``PROMPTS``, 8 each with this seed, end at many lengths below 24."""
         return self.make_engine()
 
+    @pytest.fixture
+    def exactly(self) -> None:
+        """Skips tests of tokens that rounding may flip."""
+        if not self.exact:
+            pytest.skip("bfloat16 rounds differently in other batches, and of two close tokens either may be likelier")
+
+    def assert_pinned(self, engine: Engine) -> list[Completion]:
+        """Check 4 samples of each prompt: ``harness.engines.rng.pinned_lengths`` draws lengths by seed and place."""
+        sampled = flat(engine.generate(PROMPTS, 4, PINNED, 11))
+        rows = [(prompt, sample) for prompt in range(len(PROMPTS)) for sample in range(4)]
+        assert [len(each.token_ids) for each in sampled] == pinned_lengths(11, rows, (3, 20)).tolist()
+        assert {each.finish_reason for each in sampled} == {"length"}
+        return sampled
+
     def test_a_completion_has_tokens_log_probs_text_and_a_reason(self) -> None:
-        """And no versions, where nothing was loaded meanwhile."""
-        groups = self.make_engine().generate(PROMPTS, 3, SAMPLING, 0)
+        """And no versions, whatever the number of the one that sampled all of it."""
+        engine = self.make_engine()
+        groups = engine.generate(PROMPTS, 3, SAMPLING, 0)
         assert [len(group) for group in groups] == [3] * len(PROMPTS)
         for completion in flat(groups):
             assert completion.token_ids.dtype == "int64"
@@ -142,7 +145,10 @@ class EngineContract:
             assert completion.finish_reason == ("stop" if ended else "length")
             assert self.tokenizer.eos_token_id not in completion.token_ids[:-1]
             assert ended or len(completion.token_ids) == SAMPLING.max_tokens
-            assert completion.versions is None
+        engine.load_weights(self.weights, version=3)
+        sampled = [*flat(groups), *flat(engine.generate(PROMPTS, 2, SAMPLING, 0))]
+        assert [completion.versions for completion in sampled] == [None] * (5 * len(PROMPTS))
+        assert engine.generate([], 4, SAMPLING, 0) == []
 
     def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self) -> None:
         """From call to call, and from one engine to another of the same weights."""
@@ -154,26 +160,19 @@ class EngineContract:
         samples = [tuple(tokens) for group in first for tokens in group]
         assert len(set(samples)) == len(samples)
 
+    @pytest.mark.usefixtures("exactly")
     def test_a_row_depends_on_its_prompt_and_indices_alone(self) -> None:
-        """Not on the other prompts, the number of samples, or the batches that the request is cut into."""
-        if not self.exact:
-            pytest.skip("bfloat16 rounds differently in other batches")
+        """Not on other prompts, the number of samples, or the batches and Generators that a request is cut into."""
         whole = tokens_of(self.make_engine().generate(PROMPTS, 4, SAMPLING, 7))
         for max_batch in (1, 3, 4, 9):
             assert tokens_of(self.make_engine(max_batch=max_batch).generate(PROMPTS, 4, SAMPLING, 7)) == whole
         assert tokens_of(self.make_engine().generate(PROMPTS[:2], 4, SAMPLING, 7)) == whole[:2]
         assert tokens_of(self.make_engine().generate(PROMPTS, 2, SAMPLING, 7)) == [group[:2] for group in whole]
-
-    def test_a_part_of_a_batch_is_sampled_as_in_the_whole_batch(self) -> None:
-        """So the number of Generators that share a batch changes no sample."""
-        if not self.exact:
-            pytest.skip("bfloat16 rounds differently in other batches")
-        pinned = dataclasses.replace(SAMPLING, pinned_lengths=(2, 6), max_tokens=8, min_tokens=0, stop=())
+        pinned, engine = SamplingParams(max_tokens=8, pinned_lengths=(2, 6)), self.make_engine()
         for sampling in (SAMPLING, pinned):
             whole = tokens_of(self.make_engine().generate(PROMPTS, 3, sampling, 7))
-            parts = [(0, 1), (1, 2), (2, len(PROMPTS))]
-            engine = self.make_engine()
-            apart = [engine.generate(PROMPTS[first:end], 3, sampling, 7, range(first, end)) for first, end in parts]
+            parts = [range(1), range(1, 2), range(2, len(PROMPTS))]
+            apart = [engine.generate(PROMPTS[part.start : part.stop], 3, sampling, 7, part) for part in parts]
             assert [group for part in apart for group in tokens_of(part)] == whole
 
     def test_min_and_max_tokens(self) -> None:
@@ -201,11 +200,10 @@ class EngineContract:
         assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 1)) == [group[:1] for group in groups]
 
     def test_pinned_lengths_hold_whatever_the_policy_says(self) -> None:
-        """They follow from seed and place: ``harness.engines.rng.pinned_lengths`` draws them."""
+        """They follow from seed and place."""
         if not self.pins_lengths:
             pytest.skip("it pins no lengths")
-        sampled = self.make_engine().generate(PROMPTS, 4, PINNED, 11)
-        assert_pinned(flat(sampled))
+        self.assert_pinned(self.make_engine())
 
     def test_bad_requests_are_refused(self) -> None:
         """``harness.engines.limits.check_request`` does it."""
@@ -220,16 +218,6 @@ class EngineContract:
         answers = iter([False, False, True])
         with pytest.raises(Interrupted):
             self.make_engine(should_stop=lambda: next(answers)).generate(PROMPTS, 1, SAMPLING, 0)
-
-    def test_a_response_that_one_version_sampled_has_no_versions(self) -> None:
-        """Whatever its number."""
-        engine = self.make_engine()
-        engine.load_weights(self.weights, version=3)
-        assert [completion.versions for completion in flat(engine.generate(PROMPTS, 2, SAMPLING, 0))] == [None] * 8
-
-    def test_an_empty_request_is_answered(self) -> None:
-        """With nothing."""
-        assert self.make_engine().generate([], 4, SAMPLING, 0) == []
 
 
 class ModelEngineContract(EngineContract):
@@ -272,11 +260,9 @@ class ModelEngineContract(EngineContract):
         return self.make_engine()
 
     def make_engine(self, should_stop: StopSignal | None = None, max_batch: int = 256) -> Engine:
-        """Return an engine of the model."""
         return self.make_engine_of(self.model, self.tokenizer, should_stop, max_batch)
 
     def make_engine_that_ends(self, seed: int) -> Engine:
-        """Return an engine that ends with a token that it draws often."""
         return self.make_engine_of(self.model, self.tokenizer, ends=frequent_tokens(self.make_engine(), seed))
 
     def make_scoring_engine(self) -> ScoringEngine:
@@ -292,36 +278,42 @@ class ModelEngineContract(EngineContract):
         """Those of the model."""
         return self.model.state_dict()
 
+    def logits_of(self, prompt: Sequence[int], completion: Completion) -> Tensor:
+        """Return the model's logits (T, V) that predict the tokens of a completion."""
+        return response_logits(self.model, prompt, completion.token_ids.tolist())
+
+    def assert_agrees(self, logits: Tensor, completion: Completion) -> None:
+        """Check an engine's log-probs against logits (T, V)."""
+        assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
+
+    @pytest.mark.usefixtures("exactly")
     def test_greedy_tokens_are_the_likeliest_of_full_forward_passes(self) -> None:
         """With their log-probs."""
-        if not self.exact:
-            pytest.skip("in bfloat16 the likeliest of two close tokens may change")
         for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 1, GREEDY, 0)):
-            logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+            logits = self.logits_of(prompt, completion)
             assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
-            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
+            self.assert_agrees(logits, completion)
 
     @pytest.mark.parametrize(("temperature", "min_tokens"), [(1.0, 0), (0.6, 0), (1.7, 5)])
     def test_log_probs_are_those_of_the_sampled_distribution(self, temperature: float, min_tokens: int) -> None:
         """Divided by the temperature, without the end of sequence where it is banned."""
         sampling = SamplingParams(temperature=temperature, min_tokens=min_tokens, max_tokens=12)
         for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 3, sampling, 5)):
-            logits = response_logits(self.model, prompt, completion.token_ids.tolist()) / temperature
+            logits = self.logits_of(prompt, completion) / temperature
             logits[:min_tokens, self.tokenizer.eos_token_id] = -torch.inf
-            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
+            self.assert_agrees(logits, completion)
 
+    @pytest.mark.usefixtures("exactly")
     def test_top_p_draws_from_the_nucleus_and_renormalises(self) -> None:
         """A token stays if the likelier ones do not reach top_p."""
-        if not self.exact:
-            pytest.skip("in bfloat16 a token at the edge of the nucleus may fall out")
         sampling = SamplingParams(top_p=0.7, max_tokens=12)
         for prompt, completion in of_prompts(self.make_engine().generate(PROMPTS, 3, sampling, 5)):
-            logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+            logits = self.logits_of(prompt, completion)
             probs, order = logits.softmax(-1).sort(descending=True)
             nucleus = (probs.cumsum(-1) - probs < 0.7).gather(1, order.argsort(-1))
             assert nucleus.gather(1, torch.from_numpy(completion.token_ids)[:, None]).all()
             logits[~nucleus] = -torch.inf
-            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
+            self.assert_agrees(logits, completion)
 
     def test_a_response_ends_at_the_first_token_that_completes_a_stop_string(self) -> None:
         """The string stays part of it."""
@@ -353,7 +345,6 @@ class ModelEngineContract(EngineContract):
             tokenizer, named = WithSpecialToken(tokenizer, "<|turn|>", ends[2]), ends[:2]
             sampling = dataclasses.replace(sampling, stop=("<|turn|>",))
         ended = flat(self.make_engine_of(self.model, tokenizer, ends=named).generate(PROMPTS, 8, sampling, 3))
-        last = set()
         for before, after in zip(free, ended, strict=True):
             places = [place for place, token in enumerate(before.token_ids.tolist()) if token in ends]
             length = places[0] + 1 if places else LONG.max_tokens
@@ -364,8 +355,7 @@ class ModelEngineContract(EngineContract):
             assert after.finish_reason == ("stop" if is_end else "length")
             assert is_end or len(after.token_ids) == LONG.max_tokens
             assert not set(ends) & set(after.token_ids[:-1].tolist())
-            last.add(int(after.token_ids[-1]))
-        assert last >= set(ends)
+        assert {int(after.token_ids[-1]) for after in ended} >= set(ends)
 
     def test_no_end_token_is_drawn_within_min_tokens(self) -> None:
         """The log-probs are of the distribution without all of them; the stop string that is a token is one."""
@@ -375,17 +365,15 @@ class ModelEngineContract(EngineContract):
         engine = self.make_engine_of(self.model, tokenizer, ends=ends[:2])
         for prompt, completion in of_prompts(engine.generate(PROMPTS, 3, sampling, 5)):
             assert not set(ends) & set(completion.token_ids[:8].tolist())
-            logits = response_logits(self.model, prompt, completion.token_ids.tolist())
+            logits = self.logits_of(prompt, completion)
             logits[:8, ends] = -torch.inf
-            assert gap(logits, completion.token_ids, completion.log_probs) < self.tolerance
+            self.assert_agrees(logits, completion)
 
-    def test_pinned_lengths_hold_where_the_policy_would_end(self) -> None:
+    def test_pinned_lengths_hold_whatever_the_policy_says(self) -> None:
         """Neither an end token, here one that a random model draws often, nor a stop string ends one."""
-        engine = self.make_engine_of(self.model, self.tokenizer, ends=(5,))
-        sampled = flat(engine.generate(PROMPTS, 4, PINNED, 11))
-        assert_pinned(sampled)
+        sampled = self.assert_pinned(self.make_engine_of(self.model, self.tokenizer, ends=(5,)))
         assert all(5 not in completion.token_ids for completion in sampled)
-        assert_pinned(flat(self.make_engine(max_batch=4).generate(PROMPTS, 4, PINNED, 11)))
+        self.assert_pinned(self.make_engine(max_batch=4))
 
     @pytest.mark.parametrize("bounds", [(0, 4), (5, 4), (4, 25)])
     def test_pinned_lengths_out_of_bounds_are_refused(self, bounds: tuple[int, int]) -> None:
@@ -402,7 +390,7 @@ class ModelEngineContract(EngineContract):
         assert largest_scoring_gap(self.other, engine.score(PROMPTS, SCORED)) < self.tolerance
 
     def test_what_cannot_be_scored_is_refused(self) -> None:
-        """An empty response, and one that does not fit."""
+        """An empty response, one that does not fit, and unknown tokens."""
         engine = self.make_scoring_engine()
         with pytest.raises(UserError, match="no tokens") as refused:
             engine.score([[5], [6]], [[7], []])
@@ -417,27 +405,32 @@ class ModelEngineContract(EngineContract):
             with pytest.raises(UserError, match=rf"token ids from 5 to {self.vocab_size}"):
                 engine.score([[5]], [[self.vocab_size]])
 
-    def test_loading_replaces_the_weights(self) -> None:
-        """All of them, there and back."""
-        wanted = self.make_engine_of(self.other, self.tokenizer).generate(PROMPTS, 1, GREEDY, 0)
+    def test_what_cannot_be_sampled_is_refused(self) -> None:
+        """A prompt and ``max_tokens`` fit into the context together; unknown tokens would index past the embedding."""
         engine = self.make_engine()
-        before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
-        engine.load_weights(dict(self.other.named_parameters()))
-        after = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
-        assert after == tokens_of(wanted)
-        assert after != before
-        engine.load_weights(self.model.state_dict())
-        assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
+        if self.context is not None:
+            most = self.context - GREEDY.max_tokens
+            assert len(engine.generate([[5] * most], 1, GREEDY, 0)[0][0].token_ids) <= GREEDY.max_tokens
+            with pytest.raises(UserError, match=rf"{most + 1} prompt tokens and max_tokens {GREEDY.max_tokens}"):
+                engine.generate([[5] * (most + 1)], 1, GREEDY, 0)
+        if self.vocab_size is not None:
+            with pytest.raises(UserError, match=rf"token ids from 5 to {self.vocab_size}"):
+                engine.generate([[5, self.vocab_size]], 1, GREEDY, 0)
 
-    def test_the_weights_are_not_shared_with_where_they_came_from(self) -> None:
-        """The Learner trains on while the engine samples."""
-        source = copy.deepcopy(self.model)
-        engine = self.make_engine_of(source, self.tokenizer)
-        engine.load_weights(dict(source.named_parameters()))
-        before = tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0))
-        with torch.no_grad():
-            for parameter in source.parameters():
-                parameter.zero_()
+    def test_loading_replaces_the_weights(self) -> None:
+        """All of them, there and back; and they are not shared with the Learner, which trains on meanwhile."""
+        wanted = tokens_of(self.make_engine_of(self.other, self.tokenizer).generate(PROMPTS, 1, GREEDY, 0))
+        before = tokens_of(self.make_engine().generate(PROMPTS, 1, GREEDY, 0))
+        sources = copy.deepcopy(self.model), copy.deepcopy(self.other)
+        engine = self.make_engine_of(sources[0], self.tokenizer)
+        for source, sampled in zip(sources, (before, wanted), strict=True):
+            engine.load_weights(dict(source.named_parameters()))
+            with torch.no_grad():
+                for parameter in source.parameters():
+                    parameter.zero_()
+            assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == sampled
+        assert wanted != before
+        engine.load_weights(self.model.state_dict())
         assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
 
     @pytest.mark.parametrize("damage", ["missing", "misshapen", "unknown"])
@@ -457,22 +450,6 @@ class ModelEngineContract(EngineContract):
         with pytest.raises(ValueError, match=rf"the old ones stay: .*{last} (is|has shape)"):
             engine.load_weights(weights)
         assert tokens_of(engine.generate(PROMPTS, 1, GREEDY, 0)) == before
-
-    def test_prompts_that_do_not_fit_are_refused(self) -> None:
-        """A prompt and ``max_tokens`` fit into the context together."""
-        if self.context is None:
-            pytest.skip("the engine has no bound")
-        engine, most = self.make_engine(), self.context - GREEDY.max_tokens
-        assert len(engine.generate([[5] * most], 1, GREEDY, 0)[0][0].token_ids) <= GREEDY.max_tokens
-        with pytest.raises(UserError, match=rf"{most + 1} prompt tokens and max_tokens {GREEDY.max_tokens}"):
-            engine.generate([[5] * (most + 1)], 1, GREEDY, 0)
-
-    def test_tokens_that_the_model_does_not_know_are_refused(self) -> None:
-        """Before they index past the end of the embedding."""
-        if self.vocab_size is None:
-            pytest.skip("the contract was told of no bound")
-        with pytest.raises(UserError, match=rf"token ids from 5 to {self.vocab_size}"):
-            self.make_engine().generate([[5, self.vocab_size]], 1, GREEDY, 0)
 
     def test_weights_that_have_diverged_stop_the_run(self) -> None:
         """With the place of the first token."""

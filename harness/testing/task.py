@@ -34,12 +34,6 @@ class TaskContract:
         assert all(prompt.text.strip() and isinstance(prompt.ground_truth, str) for prompt in prompts)
         assert len({prompt.text for prompt in prompts}) == len(prompts)
 
-    def test_made_again_it_has_the_same_prompts(self) -> None:
-        """A run that goes on makes it anew, and so does every process of a run."""
-        one, other = self.make_task(), self.make_task()
-        assert list(one.train_prompts) == list(other.train_prompts)
-        assert list(one.validation_prompts) == list(other.validation_prompts)
-
     def test_any_response_gets_three_finite_numbers(self) -> None:
         """A policy writes anything."""
         task = self.make_task()
@@ -59,17 +53,12 @@ class TaskContract:
         assert task.reward(right, prompt.ground_truth)["reward"] == 1.0
         assert task.reward("", prompt.ground_truth)["reward"] == 0.0
 
-    def test_the_reward_is_the_same_each_time(self) -> None:
-        """From call to call, and from one copy of the task to another."""
-        task, other = self.make_task(), self.make_task()
-        truth = task.train_prompts[0].ground_truth
-        assert [task.reward(text, truth) for text in RESPONSES] == [other.reward(text, truth) for text in RESPONSES]
-
-    def test_a_copy_from_another_process_is_the_same_task(self) -> None:
-        """Rewards with a time limit are computed in a process of their own."""
+    @pytest.mark.parametrize("how", ["made again", "copied to another process"])
+    def test_it_is_the_same_task(self, how: str) -> None:
+        """Each process of a run makes it anew, but for the one of rewards with a time limit, which gets a copy."""
         task = self.make_task()
-        copied = pickle.loads(pickle.dumps(task))
-        assert list(copied.train_prompts) == list(task.train_prompts)
-        assert list(copied.validation_prompts) == list(task.validation_prompts)
+        other = self.make_task() if how == "made again" else pickle.loads(pickle.dumps(task))
+        assert list(other.train_prompts) == list(task.train_prompts)
+        assert list(other.validation_prompts) == list(task.validation_prompts)
         truth = task.train_prompts[0].ground_truth
-        assert copied.reward("A red apple.", truth) == task.reward("A red apple.", truth)
+        assert [other.reward(text, truth) for text in RESPONSES] == [task.reward(text, truth) for text in RESPONSES]

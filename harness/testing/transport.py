@@ -60,8 +60,17 @@ def options_of(name: str, fields: Mapping[str, Any]) -> TransportOptions:
     return TransportOptions(settings, fields.get("folder"))
 
 
+def open_files() -> list[str]:
+    """Return the paths that this process has open or mapped into its memory, anonymous files among them."""
+    descriptors = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return descriptors + [line.split(maxsplit=5)[-1].strip() for line in maps]
+
+
 class LearnerEnd:
     """Publishes the weights of a version, and trains on at once: the live weights change after every publish."""
+
+    files = staticmethod(open_files)
 
     def __init__(self) -> None:
         self.senders: dict[str, WeightSender] = {}
@@ -92,32 +101,22 @@ class LearnerEnd:
         """Return what Ray moves, of a two-sided transport."""
         return self.senders[key].outgoing(version)
 
-    def place_of(self, key: str, version: int) -> int:
-        """Return where in memory the published copy lies."""
-        return self.senders[key].published(version)["big"].data_ptr()
-
-    def is_held(self, key: str, version: int) -> bool:
-        """Return whether the version can still be read."""
+    def place_of(self, key: str, version: int) -> int | None:
+        """Return where in memory the published copy lies; None where the version can no longer be read."""
         try:
-            return len(self.senders[key].published(version)) > 0
+            return self.senders[key].published(version)["big"].data_ptr()
         except ValueError:
-            return False
-
-    def notes(self, key: str) -> tuple[str, ...]:
-        """Return the sender's notes."""
-        return self.senders[key].notes
+            return None
 
     def close(self, key: str) -> None:
         """End the sender."""
         self.senders.pop(key).close()
 
-    def files(self) -> list[str]:
-        """Return what this process has open or mapped; see ``open_files``."""
-        return open_files()
-
 
 class GeneratorEnd:
     """Receives, and says which tensors are not what they should be."""
+
+    files = staticmethod(open_files)
 
     def __init__(self) -> None:
         self.receivers: dict[str, WeightReceiver] = {}
@@ -136,22 +135,6 @@ class GeneratorEnd:
         """End the receiver; one that took another's place has none."""
         if key in self.receivers:
             self.receivers.pop(key).close()
-
-    def files(self) -> list[str]:
-        """Return what this process has open or mapped; see ``open_files``."""
-        return open_files()
-
-
-def open_files() -> list[str]:
-    """Return the paths that this process has open or mapped into its memory, anonymous files among them."""
-    descriptors = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        return descriptors + [line.split(maxsplit=5)[-1].strip() for line in maps]
-
-
-def shared_files() -> set[str]:
-    """Return the files in shared memory, without the semaphores that other programs come and go with."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 class Crew:
@@ -188,13 +171,17 @@ class Moved:
 
     def __init__(self, crew: Crew, name: str, fields: Mapping[str, Any], key: str = "") -> None:
         self.crew, self.name, self.fields, self.key = crew, name, dict(fields), key or name
-        self.notes: tuple[str, ...] = ray.get(crew.learner.open.remote(self.key, name, self.fields))
+        self.notes: tuple[str, ...] = self.ask("open", name, self.fields)
         self.used: set[int] = set()
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """Return what the Learner's end answers; see ``LearnerEnd``."""
+        return ray.get(getattr(self.crew.learner, question).remote(self.key, *arguments))
 
     def publish(self, version: int, still_needed: Collection[int] = (), damage: bool = False) -> WeightHandle:
         """Publish a version's weights."""
-        handle: WeightHandle = ray.get(self.crew.learner.publish.remote(self.key, version, tuple(still_needed), damage))
-        return handle
+        weight_handle: WeightHandle = self.ask("publish", version, tuple(still_needed), damage)
+        return weight_handle
 
     def receive(self, weight_handle: WeightHandle, generators: Collection[int] = (0, 1)) -> list[list[str]]:
         """Return what each of these Generators finds wrong with the weights."""
@@ -204,19 +191,15 @@ class Moved:
             arrived = [send.remote(self.key, weight_handle.version)]
         self.used |= set(generators)
         handles = [self.crew.generators[number] for number in generators]
-        found: list[list[str]] = ray.get(
+        wrong: list[list[str]] = ray.get(
             [handle.receive.remote(self.key, self.name, self.fields, weight_handle, *arrived) for handle in handles]
         )
-        return found
-
-    def ask(self, question: str, *arguments: Any) -> Any:
-        """Return what the Learner's end answers; see ``LearnerEnd``."""
-        return ray.get(getattr(self.crew.learner, question).remote(self.key, *arguments))
+        return wrong
 
     def close(self) -> None:
         """End the receivers, then the sender."""
         ray.get([self.crew.generators[number].close.remote(self.key) for number in sorted(self.used)])
-        ray.get(self.crew.learner.close.remote(self.key))
+        self.ask("close")
 
 
 class TransportContract:
@@ -235,6 +218,10 @@ class TransportContract:
     @classmethod
     def crew(cls) -> Iterator[Crew]:
         """One Ray session for the class, which leaves nothing in shared memory."""
+
+        def shared_files() -> set[str]:  # without the semaphores that other programs come and go with
+            return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+
         before = shared_files()
         folder = tempfile.mkdtemp(prefix="gh-", dir="/tmp")  # short: Ray makes sockets in it, whose paths are bounded
         ray.init(
@@ -277,8 +264,8 @@ class TransportContract:
         small = sum(1 + i % 5 for i in range(NUM_SMALL))
         # embedding and its twin, half (2 bytes), scale, transposed, counts (8 bytes), big, small
         num_bytes = 2 * 4 * 37 * 11 + 2 * 5 * 3 * 7 + 4 + 4 * 8 * 6 + 8 * 3 + 4 * 250_000 + 4 * small
-        found = weight_handle.version, weight_handle.num_bytes, weight_handle.num_tensors
-        assert found == (10, num_bytes, 8 + NUM_SMALL)
+        counts = weight_handle.version, weight_handle.num_bytes, weight_handle.num_tensors
+        assert counts == (10, num_bytes, 8 + NUM_SMALL)
 
     def test_an_old_handle_stays_readable_while_its_version_is_needed(self, moved: Moved) -> None:
         """And no longer."""
@@ -288,7 +275,8 @@ class TransportContract:
         for weight_handle in (old, new, middle, old):
             assert moved.receive(weight_handle) == [[], []]
         moved.publish(23, [22])
-        assert [moved.ask("is_held", version) for version in (20, 21, 22, 23)] == [False, False, True, True]
+        held = [version for version in (20, 21, 22, 23) if moved.ask("place_of", version) is not None]
+        assert held == [22, 23]
 
     def test_one_wrong_bit_is_found(self, moved: Moved) -> None:
         """What arrives is what was published, bit by bit."""

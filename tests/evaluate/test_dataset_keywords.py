@@ -12,12 +12,11 @@ from harness.core.errors import RunStopped, UserError
 from harness.core.types import Prompt
 from harness.evaluate.dataset_command import add_arguments
 from harness.evaluate.keyword_dataset import (
-    Row,
-    check_split_sizes,
     check_target,
     draw_prompts,
     fault,
     fill,
+    most_prompts,
     settings_of,
     split_sizes,
     tidy,
@@ -53,20 +52,21 @@ def test_an_answer_is_its_first_line_with_something_on_it() -> None:
     ("rows", "train", "validation"), [(3, 2, 1), (10, 8, 2), (12, 10, 2), (13, 10, 3), (1000, 800, 200)]
 )
 def test_a_fifth_is_for_validation(rows: int, train: int, validation: int) -> None:
-    assert split_sizes(rows) == {"train": train, "validation": validation}
+    assert split_sizes(rows, 2) == {"train": train, "validation": validation}
 
 
 @pytest.mark.parametrize("rows", [-1, 0, 1, 2])
 def test_too_few_rows_for_both_files_are_refused(rows: int) -> None:
     with pytest.raises(UserError, match=f"-n is {rows}; it must be at least 3"):
-        split_sizes(rows)
+        split_sizes(rows, 2)
 
 
 def test_more_rows_than_sets_of_words_are_refused() -> None:
     # 400 words in 50 blocks of 8: 50 * (8 choose 2) = 1400 pairs within a block, (50 choose 2) * 64 = 78400 across
-    check_split_sizes({"train": 78400, "validation": 1400}, keywords=2)
+    assert most_prompts(2) == {"train": 78400, "validation": 1400}
+    assert split_sizes(7000, keywords=2) == {"train": 5600, "validation": 1400}
     with pytest.raises(UserError, match="1401 validation rows are asked for; there are 1400 different sets of 2 words"):
-        check_split_sizes({"train": 5604, "validation": 1401}, keywords=2)
+        split_sizes(7005, keywords=2)
 
 
 def test_no_two_words_stand_together_in_both_splits() -> None:
@@ -98,18 +98,18 @@ def test_the_first_good_answer_of_each_prompt_is_kept() -> None:
         requests.append((len(prompts), request))
         return [["", "nothing.", sentence(prompt), sentence(prompt) + " Or there."] for prompt in prompts]
 
-    found = fill("train", 5, 2, 0, 2, ask, set())
+    *_, found = fill("train", 5, 2, 0, 2, ask, set())
     assert requests == [(2, 0), (2, 1), (2, 2)]
     assert (found.asked, found.answers, found.rejected) == (5, 15, {"empty": 5, "keyword missing": 5})
     wanted = [prompt for prompt, _ in zip(draw_prompts("train", 2, seed=0), range(5), strict=False)]
-    assert found.rows == [Row(prompt.text, sentence(prompt)) for prompt in wanted]
+    assert found.rows == [{"prompt": prompt.text, "answer": sentence(prompt)} for prompt in wanted]
 
 
 def test_a_sentence_is_kept_once_over_both_splits() -> None:
     said: set[str] = set()
-    first = fill("train", 3, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], said)
-    assert said == {row.answer.casefold() for row in first.rows}
-    again = fill(
+    *_, first = fill("train", 3, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], said)
+    assert said == {row["answer"].casefold() for row in first.rows}
+    *_, again = fill(
         "train",
         3,
         2,
@@ -123,7 +123,7 @@ def test_a_sentence_is_kept_once_over_both_splits() -> None:
 
 def test_a_model_that_cannot_do_it_is_given_up_with_the_counts() -> None:
     with pytest.raises(RunStopped) as stopped:
-        fill("train", 4, 2, 0, 50, lambda prompts, _: [["no.", ""] for _ in prompts], set())
+        list(fill("train", 4, 2, 0, 50, lambda prompts, _: [["no.", ""] for _ in prompts], set()))
     assert str(stopped.value).startswith(
         "0 of 4 train rows were found after 200 prompts, which is more than 50 prompts a row; answers that were "
         "rejected: empty 200, keyword missing 200\n"
@@ -132,13 +132,13 @@ def test_a_model_that_cannot_do_it_is_given_up_with_the_counts() -> None:
 
 def test_a_split_that_runs_out_of_words_says_so() -> None:
     with pytest.raises(RunStopped, match="after 1,400 prompts, which is all the prompts there are"):
-        fill("validation", 1400, 2, 0, 700, lambda prompts, _: [["no."] for _ in prompts], set())
+        list(fill("validation", 1400, 2, 0, 700, lambda prompts, _: [["no."] for _ in prompts], set()))
 
 
 def test_the_files_are_what_the_keyword_task_reads(tmp_path: Path) -> None:
     found = {
-        split: fill(split, size, 2, 0, 8, lambda prompts, _: [[sentence(prompt)] for prompt in prompts], set()).rows
-        for split, size in split_sizes(20).items()
+        split: list(fill(split, size, 2, 0, 8, lambda prompts, _: [[sentence(p)] for p in prompts], set()))[-1].rows
+        for split, size in split_sizes(20, 2).items()
     }
     folder = tmp_path / "new" / "keywords"
     check_target(folder)
@@ -150,7 +150,7 @@ def test_the_files_are_what_the_keyword_task_reads(tmp_path: Path) -> None:
     files = json.loads((folder / "dataset.json").read_text())["files"]
     assert {name: file["rows"] for name, file in files.items()} == {"train.jsonl": 16, "validation.jsonl": 4}
     task = KeywordFileTask(folder / "train.jsonl", folder / "validation.jsonl")
-    assert [prompt.text for prompt in task.train_prompts] == [row.prompt for row in found["train"]]
+    assert [prompt.text for prompt in task.train_prompts] == [row["prompt"] for row in found["train"]]
     assert len(task.validation_prompts) == 4
 
 
@@ -159,7 +159,7 @@ def test_a_folder_that_holds_something_is_never_overwritten(tmp_path: Path) -> N
     with pytest.raises(UserError, match="the folder is not empty, and a data set is never overwritten"):
         check_target(tmp_path)
     with pytest.raises(UserError, match="cannot write the data set"):
-        write_dataset(tmp_path, {"train": [Row("p", "a")]}, {})
+        write_dataset(tmp_path, {"train": [{"prompt": "p", "answer": "a"}]}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -168,7 +168,7 @@ def test_the_current_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     for named in (Path("."), tmp_path, Path("..", tmp_path.name)):
         with pytest.raises(UserError, match="is the current one; it must be new"):
             check_target(named)
-    rows = {"train": [Row("p", "a")]}
+    rows = {"train": [{"prompt": "p", "answer": "a"}]}
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     write_dataset(Path("..", "new", "..", "other"), rows, {})

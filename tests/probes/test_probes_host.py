@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from harness.probes.host import (
     source_pids,
     throttling,
 )
-from harness.probes.reading import Unknown, reason_of
+from harness.probes.reading import Reading, Unknown
 from harness.results.counters import HOST_COUNTERS, PROCESS_COUNTERS
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -118,7 +119,14 @@ def test_files_are_read_anew_each_time(machine: HostProbe, tmp_path: Path) -> No
 
 def test_what_no_permission_and_other_errors_are_called() -> None:
     errors = [PermissionError(13, "no"), FileNotFoundError(2, "no"), OSError(95, "no"), OSError(5, "no"), ValueError()]
-    assert [reason_of(error) for error in errors] == [
+    reading = Reading("host")
+
+    def fail(error: Exception) -> tuple[float]:
+        raise error
+
+    for number, error in enumerate(errors):
+        reading.take((str(number),), partial(fail, error))
+    assert list(reading.missing.values()) == [
         "no_permission",
         "not_found",
         "not_supported",
@@ -128,10 +136,10 @@ def test_what_no_permission_and_other_errors_are_called() -> None:
 
 
 def test_a_file_that_cannot_be_opened_is_tried_once(tmp_path: Path) -> None:
-    file = KernelFile(tmp_path / "later")
+    file = KernelFile(tmp_path / "later", lambda text: (float(text),))
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
-            file.read()
+            file()
         (tmp_path / "later").write_text("now")
 
 

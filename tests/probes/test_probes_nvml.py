@@ -1,5 +1,6 @@
 """The GPU probe on scripted devices: values, reasons, visible devices, processes of others."""
 
+import importlib
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.probes.nvml import Driver, GpuProbe, gpu_limits, list_gpus, load_nvml, open_gpu_probe
+from harness.probes.nvml import Driver, GpuProbe, gpu_limits, list_gpus, open_gpu_probe
 from harness.probes.reading import Reading, Unknown
 from harness.results.counters import GPU_COUNTERS, explain
 from tests.stand_ins.fake_nvml import (
@@ -154,7 +155,7 @@ def test_without_a_driver_there_is_one_reason(code: int, reason: str) -> None:
 
 
 def test_the_real_library_agrees_with_the_fake_on_a_machine_without_a_driver() -> None:
-    pynvml = load_nvml()
+    pynvml: Any = importlib.import_module("pynvml")
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         pynvml.nvmlShutdown()
@@ -165,7 +166,7 @@ def test_the_real_library_agrees_with_the_fake_on_a_machine_without_a_driver() -
 
 
 def test_the_fake_has_only_what_the_real_library_has() -> None:
-    pynvml = load_nvml()
+    pynvml: Any = importlib.import_module("pynvml")
     names = [name for name in dir(FakeNvml) if name.startswith(("nvml", "NVML"))]
     assert [name for name in names if not hasattr(pynvml, name)] == []
     assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU) == (FakeNvml.NVML_CLOCK_SM, 0)

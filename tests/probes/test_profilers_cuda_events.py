@@ -65,7 +65,7 @@ class FakeEvent:
 
 
 def traced(device: FakeDevice) -> tuple[HookedTracer, DeviceTimes]:
-    times = DeviceTimes(device.new_event, device.clock_ns)
+    times = DeviceTimes(device.new_event)
     return HookedTracer(NullTracer(), times), times
 
 
@@ -75,13 +75,12 @@ def test_a_launch_that_takes_the_host_no_time_shows_its_device_time() -> None:
     with tracer.span("learner", Stage.UPDATE, 0, 0):
         device.launch(0.5)
         device.host_works(0.001)
-    with tracer.span("learner", Stage.UPDATE, 1, 1):
+    with tracer.span("learner", Stage.SCORE, 1, 1):
         device.host_works(0.25)  # the device is busy with step 0 all the while: 0.499 s of it are left at the start
     assert times.drain() == []  # step 0 ends on the device at 0.5 s, and the host stands at 0.251 s
     device.host_works(0.25)
-    assert times.drain() == [DeviceTime("learner", Stage.UPDATE, 0, 0.001, 0.5)]
+    assert times.drain() == [DeviceTime(Stage.UPDATE, 0.5), DeviceTime(Stage.SCORE, 0.0)]
     assert times.drain() == []
-    assert times.drain(final=True) == [DeviceTime("learner", Stage.UPDATE, 1, 0.25, 0.0)]
 
 
 def test_a_stage_of_the_host_alone_takes_as_long_on_both() -> None:
@@ -89,19 +88,7 @@ def test_a_stage_of_the_host_alone_takes_as_long_on_both() -> None:
     tracer, times = traced(device)
     with tracer.span("learner", Stage.PREPARE_BATCH, 0):
         device.host_works(0.125)
-    assert times.drain(final=True) == [DeviceTime("learner", Stage.PREPARE_BATCH, 0, 0.125, 0.125)]
-
-
-def test_times_are_read_when_a_later_step_has_begun_and_not_before() -> None:
-    device = FakeDevice()
-    tracer, times = traced(device)
-    with tracer.span("learner", Stage.UPDATE, 4):
-        device.host_works(1.0)
-    with tracer.span("learner", Stage.WEIGHT_PUBLISH, 5):  # version 5 is made by step 4
-        device.host_works(2.0)
-    assert times.drain() == []
-    tracer.span("learner", Stage.UPDATE, 5).__enter__()
-    assert [(time.stage, time.host_s) for time in times.drain()] == [(Stage.UPDATE, 1.0), (Stage.WEIGHT_PUBLISH, 2.0)]
+    assert times.drain() == [DeviceTime(Stage.PREPARE_BATCH, 0.125)]
 
 
 def test_reading_early_would_be_an_error_on_this_device() -> None:
@@ -120,7 +107,7 @@ def test_reading_early_would_be_an_error_on_this_device() -> None:
 def test_a_span_that_fails_is_timed_and_recorded_all_the_same() -> None:
     device = FakeDevice()
     recorder = RecordingTracer(device.clock_ns)
-    times = DeviceTimes(device.new_event, device.clock_ns)
+    times = DeviceTimes(device.new_event)
     tracer = HookedTracer(recorder, times)
 
     def work() -> None:
@@ -130,7 +117,7 @@ def test_a_span_that_fails_is_timed_and_recorded_all_the_same() -> None:
     with pytest.raises(ValueError, match="inside"), tracer.span("learner", Stage.UPDATE, 0):
         work()
     assert [(span.start_ns, span.end_ns) for span in recorder.drain()] == [(0, 500_000_000)]
-    assert times.drain(final=True) == [DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5)]
+    assert times.drain() == [DeviceTime(Stage.UPDATE, 0.5)]
 
 
 def test_without_cuda_there_is_a_reason() -> None:

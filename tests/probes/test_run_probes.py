@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.core.trace import Stage
@@ -12,28 +12,28 @@ from harness.probes.clock import PausableClock
 from harness.probes.cuda_events import DeviceTime
 from harness.probes.memory import DeviceFigure, Peak, StageMemory
 from harness.probes.profile import ProbeProfile
-from harness.probes.run_probes import OtherMachines, RunProbes
+from harness.probes.run_probes import RunProbes
 from harness.results.counters import CounterRow
 from harness.results.recorder import ProbeReport
 
 LIMIT_S = 60.0
 
 
-class Elsewhere(OtherMachines):
+class Elsewhere:
     """Stands for samplers on other machines: notes its orders, and has one row for each drain."""
 
     def __init__(self) -> None:
         self.story: list[str] = []
         self.notes = ["node2 is gone"]
 
-    def watch(self) -> None:
+    def watch(self, processes: Mapping[str, int]) -> None:
         self.story.append("watch")
 
     def order(self, order: str) -> None:
         self.story.append(order)
 
-    def drain(self, clock_at: Callable[[int], int], wait_s: float = 0.0) -> list[CounterRow]:
-        self.story.append("drain" if wait_s == 0 else "last drain")
+    def drain(self, clock_at: Callable[[int], int]) -> list[CounterRow]:
+        self.story.append("drain")
         return [CounterRow(1, "node1/host", {"load_1min": 0.5})]
 
     def close(self) -> None:
@@ -105,9 +105,9 @@ def test_without_a_rate_there_is_no_process_and_no_metric(tmp_path: Path) -> Non
 
 def test_device_times_are_added_up_by_stage(tmp_path: Path) -> None:
     first = [
-        DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.25),
-        DeviceTime("generator", Stage.GENERATE, 0, 0.3, 0.125),
-        DeviceTime("learner", Stage.UPDATE, 0, 0.5, 0.5),
+        DeviceTime(Stage.UPDATE, 0.25),
+        DeviceTime(Stage.GENERATE, 0.125),
+        DeviceTime(Stage.UPDATE, 0.5),
     ]
     beside = probes(PausableClock(), tmp_path, hz=0.0, figures=[first])
     metrics = {name: (metric.value, metric.reduction) for name, metric in beside.report().metrics.items()}
@@ -150,5 +150,5 @@ def test_other_machines_hear_what_this_one_does(tmp_path: Path) -> None:
     assert [[row.source for row in each.counters] for each in (first, second)] == [["node1/host"]] * 2
     assert (first.notes, second.notes) == (["node2 is gone"], [])
     beside.close()
-    assert elsewhere.story == ["watch", "go", "hold", "go", "drain", "drain", "last drain", "close"]
     assert [row.source for row in beside.report().counters] == ["node1/host"]  # what came in last
+    assert elsewhere.story == ["watch", "go", "hold", "go", "drain", "drain", "close", "drain"]

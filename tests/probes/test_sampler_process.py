@@ -14,13 +14,15 @@ FAST = 20.0
 PATIENCE_S = 60.0
 
 
-def drain_until(sampler: SamplerProcess, enough: Callable[[list[CounterRow]], bool]) -> list[CounterRow]:
+def drain_until(
+    sampler: SamplerProcess, enough: Callable[[list[CounterRow]], bool], clock_at: Callable[[int], int] = int
+) -> list[CounterRow]:
     """Drain until there are rows enough, or patience ends."""
     rows: list[CounterRow] = []
     deadline = time.monotonic() + PATIENCE_S
     while not enough(rows) and time.monotonic() < deadline:
         time.sleep(0.01)
-        rows += sampler.drain()
+        rows += sampler.drain(clock_at)
     return rows
 
 
@@ -39,14 +41,18 @@ def test_off_starts_nothing() -> None:
 
 def test_rows_come_on_the_runs_clock_in_order_and_the_price_grows() -> None:
     origin_ns = time.perf_counter_ns()
-    sampler = SamplerProcess(FAST, clock_at=lambda at_ns: at_ns - origin_ns)
+
+    def clock_at(at_ns: int) -> int:
+        return at_ns - origin_ns
+
+    sampler = SamplerProcess(FAST)
     sampler.watch({"learner": os.getpid(), "scorer": os.getppid()})
     sampler.order("go")
-    first = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2)
+    first = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2, clock_at)
     price_s = sampler.own_cpu_s
-    rest = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2)
+    rest = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2, clock_at)
     sampler.close()
-    rest += sampler.drain()
+    rest += sampler.drain(clock_at)
     rows = first + rest
     times = [row.at_ns for row in rows]
     assert times == sorted(times)
@@ -76,15 +82,16 @@ def test_no_samples_while_another_arm_has_its_turn() -> None:
 
 def test_times_never_go_back_where_the_runs_clock_was_paused() -> None:
     answers = iter([50, 40, 60])
-    sampler = SamplerProcess(FAST, clock_at=lambda at_ns: next(answers, 100))
+    sampler = SamplerProcess(FAST)
     sampler.order("go")
-    rows = of(drain_until(sampler, lambda rows: len(of(rows, "host")) >= 3), "host")
+    enough, clock_at = lambda rows: len(of(rows, "host")) >= 3, lambda at_ns: next(answers, 100)
+    rows = of(drain_until(sampler, enough, clock_at), "host")
     sampler.close()
     assert [row.at_ns for row in rows[:3]] == [50, 50, 60]
 
 
 def test_a_sampler_that_dies_is_a_note_and_what_it_sent_stays() -> None:
-    sent = '[7,[{"source":"sampler","values":{"cpu_s":0.5,"held":0}}]]'
+    sent = '[7,[{"source":"sampler","values":{"cpu_s":0.5,"held":0}}]]\\n'
     program = f"import socket, sys; end = socket.socket(fileno=0); end.send(b'{sent}'); sys.exit('out of luck')"
     sampler = SamplerProcess(FAST, command=(sys.executable, "-c", program))
     deadline = time.monotonic() + PATIENCE_S
@@ -101,6 +108,15 @@ def test_a_sampler_that_dies_is_a_note_and_what_it_sent_stays() -> None:
     assert sampler.own_cpu_s >= 0.5
 
 
+def test_samples_that_were_left_out_are_a_note() -> None:
+    rows = [f'[{at},[{{"source":"sampler","values":{{"held":0,"left_out":{at}}}}}]]\\n' for at in (1_000, 12_345)]
+    program = f"import socket; end = socket.socket(fileno=0); end.send(b'{''.join(rows)}'); end.recv(1)"
+    sampler = SamplerProcess(FAST, command=(sys.executable, "-c", program))
+    assert len(drain_until(sampler, lambda rows: len(rows) == 2)) == 2
+    sampler.close()
+    assert sampler.notes == ["the sampler left out 12,345 samples, which the run did not read in time"]
+
+
 def test_a_sampler_that_is_not_there_is_a_note() -> None:
     sampler = SamplerProcess(FAST, command=("/no/such/program",))
     sampler.order("go")
@@ -112,8 +128,8 @@ def test_a_sampler_that_is_not_there_is_a_note() -> None:
 def test_a_sampler_that_takes_no_orders_is_killed_and_noted() -> None:
     program = "import time; time.sleep(1000)"
     sampler = SamplerProcess(FAST, command=(sys.executable, "-c", program))
-    for _ in range(40_000):  # more than the socket holds, and than are kept
-        sampler.order("go")
+    for _ in range(400):  # more than the socket holds, and than is kept
+        sampler.order("x" * 100_000)
     assert sampler.notes == ["the sampler failed: it takes no orders, and was killed"]
     assert sampler.drain() == []
 

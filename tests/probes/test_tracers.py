@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.core.trace import HookedTracer, RecordingTracer, Span, Stage
-from harness.probes.memory import process_memory
+from harness.probes.memory import StagePeaks, process_memory
 from harness.probes.profile import ProbeProfile, TorchWindow
 from harness.probes.tracers import Tracers
 
@@ -23,8 +23,8 @@ def test_only_a_process_that_computes_on_a_gpu_measures_device_memory() -> None:
     tracers = Tracers(lanes=LANES)
     on_cpu = tracers.for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
     on_gpu = tracers.for_process(RecordingTracer(lambda: 0), LANES, cuda=True)
-    assert on_cpu.device_memory is None
-    assert on_gpu.device_memory is not None
+    assert [type(meter) for meter in on_cpu.meters] == []
+    assert [type(meter) for meter in on_gpu.meters] == [StagePeaks]
     assert isinstance(on_gpu.tracer, HookedTracer)
     assert process_memory() is process_memory()  # lanes and arms of one process share its allocator
 
@@ -44,7 +44,7 @@ def test_what_cannot_be_measured_is_said() -> None:
     profile = ProbeProfile(device_time=True, nvtx=True)
     made = Tracers(profile, lanes=LANES).for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
     assert "no device times: nothing here computes on a GPU" in made.notes
-    assert made.device_times is None
+    assert made.meters == []
 
 
 def test_a_process_without_a_chosen_lane_has_no_profiler(tmp_path: Path) -> None:

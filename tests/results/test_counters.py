@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.probes import reading
+from harness.probes import nvml, reading
 from harness.results.counters import CounterRow, explain, is_growing, read_counters, reasons, sources, stretches
 from harness.results.rows import COUNTERS, HeaderRow
 
@@ -73,7 +73,8 @@ def test_each_machine_has_its_own_holds() -> None:
 
 
 def test_every_reason_of_the_probes_has_words_and_an_unknown_one_stands_for_itself() -> None:
-    codes = [value for name, value in vars(reading).items() if name.isupper() and isinstance(value, str)]
+    codes = {*reading._OF_ERRNO.values(), *nvml._REASONS.values()}
+    codes |= {"not_installed", "gone", "unreadable", "other_pid_namespace"}
     assert len(codes) > 10
     assert not [code for code in codes if explain(code) == code]
     assert explain("no_driver") == "no NVIDIA driver is loaded"
