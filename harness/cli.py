@@ -181,6 +181,11 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     name, typed = arguments[0], arguments[1:]
     parser = command_parser(name)
     module: Any = importlib.import_module(COMMANDS[name][0])
+    for word in typed:  # before anything else is found missing
+        option = word.partition("=")[0]
+        old = next((old for old in (f"{name} {option}", option) if old in INSTEAD), None)
+        if old is not None and option.startswith("-") and option not in parser._option_string_actions:
+            raise removed(old, option)
     given = argparse.Namespace(command=name, typed=typed, run_scenario=run_scenario)
     options, unknown = parser.parse_known_args(typed, given)
     if unknown:
@@ -226,8 +231,6 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
     """Return the error for arguments that a command does not have: with the setting or the option that is meant."""
     first = unknown[0]
     option, _, value = first.partition("=")
-    if name := next((name for name in (f"{parser.prog.split()[-1]} {option}", option) if name in INSTEAD), None):
-        return removed(name, option)
     takes_settings = "--set" in parser._option_string_actions
     fix = f"{parser.prog} --help shows what there is"
     if first.startswith("-"):

@@ -173,7 +173,7 @@ def draw_picture(answer: Answer, path: Path) -> Path:
         return save(timeline_figure(shown, heading), path)
     except OSError as error:
         what = f"cannot write the picture {str(path)!r}: {error.strerror or error}"
-        raise UserError(what, str(path), "name another file with -o FILE.png") from error
+        raise UserError(what, str(path), "name another folder with --out DIR") from error
 
 
 def _excerpt(name: str, replayed: Replayed) -> Excerpt:
@@ -183,7 +183,7 @@ def _excerpt(name: str, replayed: Replayed) -> Excerpt:
     return Excerpt(name, replayed.spans, replayed.changes, steps)
 
 
-BEFORE, AFTER = "as_it_was", "changed"
+BEFORE, AFTER, PICTURE = "as_it_was", "changed", "before_and_after.png"
 
 
 def write_runs(answer: Answer, root: Path) -> Path:
