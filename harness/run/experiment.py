@@ -96,7 +96,7 @@ def run_scenario(
     amount: Amount = "brief",
     going: Continuation | None = None,
     tries: Tries | None = None,
-    fresh: bool = False,
+    sweep: Path | None = None,
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
 
@@ -111,7 +111,7 @@ def run_scenario(
         amount: how much is shown; with ``everything`` also the log of each run as it is written, in place of progress.
         going: what of it there is already, and where it goes on; None begins it.
         tries: make it a sweep: go on with the newest one of the same scenario, or begin it, each run by itself.
-        fresh: begin a new sweep, whatever there is.
+        sweep: its folder, of the same scenario; None looks for it.
 
     Returns:
         The exit code, 0.
@@ -139,7 +139,7 @@ def run_scenario(
     headlines, draw = list[str](), show or partial(show_results, amount=amount)
     with signals_as_interrupts(), ExitStack() as stack:
         if is_sweep:
-            going = _sweep_of(scenario, out, groups, fresh, stack, say)
+            going = _sweep_of(scenario, out, groups, sweep, stack, say)
         experiment = Experiment(
             out,
             scenario.name,
@@ -171,7 +171,8 @@ def run_scenario(
             raise Interrupted(where if folder else "nothing had been measured yet") from None
     if is_sweep:
         if failed := what_failed(engine.points):
-            more = "the same command tries again, with --retry-failed also what was tried often enough"
+            again = f"python -m harness run --resume {shlex.quote(str(experiment.folder))}"
+            more = f"the same command tries again; also what was tried often enough: {again}"
             raise RunStopped(f"{failed}\n  {more}\n  results: {experiment.folder}")
         return 0
     if experiment.folder is not None:
@@ -227,17 +228,21 @@ def variants_of(scenario: Scenario) -> list[Variant]:
 
 
 def _sweep_of(
-    scenario: Scenario, out: Path, groups: Sequence[Group], fresh: bool, stack: ExitStack, say: Callable[[str], None]
+    scenario: Scenario,
+    out: Path,
+    groups: Sequence[Group],
+    folder: Path | None,
+    stack: ExitStack,
+    say: Callable[[str], None],
 ) -> Continuation:
     """Return the sweep to go on with, or a new one, kept from other commands until ``stack`` is closed."""
-    folder = None if fresh else find_sweep(out, scenario)
+    folder = folder or find_sweep(out, scenario)
     if folder is None:
-        if not fresh:
-            say_changes(out, scenario, say)
+        say_changes(out, scenario, say)
         folder = begin_sweep(out, scenario)
         say(f"a new sweep of {scenario.name} ({scenario_hash(scenario)})")
     stack.enter_context(held(folder / SWEEP))
-    going = survey(folder, groups, InputsNow(), together=False, anew="begin anew with --fresh")
+    going = survey(folder, groups, InputsNow(), together=False, anew="begin anew in another folder: --out DIR")
     points = list(going.points.values())
     if scenario.stop_at_half_width is not None:
         say(
@@ -247,7 +252,7 @@ def _sweep_of(
     say(f"{len(points)} points: {standing(points)}; results: {folder}")
     made_with = {point.manifest.commit for point in points if point.state.is_result and point.manifest}
     if made_with - {code_state().commit}:
-        say("the code has changed since the finished points were run: --fresh runs all of them again")
+        say("the code has changed since the finished points were run: another --out DIR runs all of them again")
     return going
 
 

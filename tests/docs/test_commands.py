@@ -19,7 +19,7 @@ from tests.docs.pages import FENCE, PAGES, ROOT, Shown, shown_commands
 
 COMMANDS_SHOWN = shown_commands()
 REFERENCE = ROOT / "results" / "reference"
-READERS = ("validate", "list", "schema", "compare", "report", "trace", "whatif", "simulate", "import")
+READERS = ("validate", "list", "compare", "report", "trace", "whatif", "simulate", "import")
 """Commands that neither train nor measure: they are run."""
 UNTIL_THE_RUN = ("run", "bench", "sweep")
 """Commands that begin runs: they are carried out up to there."""

@@ -15,7 +15,7 @@ from harness.core.trace import RecordingTracer
 from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.results import RunFolder, find_runs, read_manifest
 from harness.run.continuation import SWEEP as SWEEP_FILE
-from harness.run.continuation import changes_since_newest, find_sweep
+from harness.run.continuation import begin_sweep, changes_since_newest, find_sweep
 from harness.run.engine import Tries
 from harness.run.experiment import run_scenario, variants_of
 from harness.run.parts import Build, RunningParts
@@ -46,9 +46,8 @@ def run_sweep(
     show: Callable[[Path], object] = unseen,
     tries: Tries = Tries(),  # noqa: B008  (frozen)
     quiet: bool = True,
-    fresh: bool = False,
 ) -> int:
-    return run_scenario(trial, out, quiet, build, show, tries=tries, fresh=fresh)
+    return run_scenario(trial, out, quiet, build, show, tries=tries)
 
 
 class Plan:
@@ -204,12 +203,16 @@ def test_the_description_is_not_part_of_what_a_sweep_is(tmp_path: Path) -> None:
     assert plan.started == []
 
 
-def test_fresh_begins_a_experiment_of_its_own(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run_sweep(scenario(tmp_path), out, Plan({}), unseen)
-    plan = Plan({})
-    run_sweep(scenario(tmp_path), out, plan, unseen, fresh=True)
-    assert plan.started == [0, 1, 2]
+def test_a_folder_that_is_named_goes_on_though_a_newer_sweep_of_the_scenario_is_there(tmp_path: Path) -> None:
+    trial, out = scenario(tmp_path), tmp_path / "out"
+    plan = Plan({1: [RunStopped("reason")] * 3})
+    with pytest.raises(RunStopped, match=r"also what was tried often enough: python -m harness run --resume .*/out/"):
+        run_sweep(trial, out, plan, unseen)
+    old = find_sweep(out, trial)
+    assert old is not None
+    begin_sweep(out, trial)
+    assert run_scenario(trial, out, True, plan, unseen, tries=Tries(retry_failed=True), sweep=old) == 0
+    assert plan.started == [0, 1, 2, 1, 1, 1]
     assert len(list((out / "trial").iterdir())) == 2
 
 

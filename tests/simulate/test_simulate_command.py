@@ -252,12 +252,14 @@ def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: p
     changes = ("--set", "sampling.max_tokens=200", "--set", "sampling.pinned_lengths=[101, 101]")
     assert simulate(*changes, "--out", str(tmp_path), machine=tmp_path / "paper.yaml") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "EXTRAPOLATING in sync and lag1: generate" in text
+    assert re.search(
+        r"EXTRAPOLATING in sync and lag1: [\d,.]+ [a-z ]+ in generate, and [\d,.]+ to [\d,.]+ were measured", text
+    )
     assert "paper, not measured (simulated)" in text
     assert "NOT MEASURED: paper is made from data sheets" in text
     (folder,) = (tmp_path / "one_lag").iterdir()
     said = [remark.text for remark in remarks_of(gather([folder])[0][0], [])]
-    assert any(sentence.startswith("EXTRAPOLATING: generate") for sentence in said)
+    assert any(re.match(r"EXTRAPOLATING: [\d,.]+ [a-z ]+ in generate, and", sentence) for sentence in said)
     assert any("was not measured" in sentence for sentence in said)
 
 

@@ -24,7 +24,7 @@ def test_a_change_and_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "replayed as it was (simulated) 0.954 -0.0%" in said
     # the Generator's 0.500 s and 0.025 s for weights and calls; 0.531 s were measured with max_lag 1
     assert "max_lag=1 (simulated) 0.525 -44.9%" in said
-    assert "the generator is critical" in said
+    assert "after the change the generator is critical" in said
     assert "optimise generate (9.5%) first" in said
     (picture,) = tmp_path.glob("whatif_paced_overlap/*/before_and_after.png")
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -104,8 +104,9 @@ def sentences(answer: Answer) -> Iterator[str]:
         )
     first = answer.lane_gains[0] if answer.lane_gains else None
     if first is not None and first.gain >= NOTHING:
+        when = "" if answer.change.is_none else "after the change "
         yield (
-            f"the {first.name} is critical: everything it does {1 - FASTER:.0%} faster makes a step "
+            f"{when}the {first.name} is critical: everything it does {1 - FASTER:.0%} faster makes a step "
             f"{percent(first.gain)} shorter"
         )
     yield from _advice(answer.gains)
