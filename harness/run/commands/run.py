@@ -68,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output_arguments(parser)
     blocks = parser.add_argument_group("for a verdict (bench)")
     blocks.add_argument(
-        "--blocks", type=int, metavar="N", help="greatest number of blocks (default: the scenario's; of bench, or 10)"
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="greatest number of blocks (default: the scenario's; of bench at least 10)",
     )
     blocks.add_argument("--again", action="store_true", help="run the baseline twice in each block: the noise floor")
 
