@@ -35,7 +35,7 @@ sweep: $(STAMP)  ## run a sweep, or go on with it where it was stopped (SCENARIO
 	$(BIN)/python -m harness sweep $(if $(filter-out file,$(origin SCENARIO)),$(SCENARIO_FILE),scenarios/learning_rates.yaml) $(ARGS)
 
 compare: $(STAMP)  ## compare the runs in results/
-	$(BIN)/python -m harness.compare results/ $(ARGS)
+	$(BIN)/python -m harness compare results/ $(ARGS)
 
 test: $(STAMP)  ## run the tests, without the slow ones
 	$(if $(filter yes,$(VLLM)),$(WITH_VLLM) --where-possible)

@@ -15,7 +15,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import __version__
@@ -29,7 +28,6 @@ from harness.core.terminal_text import plain_lines, silence_output, write_what_c
 
 if TYPE_CHECKING:
     from harness.run.commands.arguments import RunScenario
-    from harness.scenario.axes import Variant
 
 COMMANDS = {
     "run": (
@@ -48,7 +46,6 @@ COMMANDS = {
         "validate scenarios/sync_k.yaml --set group_size=4",
     ),
     "list": ("harness.run.commands.list", "show the available scenarios", "list"),
-    "schema": ("harness.run.commands.schema", "print the JSON schema for editors", "schema > scenario.schema.json"),
     "compare": ("harness.report.compare_command", "compare results", "compare results/"),
     "report": ("harness.report.report_command", "write results as one HTML page", "report results/ -o report.html"),
     "trace": ("harness.report.trace_command", "write a run as a Perfetto trace", "trace results/reference/async_lag1"),
@@ -181,20 +178,15 @@ def _dispatch(arguments: list[str], run_scenario: RunScenario | None) -> int:
     name, typed = arguments[0], arguments[1:]
     parser = command_parser(name)
     module: Any = importlib.import_module(COMMANDS[name][0])
+    for word in typed:  # before anything else is found missing
+        option = word.partition("=")[0]
+        old = next((old for old in (f"{name} {option}", option) if old in INSTEAD), None)
+        if old is not None and option.startswith("-") and option not in parser._option_string_actions:
+            raise removed(old, option)
     given = argparse.Namespace(command=name, typed=typed, run_scenario=run_scenario)
     options, unknown = parser.parse_known_args(typed, given)
     if unknown:
         raise _unknown_argument(parser, typed, unknown)
-    if getattr(options, "dry_run", False):
-        from harness.run.dry_run import dry_run
-
-        def check(variants: Sequence[Variant]) -> None:  # where every package that these import is there
-            from harness.run.interleaving import points_of
-            from harness.run.preflight import check_before_start
-
-            check_before_start(points_of(variants))
-
-        options.run_scenario = partial(dry_run, as_json=options.json, check=check)
     code: int = module.run(options)
     return code
 
@@ -203,10 +195,15 @@ def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command: the one that reads what is typed, and that the reference pages are made from."""
     where, purpose, example = COMMANDS[name]
     module: Any = importlib.import_module(where)
+
+    def said(what: str, usual: str) -> str:
+        text = getattr(module, what, usual)
+        return str(text[name] if isinstance(text, dict) else text)
+
     parser = Parser(
         prog=f"{program()} {name}",
-        description=as_typed(getattr(module, "DESCRIPTION", purpose[0].upper() + purpose[1:] + ".")),
-        epilog=as_typed(getattr(module, "EXAMPLES", f"example:\n  python -m harness {example}")),
+        description=as_typed(said("DESCRIPTION", purpose[0].upper() + purpose[1:] + ".")),
+        epilog=as_typed(said("EXAMPLES", f"example:\n  python -m harness {example}")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -226,12 +223,13 @@ def _unknown_argument(parser: argparse.ArgumentParser, typed: Sequence[str], unk
     """Return the error for arguments that a command does not have: with the setting or the option that is meant."""
     first = unknown[0]
     option, _, value = first.partition("=")
-    if name := next((name for name in (f"{parser.prog.split()[-1]} {option}", option) if name in INSTEAD), None):
-        return removed(name, option)
     takes_settings = "--set" in parser._option_string_actions
     fix = f"{parser.prog} --help shows what there is"
     if first.startswith("-"):
-        close = get_close_matches(option, [name for name in parser.format_help().split() if name.startswith("-")], 1)
+        if option == "--from" and parser.prog.endswith(" whatif"):
+            run = value or [*typed, "RUN"][typed.index(first) + 1]
+            return UserError(f"{parser.prog} takes no '--from'", None, f"name the run alone: {parser.prog} {run}")
+        close = get_close_matches(option, parser._option_string_actions, 1)
         value = value or next((word for word in unknown[1:2] if not word.startswith("-")), "VALUE")
         meant = _meant(option.lstrip("-"), value, guess=not close) if takes_settings else None
         fix = meant or (f"did you mean {close[0]}?" if close else fix)

@@ -164,9 +164,8 @@ def simulate_scenario(
     draws: int | None = None,
     seed: int = 0,
     allow: Collection[str] = (),
-    allow_other_versions: bool = False,
 ) -> Forecasts:
-    """Predict a scenario's runs on a machine, as ``python -m harness simulate --no-run`` does; nothing is written.
+    """Predict a scenario's runs on a machine, as ``python -m harness simulate`` does; nothing is written.
 
     Args:
         scenario: a YAML file, or a name.
@@ -175,13 +174,13 @@ def simulate_scenario(
         arm: predict this one alone.
         draws: simulated worlds behind an interval; None takes the command's number.
         seed: of the worlds.
-        allow: circumstances in which the profile may differ from the scenario, such as ``engine`` or ``transport``.
-        allow_other_versions: take this machine's profile although it was measured with other versions of the packages.
+        allow: circumstances in which the profile may differ from the scenario, such as ``engine`` or ``transport``;
+            ``versions``: take this machine's profile although it was measured with other versions of the packages.
 
     Raises:
         UserError: scenario or profile cannot be used, or the profile does not know a stage that is needed.
     """
-    from harness.simulate.command import ALLOWED
+    from harness.simulate.command import ALLOWED, VERSIONS
     from harness.simulate.experiment import check_measured_here, forecasts
     from harness.simulate.forecast import DRAWS
     from harness.simulate.machine import load_machine
@@ -190,7 +189,7 @@ def simulate_scenario(
     if unknown := [name for name in allow if name not in ALLOWED]:
         raise UserError(f"{unknown[0]!r} is nothing that can be allowed", "allow", f"one of {', '.join(ALLOWED)}")
     profile = load_machine(machine)
-    check_measured_here(profile, allow_other_versions)
+    check_measured_here(profile, VERSIONS in allow)
     loaded, _ = load_for(scenario, profile, _typed(changes))
     variants = [variant for variant in variants_of(loaded, arm) if not variant.block]
     with _loop_aside():

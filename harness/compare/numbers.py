@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -61,3 +62,19 @@ def some(parts: Sequence[str], most: int = 6) -> list[str]:
 def change(ratio: float | None) -> str:
     """Write a ratio as a signed change: 1.05 is ``+5.0%``, 7.3 is ``+630%``; None is unknown."""
     return "unknown" if ratio is None else f"{100 * (ratio - 1):+.{0 if ratio > 2 else 1}f}%"
+
+
+_OUTSIDE = re.compile(
+    r"(?P<stage>[^:(]+?)(?: \(.*\))?: (?P<units>\S+) units of (?P<what>.+) are (?:more|fewer) than the "
+    r"(?P<low>\S+) to (?P<high>\S+) that were measured"
+)
+
+
+def extrapolation(sentence: str) -> str:
+    """Say number first what left a profile's range, from the sentence that a forecast keeps."""
+    found = _OUTSIDE.fullmatch(sentence)
+    if found is None:
+        return sentence
+    units, low, high = (f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+                        for number in (float(found[key]) for key in ("units", "low", "high")))  # fmt: skip
+    return f"{units} {found['what']} in {found['stage']}, and {low} to {high} were measured"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from harness.core.errors import UserError
 
@@ -35,27 +35,16 @@ def set_argument(parser: argparse.ArgumentParser, more: str = "") -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
-def out_argument(parser: argparse._ActionsContainer, default: Path | None, help: str, old: Sequence[str] = ()) -> None:
-    """Add ``--out DIR``: every command's way to name a folder.
-
-    Args:
-        default: None where the command has one of its own.
-        old: spellings that are still taken, and not shown.
-    """
+def out_argument(parser: argparse._ActionsContainer, default: Path | None, help: str, *old: str) -> None:
+    """Add ``--out DIR``, every command's way to name a folder; ``old`` spellings are still taken, and not shown."""
     parser.add_argument("--out", type=Path, default=default, metavar="DIR", help=help)
-    also_as(parser, "out", *old, type=Path)
-
-
-def file_argument(parser: argparse._ActionsContainer, default: Path | None, help: str, old: Sequence[str] = ()) -> None:
-    """Add ``-o FILE``, ``--output FILE``: every command's way to name a file; arguments as of ``out_argument``."""
-    parser.add_argument("-o", "--output", type=Path, default=default, metavar="FILE", help=help)
-    also_as(parser, "output", *old, type=Path)
-
-
-def also_as(parser: argparse._ActionsContainer, dest: str, *old: str, **how: Any) -> None:
-    """Take an argument by older spellings too, without showing them."""
     if old:
-        parser.add_argument(*old, dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
+        parser.add_argument(*old, dest="out", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def file_argument(parser: argparse._ActionsContainer, default: Path | None, help: str) -> None:
+    """Add ``-o FILE``, ``--output FILE``: every command's way to name a file."""
+    parser.add_argument("-o", "--output", type=Path, default=default, metavar="FILE", help=help)
 
 
 def json_argument(parser: argparse._ActionsContainer) -> None:

@@ -17,6 +17,11 @@ examples:
   python -m harness evaluate --model DIR --data test.jsonl --prompt r1_zero --engine vllm
 killed or interrupted, the same command continues after the last complete batch"""
 
+ENGINES = ("native", "vllm")
+WHY_NOT = {
+    "sglang": "SGLang is run as an actor of a training run, and not for one pass over a data set",
+    "paced": "it samples no text of a model, it only sleeps as long as one would",
+}
 MODEL = "preset:NAME (trained on examples first, once), a model folder, or a hub name"
 
 
@@ -95,7 +100,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
 
 
 def _where(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
-    out_argument(group, None, "default: results/evaluations/DATA-MODEL-HASH, with a hash of the settings", ["-o"])
+    out_argument(group, None, "default: results/evaluations/DATA-MODEL-HASH, with a hash of the settings", "-o")
     group.add_argument("--examples", type=int, default=3, metavar="N", help="of each category (default: 3)")
     shown = parser.add_mutually_exclusive_group()
     quiet_argument(shown, "with the rewards")
@@ -104,7 +109,14 @@ def _where(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> N
 
 def engine_arguments(group: argparse._ActionsContainer) -> None:
     """Add what samples, and how it computes."""
-    group.add_argument("--engine", choices=("native", "vllm"), default="native", help="default: native")
+    group.add_argument("--engine", type=_engine, metavar="{native,vllm}", default="native", help="default: native")
     group.add_argument(
         "--precision", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
     )
+
+
+def _engine(name: str) -> str:
+    if name not in ENGINES:
+        why = WHY_NOT.get(name, "there is no such engine")
+        raise argparse.ArgumentTypeError(f"{name!r}: {why}; take {' or '.join(ENGINES)}")
+    return name

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 def _keywords_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL)
     parser.add_argument("-n", "--rows", type=from_1, required=True, metavar="N", help="rows in both files together")
-    out_argument(parser, None, "new folder for the two files (required)", ["-o"])
+    out_argument(parser, None, "new folder for the two files (required)", "-o")
     parser.add_argument("--keywords", type=int, default=2, metavar="N", help="words to include, 2 to 8 (default: 2)")
     engine_arguments(parser)
     parser.add_argument("--chat", action="store_true", help="ask through the model's chat template")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from harness.compare.environment import origin
 from harness.compare.experiment import Experiment
@@ -22,8 +21,6 @@ from harness.results import RolloutRow
 
 MOST_CAUTIONS = 2
 """Of the short form."""
-MOST_NAMED_PARTS = 3
-"""Of a run's folder: scenario, experiment, run."""
 MOST_PAIRS = 3
 """Example rollouts of one arm."""
 
@@ -44,7 +41,7 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
     short: list[Item] = [swept[0] if points else tables.comparison_table(experiment, judged)]
     short += [by_key[key] for key in limits if key in by_key]
     base = next((item.base for item in judged if item.base in experiment.arms), experiment.labels[0])
-    if (command := whatif_command(experiment, base, _shown)) is not None:
+    if (command := whatif_command(experiment, base, lambda folder: shown_path(folder.resolve()))) is not None:
         short.append(Remark("whatif", "", "next", command))
     short += [*(item for item in remarks if item.section == "next"), *first]
     left = [item for item in remarks if item not in short and item.kind == "finding"]
@@ -70,12 +67,6 @@ def document(experiment: Experiment, judged: Sequence[Judgement], brief: bool = 
 
 def _of(remarks: Sequence[Remark], section: str) -> list[Remark]:
     return [item for item in remarks if item.section == section]
-
-
-def _shown(folder: Path) -> str:
-    """Return how a run's folder is written: above the current one only in part, since a page names nobody's home."""
-    path = Path(shown_path(folder.resolve()))
-    return str(Path("...", *path.parts[-MOST_NAMED_PARTS:]) if path.is_absolute() else path)
 
 
 def _sections(experiment: Experiment, judged: Sequence[Judgement], left: Sequence[Remark]) -> list[Section | None]:

@@ -22,6 +22,7 @@ from harness.compare.gates import FINE, GateResult, Judge, gate, read_limit, ref
 from harness.compare.numbers import plural
 from harness.compare.occasions import read_occasions
 from harness.compare.stats.verdicts import STEP_THRESHOLD
+from harness.core.arguments import json_argument
 from harness.core.errors import UserError
 from harness.core.removed import removed
 from harness.core.spawn_pool import usable_cores
@@ -35,10 +36,10 @@ from harness.results.reader import flat_settings
 
 DESCRIPTION = "Compare runs from their folders."
 EXAMPLES = (
-    "examples:\n  python -m harness.compare results/\n"
-    "  python -m harness.compare results/reference/sync_k --baseline k2\n"
+    "examples:\n  python -m harness compare results/\n"
+    "  python -m harness compare results/reference/sync_k --baseline k2\n"
     "  python -m harness run noise --out baseline    # one occasion of a baseline: five on several days\n"
-    "  python -m harness.compare results/ --against baseline/noise/* --fail-on 15%\n"
+    "  python -m harness compare results/ --against baseline/noise/* --fail-on 15%\n"
     "with --fail-on, exit codes: 0 not worse, 1 worse, 3 not comparable, 4 cannot tell"
 )
 
@@ -54,9 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="show every experiment in detail, not only the newest")
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: text")
-    forms.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
-    forms.add_argument("--md", dest="format", action="store_const", const="md", help="a table to paste: --format md")
+    json_argument(forms)
+    forms.add_argument("--md", action="store_true", help="print tables to paste, in Markdown")
     parser.add_argument("--full", action="store_true", help="all tables and sentences, not only the answer")
     parser.add_argument("--baseline", metavar="ARM", help="compare with this arm (default: the first one)")
     parser.add_argument(
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         if (options.baseline or "").startswith(kind):
             raise removed(kind, options.baseline, "--baseline")
     limit = None if options.fail_on is None else read_limit(options.fail_on)
-    if options.all or len(options.paths) > 1 or options.format == "json":
+    if options.all or len(options.paths) > 1 or options.json:
         experiments, damaged = gather(options.paths, processes=usable_cores())
         detailed = experiments
     else:
@@ -158,19 +158,19 @@ def _show(
     """Print the comparison in the form that was asked for, and draw its charts where that was."""
     from harness.report.build import document
 
-    form, plots = options.format, options.plots
-    if form == "json":
+    plots = options.plots
+    if options.json:
         from harness.report.as_json import comparison
 
         print(json.dumps(comparison(experiments, damaged, judge, result), indent=2, allow_nan=False))
     brief = not options.full and plots is None
-    shown = [] if form == "json" and plots is None else detailed
+    shown = [] if options.json and plots is None else detailed
     documents = [document(experiment, judge(experiment), brief) for experiment in shown]
-    if form == "md":
+    if options.md:
         from harness.report.markdown import markdown
 
         print("\n".join(markdown(each, options.full) for each in documents), end="")
-    elif form == "text":
+    elif not options.json:
         _print(documents, experiments, options.full)
     if plots is not None:
         from harness.report.files import save_charts
@@ -178,7 +178,7 @@ def _show(
         for made, experiment in zip(documents, detailed, strict=True):
             names = (safe_name(experiment.scenario), safe_name(experiment.name)) if len(detailed) > 1 else ()
             for path in save_charts(made, plots.joinpath(*names)):
-                print(f"picture: {path}", file=sys.stdout if form == "text" else sys.stderr)
+                print(f"picture: {path}", file=sys.stderr if options.json or options.md else sys.stdout)
 
 
 def _print(documents: Sequence[Document], experiments: Sequence[Experiment], full: bool) -> None:

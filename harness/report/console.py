@@ -55,6 +55,13 @@ def warn_of_left_out(damaged: Sequence[DamagedRun], paths: Sequence[Path]) -> No
         errors.print(Text(plain(line)), soft_wrap=True)
 
 
+def file_size(count: int) -> str:
+    """Write a file's bytes: ``812 bytes``, ``35 kB`` or ``1.24 MB``."""
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e3:,.0f} kB" if count < 1e6 else f"{count / 1e6:,.2f} MB"
+
+
 def shown_path(path: Path) -> str:
     """Return the path relative to the current folder where it lies below it, else as it is."""
     relative = os.path.relpath(path)

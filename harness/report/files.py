@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from harness.report.document import Chart, Document, Item, Section
 from harness.report.tables import overview_table
 from harness.results.anonymous import safe_name
 
+MOST_NAMED_PARTS = 3
+"""Of a run's folder: scenario, experiment, run."""
 LONGEST_TEXT = 2000
 """Characters of a rollout."""
 _TITLE = b"<title>Report: "
@@ -44,6 +48,7 @@ def write_page(
         UserError: ``out`` cannot be written, or is a file that is no page of ours.
     """
     check_replaceable(out, "report", is_page)
+    documents = [_without_folders(each) for each in documents]
     table = [overview_table(overview)] if len(overview) > 1 else []
     items: list[Item] = [*(Remark("left_out", sentence, "cautions") for sentence in left_out), *table]
     text = page(documents, Section("overview", "Experiments", tuple(items), folded=not left_out) if items else None)
@@ -53,6 +58,22 @@ def write_page(
     except OSError as error:
         what = f"cannot write the report to {str(out)!r}: {error.strerror or error}"
         raise UserError(what, where=str(out), fix="name another file with -o FILE") from error
+
+
+def _without_folders(document: Document) -> Document:
+    """Leave out of what is to be typed the folders above a results folder elsewhere: a page names nobody's home."""
+
+    def shortened(item: Item) -> Item:
+        if not isinstance(item, Remark) or item.key != "whatif":
+            return item
+        words = [
+            str(Path("...", *Path(word).parts[-MOST_NAMED_PARTS:])) if word.startswith("/") else word
+            for word in shlex.split(item.command)
+        ]
+        return replace(item, command=shlex.join(words))
+
+    sections = (replace(each, items=tuple(map(shortened, each.items))) for each in document.sections)
+    return replace(document, sections=tuple(sections))
 
 
 def is_page(path: Path) -> bool:

@@ -15,7 +15,7 @@ EXAMPLES = "example: python -m harness report results/reference/sync_k -o report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="results folder, experiment or run folder")
-    file_argument(parser, Path("report.html"), "default: report.html; an earlier report there is replaced", ["--out"])
+    file_argument(parser, Path("report.html"), "default: report.html; an earlier report there is replaced")
     parser.add_argument("--all", action="store_true", help="show every experiment in full, not only the newest")
 
 
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from harness.compare.judging import judgements
     from harness.core.terminal_text import plain
     from harness.report.build import document
-    from harness.report.console import warn_of_left_out
+    from harness.report.console import file_size, warn_of_left_out
     from harness.report.files import is_page, write_page
 
     check_replaceable(options.output, "report", is_page)
@@ -44,6 +44,6 @@ def run(options: argparse.Namespace) -> int:
     told = [f"{item.folder.name}: {item.error.what.replace(f'{item.folder}/', '')}" for item in damaged]
     write_page(options.output, documents, told, experiments)
     warn_of_left_out(damaged, options.paths)
-    size = f"{options.output.stat().st_size / 1e3:,.0f} kB"
+    size = file_size(options.output.stat().st_size)
     print(plain(f"report: {options.output} ({size}{', in place of an earlier one' if replaced else ''})"))
     return 0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from harness.core.arguments import file_argument, json_argument
+from harness.core.arguments import file_argument
 
 DESCRIPTION = "Write a run, or all runs of an experiment side by side, as a trace for ui.perfetto.dev."
 EXAMPLES = """examples:
@@ -24,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default: trace.json.gz in that folder, of a reference run here; .json: not compressed; replaces traces only"
     )
     file_argument(parser, None, output)
-    json_argument(parser)
     nsys = "sqlite export of an Nsight Systems report on this run, shown with it; may be repeated"
     parser.add_argument("--nsys", metavar="FILE", type=Path, action="append", default=[], help=nsys)
 
@@ -32,19 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the trace and say what is in it; return the exit code."""
     from harness.core.terminal_text import plain
+    from harness.report.console import file_size
     from harness.report.trace.export import write_trace
 
     trace = write_trace(options.folder, options.output, options.nsys)
     size, slices, arrows, samples = trace.path.stat().st_size, *(trace.counts[phase] for phase in "BfC")
-    if options.json:
-        facts = {"path": str(trace.path), "bytes": size, "runs": trace.runs, "steps": trace.steps}
-        print(json.dumps(facts | {"slices": slices, "arrows": arrows, "samples": samples}, indent=2))
-        return 0
     for item in trace.left_out:
         print(plain(f"warning: left out {str(item.folder)!r}: {item.error.what}"), file=sys.stderr)
     print(plain(f"trace: {trace.path}"))
     runs = f"{len(trace.runs)} run{'s' if len(trace.runs) > 1 else ''}, {trace.steps:,} training steps"
-    print(f"{runs}, {slices:,} slices, {arrows:,} arrows, {samples:,} counter values; {size / 1e6:.2f} MB")
+    print(f"{runs}, {slices:,} slices, {arrows:,} arrows, {samples:,} counter values; {file_size(size)}")
     if trace.reports:
         from harness.report.console import Output
         from harness.report.terminal import print_table

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "Read metric logs of another trainer into run folders, for compare and report."
 EXAMPLES = """examples:
   python -m harness import verl colocated=a.jsonl split=b.jsonl --machine our-8xH100
-  python -m harness.compare results/
+  python -m harness compare results/
   python -m harness import trl checkpoints/trainer_state.json --name gsm8k
 
 docs/importing.md has every name and unit.
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON lines, trainer_state.json, event file, CSV export, printed log, or a folder with one run; several "
         "are the arms of one experiment, each called NAME (default: as its file)",
     )
-    out_argument(parser, Path("results"), "results folder (default: results)", ["-o"])
+    out_argument(parser, Path("results"), "results folder (default: results)")
     parser.add_argument("--name", type=_name, help="scenario to file it under; default: the trainer's name")
     parser.add_argument(
         "--machine", metavar="NAME", type=_name, help="where it ran; runs of one NAME count as of one machine"

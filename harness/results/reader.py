@@ -186,17 +186,24 @@ def _flagged(rows: list[StepRow], warm_up: WarmUp, starts: Sequence[int]) -> tup
     return tuple(replace(row, warmup=True) if row.step in warm and not row.warmup else row for row in rows)
 
 
+MOST_FOLDERS = 100_000
+"""Below a path in which runs are looked for: some seconds' worth."""
+
+
 def find_run_folders(path: Path) -> list[Path]:
     """Return the run folders at or below ``path``, sorted; reference runs below it only where there are no others.
 
     Raises:
-        UserError: there is no such folder, or no run in it.
+        UserError: there is no such folder, no run in it, or too many folders.
     """
     if not os.path.isdir(path):  # Path's raises where a name is too long
         problem = "is not a folder" if os.path.exists(path) else "does not exist"
         raise UserError(f"{str(path)!r} {problem}", where=str(path), fix="name a results folder or a run folder in it")
     found = list[Path]()
-    for folder, subfolders, files in os.walk(path):
+    for number, (folder, subfolders, files) in enumerate(os.walk(path)):
+        if number >= MOST_FOLDERS:
+            what = f"{str(path)!r} has more than {MOST_FOLDERS:,} folders, too many to look for runs in"
+            raise UserError(what, str(path), "name the results folder, or an experiment in it")
         left_out = {POLICY, POLICIES, PICTURES}
         if MANIFEST in files or STEPS in files:
             found.append(Path(folder))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.core.checkpoints import LATEST
 from harness.core.errors import UserError
 from harness.core.experiment import NAMING, OF_THE_LIST
 from harness.results import Scrubber
@@ -72,6 +73,10 @@ def find_resume(folder: Path, scenario: Scenario) -> Resume:
     paths, now = PATHS if is_whole(run.manifest.inputs) else (), InputsNow()
     was = check_same(run.settings, scenario, folder, (*OF_ONE_RUN, *SPREAD, *paths))
     check_inputs(run.manifest.inputs, now, scenario, folder)
+    if run.status == "completed" and not (folder / CHECKPOINTS / LATEST).exists():
+        fix = f"begin a longer one: --set steps={2 * scenario.steps} --set checkpoint.every={scenario.steps}"
+        what = f"the run is finished: it has made all its {run.settings['steps']} training steps"
+        raise UserError(what, str(folder), fix)
     resume = replace(newest_of(folder, run.manifest), was=was)
     check_inputs(resume.recorded.inputs, now, scenario, folder)
     if run.status == "completed" and scenario.steps <= run.settings["steps"]:
@@ -119,7 +124,7 @@ def find_continuation(folder: Path, scenario: Scenario) -> Continuation:
     found, plan = survey(folder, groups, InputsNow(), together=True), read_plan(folder)
     due = set(names) if plan is None else {run.folder for run in plan.due}
     if due <= {found.points[name].folder.name for name in found.finished}:
-        fix = f"compare them: python -m harness.compare {folder}"
+        fix = f"compare them: python -m harness compare {folder}"
         raise UserError(f"all {len(due)} runs of the experiment are finished", str(folder), fix)
     return replace(found, due=len(due))
 
@@ -201,9 +206,14 @@ def changes_since_newest(out: Path, scenario: Scenario) -> tuple[Path, list[str]
     newest = next(_sweeps(out, scenario), None)
     if newest is None:
         return None
-    folder, before, now = newest[0], flat_settings(newest[1]), flat_settings(_named_alike(as_recorded(scenario)))
+    return newest[0], changes_since(newest[0] / SWEEP, scenario)
+
+
+def changes_since(file: Path, scenario: Scenario) -> list[str]:
+    """Return what a scenario says otherwise than the saved one of a sweep: ``key: before -> now``."""
+    before, now = flat_settings(_named_alike(read_settings(file))), flat_settings(_named_alike(as_recorded(scenario)))
     keys = [key for key in {**now, **before} if now.get(key, _LEFT_OUT) != before.get(key, _LEFT_OUT)]
-    return folder, [f"{key}: {before.get(key, 'left out')} -> {now.get(key, 'left out')}" for key in keys]
+    return [f"{key}: {before.get(key, 'left out')} -> {now.get(key, 'left out')}" for key in keys]
 
 
 def _sweeps(out: Path, scenario: Scenario) -> Iterator[tuple[Path, dict[str, Any]]]:

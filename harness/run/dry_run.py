@@ -7,7 +7,7 @@ steps, on the same processor, cores and memory, with the same versions of the pa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -27,11 +27,11 @@ from harness.run.earlier_runs import as_recorded, differing, made_here
 from harness.run.needs import Need, needs_of
 from harness.scenario.axes import Variant, changes_of, expand
 from harness.scenario.schema import Scenario
+from harness.settings.transport import TransportSweepSettings
 
 MOST_SHOWN = 40
 MAY_DIFFER = {"seed", "blocks", "steps"}
 Check = Callable[[Sequence[Variant]], None]
-"""Refuses runs that cannot work here, as a real command does before it starts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,13 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a command would do: ``seconds`` of all runs together, None where they are not known of every arm."""
+    """What a command would do.
+
+    Attributes:
+        seconds: of all runs together with their start; None where they are not known of every arm.
+        finished: runs that there are.
+        syncs: what a transport sweep makes in place of rollouts.
+    """
 
     scenario: str
     blocks: int
@@ -69,9 +75,27 @@ class Plan:
     seconds: float | None
     missing: tuple[Need, ...]
     results: str
+    finished: int = 0
+    syncs: str | None = None
 
 
-def dry_run(scenario: Scenario, out: Path, quiet: bool, as_json: bool = False, check: Check | None = None) -> int:
+def check_here(variants: Sequence[Variant]) -> None:
+    """Refuse runs that cannot work here, as a real command does before it starts them."""
+    from harness.run.interleaving import points_of  # with packages that may be missing
+    from harness.run.preflight import check_before_start
+
+    check_before_start(points_of(variants))
+
+
+def dry_run(
+    scenario: Scenario,
+    out: Path,
+    quiet: bool,
+    as_json: bool = False,
+    check: Check | None = check_here,
+    finished: Collection[str] = (),
+    program_s: float = 0.0,
+) -> int:
     """Print what a scenario would run; nothing is started and nothing written.
 
     Args:
@@ -80,11 +104,15 @@ def dry_run(scenario: Scenario, out: Path, quiet: bool, as_json: bool = False, c
         quiet: print one line.
         as_json: print it for programs.
         check: what else is looked at, where no package is missing.
+        finished: names of runs that there are, which are not made again.
+        program_s: seconds before the first run starts, as this program took them.
 
     Returns:
         the exit code: 0, or 2 where something is missing here.
     """
-    plan = plan_of(scenario, out, check)
+    plan = plan_of(scenario, out, check, finished)
+    if plan.seconds is not None and plan.runs:
+        plan = replace(plan, seconds=plan.seconds + program_s)
     if as_json:
         print(json.dumps(asdict(plan), indent=2))
     else:
@@ -93,8 +121,10 @@ def dry_run(scenario: Scenario, out: Path, quiet: bool, as_json: bool = False, c
     return 2 if plan.missing else 0
 
 
-def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
-    variants, kinds = expand(scenario), dict[str, list[Variant]]()
+def plan_of(scenario: Scenario, out: Path, check: Check | None = None, finished: Collection[str] = ()) -> Plan:
+    """Work out what a scenario would run; see ``dry_run``."""
+    every, kinds = expand(scenario), dict[str, list[Variant]]()
+    variants = [each for each in every if (each.name not in finished if each.name else not finished)]
     for variant in variants:
         kinds.setdefault(variant.label, []).append(variant)
     needs = (need for members in kinds.values() for need in needs_of(members[0].scenario))
@@ -108,9 +138,11 @@ def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
     earlier, settings_of = list(made_here(home)), cache(read_settings)  # which each arm looks at
     arms = list[Arm]()
     for name, (first, *others) in kinds.items():
-        arm = Arm(name, changes_of(scenario, first), 1 + len(others), first.scenario.steps, first.scenario.num_rollouts)
+        measures = scenario.transport_sweep is not None
+        steps, rollouts = (0, 0) if measures else (first.scenario.steps, first.scenario.num_rollouts)
+        arm = Arm(name, changes_of(scenario, first), 1 + len(others), steps, rollouts)
         wanted = as_recorded(first.scenario)
-        for folder, run in earlier if scenario.transport_sweep is None else ():
+        for folder, run in earlier if not measures else ():
             with suppress(UserError):
                 if differing(settings_of(folder / SCENARIO), wanted) <= MAY_DIFFER:
                     table = table_of(load_run(folder))
@@ -123,22 +155,44 @@ def plan_of(scenario: Scenario, out: Path, check: Check | None = None) -> Plan:
         arm.runs * (arm.startup_s + arm.steps * arm.step_s) for arm in arms if arm.step_s and arm.startup_s is not None
     ]
     whole = sum(seconds) if len(seconds) == len(arms) else None
-    return Plan(scenario.name, scenario.blocks, len(variants), tuple(arms), whole, tuple(missing.values()), str(home))
+    return Plan(
+        scenario.name,
+        scenario.blocks,
+        len(variants),
+        tuple(arms),
+        whole,
+        tuple(missing.values()),
+        str(home),
+        len(every) - len(variants),
+        None if scenario.transport_sweep is None else weight_syncs(scenario.transport_sweep),
+    )
+
+
+def weight_syncs(sweep: TransportSweepSettings) -> str:
+    """Say what a transport sweep makes in place of rollouts."""
+    kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
+    return f"{count(kinds)} kinds of weight sync, {sweep.repeats} of each"
 
 
 def _lines(plan: Plan) -> list[str]:
-    rollouts = sum(arm.rollouts * arm.runs for arm in plan.arms)
+    made = plan.syncs or f"{count(sum(arm.rollouts * arm.runs for arm in plan.arms))} rollouts"
     unknown = "the first block" if plan.blocks > 1 else "a run here"
-    how_long = f"seconds known after {unknown}" if plan.seconds is None else f"about {duration(plan.seconds)}"
-    lines = [
-        f"{plan.scenario}: would make {plural(plan.runs, 'run')} with {count(rollouts)} rollouts, {how_long}; "
-        + (f"{len(plan.missing)} missing" if plan.missing else "nothing is missing")
-    ]
+    how_long = f"seconds known after {unknown}"
+    if plan.seconds is not None:
+        how_long = f"about {duration(plan.seconds)}, start included"
+    would = f"would make {plural(plan.runs, 'run')} with {made}, {how_long}"
+    if plan.finished:
+        runs = plural(plan.finished, "run") + (" is" if plan.finished == 1 else " are")
+        would = f"{runs} finished; {would if plan.runs else 'nothing is left to run'}"
+    lines = [f"{plan.scenario}: {would}; " + (f"{len(plan.missing)} missing" if plan.missing else "nothing is missing")]
     for arm in plan.arms[:MOST_SHOWN]:
         set_to = ", ".join(f"{key}={value}" for key, value in arm.changes.items()) or "the scenario as it is"
-        pace = "" if arm.step_s is None else f", {number(arm.step_s)} s a step as in {arm.by}"
+        pace = ""
+        if arm.step_s is not None and arm.startup_s is not None:
+            pace = f", {number(arm.step_s)} s a step and {number(arm.startup_s)} s to start as in {arm.by}"
         times = f" x {arm.runs}" if arm.runs > 1 else ""
-        lines.append(f"  {arm.name}{times}: {set_to}; {plural(arm.steps, 'step')}{pace}")
+        steps = "" if plan.syncs else f"; {plural(arm.steps, 'step')}{pace}"
+        lines.append(f"  {arm.name}{times}: {set_to}{steps}")
     more = len(plan.arms) - MOST_SHOWN
     lines += [f"  and {more} more"] if more > 0 else []
     lines += [f"  blocks: {plan.blocks}, in each of which every arm runs once"] if plan.blocks > 1 else []

@@ -96,7 +96,7 @@ def run_scenario(
     amount: Amount = "brief",
     going: Continuation | None = None,
     tries: Tries | None = None,
-    fresh: bool = False,
+    sweep: Path | None = None,
 ) -> int:
     """Run every arm and point of a scenario, then print the comparison and draw its pictures.
 
@@ -111,7 +111,7 @@ def run_scenario(
         amount: how much is shown; with ``everything`` also the log of each run as it is written, in place of progress.
         going: what of it there is already, and where it goes on; None begins it.
         tries: make it a sweep: go on with the newest one of the same scenario, or begin it, each run by itself.
-        fresh: begin a new sweep, whatever there is.
+        sweep: its folder, of the same scenario; None looks for it.
 
     Returns:
         The exit code, 0.
@@ -122,7 +122,7 @@ def run_scenario(
         Interrupted: Ctrl-C or SIGTERM; the folders say so.
     """
     command = _Command(scenario, out, quiet, build, show or partial(show_results, amount=amount), amount)
-    return command.run(going) if tries is None else command.sweep(tries, fresh)
+    return command.run(going) if tries is None else command.sweep(tries, sweep)
 
 
 @dataclass(frozen=True)
@@ -171,14 +171,14 @@ class _Command:
         _raise_first(engine.failures, made.folder)
         return 0
 
-    def sweep(self, tries: Tries, fresh: bool) -> int:
+    def sweep(self, tries: Tries, folder: Path | None) -> int:
         """Go on with the newest sweep of the same scenario, or begin one, until each point has a result."""
         scenario, variants = self.scenario, variants_of(self.scenario)
         points = points_of(variants) if scenario.interleaving == "step" else [[variant] for variant in variants]
         groups = groups_of(points, by_itself="run" if len(variants) > 1 else None)
         check_before_start(points, self._say)
-        folder = None if fresh else find_sweep(self.out, scenario)
-        if folder is None and not fresh:
+        folder = folder or find_sweep(self.out, scenario)
+        if folder is None:
             say_changes(self.out, scenario, self._say)
         with (
             signals_as_interrupts(),
@@ -194,7 +194,9 @@ class _Command:
             if folder is None:
                 going = Continuation(made.home, {variant.name: Point(variant, made.home) for variant in variants})
             else:
-                going = survey(folder, groups, InputsNow(), together=False, anew="begin anew with --fresh")
+                going = survey(
+                    folder, groups, InputsNow(), together=False, anew="begin anew in another folder: --out DIR"
+                )
             self._say_what_there_is(going, folder)
             with self._runs(groups, made) as runs:
                 engine = Sweep(made, groups, runs, going, tries, self._say)
@@ -207,7 +209,8 @@ class _Command:
                     where = f"{so_far}\n  results: {made.folder}" if made.folder else NOTHING_YET
                     raise Interrupted(where) from None
         if failed := what_failed(engine.points):
-            more = "the same command tries again, with --retry-failed also what was tried often enough"
+            again = f"python -m harness run --resume {shlex.quote(str(made.folder))}"
+            more = f"the same command tries again; also what was tried often enough: {again}"
             raise RunStopped(f"{failed}\n  {more}\n  results: {made.folder}")
         return 0
 
@@ -223,7 +226,9 @@ class _Command:
         self._say(f"{len(points)} points: {standing(points)}; results: {going.folder}")
         made_with = {point.manifest.commit for point in points if point.state.is_result and point.manifest}
         if made_with - {code_state().commit}:
-            self._say("the code has changed since the finished points were run: --fresh runs all of them again")
+            self._say(
+                "the code has changed since the finished points were run: another --out DIR runs all of them again"
+            )
 
     def _say(self, line: str) -> None:
         if not self.quiet:

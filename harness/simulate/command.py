@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.core.arguments import from_1, json_argument, out_argument, quiet_argument, set_argument
 from harness.core.errors import UserError
+from harness.core.named_files import SCENARIOS
 from harness.simulate.whatif import command as from_run
 
 DESCRIPTION = "Predict what a run would take on a machine: step time, throughput, idle lanes, lag and waste."
@@ -23,15 +24,14 @@ Nothing is run: the training loop goes through the scenario on a virtual clock, 
 stage takes. `python -m harness calibrate` makes a profile of this machine. With --from and no scenario a recorded run
 is replayed with its own times and a change; with both, the profile is brought to the speed that the run had, so that
 seconds are those of that day. Without a run of this machine seconds are ranges, and ratios between runs the result.
-The runs that are written can be read by compare, report and trace like real ones, and are marked as simulated there.
+With --out simulated runs are written, which compare, report and trace read like real ones and mark as simulated. A
+point of a sweep makes 12 training steps, or as many as --set steps=N says.
 """
 QUESTIONS = ("generators", "ranks", "gpus", "lag", "transport")
-OF_A_SCENARIO = (
-    "pilot", "arm", "model", "generators", "allow", "allow_other_versions", "draws", "seed", "sweep", "ask", "steps",
-    "processes", "no_run",
-)  # fmt: skip
-OF_A_REPLAY = ("scale", "error_bound", "output")
-ALLOWED = ("engine", "precision", "task", "threads", "transport", "device")
+OF_A_SCENARIO = ("pilot", "arm", "allow", "draws", "sweep", "ask")
+OF_A_REPLAY = ("scale",)
+VERSIONS = "versions"
+ALLOWED = ("engine", "precision", "task", "threads", "transport", "device", VERSIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     from_run.add_own_arguments(group)
     _changes(parser)
-    _worlds(parser)
     _sweeps(parser)
     _output(parser)
 
@@ -69,16 +68,18 @@ def run(options: argparse.Namespace) -> int:
     if options.source is None:
         _refuse(options, ("run", *OF_A_REPLAY), "and no --from", "name a recorded run: simulate --from RESULTS")
     _refuse(options, OF_A_REPLAY, "and a SCENARIO", "leave the scenario out: the run is replayed then")
-    if options.scenario is None or options.machine is None:
-        missing = "SCENARIO, or --from RESULTS" if options.scenario is None else "--machine"
-        raise UserError(
-            f"the following arguments are required: {missing}",
-            None,
-            "python -m harness simulate --help shows what it takes",
-        )
+    if options.scenario is None:
+        what = "the following arguments are required: SCENARIO, or --from RESULTS"
+        raise UserError(what, None, "name one that `python -m harness list` shows, or the folder of a recorded run")
+    SCENARIOS.find(options.scenario)
+    if options.machine is None:
+        from harness.simulate.machine import MACHINES
+
+        profiles = ", ".join(path.stem for path in MACHINES.files())
+        what, mine = "the following arguments are required: --machine", "`python -m harness calibrate` makes yours"
+        raise UserError(what, None, f"name a profile: {profiles}; {mine}")
     from harness.simulate.experiment import simulate
 
-    options.out, options.steps = options.out or Path("results/simulated"), options.steps or 12
     simulate(options)
     return 0
 
@@ -87,40 +88,29 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], why: str, fix: st
     """Refuse the first of these options that was given."""
     for name in names:
         if getattr(options, name):
-            option = "-o" if name == "output" else f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} is given {why}", option, fix)
+            raise UserError(f"--{name} is given {why}", f"--{name}", fix)
 
 
 def _changes(parser: argparse.ArgumentParser) -> None:
     set_argument(parser)
     parser.add_argument("--arm", metavar="NAME", help="simulate this arm alone")
-    parser.add_argument("--model", metavar="NAME", help="train a preset (small, course), or a public size such as 7b")
-    parser.add_argument("--generators", type=from_1, metavar="N", help="as --set placement.generator.count=N")
     parser.add_argument(
         "--allow",
         action="append",
         default=[],
         choices=ALLOWED,
-        help="take the profile's costs although the scenario differs from all of them in this; may be repeated",
-    )
-    parser.add_argument(
-        "--allow-other-versions",
-        action="store_true",
-        help="accept this machine's profile although it was measured with other package versions",
+        help="take the profile's costs although the scenario differs from all of them in this, or this machine's "
+        "package versions from those it was measured with; may be repeated",
     )
 
 
-def _worlds(parser: argparse.ArgumentParser) -> None:
+def _sweeps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draws",
         type=from_1,
         metavar="N",
         help="simulated runs behind an interval (default: 39; of a sweep 19, of more than 150 points 7)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the simulated runs (default: 0)")
-
-
-def _sweeps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep",
         action="append",
@@ -136,13 +126,11 @@ def _sweeps(parser: argparse.ArgumentParser) -> None:
         help="a predefined first axis: how many, or which; gpus: how many, "
         "which part of them ranks, and how these share",
     )
-    parser.add_argument("--steps", type=from_1, metavar="N", help="training steps of a point of a sweep (default: 12)")
-    parser.add_argument("--processes", type=from_1, metavar="N", help="for a sweep (default: as many as cores)")
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
-    out_argument(parser, None, "default: results/simulated; of a replay, none")
-    parser.add_argument("--no-run", action="store_true", help="write no runs, only print")
+    out_argument(parser, None, "write simulated runs here, of a replay both with a picture (default: none); the points "
+                 "of a sweep (default: results/simulated)")  # fmt: skip
     shown = parser.add_mutually_exclusive_group()
     quiet_argument(shown, "with the seconds of a step of each run")
     json_argument(shown)

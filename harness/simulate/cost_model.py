@@ -39,7 +39,7 @@ from harness.scenario.derived import threads_on, workers_of
 from harness.scenario.schema import Scenario
 from harness.settings.placement import PartSettings
 from harness.simulate.features import Features
-from harness.simulate.machine import MachineProfile, StageCost
+from harness.simulate.machine import MACHINES, MachineProfile, StageCost, load_machine
 
 CALLS = ("generate", "score", "update", "publish", "load", "save_policy")
 """Methods of a part, as ``call`` names them."""
@@ -228,12 +228,12 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 OPTIONAL = ("save_policy", "record", "startup")
 """Stages that cost nothing where the profile does not have them; said among the extrapolations."""
 _SETTINGS = {
-    "engine": "engine.type",
-    "transport": "transport.type",
-    "precision": "engine.precision",
-    "threads": "model.threads",
-    "device": "placement.device",
-    "task": "task.type",
+    "engine": ("engine.type",),
+    "transport": ("transport.type",),
+    "precision": ("engine.precision", "model.precision"),
+    "threads": ("model.threads",),
+    "device": ("placement.device",),
+    "task": ("task.type",),
 }
 """Where a scenario sets a circumstance."""
 
@@ -351,9 +351,13 @@ class CostModel:
         calibrated = "calibrate with runs that have it"
         if not differing.keys() <= _SETTINGS.keys():
             return UserError(what, "machine", f"{calibrated}, or take another profile")
-        changed = ", ".join(f"{_setting(key, stage)}={nearest.where[key]}" for key in differing)
+        changed = ", ".join(f"{name}={nearest.where[key]}" for key in differing for name in _SETTINGS[key])
         allowed = " ".join(f"--allow {key}" for key in differing)
-        return UserError(what, "machine", f"set {changed}, {calibrated}, or take the nearest cost with {allowed}")
+        known = (load_machine(path) for path in MACHINES.files())
+        fitting = [each.name for each in known if each.origin == "measured" and each.cost_of(stage, under) is not None]
+        other = "".join(f", take --machine {name}" for name in fitting)
+        fix = f"set {changed}, {calibrated}{other}, or take the nearest cost with {allowed}"
+        return UserError(what, "machine", fix)
 
     def _step_factor(self, draw: Draw, cost: StageCost, lane: str) -> float:
         noise = self._noise.get((id(cost), lane))
@@ -422,11 +426,6 @@ def _correction(cost: StageCost, model: str, draw: Draw | None, machine: Machine
 def _differing(cost: StageCost, under: Mapping[str, str]) -> dict[str, str]:
     """Return the circumstances in which a cost differs, as the scenario has them."""
     return {key: under.get(key, "none") for key, value in cost.where.items() if under.get(key) != value}
-
-
-def _setting(key: str, stage: str) -> str:
-    of_the_learner = stage in ("update", "old_logprobs", "reference_logprobs")
-    return "model.precision" if key == "precision" and of_the_learner else _SETTINGS[key]
 
 
 def _name(cost: StageCost) -> tuple[str, str]:

@@ -39,6 +39,7 @@ from harness.scenario.load import resolved_yaml
 from harness.scenario.schema import Scenario
 from harness.simulate.anchor import Anchor, anchored, newest_anchor, pilot
 from harness.simulate.clock import run_virtual
+from harness.simulate.command import VERSIONS
 from harness.simulate.cost_model import Draw
 from harness.simulate.forecast import (
     DRAWS,
@@ -70,6 +71,9 @@ from harness.simulate.sweep import Sweep, draws_for, run_sweep
 
 RESULTS = Path("results")
 """Where runs of this machine are looked for, and a pilot's goes."""
+STEPS_OF_A_POINT = 12
+SEED = 0
+"""Of the simulated worlds."""
 LEARNT = ("reward/", "validation/reward", "validation/format_reward", "validation/answer_reward")
 """Metrics that say what was learnt, which a simulation does not know."""
 
@@ -195,10 +199,13 @@ def simulate(options: argparse.Namespace) -> None:
     Raises:
         UserError: scenario, profile or options cannot be used.
     """
-    check_writable(options.out)
+    asks = bool(options.sweep or options.ask)
+    out: Path | None = options.out or (Path("results/simulated") if asks else None)
+    if out is not None:
+        check_writable(out)
     machine, caution = load_machine(options.machine), HOW_FAR_OFF
-    differing = check_measured_here(machine, options.allow_other_versions)
-    scenario, added = load_for(options.scenario, machine, options.set, options.model, options.generators)
+    differing = check_measured_here(machine, VERSIONS in options.allow)
+    scenario, added = load_for(options.scenario, machine, options.set)
     anchor = _anchor(machine, scenario, options)
     if anchor is not None:
         machine, caution = anchor.profile, anchor.sentence()
@@ -207,29 +214,28 @@ def simulate(options: argparse.Namespace) -> None:
         errors.print(Text(f"note: these are seconds with other versions than here: {'; '.join(differing)}"))
     if added:
         errors.print(Text(f"note: {machine.name} has GPUs, so each part is given one: {', '.join(added)}"))
-    if options.sweep or options.ask:
+    if asks and out is not None:
         base = only_variant(scenario, options.arm)
         axes = asked_axes(options.ask, base, machine, options.sweep)
         draws = options.draws or draws_for(axes)
-        settings = steady(base, options.steps)
-        question = Question(settings, machine, draws, options.seed, tuple(options.allow))
+        is_set = any(change.partition("=")[0].strip() == "steps" for change in options.set)
+        settings = steady(base, base.steps if is_set else STEPS_OF_A_POINT)
+        question = Question(settings, machine, draws, SEED, tuple(options.allow))
         sweep = Sweep(scenario.name, question, axes, f"python -m harness simulate {shlex.join(options.typed)}", caution)
         amount: Literal["line", "everything", "json"] = (
             "json" if options.json else "line" if options.quiet else "everything"
         )
-        run_sweep(sweep, options.out, options.processes, options.quiet, output, errors, amount)
+        run_sweep(sweep, out, None, options.quiet, output, errors, amount)
         return
     variants = variants_of(scenario, options.arm)
     each = [variant for variant in variants if not variant.block]
     with progress_bars(errors, quiet=options.quiet, transient=True, tenths=True) as bar:
         task, items = bar.add_task("simulating", total=len(each)), list[Forecasted]()
         for variant in each:
-            items += forecasts([variant], machine, options.draws or DRAWS, options.seed, options.allow)
+            items += forecasts([variant], machine, options.draws or DRAWS, SEED, options.allow)
             bar.advance(task)
     folder = (
-        None
-        if options.no_run
-        else _record(SimulatedExperiment(options.out, scenario, machine, options.allow), variants, options, items)
+        None if out is None else _record(SimulatedExperiment(out, scenario, machine, options.allow), variants, items)
     )
     if options.json:
         told = _told(items, machine, folder) | {"anchor": None if anchor is None else anchor.as_json()}
@@ -294,7 +300,7 @@ def check_measured_here(machine: MachineProfile, allowed: bool) -> list[str]:
     differing = check_versions(machine, package_versions())
     if differing and not allowed and machine.device.fingerprint == machine_facts()["fingerprint"]:
         what = f"the profile of this machine was measured with other versions: {'; '.join(differing)}"
-        raise UserError(what, "--machine", "calibrate again, or take it all the same with --allow-other-versions")
+        raise UserError(what, "--machine", "calibrate again, or take it all the same with --allow versions")
     return differing
 
 
@@ -318,12 +324,11 @@ def forecasts(
 def _record(
     experiment: SimulatedExperiment,
     variants: Sequence[Variant],
-    options: argparse.Namespace,
     items: Sequence[Forecasted],
 ) -> Path:
     """Write the run of each variant: the central prediction, or in blocks one draw for each; return their folder."""
     told = {item.label: item.forecast.extrapolating for item in items}
-    for variant, draw in zip(variants, draws_of(variants, options.seed), strict=True):
+    for variant, draw in zip(variants, draws_of(variants, SEED), strict=True):
         experiment.record(variant, draw, {"extrapolating": list(told.get(variant.label, ()))})
     assert experiment.folder is not None
     return experiment.folder

@@ -339,7 +339,7 @@ def warnings(items: Sequence[Forecasted]) -> list[str]:
             found.setdefault(sentence, []).append(item.label)
     several = len(items) > 1
     return [
-        f"EXTRAPOLATING{f' in {numbers.listed(labels)}' if several else ''}: {sentence}"
+        f"EXTRAPOLATING{f' in {numbers.listed(labels)}' if several else ''}: {numbers.extrapolation(sentence)}"
         for sentence, labels in found.items()
     ]
 

@@ -45,11 +45,7 @@ ON_GPUS = ("placement.device=cuda", "placement.generator.gpus=1", "placement.lea
 
 
 def load_for(
-    scenario: str | Path,
-    machine: MachineProfile,
-    changes: Sequence[str] = (),
-    model: str | None = None,
-    generators: int | None = None,
+    scenario: str | Path, machine: MachineProfile, changes: Sequence[str] = ()
 ) -> tuple[Scenario, tuple[str, ...]]:
     """Load a scenario with all that was asked for laid over it.
 
@@ -60,21 +56,18 @@ def load_for(
         the scenario, and what was set that nobody typed.
 
     Raises:
-        UserError: as ``load_scenario``; or there is no model of that name.
+        UserError: as ``load_scenario``.
     """
-    own = {} if model is None else model_keys(model)
-    own |= {} if generators is None else {ALIASES["generators"]: str(generators)}
-    typed = [*(f"{key}={value}" for key, value in own.items()), *changes]
     if not machine.device.gpus:
-        return load_scenario(scenario, typed), ()
+        return load_scenario(scenario, changes), ()
     try:
-        loaded = load_scenario(scenario, typed)
+        loaded = load_scenario(scenario, changes)
     except UserError:  # such as NCCL without a GPU
-        return load_scenario(scenario, [*ON_GPUS, *typed]), ON_GPUS
+        return load_scenario(scenario, [*ON_GPUS, *changes]), ON_GPUS
     if loaded.placement.device == "cuda":
         return loaded, ()
     added = ON_GPUS if loaded.uses_ray else ON_GPUS[:1]
-    return load_scenario(scenario, [*added, *typed]), added
+    return load_scenario(scenario, [*added, *changes]), added
 
 
 def model_keys(model: str) -> dict[str, str]:
@@ -89,7 +82,9 @@ def model_keys(model: str) -> dict[str, str]:
     if name in PUBLISHED:
         return {"model.type": "folder", "model.path": name}
     known = ", ".join([*PRESETS, *SIZES])
-    raise UserError(f"there is no model {model!r} to simulate", "--model", f"take one of {known}; or set model.path")
+    raise UserError(
+        f"there is no model {model!r} to simulate", "--sweep model", f"take one of {known}; or set model.path"
+    )
 
 
 def variants_of(scenario: Scenario, arm: str | None) -> list[Variant]:

@@ -298,4 +298,4 @@ def _show_problems(found: Sequence[Answer], axes: Sequence[Axis], output: Consol
         text = f"EXTRAPOLATING at {len(outside):,} of {len(found):,} points:"
         output.print(Text(text, style="bold red"))
         for sentence, count in Counter(each for said in outside for each in said).most_common(MOST_TOLD):
-            output.print(Text(plain(f"  {count:,} points: {sentence}"), style="bold red"))
+            output.print(Text(plain(f"  {count:,} points: {numbers.extrapolation(sentence)}"), style="bold red"))

@@ -83,7 +83,7 @@ def test_the_package_and_comparing_load_what_they_need_alone() -> None:
         ("compare results/reference/sync_k", NEVER),
         (f"report {RUN} -o OUT/report.html", HEAVY | {"pydantic"}),
         (f"trace {RUN} -o OUT/trace.json", NEVER | {"scipy"}),
-        ("import trl tests/data/importers/trl_vllm.jsonl -o OUT", HEAVY | {"pydantic", "scipy", "tensorboardX"}),
+        ("import trl tests/data/importers/trl_vllm.jsonl --out OUT", HEAVY | {"pydantic", "scipy", "tensorboardX"}),
     ],
 )
 def test_a_command_loads_what_it_needs_alone(typed: str, never: set[str], tmp_path: Path) -> None:

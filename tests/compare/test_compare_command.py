@@ -99,7 +99,7 @@ def test_a_table_to_paste_is_markdown(results: Path, capsys: Capture) -> None:
     assert "\n| seconds per step | k1 | k2 | change |\n| --- | ---: | ---: | ---: |\n" in output
     assert "\n| whole step | 1.50 | 1.50 | +0.0% |\n| generate | 0.300 | 0.300 | +0.0% |\n" in output
     assert "\n- One run each: no error bars. For some:\n- `python -m harness bench" in output
-    assert typed(capsys, results / "sync_k", "--format", "md") == output
+    assert typed(capsys, results / "sync_k", "--md") == output
 
 
 @pytest.mark.parametrize(("variables", "is_plain"), [({}, False), ({"NO_COLOR": "1"}, True)])
@@ -140,7 +140,7 @@ def test_all_experiments_are_shown_when_asked(results: Path, capsys: Capture) ->
 
 
 def test_json_holds_every_experiment_and_nothing_else(results: Path, capsys: Capture) -> None:
-    assert main([str(results), "--format", "json"]) == 0
+    assert main([str(results), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["schema_version"]) == ("harness.comparison", 3)
     assert [each["scenario"] for each in data["campaigns"]] == ["quickstart", "sync_k"]
@@ -202,7 +202,7 @@ def test_a_damaged_run_is_named_and_the_rest_compared(results: Path, capsys: Cap
         f"warning: left out '{bad}': '{steps}' is damaged at line 5: Expected `int`, got `str` - at `$.step`\n"
     )
     assert "update 0.500 33.3%" in [" ".join(line.split()) for line in output.out.splitlines()]
-    assert main([str(results), "--format", "json"]) == 0
+    assert main([str(results), "--json"]) == 0
     assert [item["folder"] for item in json.loads(capsys.readouterr().out)["damaged"]] == [str(bad)]
     (arm / "spans.jsonl").write_text("{}\n")  # nothing of the newest experiment is left
     assert main([str(results)]) == 0

@@ -19,7 +19,7 @@ LOGS = Path(__file__).parents[1] / "data" / "importers"
 def imported(out: Path, trainer: str, *arms: str) -> Path:
     """Import logs of ``tests/data/importers``, which are made up, as arms."""
     typed = [f"{name}={LOGS / path}" for name, path in (arm.split("=") for arm in arms)]
-    assert main(["import", trainer, *typed, "--machine", "box", "-o", str(out)]) == 0
+    assert main(["import", trainer, *typed, "--machine", "box", "--out", str(out)]) == 0
     return out
 
 
@@ -78,7 +78,9 @@ def test_equal_logs_and_short_ones_claim_nothing(tmp_path: Path, capsys: pytest.
     for name, seconds in (("a", 2.0), ("b", 1.0)):
         rows = [{"step": step, "timing_s/step": seconds, "critic/score/mean": 0.5} for step in range(1, 7)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["import", "verl", *(str(tmp_path / f"{name}.jsonl") for name in "ab"), "-o", str(tmp_path / "r")]) == 0
+    assert (
+        main(["import", "verl", *(str(tmp_path / f"{name}.jsonl") for name in "ab"), "--out", str(tmp_path / "r")]) == 0
+    )
     step = step_of(compared(tmp_path / "r", capsys))
     assert (step["ratio"], step["low"], step["verdict"]) == (0.5, None, "inconclusive")
 
@@ -87,7 +89,9 @@ def test_logs_without_seconds_say_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     for name in "ab":
         rows = [{"step": step, "critic/score/mean": 0.5} for step in range(1, 20)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["import", "verl", *(str(tmp_path / f"{name}.jsonl") for name in "ab"), "-o", str(tmp_path / "r")]) == 0
+    assert (
+        main(["import", "verl", *(str(tmp_path / f"{name}.jsonl") for name in "ab"), "--out", str(tmp_path / "r")]) == 0
+    )
     assert step_of(compared(tmp_path / "r", capsys))["ratio"] is None
     assert "no seconds per step are known of a and b" in answer_of(tmp_path / "r", capsys)
 

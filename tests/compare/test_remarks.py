@@ -26,6 +26,7 @@ from harness.results import RunFolder
 from harness.results.counters import CounterRow
 from harness.results.frames import Column
 from harness.results.rows import WarmUp
+from harness.scenario.load import load_scenario
 from tests.messages import facts
 from tests.run_folders import ONE_STEP
 from tests.stand_ins.members import lanes, made_experiment, made_run, seeds_of
@@ -128,6 +129,7 @@ def test_a_verdict_names_its_direction(made: Effect, text: str) -> None:
         (0.98, 0.9, 2.1, {}, NOISY),
         (0.7, 0.66, 0.75, {"blocks": 4, "p_adjusted": None},
          "-30.0% (-34.0% to -25.0%, 4 blocks); a verdict needs 6 blocks"),
+        (0.7, 0.06, 9.5, {"blocks": 2, "p_adjusted": None}, "-30.0% in 2 blocks; a verdict needs 6 blocks"),
         (0.7, 0.66, 0.75, {"p_adjusted": None, "reason": "2 of 12 were not measured"},
          "-30.0% (-34.0% to -25.0%, 12 blocks); 2 of 12 were not measured"),
     ],
@@ -632,11 +634,23 @@ def test_arms_that_did_not_take_turns_step_by_step() -> None:
 
 def test_what_is_not_repeated() -> None:
     """The command names a scenario that is looked up by its name so, and a file of the user's own by that."""
-    for arms, runs, scenario, typed in (
-        ("a", "One run", "made", "made.yaml"), ("ab", "One run each", "sync_k1-vs-sync_k2", "sync_k1 sync_k2"),
-    ):  # fmt: skip
+    for arms, runs, scenario, typed, again in (
+        ("a", "One run", "made", "made.yaml", " --again"),  # a single arm has nothing beside it
+        ("ab", "One run each", "sync_k1-vs-sync_k2", "sync_k1 sync_k2", ""),
+    ):
         told = said([made_run(arm, scenario=scenario) for arm in arms], "not_repeated")
-        assert told == [(f"{runs}: no error bars. For some:", f"python -m harness bench {typed} --blocks 10")]
+        assert told == [(f"{runs}: no error bars. For some:", f"python -m harness bench {typed} --blocks 10{again}")]
+
+
+def test_the_command_for_blocks_has_the_settings_that_were_typed() -> None:
+    """Without them it would be of other runs."""
+    typed = load_scenario("quickstart", ["steps=3", "model.preset=tiny", "sampling.stop=[a b]"]).model_dump(mode="json")
+    ((_, command),) = said([made_run(None, scenario="quickstart", settings=typed)], "not_repeated")
+    changes = "--set model.preset=tiny --set 'sampling.stop=[\"a b\"]' --set steps=3"
+    assert command == f"python -m harness bench quickstart --blocks 10 --again {changes}"
+
+
+def test_runs_that_are_repeated_or_cannot_be_need_no_command() -> None:
     twice = [made_run("a"), made_run("a", 1)]
     for members in (twice, [made_run(simulated="abacus")], [made_run(outcome={"imported": {}})]):
         assert said(members, "not_repeated") == []

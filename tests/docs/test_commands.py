@@ -19,7 +19,7 @@ from tests.docs.pages import FENCE, PAGES, ROOT, Shown, shown_commands
 
 COMMANDS_SHOWN = shown_commands()
 REFERENCE = ROOT / "results" / "reference"
-READERS = ("validate", "list", "schema", "compare", "report", "trace", "whatif", "simulate", "import")
+READERS = ("validate", "list", "compare", "report", "trace", "whatif", "simulate", "import")
 """Commands that neither train nor measure: they are run."""
 UNTIL_THE_RUN = ("run", "bench", "sweep")
 """Commands that begin runs: they are carried out up to there."""
@@ -170,7 +170,7 @@ def test_what_reads_runs(shown, folder, monkeypatch, capsys):
     words = [each for word in shown.harness for each in (glob(word) if "*" in word else [word])]
     before = set((folder / "results").iterdir())
     if words[0] == "simulate":  # the same question of fewer worlds
-        short = ["--steps", "2"] if {"--ask", "--sweep"} & set(words) else []
+        short = ["--set", "steps=2"] if {"--ask", "--sweep"} & set(words) else []
         words += ["--draws", "1" if "gpus" in words else "2", "--quiet", *short]
     capsys.readouterr()
     code = main(words)

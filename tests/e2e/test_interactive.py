@@ -70,12 +70,12 @@ def test_a_forecast_is_the_one_of_the_command(capsys: pytest.CaptureFixture[str]
     asked = {"steps": 8, "rollout_batch_size": 32}
 
     async def cell() -> Forecast:
-        found = harness.simulate_scenario("sync_k1", "cpu-2-cores", asked, draws=3, allow_other_versions=True)
+        found = harness.simulate_scenario("sync_k1", "cpu-2-cores", asked, draws=3, allow=["versions"])
         await asyncio.sleep(0)
         return found.runs[0].forecast
 
     forecast = asyncio.run(cell())
-    command = ["simulate", "sync_k1", "--machine", "cpu-2-cores", "--no-run", "--draws", "3", "--allow-other-versions"]
+    command = ["simulate", "sync_k1", "--machine", "cpu-2-cores", "--draws", "3", "--allow", "versions"]
     assert main([*command, *(f"--set={key}={value}" for key, value in asked.items())]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "seconds of a training step" in line]
     assert f"{forecast.step_s.value:.3g}" in row

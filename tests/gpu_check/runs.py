@@ -78,7 +78,7 @@ def run(report: Report, scenario: str, folder: str, *settings: str) -> Path:
 def run_arms(report: Report, scenario: str, folder: str, *settings: str) -> dict[str, dict[str, Any]]:
     """Run a scenario; note and return what ``harness.compare`` says of each of its arms."""
     out = run(report, scenario, folder, *settings)
-    line = [sys.executable, "-m", "harness.compare", str(out), "--format", "json"]
+    line = [sys.executable, "-m", "harness.compare", str(out), "--json"]
     (experiment,) = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout)["campaigns"]
     arms = {variant["name"]: _figures(variant["runs"][0]) for variant in experiment["variants"]}
     for name, figures in arms.items():

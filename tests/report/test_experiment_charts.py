@@ -105,7 +105,7 @@ def test_pictures_are_the_same_each_time_and_printed(
 ) -> None:
     names = ["forest_k4", "stages", "lanes", "timeline", "step_time", "reward", "kl", "stability"]
     for out in ("one", "two"):
-        assert main([str(tmp_path / "results"), "--plots", str(tmp_path / out), "--format", "json"]) == 0
+        assert main([str(tmp_path / "results"), "--plots", str(tmp_path / out), "--json"]) == 0
         output = capsys.readouterr()
         assert output.err.splitlines() == [f"picture: {tmp_path / out}/{name}.png" for name in names]
         assert json.loads(output.out)["schema"] == "harness.comparison"

@@ -32,7 +32,9 @@ def verl_log(path: Path, **more: Any) -> Path:
 def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = verl_log(tmp_path / "annbox.jsonl", odd=None, note="x")
     out = tmp_path / "results"
-    assert main(["import", "verl", str(log), "-o", str(out), "--name", "gsm8k", "--seed", "3", "--asynchronous"]) == 0
+    assert (
+        main(["import", "verl", str(log), "--out", str(out), "--name", "gsm8k", "--seed", "3", "--asynchronous"]) == 0
+    )
     (folder,) = find_run_folders(out)
     assert folder.parent == out / "gsm8k"
     said = capsys.readouterr()
@@ -64,7 +66,7 @@ def test_an_imported_run_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_several_logs_are_the_arms_of_one_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results"
     named, bare = verl_log(tmp_path / "x.jsonl"), verl_log(tmp_path / "lr=1.jsonl", odd=1.0)
-    assert main(["import", "verl", f"split={named}", str(bare), "-o", str(out), "--name", "gsm8k"]) == 0
+    assert main(["import", "verl", f"split={named}", str(bare), "--out", str(out), "--name", "gsm8k"]) == 0
     said = capsys.readouterr().out
     (experiment,) = (out / "gsm8k").iterdir()
     assert "from verl as split\n" in said
@@ -88,7 +90,7 @@ def test_runs_of_one_machine_are_those_of_one_name(tmp_path: Path) -> None:
     for place, machine in enumerate(("annbox", "annbox", "other", None)):
         log = verl_log(tmp_path / "log.jsonl", **{f"x{place}": 1.0})
         named = ["--machine", machine] if machine else []
-        assert main(["import", "verl", str(log), "-o", str(tmp_path / str(place)), *named]) == 0
+        assert main(["import", "verl", str(log), "--out", str(tmp_path / str(place)), *named]) == 0
         (folder,) = find_run_folders(tmp_path / str(place))
         fingerprints.append(load_run(folder).manifest.machine["fingerprint"])
         assert "annbox" not in (folder / "manifest.json").read_text()
@@ -109,7 +111,7 @@ def test_arms_that_cannot_all_be_written_leave_nothing(
 
     monkeypatch.setattr(RunFolder, "write_manifest", full)
     log, out = verl_log(tmp_path / "log.jsonl"), tmp_path / "results"
-    assert main(["import", "verl", f"a={log}", f"b={log}", "-o", str(out)]) == 2
+    assert main(["import", "verl", f"a={log}", f"b={log}", "--out", str(out)]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert list(out.iterdir()) == []
 
@@ -117,8 +119,8 @@ def test_arms_that_cannot_all_be_written_leave_nothing(
 def test_compare_reads_imported_runs(tmp_path: Path) -> None:
     out = tmp_path / "results"
     for _ in range(2):  # the second gets a folder of its own
-        assert main(["import", "verl", str(verl_log(tmp_path / "log.jsonl")), "-o", str(out)]) == 0
-    assert main(["import", "trl", str(REAL_TRL_LOG), "-o", str(out)]) == 0
+        assert main(["import", "verl", str(verl_log(tmp_path / "log.jsonl")), "--out", str(out)]) == 0
+    assert main(["import", "trl", str(REAL_TRL_LOG), "--out", str(out)]) == 0
     experiments, damaged = gather([out])
     assert (len(experiments), damaged) == (3, [])
     assert sorted(path.name for path in out.iterdir()) == ["trl", "verl"]  # no draft is left
@@ -141,7 +143,7 @@ def test_compare_reads_imported_runs(tmp_path: Path) -> None:
         (["trl", "LOG"], "none of the 6 names in the log is one that trl writes"),
         (["verl", "LOG", "--validation", "x"], "fix:   one of 1: val-core/gsm8k/reward/mean@1"),
         (["verl", "EMPTY"], "is empty"),
-        (["verl", "LOG", "-o", "EMPTY"], "cannot write results to"),
+        (["verl", "LOG", "--out", "EMPTY"], "cannot write results to"),
         (["verl", "LOG", "LOG"], "two arms are called 'log'"),
         (["verl", "=LOG", "b=LOG"], "is not NAME=LOG"),
         (["verl", "a=LOG", "b="], "'b=' is not NAME=LOG"),
@@ -156,7 +158,7 @@ def test_bad_input_is_one_message_and_no_folder(
     empty.touch()
     for word, path in {"LOG": log, "EMPTY": empty, "TRL": REAL_TRL_LOG}.items():
         arguments = [argument.replace(word, str(path)) for argument in arguments]
-    assert main(["import", "-o", str(out), *arguments]) == 2
+    assert main(["import", "--out", str(out), *arguments]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("error: ")) == ("", 1)
     assert message in said.err
@@ -165,7 +167,7 @@ def test_bad_input_is_one_message_and_no_folder(
 
 def test_names_from_the_log_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = verl_log(tmp_path / "log.jsonl", **{"\x1b]0;title\x07": "no number"})
-    assert main(["import", "verl", str(log), "-o", str(tmp_path / "results")]) == 0
+    assert main(["import", "verl", str(log), "--out", str(tmp_path / "results")]) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 

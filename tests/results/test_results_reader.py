@@ -293,3 +293,12 @@ def test_the_first_steps_after_a_resume_do_not_count_when_an_older_runs_warm_up_
             row["wall_s"] = 60.0 if row["warmup"] else 1.0 + row["step"] % 2 / 100
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert _rewrite(path.with_name("manifest.json"), None).warm_up == WarmUp(2, True)
+
+
+def test_a_folder_of_too_many_folders_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `report /` would look through the whole disk."""
+    monkeypatch.setattr("harness.results.reader.MOST_FOLDERS", 3)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="has more than 3 folders"):
+        find_run_folders(tmp_path)

@@ -1,6 +1,7 @@
 """The commands in the same process: what they print, hand on and return."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from harness.run.commands.list import EXAMINATION, QUESTIONS, scenarios
 from harness.run.dry_run import dry_run, plan_of
 from harness.run.engine import Tries
 from harness.run.needs import Need, compiler_needed, cpus_needed, needs_of, packages_needed
+from harness.run.points import Attempt, Point, State
 from harness.scenario.axes import expand
 from harness.scenario.foreign_names import MEANT, NOT_OFFERED, SETTING_OF
 from harness.scenario.keys import dotted_keys
 from harness.scenario.load import load_scenario, resolved_yaml
 from harness.scenario.schema import Scenario
 from harness.simulate.machine import load_machine
+from tests.run.test_sweep import begun_sweep
 
 
 class RecordingRun:
@@ -60,7 +63,7 @@ def test_bench_makes_arms_of_scenarios_and_blocks_of_both(folder):
     (folder / "scenarios" / "plain.yaml").write_text("steps: 10\n")
     (folder / "scenarios" / "other.yaml").write_text("steps: 10\ngroup_size: 4\n")
     run = RecordingRun()
-    arguments = ["bench", "plain", "other", "--blocks", "12", "--again", "--stop-at-half-width", "1%"]
+    arguments = ["bench", "plain", "other", "--blocks", "12", "--again", "--set", "stop_at_half_width=0.01"]
     assert main([*arguments, "--set", "steps=3", "--out", "there"], run) == 0
     ((scenario, out, quiet),) = run.calls
     assert (scenario.blocks, scenario.stop_at_half_width, scenario.steps) == (12, 0.01, 3)
@@ -79,19 +82,56 @@ def test_run_takes_what_its_short_names_take(folder):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("typed", "tries", "fresh"),
-    [
-        (["sweep", "mine"], Tries(3, False), False),
-        (["run", "mine", "--attempts", "2", "--fresh"], Tries(2, False), True),
-        (["run", "mine", "--retry-failed"], Tries(3, True), False),
-    ],
-)
-def test_a_sweep_is_a_run_with_attempts(monkeypatch, typed, tries, fresh):
+def test_a_sweep_is_a_run_with_attempts_and_more_of_them_where_its_folder_is_resumed(monkeypatch, capsys):
     given = []
-    monkeypatch.setattr("harness.run.experiment.run_scenario", lambda *_, **options: given.append(options) or 0)
-    assert main([*typed, "--quiet"]) == 0
-    assert given == [{"amount": "line", "tries": tries, "fresh": fresh}]
+
+    def run(scenario, out, quiet, **options):
+        given.append((scenario.name, out, options))
+        return 0
+
+    monkeypatch.setattr("harness.run.experiment.run_scenario", run)
+    assert main(["sweep", "mine", "--quiet"]) == 0
+    assert given == [("mine", Path("results"), {"amount": "line", "tries": Tries(3, False), "sweep": None})]
+    there = begun_sweep(Path("results"), load_scenario("mine")).resolve()
+    for typed in (["run", "--resume", str(there)], ["sweep", "mine", "--resume", str(there)]):
+        assert main([*typed, "--quiet"]) == 0
+        options = {"amount": "line", "tries": Tries(3, True), "sweep": there}
+        assert given[-1] == ("mine", there.parent.parent, options)
+    assert main(["run", "mine", "--resume", str(there), "--set", "steps=3"]) == 2
+    assert "the sweep went by another scenario: steps: 10 -> 3" in capsys.readouterr().err
+    assert len(given) == 3
+
+
+def test_a_dry_run_says_what_is_left_of_a_sweep(capsys, monkeypatch):
+    monkeypatch.setattr("harness.run.preflight.check_before_start", lambda points: None)
+    mine = load_scenario("mine")
+    there = begun_sweep(Path("results"), mine)
+    monkeypatch.setattr(
+        "harness.run.points.read_points",
+        lambda folder, variants: [
+            Point(each, there, (), Attempt(State.FINISHED if done else State.NEW, None, there), None)
+            for each, done in zip(variants, finished, strict=True)
+        ],
+    )
+    for typed in (["sweep", "mine"], ["run", "--resume", str(there)]):
+        finished = [True, False]
+        assert main([*typed, "--dry-run"]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith("mine: 1 run is finished; would make 1 run with 940 rollouts, ")
+        assert "  one" not in told
+        finished = [True, True]
+        assert main([*typed, "--dry-run", "--quiet"]) == 0
+        assert capsys.readouterr().out == "mine: 2 runs are finished; nothing is left to run; nothing is missing\n"
+
+
+def test_a_dry_run_of_a_transport_sweep_counts_weight_syncs(capsys, monkeypatch):
+    monkeypatch.setattr("harness.run.preflight.check_before_start", lambda points: None)
+    main(["run", "transport_sweep", "--dry-run"])
+    told = capsys.readouterr().out
+    sweep = load_scenario("transport_sweep").transport_sweep
+    kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
+    assert f"would make 1 run with {kinds} kinds of weight sync, {sweep.repeats} of each" in told
+    assert "rollouts" not in told
 
 
 def test_bench_of_one_scenario_keeps_its_arms(folder):
@@ -161,7 +201,8 @@ def test_an_unexpected_error_says_that_it_is_a_bug(capsys):
             ["run", "mine", "--set", "arms.two.loss.type=no_baseline"],
             ["error: in `two`: loss.type no_baseline is for on-policy data only", "epochs_per_batch 2"],
         ),
-        (["bench", "mine", "--stop-at-half-width", "x"], ["'x' is not a share above 0% and below 100%"]),
+        (["bench", "mine", "--set", "stop_at_half_width=x"], ["`stop_at_half_width` is text 'x'"]),
+        (["sweep", "mine", "--status", "--out", "/nope"], ["error: there is no results folder '/nope'", "--out"]),
         (["bench", "mine", "--blocks", "0"], ["`blocks` is 0, must be at least 1"]),
         ([], ["usage: python -m harness", "run a scenario and compare its arms"]),
     ],
@@ -217,7 +258,7 @@ def test_list_shows_each_scenario_under_its_question(capsys):
     start = lines.index("How often to train on a rollout batch?") + 1
     names = [line.split()[:3] for line in lines[start:] if line.startswith("  sync_k")]
     assert names[:2] == [["sync_k", "6", "min"], ["sync_k1", "1", "min"]]
-    assert not any("noise" in line.split()[:1] for line in lines)
+    assert any("noise" in line.split()[:1] for line in lines[lines.index(EXAMINATION) :])
     assert main(["list", "gpu", "nixl", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [item["name"] for item in found] == [
@@ -232,7 +273,7 @@ def test_list_shows_each_scenario_under_its_question(capsys):
 
 def test_the_list_has_every_shipped_scenario_under_a_question():
     shipped = {path.stem for path in SCENARIOS.shipped.glob("*.yaml")}
-    listed, broken = scenarios(examinations=True)
+    listed, broken = scenarios()
     assert (broken, {item.name for item in listed}) == ([], {*shipped, "mine"})
     assert {item.question for item in listed} == {*QUESTIONS, EXAMINATION, "Yours"}
     needs = {item.name: item.needs for item in listed}
@@ -305,8 +346,8 @@ def test_a_plan_takes_seconds_of_the_newest_run_of_each_arm_on_this_machine(fold
     assert plan_of(load_scenario("mine", ["group_size=4"]), Path("out")).seconds is None
     assert dry_run(mine, Path("out"), quiet=False) == 0
     told = capsys.readouterr().out
-    assert "about 81 s; nothing is missing" in told
-    assert "one x 6: the scenario as it is; 10 steps, 0.500 s a step as in out/mine/" in told
+    assert "about 81 s, start included; nothing is missing" in told
+    assert "one x 6: the scenario as it is; 10 steps, 0.500 s a step and 3.00 s to start as in out/mine/" in told
 
 
 def test_the_minutes_of_the_list_count_start_ups():
@@ -385,16 +426,16 @@ def test_compare_is_handed_its_arguments(capsys, arguments, message):
 
 
 def test_schema_prints_json(capsys):
-    assert main(["schema"]) == 0
+    assert main(["validate", "--schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["title"] == "Scenario"
     assert schema["properties"]["group_size"]["default"] == 8
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "validate", "schema"])
+@pytest.mark.parametrize("command", ["run", "bench", "sweep", "validate"])
 def test_the_help_of_each_command_has_an_example(capsys, command):
     assert main([command, "--help"]) == 0
-    assert f"example:\n  python -m harness {command}" in capsys.readouterr().out
+    assert re.search(rf"examples?:\n  python -m harness {command} ", capsys.readouterr().out)
 
 
 def test_checking_a_results_folder_leaves_nothing_behind(folder):

@@ -55,7 +55,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
     read_end, write_end = os.pipe()
     os.close(read_end)
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    command = [sys.executable, "-m", "harness", "schema"]
+    command = [sys.executable, "-m", "harness", "validate", "--schema"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=write_end, stderr=subprocess.PIPE, timeout=60)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, b"")

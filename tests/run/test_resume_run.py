@@ -25,7 +25,7 @@ from harness.compare.checkpoints import checkpoint_cost
 from harness.core.checkpoints import newest_whole
 from harness.core.errors import RunStopped, UserError
 from harness.core.trace import NullTracer, RecordingTracer, Stage
-from harness.results import load_run
+from harness.results import RunFolder, load_run
 from harness.results.frames import table_of
 from harness.results.rows import STEPS
 from harness.results.segments import cut_back, taken
@@ -407,3 +407,11 @@ def test_a_saved_scenario_without_its_folders_is_not_guessed(
     saved.write_text(saved.read_text() + "\n# <path>/prompts.jsonl\n")
     assert main(["run", "--resume", str(tmp_path / "run"), "--quiet"]) == 2
     assert "SCENARIO --resume" in capsys.readouterr().err
+
+
+def test_a_finished_run_without_checkpoints_is_said_to_be_finished(make_run: Callable[..., RunFolder]) -> None:
+    scenario = load_scenario("quickstart", ["steps=5"])
+    folder = make_run(scenario="quickstart", settings=resolved_yaml(scenario), steps=5).folder
+    with pytest.raises(UserError, match="the run is finished: it has made all its 5 training steps") as refused:
+        find_resume(folder, scenario)
+    assert refused.value.fix == "begin a longer one: --set steps=10 --set checkpoint.every=5"

@@ -16,6 +16,7 @@ from harness.core.types import Metric, RolloutGroup, UpdateResult
 from harness.results import RunFolder, find_runs, read_manifest
 from harness.run.continuation import SWEEP as SWEEP_FILE
 from harness.run.continuation import changes_since_newest, find_sweep
+from harness.run.earlier_runs import recorded_text
 from harness.run.engine import Tries
 from harness.run.experiment import run_scenario, variants_of
 from harness.run.parts import Build, RunningParts
@@ -39,6 +40,14 @@ def unseen(folder: Path) -> None:
     """Show nothing: drawing has tests of its own."""
 
 
+def begun_sweep(out: Path, trial: Scenario) -> Path:
+    """Write the folder of a sweep of which nothing has been run."""
+    folder = out / trial.name / "20991231-235959"
+    folder.mkdir(parents=True)
+    (folder / SWEEP_FILE).write_text(recorded_text(trial))
+    return folder
+
+
 def run_sweep(
     trial: Scenario,
     out: Path,
@@ -46,9 +55,8 @@ def run_sweep(
     show: Callable[[Path], object] = unseen,
     tries: Tries = Tries(),  # noqa: B008  (frozen)
     quiet: bool = True,
-    fresh: bool = False,
 ) -> int:
-    return run_scenario(trial, out, quiet, build, show, tries=tries, fresh=fresh)
+    return run_scenario(trial, out, quiet, build, show, tries=tries)
 
 
 class Plan:
@@ -215,12 +223,17 @@ def test_a_sweep_that_recorded_a_setting_of_before_is_still_the_same(tmp_path: P
     assert find_sweep(out, trial) == folder
 
 
-def test_fresh_begins_a_experiment_of_its_own(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run_sweep(scenario(tmp_path), out, Plan({}), unseen)
-    plan = Plan({})
-    run_sweep(scenario(tmp_path), out, plan, unseen, fresh=True)
-    assert plan.started == [0, 1, 2]
+def test_a_folder_that_is_named_goes_on_though_a_newer_sweep_of_the_scenario_is_there(tmp_path: Path) -> None:
+    trial, out = scenario(tmp_path), tmp_path / "out"
+    plan = Plan({1: [RunStopped("reason")] * 3})
+    with pytest.raises(RunStopped, match=r"also what was tried often enough: python -m harness run --resume .*/out/"):
+        run_sweep(trial, out, plan, unseen)
+    old = find_sweep(out, trial)
+    assert old is not None
+    newer = begun_sweep(out, trial)
+    assert find_sweep(out, trial) == newer
+    assert run_scenario(trial, out, True, plan, unseen, tries=Tries(retry_failed=True), sweep=old) == 0
+    assert plan.started == [0, 1, 2, 1, 1, 1]
     assert len(list((out / "trial").iterdir())) == 2
 
 

@@ -451,13 +451,10 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
         name="abacus",
         sources=[],
         output=tmp_path / "abacus.yaml",
-        exclude_model=[],
-        description="a test",
         force=False,
         out=tmp_path / "measured",
         set=["steps=12"],
         ranks=2,
-        precision=["float32", "bfloat16"],
         quiet=True,
     )
 
@@ -468,13 +465,17 @@ def test_without_results_the_runs_are_made_first(writer: Writer, tmp_path: Path)
     in_each = ["calibration", "calibration_ranks", *["calibration_checkpoints"] * 4]
     assert asked == [
         ("transport_sweep", load_scenario("transport_sweep").steps, tmp_path / "measured", True),
-        *[(name, 12, tmp_path / "measured", True) for name in in_each * 2],
+        *[(name, 12, tmp_path / "measured", True) for name in in_each],
     ]
-    assert precisions[1:] == ["float32 float32"] * 6 + ["bfloat16 bfloat16"] * 6
+    assert precisions[1:] == ["float32 float32"] * 6
     made = load_machine(tmp_path / "abacus.yaml")
-    assert made.description == "a test"
     (all_reduce,) = (cost for cost in made.stages if cost.stage == "all_reduce")
     assert all_reduce.seconds == pytest.approx({"hop": 0.0005, "gb": 1.0})
     with pytest.raises(UserError, match="is there already"):
         command.run(options, run, measure)
-    assert len(asked) == 13
+    assert len(asked) == 7
+    options.out = tmp_path / "again"
+    options.set += ["model.precision=bfloat16", "engine.precision=bfloat16"]
+    options.force = True
+    assert command.run(options, run, measure) == 0
+    assert precisions[8:] == ["bfloat16 bfloat16"] * 6

@@ -6,9 +6,10 @@ from statistics import fmean
 import pytest
 
 from harness.core.errors import UserError
+from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import CostModel, Draw
-from harness.simulate.machine import Correction, Device, MachineProfile, StageCost
+from harness.simulate.machine import Correction, Device, MachineProfile, StageCost, load_machine
 
 SCENARIO = Scenario(model={"type": "preset", "preset": "tiny", "threads": 1})
 
@@ -85,11 +86,22 @@ def test_another_circumstance_is_refused_with_both_values_and_taken_where_allowe
         costing(fast).seconds("update", "learner", 0, WORK)
     assert "no cost of update for threads 1; it has precision float32, threads 4" in refused.value.what
     assert refused.value.fix == (
-        "set model.threads=4, calibrate with runs that have it, or take the nearest cost with --allow threads"
+        "set model.threads=4, calibrate with runs that have it, take --machine xeon-2-cores, or take the nearest cost "
+        "with --allow threads"
     )
     found = costing(fast, allow={"threads"})
     assert found.seconds("update", "learner", 0, WORK) == 2.0
     assert found.extrapolating == ("update: the profile toy knows threads 4 in place of 1",)
+
+
+def test_a_wrong_precision_is_set_for_both_parts_and_a_profile_that_fits_is_named():
+    scenario = load_scenario("sync_k1", ["model.precision=float32", "engine.precision=float32"])
+    costs = CostModel(scenario, load_machine("cpu-2-cores"), model="small")
+    with pytest.raises(UserError) as refused:
+        costs.seconds("update", "learner", 0, WORK)
+    fix = str(refused.value.fix)
+    assert fix.startswith("set engine.precision=bfloat16, model.precision=bfloat16, ")
+    assert ", take --machine xeon-2-cores, " in fix
 
 
 def test_central_prediction_has_no_noise():

@@ -304,12 +304,16 @@ def test_gpus_are_spread_over_ranks_and_generators() -> None:
     assert spread_keys({"max_lag": 1}, base, 8) == {}
 
 
+def of_size(billions: int) -> list[str]:
+    return ["model.type=folder", f"model.path=Qwen/Qwen2.5-{billions}B"]
+
+
 def test_a_point_that_no_gpu_has_the_memory_for_is_left_out() -> None:
     """7.6 billion weights of 4 bytes, with gradients (in DDP's buckets) and two averages: 113 GiB, and activations."""
     profile = load_machine("h100-sxm")
     small, _ = load_for("sizing_ranks", profile)
     check_gpus_hold(small, profile)
-    large, _ = load_for("sizing_ranks", profile, ["placement.learner.ranks=8", "learner.sharding=ddp"], model="7b")
+    large, _ = load_for("sizing_ranks", profile, ["placement.learner.ranks=8", "learner.sharding=ddp", *of_size(7)])
     with pytest.raises(
         UserError, match=r"the learner would need 147 GiB .* of memory, and a GPU of h100-sxm has 80 GiB"
     ):
@@ -319,7 +323,7 @@ def test_a_point_that_no_gpu_has_the_memory_for_is_left_out() -> None:
 def test_what_would_fit_is_named_for_the_learner_and_it_does() -> None:
     """7.6 billion weights in one process without shared ones: P w = 28.4 GiB; policy, AdamW, gradients are four."""
     profile = load_machine("h100-sxm")
-    large, _ = load_for("tests/stand_ins/one_lag.yaml", profile, model="7b")
+    large, _ = load_for("tests/stand_ins/one_lag.yaml", profile, of_size(7))
     short = beyond_gpus(large, profile)
     assert list(short) == ["learner", "generator"]
     assert short["learner"] > 4 * 4 * 7_615_616_512
@@ -327,15 +331,15 @@ def test_what_would_fit_is_named_for_the_learner_and_it_does() -> None:
         check_gpus_hold(large, profile)
     assert "placement.learner.ranks 4, learner.sharding fsdp2, learner.publish shards;" in str(refused.value.fix)
     keys = ["placement.learner.ranks=4", "learner.sharding=fsdp2", "learner.publish=shards"]
-    fits, _ = load_for("tests/stand_ins/one_lag.yaml", profile, keys, model="7b")
+    fits, _ = load_for("tests/stand_ins/one_lag.yaml", profile, [*keys, *of_size(7)])
     assert list(beyond_gpus(fits, profile)) == ["generator"]
-    fewer, _ = load_for("tests/stand_ins/one_lag.yaml", profile, ["placement.learner.ranks=2", *keys[1:]], model="7b")
+    fewer, _ = load_for("tests/stand_ins/one_lag.yaml", profile, ["placement.learner.ranks=2", *keys[1:], *of_size(7)])
     assert list(beyond_gpus(fewer, profile)) == ["learner", "generator"]
 
 
 def test_a_run_in_one_process_that_does_not_fit_gets_the_settings_that_make_it_ranks() -> None:
     profile = load_machine("h100-sxm")
-    large, _ = load_for("sync_k1", profile, model="32b")
+    large, _ = load_for("sync_k1", profile, of_size(32))
     with pytest.raises(UserError, match="with the generator in its process would need 673 GiB") as refused:
         check_gpus_hold(large, profile)
     assert "ranks 16, learner.sharding fsdp2, transport.type shared_memory" in str(refused.value.fix)

@@ -19,8 +19,11 @@ from harness.report.build import document
 from harness.report.files import save_charts
 from harness.report.trace.export import run_names, write_trace
 from harness.results import Run, RunFolder, find_runs, load_run
-from harness.simulate.experiment import without_rewards
+from harness.scenario.load import load_scenario
+from harness.simulate import experiment as experiment_module
+from harness.simulate.experiment import SimulatedExperiment, draws_of, without_rewards
 from harness.simulate.machine import load_machine, save_machine
+from harness.simulate.points import Question, variants_of
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 ONE_LAG = ABACUS.with_name("one_lag.yaml")
@@ -49,7 +52,7 @@ def runs_of(folder: Path) -> dict[str, Run]:
 
 
 def test_the_table_has_what_hand_arithmetic_says(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate("--no-run") == 0
+    assert simulate() == 0
     said = capsys.readouterr().out
     lines = {line.split("  ")[0].strip(): line.split()[-2:] for line in said.splitlines() if line.startswith(" ")}
     # one after the other 0.1 + 0.05 + 0.01 + 0.2 + 0.02 + 0.01 + 0.03; one behind, the Learner's 0.01 + 0.2 + 0.02
@@ -67,7 +70,7 @@ def test_the_table_has_what_hand_arithmetic_says(capsys: pytest.CaptureFixture[s
     assert "rewards are not simulated" in text
 
 
-@pytest.mark.parametrize("options", [["--no-run"], ["--arm", "lag1", "--sweep", "group_size=2,4", "--draws", "1"]])
+@pytest.mark.parametrize("options", [[], ["--arm", "lag1", "--sweep", "group_size=2,4", "--draws", "1"]])
 def test_the_first_line_says_how_far_off_forecasts_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
@@ -115,7 +118,10 @@ def test_the_same_seed_gives_byte_identical_spans(tmp_path: Path) -> None:
     assert len(one) == 4  # two arms in two blocks
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
     assert len({path.read_bytes() for path in one}) == 4  # each block is another world
-    assert simulate("--out", str(tmp_path / "three"), "--quiet", "--set", "blocks=2", "--seed", "1", machine=noisy) == 0
+    variants = variants_of(load_scenario(ONE_LAG, [*SMALL, "blocks=2"]), None)
+    other_seed = SimulatedExperiment(tmp_path / "three", load_scenario(ONE_LAG, SMALL), load_machine(noisy))
+    for variant, draw in zip(variants, draws_of(variants, 1), strict=True):
+        other_seed.record(variant, draw, {})
     three = sorted((tmp_path / "three").rglob("spans.jsonl"))
     assert all(a.read_bytes() != b.read_bytes() for a, b in zip(one, three, strict=True))
 
@@ -141,11 +147,11 @@ def test_compare_says_simulated_in_header_names_tables_and_caution(
     assert "reward" not in text.lower().replace("rewards, losses and gradients are not simulated", "")
     assert harness(["compare", str(experiment), "--full"]) == 0
     assert "SIMULATED by the machine profile abacus, Abacus 3000, 24 GiB, no GPU seen" in capsys.readouterr().out
-    assert harness(["compare", str(experiment), "--format", "json", "--baseline", "lag1"]) == 0
+    assert harness(["compare", str(experiment), "--json", "--baseline", "lag1"]) == 0
     found = json.loads(capsys.readouterr().out)["campaigns"][0]
     assert found["simulated"] == "abacus"
     assert [verdict["base"] for verdict in found["verdicts"]] == ["lag1 (simulated)"]  # asked for as lag1
-    assert harness(["compare", str(experiment), "--format", "md"]) == 0
+    assert harness(["compare", str(experiment), "--md"]) == 0
     assert "(simulated)" in capsys.readouterr().out
 
 
@@ -179,7 +185,7 @@ def test_simulated_runs_beside_real_ones_are_told_apart(
     text = " ".join(capsys.readouterr().out.split())
     assert "predictions of the machine profile abacus" in text
     assert "simulation (abacus: 2 runs; took place: 1 run)" in text
-    against = ["compare", str(experiment), "--against", str(made), "--format", "json"]
+    against = ["compare", str(experiment), "--against", str(made), "--json"]
     assert harness(against) == 0
     verdicts = json.loads(capsys.readouterr().out)["campaigns"][-1]["verdicts"]
     assert [verdict["other"] for verdict in verdicts] == ["sync (simulated)", "lag1 (simulated)"]
@@ -193,15 +199,15 @@ def test_other_versions_are_refused_on_the_machine_of_the_profile_and_named_else
 ) -> None:
     machine = load_machine(ABACUS).model_copy(update={"name": "old", "versions": {"numpy": "0.1", "no-such": "1"}})
     save_machine(machine, tmp_path / "old.yaml")
-    assert simulate("--no-run", machine=tmp_path / "old.yaml") == 0
+    assert simulate(machine=tmp_path / "old.yaml") == 0
     assert "numpy 0.1 in old" in capsys.readouterr().err
     here = machine.device.model_copy(update={"fingerprint": machine_facts()["fingerprint"]})
     save_machine(machine.model_copy(update={"device": here}), tmp_path / "here.yaml")
-    assert simulate("--no-run", machine=tmp_path / "here.yaml") == 2
+    assert simulate(machine=tmp_path / "here.yaml") == 2
     said = capsys.readouterr().err
     assert "numpy 0.1 in old" in said
-    assert "--allow-other-versions" in said
-    assert simulate("--no-run", "--allow-other-versions", machine=tmp_path / "here.yaml") == 0
+    assert "--allow versions" in said
+    assert simulate("--allow", "versions", machine=tmp_path / "here.yaml") == 0
 
 
 def test_what_the_profile_cannot_do_is_refused_before_anything_is_written(
@@ -224,8 +230,8 @@ def test_what_the_profile_cannot_do_is_refused_before_anything_is_written(
 def test_what_no_gpu_of_the_profile_holds_is_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert simulate("--model", "32b", "--out", str(out), machine=Path("h100-sxm")) == 2
+    out, policy = tmp_path / "out", ("--set", "model.type=folder", "--set", "model.path=Qwen/Qwen2.5-32B")
+    assert simulate(*policy, "--out", str(out), machine=Path("h100-sxm")) == 2
     assert "the generator would need 367 GiB of memory, and a GPU of h100-sxm has 80 GiB" in capsys.readouterr().err
     assert not out.exists()
 
@@ -246,13 +252,36 @@ def test_extrapolation_and_data_sheets_are_said_loudly(tmp_path: Path, capsys: p
     changes = ("--set", "sampling.max_tokens=200", "--set", "sampling.pinned_lengths=[101, 101]")
     assert simulate(*changes, "--out", str(tmp_path), machine=tmp_path / "paper.yaml") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "EXTRAPOLATING in sync and lag1: generate" in text
+    assert re.search(
+        r"EXTRAPOLATING in sync and lag1: [\d,.]+ [a-z ]+ in generate, and [\d,.]+ to [\d,.]+ were measured", text
+    )
     assert "paper, not measured (simulated)" in text
     assert "NOT MEASURED: paper is made from data sheets" in text
     (folder,) = (tmp_path / "one_lag").iterdir()
     said = [remark.text for remark in remarks_of(gather([folder])[0][0], [])]
-    assert any(sentence.startswith("EXTRAPOLATING: generate") for sentence in said)
+    assert any(re.match(r"EXTRAPOLATING: [\d,.]+ [a-z ]+ in generate, and", sentence) for sentence in said)
     assert any("was not measured" in sentence for sentence in said)
+
+
+def test_runs_are_written_only_where_a_folder_is_named_and_points_of_a_sweep_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert simulate("--quiet") == 0
+    assert list(tmp_path.iterdir()) == []
+    assert simulate("--arm", "lag1", "--sweep", "group_size=2,4", "--quiet") == 0
+    assert len(list(tmp_path.glob("results/simulated/one_lag/sweep-*/points.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(("typed", "steps"), [((), 12), (("--set", "steps=14"), 14), (("--set", "steps=6"), 6)])
+def test_a_point_makes_12_steps_or_those_that_were_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...], steps: int
+) -> None:
+    asked = list[Question]()
+    monkeypatch.setattr(experiment_module, "run_sweep", lambda sweep, *_: asked.append(sweep.question))
+    command = ["simulate", "sync_k1", "--machine", "cpu-2-cores", "--allow", "versions", "--out", str(tmp_path)]
+    assert harness([*command, "--sweep", "lag=0", *typed]) == 0
+    assert asked[0].base["steps"] == steps
 
 
 def test_a_sweep_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

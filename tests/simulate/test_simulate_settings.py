@@ -12,7 +12,7 @@ from harness.run.memory.shape import shape_for
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine
-from harness.simulate.points import facts_of, load_for, only_variant, steady, variants_of
+from harness.simulate.points import facts_of, load_for, model_keys, only_variant, steady, variants_of
 
 ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 ONE_LAG = str(ABACUS.with_name("one_lag.yaml"))
@@ -42,6 +42,10 @@ def scenario(*changes: str) -> Scenario:
     return load_scenario("sync_k1", ["transport.type=shared_memory", "placement.colocated=false", *changes])
 
 
+def of_model(name: str) -> list[str]:
+    return [f"{key}={value}" for key, value in model_keys(name).items()]
+
+
 # Numbers of weights: what the hub's pages of these models say (safetensors, "Model size"), in full.
 @pytest.mark.parametrize(
     ("size", "weights"),
@@ -49,7 +53,7 @@ def scenario(*changes: str) -> Scenario:
      ("14b", 14_770_033_664), ("32b", 32_763_876_352)],
 )  # fmt: skip
 def test_a_public_size_is_a_model_of_that_many_weights(size: str, weights: int) -> None:
-    loaded, added = load_for("sync_k1", load_machine(ABACUS), model=size)
+    loaded, added = load_for("sync_k1", load_machine(ABACUS), of_model(size))
     shape, reason = shape_for(loaded)
     assert (reason, added) == ("", ())
     assert shape is not None
@@ -57,15 +61,14 @@ def test_a_public_size_is_a_model_of_that_many_weights(size: str, weights: int) 
     assert len(PUBLISHED) == 6
 
 
-def test_a_preset_and_a_number_of_generators_are_laid_over_the_scenario() -> None:
-    loaded, _ = load_for(ONE_LAG, load_machine(ABACUS), ["steps=5"], model="course", generators=2)
+def test_a_preset_is_laid_over_the_scenario() -> None:
+    loaded, _ = load_for(ONE_LAG, load_machine(ABACUS), ["steps=5", *of_model("course")])
     assert (loaded.model.type, getattr(loaded.model, "preset", None), loaded.steps) == ("preset", "course", 5)
-    assert loaded.placement.generator.count == 2
 
 
 def test_an_unknown_model_is_refused_with_what_there_is() -> None:
     with pytest.raises(UserError, match="no model '8x7b'") as caught:
-        load_for("sync_k1", load_machine(ABACUS), model="8x7b")
+        model_keys("8x7b")
     assert "small" in str(caught.value)
     assert "7b" in str(caught.value)
 

@@ -103,8 +103,13 @@ def _verdict_words(effect: Effect, base: str, other: str, with_reason: bool = Tr
         over = f"{change(effect.ratio)} ({ends} over their steps; {NOT_REPEATED})"
         return f"{CANNOT_TELL} whether {other} was faster {what} than {base}: {over}"
     text = f"{CANNOT_TELL} whether {other} is faster {what} than {base}"
+    if effect.blocks < FEWEST_SEEDS:  # an interval of two says nothing
+        return (
+            f"{text}: {endpoint.change(effect.ratio)} in {effect.blocks} blocks; a verdict needs {FEWEST_BLOCKS} blocks"
+        )
     if min(effect.low or 0.0, 1 / (effect.high or 1.0)) < 1 / NOISY:
-        return f"{text}: unknown (blocks too noisy)"
+        few = f"; a verdict needs {FEWEST_BLOCKS} blocks" if effect.blocks < FEWEST_BLOCKS else ""
+        return f"{text}: unknown (blocks too noisy){few}"
     is_large = abs(log(effect.ratio)) >= log1p(effect.threshold)
     if effect.shows and not is_large:
         word = "faster" if effect.ratio < 1 else "slower"

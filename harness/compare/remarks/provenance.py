@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.compare.completeness import gaps
 from harness.compare.environment import unlike
 from harness.compare.experiment import Experiment
 from harness.compare.imported import is_of_logs
 from harness.compare.judging import Judgement
-from harness.compare.numbers import change, listed, plural, some
+from harness.compare.numbers import change, extrapolation, listed, plural, some
 from harness.compare.remarks.answer import named_runs, only_sleeps
 from harness.compare.remarks.syncs import sweep_points
 from harness.compare.resources import contention
 from harness.compare.stats.bootstrap import FEWEST_STEPS
 from harness.compare.steadiness import steadiness_notes
+from harness.core.errors import UserError
+from harness.core.experiment import NAMING
 from harness.core.extras import as_typed
 from harness.core.intervals import Interval
 from harness.core.named_files import SCENARIOS, VERSUS
 from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
+from harness.results.reader import flat_settings
+from harness.scenario.axes import expand
+from harness.scenario.load import load_scenario
+from harness.scenario.tree import parse_yaml
 
 UNEQUAL_WORK = 0.05
 """Difference in tokens per step that is worth saying."""
+_OF_ALL = (*NAMING, "arms", "sweep", "blocks", "stop_at_half_width", "seed", "trackers")
+"""Settings that a command for blocks of the same runs leaves out."""
 MOST_ARMS = 6
 """Whose counters are read."""
 
@@ -42,7 +51,9 @@ def simulated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterator[s
     if any(member.manifest.machine.get("origin") == "datasheet" for member in experiment.members):
         yield f"The machine profile {experiment.simulated} is taken from data sheets and was not measured."
     beyond = [member.manifest.outcome.get("extrapolating") for member in experiment.members]
-    texts = dict.fromkeys(str(text) for each in beyond if isinstance(each, list | tuple) for text in each if text)
+    texts = dict.fromkeys(
+        extrapolation(str(text)) for each in beyond if isinstance(each, list | tuple) for text in each if text
+    )
     yield from (f"EXTRAPOLATING: {text}" for text in texts)
 
 
@@ -147,9 +158,33 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
     """Say where there are no error bars, and what to type for some."""
     cannot_run = experiment.simulated or any(member.figures["is_imported"] for member in experiment.members)
     if max(map(len, experiment.arms.values())) == 1 and not cannot_run and not sweep_points(experiment):
-        names = map(SCENARIOS.typed, experiment.scenario.split(VERSUS))
-        command = as_typed(f"python -m harness bench {shlex.join(names)} --blocks 10")
+        names = experiment.scenario.split(VERSUS)
+        words = [*map(SCENARIOS.typed, names), "--blocks", "10", *(["--again"] if len(experiment.arms) == 1 else [])]
+        words += (word for change in _typed_settings(experiment, names) for word in ("--set", change))
+        command = as_typed(f"python -m harness bench {shlex.join(words)}")
         yield f"One run{'' if len(experiment.arms) == 1 else ' each'}: no error bars. For some:", command
+
+
+def _typed_settings(experiment: Experiment, names: Sequence[str]) -> list[str]:
+    """Return what all runs set otherwise than their scenario, as after --set; nothing where that is not here."""
+    changed = list[dict[str, Any]]()
+    try:
+        if len(names) == 1:
+            arms = {each.arm: each.scenario for each in expand(load_scenario(names[0]))}
+        else:
+            arms = dict(zip(experiment.arms, map(load_scenario, names), strict=True))
+        for member in (members[0] for members in experiment.arms.values()):
+            wanted = flat_settings(arms[member.manifest.arm].model_dump(mode="json"))
+            own = flat_settings({key: value for key, value in member.settings.items() if key not in _OF_ALL})
+            changed.append({key: own[key] for key in own if key in wanted and own[key] != wanted[key]})
+        same = {key: value for key, value in changed[0].items() if all(each.get(key, ...) == value for each in changed)}
+        plain = {value for value in same.values() if isinstance(value, str) and parse_yaml(value, "") == value}
+    except (UserError, KeyError, ValueError):
+        return []
+    return [
+        f"{key}={value if isinstance(value, str) and value in plain else json.dumps(value)}"
+        for key, value in same.items()
+    ]
 
 
 class Counted(NamedTuple):

@@ -17,28 +17,29 @@ RunScenario = Callable[["Scenario", Path, bool], int]
 """Runs a checked scenario into a results folder; the last argument is whether to keep quiet."""
 
 
-def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["*"] | None = None) -> None:
-    """Add the scenario and its changes; with ``nargs`` "*" there may be several, or none."""
+def scenario_arguments(parser: argparse.ArgumentParser, nargs: Literal["*", "?"]) -> None:
+    """Add the scenario, one ("?") or several ("*"), which may be none, and its changes."""
     about = "a YAML file, or a name that `list` shows"
-    if nargs is None:
-        parser.add_argument("scenario", metavar="SCENARIO", help=about)
+    if nargs == "?":
+        parser.add_argument("scenario", metavar="SCENARIO", nargs=nargs, help=about)
     else:
         more = "; of several the first is the baseline, and the others are compared with it"
         parser.add_argument("scenarios", metavar="SCENARIO", nargs=nargs, help=about + more)
     set_argument(parser)
 
 
-def scenario_of_run(folder: Path, named: str | None, overrides: Sequence[str], naming: str) -> Scenario:
+def scenario_of_run(
+    folder: Path, named: str | None, overrides: Sequence[str], naming: str, file: str = "scenario.resolved.yaml"
+) -> Scenario:
     """Return the scenario of a run: the one that it saved, where none is named; ``naming`` is how to type that.
 
     Raises:
         UserError: it cannot be loaded, or the saved one lacks folders that the run's files were in.
     """
     from harness.results.anonymous import HIDDEN
-    from harness.results.writer import SCENARIO
     from harness.scenario.load import load_scenario
 
-    saved = folder / SCENARIO
+    saved = folder / file
     if named is None and saved.is_file() and HIDDEN in saved.read_text():
         what = "the scenario that the run saved has paths without their folders"
         raise UserError(what, str(saved), f"name the scenario: {naming}")

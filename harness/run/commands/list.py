@@ -34,7 +34,7 @@ QUESTIONS = (
 )
 """The questions of the scenarios that come with the project, in the order in which they are shown."""
 EXAMINATION = "Examinations of the project itself"
-"""Of scenarios that are shown on demand: `calibrate` runs three, and `noise` shows a machine's noise."""
+"""Of scenarios that are shown last: `calibrate` runs three, and `noise` shows a machine's noise."""
 YOURS = "Yours"
 FIRST = "quickstart"
 """The first run to make, and the first of its question."""
@@ -54,13 +54,12 @@ class Listed:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("words", metavar="WORD", nargs="*", help="show those whose name, question or line contains it")
-    parser.add_argument("--all", action="store_true", help="also those that test the project itself")
     json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a table of them; return 2 if one does not load."""
-    every, broken = scenarios(options.all)
+    every, broken = scenarios()
     words = [word.lower() for word in options.words]
     shown = [
         item
@@ -78,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     return 2 if broken else 0
 
 
-def scenarios(examinations: bool = False) -> tuple[list[Listed], list[str]]:
+def scenarios() -> tuple[list[Listed], list[str]]:
     """Return the scenarios in the order of the questions, a person's own first; and what is wrong with the others.
 
     Raises:
@@ -90,7 +89,7 @@ def scenarios(examinations: bool = False) -> tuple[list[Listed], list[str]]:
     if not files:
         folders = " and ".join(str(folder) for folder in SCENARIOS.folders())
         raise UserError("there are no scenarios", folders, "write one: scenarios/NAME.yaml")
-    order = [YOURS, *QUESTIONS, *([EXAMINATION] if examinations else [])]
+    order = [YOURS, *QUESTIONS, EXAMINATION]
     listed, broken = list[Listed](), list[str]()
     for path in files:
         try:
@@ -98,8 +97,7 @@ def scenarios(examinations: bool = False) -> tuple[list[Listed], list[str]]:
         except UserError as error:
             broken.append(f"error: {path} does not load\n{error}")
             continue
-        if item.question in order:
-            listed.append(item)
+        listed.append(item)
     return sorted(listed, key=lambda item: (order.index(item.question), item.name != FIRST, item.name)), broken
 
 

@@ -6,13 +6,11 @@ Exit codes: 0 all agree; 1 one does not; 2 bad input.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.core.arguments import from_0, json_argument, set_argument
+from harness.core.arguments import from_0, set_argument
 from harness.run.commands.arguments import scenario_of_run
 
 if TYPE_CHECKING:
@@ -39,23 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", type=float, metavar="SHARE", help="relative difference of figures that agree (default: 1e-5)"
     )
     set_argument(parser)
-    json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Recompute the step and print what came of it; return the exit code."""
-    from harness.results.rows import with_nulls
     from harness.run.recompute import TOLERANCE, recompute
 
     naming = f"recompute {options.folder} --step {options.step} --scenario SCENARIO"
     scenario = scenario_of_run(options.folder, options.scenario, options.set, naming)
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     checks, notes = recompute(options.folder, options.step, scenario, tolerance)
-    if options.json:
-        facts = [asdict(check) | {"agrees": check.agrees} for check in checks]
-        print(json.dumps(with_nulls({"step": options.step, "checks": facts, "notes": list(notes)}), indent=2))
-    else:
-        _print(options.step, checks, notes, tolerance)
+    _print(options.step, checks, notes, tolerance)
     return 0 if all(check.agrees for check in checks) else 1
 
 

@@ -1,7 +1,7 @@
 """``python -m harness run``: run scenarios, or go on with a run, an experiment or a sweep that was stopped.
 
 ``bench`` and ``sweep`` are short names: ``bench`` makes blocks of what it is given, ``sweep`` tries each run by itself
-until it is there.
+until it is there, and is found again by its settings.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.core.arguments import from_1
 from harness.core.atomic_files import check_writable
 from harness.core.errors import UserError
 from harness.core.named_files import SCENARIOS
@@ -21,24 +22,43 @@ from harness.core.terminal_text import plain
 from harness.run.commands.arguments import RunScenario, output_arguments, scenario_arguments, scenario_of_run
 
 if TYPE_CHECKING:
-    from harness.run.engine import Tries
     from harness.run.experiment import Amount
     from harness.scenario.schema import Scenario
 
+DESCRIPTION = {
+    "run": "Run a scenario, with all its arms and blocks, and compare them; or go on with what was stopped.",
+    "bench": "Set scenarios, or the arms of one, side by side in 10 blocks (--blocks), for a verdict on their speed.",
+    "sweep": "Make each run of a scenario by itself, up to 3 times where it fails. The same command goes on.",
+}
+EXAMPLES = {
+    "run": """examples:
+  python -m harness run quickstart
+  python -m harness run sync_k --set steps=20 --set model.preset=tiny --out results
+  python -m harness run --resume results/quickstart/20260101-120000""",
+    "bench": """examples:
+  python -m harness bench sync_k1 sync_k2
+  python -m harness bench sync_k1 sync_k2 --blocks 10 --again --set steps=12""",
+    "sweep": """examples:
+  python -m harness sweep learning_rates
+  python -m harness sweep learning_rates --status""",
+}
 AUTO = "auto"
 """In the place of a run's folder: look for it."""
+RESULTS = Path("results")
+STOP = "stop_at_half_width"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     scenario_arguments(parser, "*")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
+    parser.add_argument(
         "--resume",
         metavar="FOLDER",
-        help="continue this run from its newest checkpoint, or this experiment with its unfinished runs; the saved "
-        "scenario is used if none is named; auto: continue the newest unfinished run of SCENARIO, or begin one",
+        help="continue this run from its newest checkpoint, or this experiment or sweep with its unfinished runs (of a "
+        "sweep also those that failed too often); the saved scenario is used if none is named; auto: continue the "
+        "newest unfinished run of SCENARIO, or begin one",
     )
+    how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--dry-run",
         action="store_true",
@@ -48,79 +68,95 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output_arguments(parser)
     blocks = parser.add_argument_group("for a verdict (bench)")
     blocks.add_argument(
-        "--blocks", type=int, metavar="N", help="greatest number of blocks (default: the scenario's; of bench, or 10)"
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="greatest number of blocks (default: the scenario's; of bench at least 10)",
     )
     blocks.add_argument("--again", action="store_true", help="run the baseline twice in each block: the noise floor")
-    blocks.add_argument(
-        "--stop-at-half-width",
-        metavar="SHARE",
-        help="stop once all intervals of step time are this narrow, such as 1%%",
-    )
-    sweep = parser.add_argument_group("each run by itself, and the same command goes on (sweep)")
-    sweep.add_argument(
-        "--attempts",
-        type=from_1,
-        metavar="N",
-        help="greatest number of starts of a run that fails (of sweep: 3)",
-    )
-    sweep.add_argument("--retry-failed", action="store_true", help="give runs that failed too often new attempts")
-    sweep.add_argument("--fresh", action="store_true", help="begin a new experiment; the old one stays as it is")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the scenarios; return the exit code."""
-    tries = _tries(options)
-    if options.resume is not None and tries is not None:
-        what = "a sweep is continued by the command that began it"
-        raise UserError(what, f"--resume {options.resume}", "leave --resume out")
+    is_sweep = options.command == "sweep"
+    if options.status and options.command == "bench":
+        fix = f"python -m harness sweep {' '.join(options.scenarios) or 'SCENARIO'} --status"
+        raise UserError("--status tells of a sweep, and bench makes none", "--status", fix)
+    if options.resume == AUTO and (is_sweep or options.status or options.dry_run):
+        what, fix = "a sweep is continued by the command that began it", "leave --resume out"
+        if not is_sweep:
+            option = "--status" if options.status else "--dry-run"
+            what, fix = f"--resume auto is not allowed with {option}", f"name the folder, or leave {option} out"
+        raise UserError(what, "--resume auto", fix)
     if options.resume not in (None, AUTO):
         return _go_on(options, Path(options.resume))
     if not options.scenarios:
         what, fix = f"{options.command} needs a SCENARIO", "name one that `python -m harness list` shows"
-        if tries is None:
-            what, fix = f"{what}, or --resume FOLDER", f"{fix}, or the folder of what was stopped"
-        raise UserError(what, None, fix)
+        raise UserError(f"{what}, or --resume FOLDER", None, f"{fix}, or the folder of what was stopped")
     scenario = _scenario(options)
     if options.status:
         from harness.run.experiment import variants_of
         from harness.run.standing import show_status
 
+        if not options.out.is_dir() and options.out != RESULTS:
+            what = f"there is no results folder {str(options.out)!r}"
+            raise UserError(what, "--out", "name the folder that the sweep writes to")
         return show_status(scenario, variants_of(scenario), options.out, options.json)
     check_writable(options.out)
     if options.resume:
         return _go_on_or_begin(options, scenario)
-    if tries is not None and not options.dry_run:
-        from harness.run.experiment import run_scenario
+    if options.dry_run:
+        from harness.run.continuation import find_sweep
 
-        amount = _amount(options)
-        return run_scenario(scenario, options.out, options.quiet, amount=amount, tries=tries, fresh=options.fresh)
-    return _begin(options, scenario)
+        return _dry_run(options, scenario, options.out, find_sweep(options.out, scenario) if is_sweep else None)
+    return _sweep(options, scenario) if is_sweep else _begin(options, scenario)
 
 
-def _tries(options: argparse.Namespace) -> Tries | None:
-    """Return how often a sweep starts a run that fails; None where it is none."""
-    asked = options.attempts or options.retry_failed or options.fresh or options.status
-    if options.command != "sweep" and not asked:
-        return None
-    from harness.run.engine import ATTEMPTS, Tries
+def _sweep(options: argparse.Namespace, scenario: Scenario, folder: Path | None = None) -> int:
+    """Go on with a sweep, of a folder that is named with what failed too often too; or begin it."""
+    from harness.run.engine import Tries
+    from harness.run.experiment import run_scenario
 
-    return Tries(options.attempts or ATTEMPTS, options.retry_failed)
+    tries, out = Tries(retry_failed=folder is not None), options.out if folder is None else folder.parent.parent
+    return run_scenario(scenario, out, options.quiet, amount=_amount(options), tries=tries, sweep=folder)
+
+
+def _dry_run(
+    options: argparse.Namespace, scenario: Scenario, out: Path, sweep: Path | None, finished: Collection[str] = ()
+) -> int:
+    """Say what is to be done, less what is finished: in the sweep's folder, or by name."""
+    from psutil import Process
+
+    from harness.run.dry_run import dry_run
+
+    if sweep is not None:
+        from harness.run.experiment import variants_of
+        from harness.run.points import read_points
+
+        points = read_points(sweep, variants_of(scenario))
+        finished = [point.variant.name for point in points if point.state.is_result]
+    program_s = time.time() - Process().create_time()
+    return dry_run(scenario, out, options.quiet, options.json, finished=finished, program_s=program_s)
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:
     from harness.scenario.axes import expand
     from harness.scenario.load import load_scenario, load_side_by_side
+    from harness.scenario.tree import parse_yaml
 
     if typed := next((word for word in options.scenarios[1:] if "=" in word), None):
         raise UserError(f"there is no scenario {typed!r}", None, f"a setting is changed with --set {typed}")
     if options.command != "bench" and len(options.scenarios) == 1 and not _of_blocks(options):
         return load_scenario(options.scenarios[0], options.set)
-    settings: dict[str, float] = {} if options.blocks is None else {"blocks": options.blocks}
-    if options.stop_at_half_width is not None:
-        from harness.compare.gates import read_limit
-
-        settings["stop_at_half_width"] = read_limit(options.stop_at_half_width, "--stop-at-half-width")
-    scenario = load_side_by_side(options.scenarios, options.set, settings, options.again)
+    settings: dict[str, Any] = {} if options.blocks is None else {"blocks": options.blocks}
+    changes = list[str]()
+    for change in options.set:
+        key, _, value = change.partition("=")
+        if key == STOP and value:  # of the arms together, which no scenario is by itself
+            settings[STOP] = parse_yaml(value, f"--set {change}")
+        else:
+            changes.append(change)
+    scenario = load_side_by_side(options.scenarios, changes, settings, options.again)
     if options.command == "bench" and len({variant.label for variant in expand(scenario)}) < 2:
         again = f"python -m harness bench {shlex.join(options.typed)} --again"
         fix = f"compare it with a second copy of itself, the noise floor: {again}; or `run` it"
@@ -131,11 +167,7 @@ def _scenario(options: argparse.Namespace) -> Scenario:
 
 def _of_blocks(options: argparse.Namespace) -> list[str]:
     """Return which of the options were given that change how many blocks of what are run."""
-    given = {
-        "--blocks": options.blocks is not None,
-        "--again": options.again,
-        "--stop-at-half-width": options.stop_at_half_width is not None,
-    }
+    given = {"--blocks": options.blocks is not None, "--again": options.again}
     return [option for option, is_given in given.items() if is_given]
 
 
@@ -170,18 +202,34 @@ def _go_on_or_begin(options: argparse.Namespace, scenario: Scenario) -> int:
 
 
 def _go_on(options: argparse.Namespace, folder: Path) -> int:
-    from harness.run.continuation import SWEEP
+    from harness.results.writer import SCENARIO
+    from harness.run.continuation import SWEEP, changes_since, find_continuation
     from harness.run.experiment import go_on_with
 
+    named = options.scenarios[0] if options.scenarios else None
     if not folder.is_dir():
-        what = f"{str(folder)!r} is no folder"
-        raise UserError(what, f"--resume {folder}", "name the folder of a run or of an experiment that was stopped")
-    if given := [*_of_blocks(options), *options.scenarios[1:]]:
+        what = f"--resume expects the folder of a run, an experiment or a sweep, and {str(folder)!r} is no folder"
+        raise UserError(what, f"--resume {folder}", "name one that was stopped: results/SCENARIO/DATE-TIME")
+    if given := [*_of_blocks(options), *options.scenarios[1:], *(["--status"] if options.status else [])]:
         what = f"--resume {folder} goes on with what was begun, and takes no {given[0]}"
         raise UserError(what, None, f"leave {' and '.join(given)} out")
-    named = options.scenarios[0] if options.scenarios else None
     if (folder / SWEEP).is_file():
-        what = "this is a sweep, which is continued by the command that began it"
-        raise UserError(what, str(folder), f"python -m harness sweep {named or folder.resolve().parent.name}")
+        scenario = scenario_of_run(folder, named, options.set, f"run SCENARIO --resume {folder}", SWEEP)
+        if changed := changes_since(folder / SWEEP, scenario):
+            what = f"the sweep went by another scenario: {'; '.join(changed[:8])}"
+            raise UserError(what, str(folder), "leave these as they were, or begin a new sweep")
+        if options.dry_run:
+            return _dry_run(options, scenario, folder.parent.parent, folder)
+        return _sweep(options, scenario, folder.resolve())
+    if named is None and not (folder / SCENARIO).is_file():
+        what = f"--resume expects the folder of a run, an experiment or a sweep, and {str(folder)!r} is none"
+        below = sorted(folder.glob(f"*/{SCENARIO}")) + sorted(folder.glob(f"*/*/{SCENARIO}"))
+        newest = f", such as {below[-1].parent}" if below else ""
+        raise UserError(what, f"--resume {folder}", f"name one that was stopped: results/SCENARIO/DATE-TIME{newest}")
     scenario = scenario_of_run(folder, named, options.set, f"run SCENARIO --resume {folder}")
+    if options.dry_run:
+        going = find_continuation(folder, scenario)
+        print(going.line, file=sys.stderr)
+        done = [going.points[name].variant.name for name in going.finished]
+        return _dry_run(options, scenario, folder.parent.parent, None, done)
     return go_on_with(folder, scenario, options.quiet, amount=_amount(options))

@@ -6,12 +6,13 @@ import argparse
 import json
 
 from harness.core.arguments import json_argument
+from harness.core.errors import UserError
 from harness.run.commands.arguments import scenario_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    scenario_arguments(parser)
+    scenario_arguments(parser, "?")
     parser.add_argument(
         "--check-code",
         action="store_true",
@@ -20,11 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--resolved", action="store_true", help="print every setting, defaults included")
     shown.add_argument("--memory", action="store_true", help="print what each process would hold in memory")
+    shown.add_argument("--schema", action="store_true", help="print the JSON schema of scenarios, for editors")
     json_argument(shown)
 
 
 def run(options: argparse.Namespace) -> int:
     """Check the scenario and print what it would run; return the exit code."""
+    if options.schema:
+        from harness.scenario.schema import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        return 0
+    if options.scenario is None:
+        raise UserError("validate needs a SCENARIO", None, "name one that `python -m harness list` shows")
     from harness.run.data_files import data_lines
     from harness.run.needs import needs_of
     from harness.scenario.axes import changes_of, expand, identical_arms
@@ -59,8 +68,9 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"scenario": scenario.name, "rollouts": rollouts, "runs": runs}, indent=2))
         return 0
     if (sweep := scenario.transport_sweep) is not None:
-        kinds = len(sweep.transports) * len(sweep.megabytes) * len(sweep.tensors) * len(sweep.receivers)
-        print(f"{scenario.name} is valid: a transport sweep, {kinds:,} kinds of weight sync, {sweep.repeats} of each")
+        from harness.run.dry_run import weight_syncs
+
+        print(f"{scenario.name} is valid: a transport sweep, {weight_syncs(sweep)}")
     else:
         runs_of = "1 run" if len(variants) == 1 else f"{len(variants)} runs"
         print(f"{scenario.name} is valid: {runs_of}, {rollouts:,} rollouts with validation")

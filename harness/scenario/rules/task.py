@@ -250,7 +250,7 @@ RULES = (
         ),
         "sampling.pinned_lengths is {sampling.pinned_lengths}, must rise and end at most at sampling.max_tokens "
         "{sampling.max_tokens}",
-        "write for example pinned_lengths: [{short}, {sampling.max_tokens}]",
+        "for example --set sampling.pinned_lengths=[{short},{sampling.max_tokens}]",
     ),
     *(
         must("pinned_lengths_end_responses", key, bound, "sampling.pinned_lengths not null", why=_ENDS)

@@ -23,16 +23,17 @@ DESCRIPTION = "Learn what the stages of a training step cost on a machine, and w
 EXAMPLES = """\
 examples:
   python -m harness calibrate --name my-machine
-  python -m harness calibrate --name my-machine --precision float32 bfloat16
+  python -m harness calibrate --name my-machine --set model.precision=bfloat16 --set engine.precision=bfloat16
   python -m harness calibrate --name my-machine --from results/calibration results/transport_sweep
-  python -m harness calibrate --name no-course --from results/calibration --exclude-model course -o no-course.yaml
 
 Without --from collectives between ranks are measured first, the runs of scenarios/calibration.yaml,
 scenarios/calibration_ranks.yaml and scenarios/calibration_checkpoints.yaml are made, and a short transport sweep (about
-a quarter of an hour on two cores for each precision; leave the machine alone meanwhile); their results stay.
+a quarter of an hour on two cores; leave the machine alone meanwhile); their results stay. They
+compute in float32, unless --set says otherwise. With --from one profile is fitted to the runs of several such commands.
 docs/calibrating.md says what the profile holds.
 """
-PRECISIONS = ("float32", "bfloat16")
+FLOAT32 = ("model.precision=float32", "engine.precision=float32")
+"""Unless others are typed: a CPU without AVX-512 BF16 is many times slower in bfloat16."""
 SCENARIOS = ("calibration", "calibration_ranks")
 CHECKPOINTS = (
     "calibration_checkpoints",
@@ -64,26 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders with runs to fit instead of measuring: calibration runs, transport sweeps",
     )
     file_argument(parser, None, "the profile (default: profiles/machines/NAME.yaml)")
-    parser.add_argument(
-        "--exclude-model",
-        action="append",
-        default=[],
-        metavar="M",
-        help="leave out runs of this model; may be repeated",
-    )
-    parser.add_argument("--description", default="", metavar="TEXT", help="a line about the machine")
     parser.add_argument("--force", action="store_true", help="replace an existing profile")
-    out_argument(parser, Path("results"), "results folder of the measured runs (default: results)", ["--results"])
+    out_argument(parser, Path("results"), "results folder of the measured runs (default: results)")
     set_argument(parser, "; of the measured runs")
     parser.add_argument(
         "--ranks", type=from_1, default=2, metavar="N", help="between which collectives are measured (default: 2)"
-    )
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        choices=PRECISIONS,
-        default=PRECISIONS[:1],
-        help="of the measured runs (default: float32; a CPU without AVX-512 BF16 is many times slower in bfloat16)",
     )
     quiet_argument(parser, "with the profile")
 
@@ -118,13 +104,7 @@ def run(
         what = "--set changes runs that are measured, and --from names runs that were"
         raise UserError(what, "--set", "leave one of them out")
     sources = options.sources or _measure(options, run_scenario or _really_run, measure or measured_collectives)
-    found = fit(
-        find_sources(sources),
-        options.name,
-        exclude_models=options.exclude_model,
-        description=options.description,
-        collectives=find_collectives(sources),
-    )
+    found = fit(find_sources(sources), options.name, collectives=find_collectives(sources))
     save_machine(found.profile, path)
     if options.quiet:
         print(f"profile: {plain(str(path))}")
@@ -165,11 +145,9 @@ def _measure(options: argparse.Namespace, run_scenario: RunScenario, measure: Me
 
     check_writable(options.out)
     (sweep, shorter), (checkpointed, variants) = SWEEP, CHECKPOINTS
-    scenarios = [load_scenario(sweep, shorter)]
-    for precision in options.precision:
-        settings = [f"model.precision={precision}", f"engine.precision={precision}", *options.set]
-        scenarios += [load_scenario(name, settings) for name in SCENARIOS]
-        scenarios += [load_scenario(checkpointed, [*variant, *settings]) for variant in variants]
+    settings = [*FLOAT32, *options.set]
+    scenarios = [load_scenario(sweep, shorter), *(load_scenario(name, settings) for name in SCENARIOS)]
+    scenarios += [load_scenario(checkpointed, [*variant, *settings]) for variant in variants]
     collectives = measure(options.out, options.ranks)
     return [collectives, *(run_scenario(scenario, options.out, options.quiet) for scenario in scenarios)]
 

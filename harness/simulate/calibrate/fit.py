@@ -38,7 +38,6 @@ def fit(
     name: str,
     *,
     exclude_models: Collection[str] = (),
-    description: str = "",
     collectives: Sequence[CollectiveTimes] = (),
 ) -> Calibration:
     """Fit a machine profile to recorded runs: training runs, and transport sweeps for further transports.
@@ -47,7 +46,6 @@ def fit(
         runs: of one machine and one set of versions.
         name: of the profile.
         exclude_models: models whose runs are left out.
-        description: of the machine, in a line.
         collectives: measured between ranks of this machine.
 
     Raises:
@@ -80,7 +78,7 @@ def fit(
     unused = [f"{count} of {len(runs)} runs could not be used: {why}"] if count else []
     profile = MachineProfile(
         name=name,
-        description=description or machine,
+        description=machine,
         origin="measured",
         made=max(run.manifest.started_at for run in training)[:10],
         device=Device(

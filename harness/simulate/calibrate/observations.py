@@ -328,9 +328,9 @@ def check_runs(
     models = {model_of(run) for run in training}
     there_are = f"there are: {', '.join(sorted(models))}"
     if unknown := [name for name in exclude_models if name not in models]:
-        raise UserError(f"no run is of the model {unknown[0]!r}", "--exclude-model", there_are)
+        raise UserError(f"no run is of the model {unknown[0]!r}", "exclude_models", there_are)
     if not models - set(exclude_models):
-        raise UserError(f"without {', '.join(exclude_models)} no run is left", "--exclude-model", there_are)
+        raise UserError(f"without {', '.join(exclude_models)} no run is left", "exclude_models", there_are)
     steps = {
         run.folder: sum(not (row.warmup or row.profiled) for row in run.steps)
         for run in training

@@ -228,12 +228,11 @@ def check_can_be_replayed(recorded: RecordedRun) -> None:
 def _check_error(where: str, error: float, bound: float) -> None:
     """Refuse to predict from a run whose own replay is off."""
     if abs(error) > bound:
-        accept = f", or accept it with --error-bound {100 * abs(error) + 0.1:.1f}%" if abs(error) < 0.99 else ""
         what = (
             f"replayed as it was, a training step of this run is off by {percent(abs(error))} of its time, more than "
             f"the bound of {percent(bound)}: what a change does would be no surer"
         )
-        raise UserError(what, where, f"name another run{accept}")
+        raise UserError(what, where, "name another run")
 
 
 def _notes(run: Run, change: Change, after: SimulatedResult, machine: MachineProfile | None) -> list[str]:

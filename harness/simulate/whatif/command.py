@@ -6,16 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
-from harness.compare.gates import read_limit
-from harness.core.arguments import file_argument, json_argument, out_argument, quiet_argument, set_argument
-from harness.core.errors import UserError
+from harness.core.arguments import json_argument, out_argument, quiet_argument, set_argument
 from harness.core.terminal_text import plain
-from harness.simulate.whatif import ERROR_BOUND
 
 EXAMPLES = """\
 examples:
   python -m harness whatif results/reference/async_lag1 --run lag1,block=00 --scale update=0.5
-  python -m harness whatif results/reference/paced_overlap --run sync --set max_lag=1 -o before_and_after.png
+  python -m harness whatif results/reference/paced_overlap --run sync --set max_lag=1 --out before_and_after
 
 `whatif RESULTS ...` is short for `simulate --from RESULTS ...`. The run is replayed by the real loop on a virtual
 clock, with its own times, lengths, rewards and order."""
@@ -33,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="costs and contention (default: the profile of the run's machine and versions)",
     )
     add_own_arguments(parser)
-    out_argument(parser, None, "folder for both replays as runs, for compare, report and trace")
+    out_argument(parser, None, "folder for both replays as runs, for compare, report and trace, and their timelines")
     shown = parser.add_mutually_exclusive_group()
     quiet_argument(shown, "with the seconds of a step")
     json_argument(shown)
@@ -49,12 +46,6 @@ def add_own_arguments(parser: argparse._ActionsContainer) -> None:
         metavar="STAGE=FACTOR",
         help="multiply a stage's seconds: update=0.5; `call` is the transit of a call; may be repeated",
     )
-    parser.add_argument(
-        "--error-bound",
-        metavar="SHARE",
-        help=f"predict although the run's own replay is off by up to this share (default: {100 * ERROR_BOUND:g}%%)",
-    )
-    file_argument(parser, None, "draw the timelines before and after, as a .png file")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,19 +53,14 @@ def run(options: argparse.Namespace) -> int:
     from harness.results.rows import with_nulls
     from harness.simulate.recorded_run import choose_run
     from harness.simulate.whatif.answer import what_if
-    from harness.simulate.whatif.report import draw_picture, figures, sentences, show, write_runs
+    from harness.simulate.whatif.report import PICTURE, draw_picture, figures, sentences, show, write_runs
 
-    bound = ERROR_BOUND if options.error_bound is None else read_limit(options.error_bound, "--error-bound")
-    if options.output is not None and options.output.suffix.lower() != ".png":
-        fix = f"write -o {options.output.with_suffix('.png')}"
-        raise UserError(f"the picture {str(options.output)!r} must end in .png", "-o", fix)
     recorded = choose_run(options.source, options.run)
-    answer = what_if(recorded, options.set, options.scale, options.machine, bound)
+    answer = what_if(recorded, options.set, options.scale, options.machine)
     written = []  # before anything is printed: whoever reads may leave early
-    if options.output is not None:
-        written.append(f"picture: {draw_picture(answer, options.output)}")
     if options.out is not None:
-        written.append(f"runs: {write_runs(answer, options.out)}")
+        runs = write_runs(answer, options.out)
+        written = [f"runs: {runs}", f"picture: {draw_picture(answer, runs / PICTURE)}"]
     if options.json:
         print(json.dumps(with_nulls(figures(answer)), indent=2))
     elif options.quiet:

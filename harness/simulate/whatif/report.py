@@ -132,8 +132,9 @@ def sentences(answer: Answer) -> Iterator[str]:
         )
     first = answer.lane_gains[0] if answer.lane_gains else None
     if first is not None and first.low >= NOTHING:
+        when = "" if answer.change.is_none else "after the change "
         yield (
-            f"the {first.name} is critical: everything it does {1 - FASTER:.0%} faster makes a step "
+            f"{when}the {first.name} is critical: everything it does {1 - FASTER:.0%} faster makes a step "
             f"{percent(first.gain)} shorter"
         )
     yield from _advice(answer.gains)
@@ -213,10 +214,10 @@ def draw_picture(answer: Answer, path: Path) -> Path:
         return save(timeline_figure(excerpts, heading), path)
     except OSError as error:
         what = f"cannot write the picture {str(path)!r}: {error.strerror or error}"
-        raise UserError(what, str(path), "name another file with -o FILE.png") from error
+        raise UserError(what, str(path), "name another folder with --out DIR") from error
 
 
-BEFORE, AFTER = "as_it_was", "changed"
+BEFORE, AFTER, PICTURE = "as_it_was", "changed", "before_and_after.png"
 
 
 def write_runs(answer: Answer, root: Path) -> Path:
