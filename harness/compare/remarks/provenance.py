@@ -28,9 +28,6 @@ from harness.core.named_files import SCENARIOS, VERSUS
 from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
 from harness.results.reader import flat_settings
-from harness.scenario.axes import expand
-from harness.scenario.load import load_scenario
-from harness.scenario.tree import parse_yaml
 
 UNEQUAL_WORK = 0.05
 """Difference in tokens per step that is worth saying."""
@@ -167,6 +164,10 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 
 def _typed_settings(experiment: Experiment, names: Sequence[str]) -> list[str]:
     """Return what all runs set otherwise than their scenario, as after --set; nothing where that is not here."""
+    from harness.scenario.axes import expand  # only where a command is proposed: comparing loads no pydantic
+    from harness.scenario.load import load_scenario
+    from harness.scenario.tree import parse_yaml
+
     changed = list[dict[str, Any]]()
     try:
         if len(names) == 1:
