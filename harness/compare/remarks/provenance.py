@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from statistics import fmean
@@ -28,9 +29,6 @@ from harness.core.named_files import SCENARIOS, VERSUS
 from harness.results.counters import CounterRow
 from harness.results.experiment_plan import read_plan
 from harness.results.reader import flat_settings
-from harness.scenario.axes import expand
-from harness.scenario.load import load_scenario
-from harness.scenario.tree import parse_yaml
 
 UNEQUAL_WORK = 0.05
 """Difference in tokens per step that is worth saying."""
@@ -167,6 +165,12 @@ def not_repeated(experiment: Experiment, judged: Sequence[Judgement]) -> Iterato
 
 def _typed_settings(experiment: Experiment, names: Sequence[str]) -> list[str]:
     """Return what all runs set otherwise than their scenario, as after --set; nothing where that is not here."""
+    if "harness.scenario.schema" not in sys.modules:  # as it is at the end of a run; `compare` starts without it
+        return []
+    from harness.scenario.axes import expand
+    from harness.scenario.load import load_scenario
+    from harness.scenario.tree import parse_yaml
+
     changed = list[dict[str, Any]]()
     try:
         if len(names) == 1:
