@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import log
 from pathlib import Path
 from statistics import fmean, median
 
@@ -223,6 +222,6 @@ def save_rows(rows: Sequence[Row], path: Path) -> None:
         stream.write("".join(json.dumps(asdict(row)) + "\n" for row in rows).encode())
 
 
-def occasion_log_sd(factors: Sequence[float]) -> float:
-    """Return the spread of the logarithms of the speeds that occasions had, around 0: a bias counts as spread."""
-    return fmean(log(factor) ** 2 for factor in factors) ** 0.5
+def load_rows(path: Path) -> list[Row]:
+    """Read the rows of earlier occasions; none where there is no file."""
+    return [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []

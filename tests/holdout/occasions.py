@@ -20,9 +20,10 @@ from pathlib import Path
 from harness.core.atomic_files import whole_file
 from harness.core.errors import UserError
 from harness.core.spawn_pool import spawn_pool
-from tests.holdout.occasion_scores import as_markdown, judge, save_rows
+from tests.holdout.occasion_scores import as_markdown, judge, load_rows, save_rows
 
 HERE = Path(__file__).parent
+ROWS = "occasions.jsonl"
 PILOT_STEPS = 5
 LEAST_MINUTES = 30.0
 """Between the end of the calibration and the first run that is predicted."""
@@ -71,7 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     judging.add_argument(
         "--out", type=Path, default=Path("results/occasions"), metavar="DIR", help="with the occasions"
     )
-    judging.add_argument("--docs", type=Path, metavar="DIR", help="where occasions.md and .jsonl go (default: printed)")
+    judging.add_argument(
+        "--docs",
+        type=Path,
+        metavar="DIR",
+        help="where occasions.md and .jsonl are, to which they are added (default: printed)",
+    )
     options = parser.parse_args(arguments)
     if options.command == "record":
         print(record(options.out, options.minutes))
@@ -80,11 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with spawn_pool() as pool:
         found = pool.map(judge, folders, [HERE / "occasions.yaml"] * len(folders))
         rows = [row for each in found for row in each]
+    judged = {row.occasion for row in rows}
+    before = [] if options.docs is None else load_rows(options.docs / ROWS)
+    rows = sorted([*(row for row in before if row.occasion not in judged), *rows], key=lambda row: row.occasion)
     page = as_markdown(rows, f"python -m tests.holdout.occasions judge --out {options.out} --docs docs/measured")
     if options.docs is None:
         print(page)
         return
-    save_rows(rows, options.docs / "occasions.jsonl")
+    save_rows(rows, options.docs / ROWS)
     with whole_file(options.docs / "occasions.md") as stream:
         stream.write(page.encode())
 

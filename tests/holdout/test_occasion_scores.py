@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import isnan
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,9 @@ from tests.holdout.occasion_scores import (
     WAYS,
     Row,
     as_markdown,
+    load_rows,
     ratios,
+    save_rows,
     summaries,
 )
 
@@ -63,3 +66,9 @@ def test_the_page_lists_every_run_and_marks_those_outside() -> None:
     assert len(listed) == 8
     assert listed[0].startswith("| 1 | a | 0 | 1.000 | 1.200 [1.020, 1.380] * +20% | 1.050 [0.945, 1.155] +5% |")
     assert f"| {ALONE} | 8 | 14.5% | +14.5% | 20.0% | 50.0% | 15.0% | 0.0% |" in page
+
+
+def test_rows_read_back_as_they_were(tmp_path: Path) -> None:
+    assert load_rows(tmp_path / "none.jsonl") == []
+    save_rows(rows(), tmp_path / "rows.jsonl")
+    assert load_rows(tmp_path / "rows.jsonl") == rows()
