@@ -290,7 +290,9 @@ async def _train(session: RunSession, throttle: Throttle) -> None:
 
 def _schedule(arms: Sequence[Arm], interleaving: str | None) -> RoundRobinSchedule | Alone:
     if interleaving != "step":
-        return Alone(arms[0].clock, None if arms[0].speed is None else arms[0].speed.measure)
+        (arm,) = arms
+        measure = arm.speed.measure if arm.speed and len(arm.parts.generators) == 1 else None
+        return Alone(arm.clock, measure, is_busy=arm.parts.plan.is_evaluated)  # the Scorer, with what was evaluated
 
     def between(arm: int) -> None:
         speed = arms[arm].speed

@@ -170,41 +170,44 @@ class Slot:
 
 
 class Alone:
-    """The schedule and the slot of an arm that has the machine to itself.
-
-    It never waits, but for what is done between its steps: while the clock stands still no part may be at work, or its
-    time would be nobody's.
+    """The schedule and the slot of an arm that has the machine to itself: it never waits.
 
     Args:
         clock: of the arm.
-        between: called after each step, while the clock stands still; None lets it run on.
+        between: called before each batch but the first, while the clock stands still; None lets it run on. Its one
+            Generator has its weights by then, and everybody else waits for it: what a part did meanwhile would be
+            nobody's time.
+        is_busy: whether a part is at work before the batch of a step all the same; then nothing is called.
     """
 
-    def __init__(self, clock: PausableClock, between: Callable[[], object] | None = None) -> None:
-        self._clock, self._between = clock, between
-        self._next: int | None = None
-        self._step_passed = Condition()
+    def __init__(
+        self,
+        clock: PausableClock,
+        between: Callable[[], object] | None = None,
+        is_busy: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        self._clock, self._between, self._is_busy = clock, between, is_busy
+        self._newest: int | None = None
 
     def start(self) -> None:
+        """Let the arm's time run."""
         self._clock.resume()
 
     def slot(self, arm: int) -> Alone:
+        """Return the turns of the arm."""
         return self
 
     async def acquire(self, step: int) -> None:
-        """Return when the step before has finished, if anything is done then; a run may begin at any step."""
-        if self._between is not None:
-            if self._next is None:
-                self._next = step
-            await self._step_passed.until(lambda: self._next is not None and step <= self._next)
-
-    def finished(self, step: int) -> None:
-        if self._between is not None:
+        """Do what is done between the step before and this one, once."""
+        is_next = self._newest is not None and step > self._newest
+        self._newest = step if self._newest is None else max(step, self._newest)
+        if is_next and self._between is not None and not self._is_busy(step):
             self._clock.pause()
             self._between()
             self._clock.resume()
-            self._next = step + 1
-            self._step_passed.notify()
+
+    def finished(self, step: int) -> None:
+        """Go on."""
 
     def leave(self) -> None:
         self._clock.pause()

@@ -335,22 +335,29 @@ def test_a_batch_held_back_beyond_the_bound_is_never_begun(simulate, held_back_s
         simulate(**settings)
 
 
-def test_no_part_is_at_work_while_the_clock_of_a_synchronous_run_stands_still(simulate, story):
-    """What is done between two steps comes before the next batch is begun, though the weights for it are there."""
-    said: list[str] = []
-    clock = PausableClock()
-    alone = Alone(clock, lambda: said.append("between"))
-    on_step = story.on_step
+def test_no_part_is_at_work_while_the_clock_of_a_synchronous_run_stands_still(simulate):
+    """A batch is begun when the weights for it are there: what is done between two steps comes right before it."""
+    at_work: list[list[str]] = []
+    spans = []
+    alone = Alone(PausableClock(), lambda: at_work.append([name for name, ends in spans if ends > now()]))
 
-    def with_turn(facts):
-        on_step(facts)
-        alone.finished(facts.step)
+    def now() -> float:
+        return asyncio.get_running_loop().time()
 
-    story.on_step = with_turn
+    def lasting(name, seconds):
+        def cost(step):
+            spans.append((f"{name} {step}", now() + seconds))
+            return seconds
 
-    def generate(step):
-        said.append(f"batch {step}")
-        return 1.0
+        return cost
 
-    simulate(story, max_lag=0, steps=3, generate=[generate] * 2, load=[0.5, 1.5], throttle=alone, evaluate_every=3)
-    assert said == ["batch 0"] * 2 + ["between"] + ["batch 1"] * 2 + ["between"] + ["batch 2"] * 2 + ["between"]
+    simulate(
+        max_lag=0,
+        steps=4,
+        throttle=alone,
+        evaluate_every=4,
+        generate=[lasting("batch", 1.0)],
+        load=[lasting("load", 0.5)],
+    )
+    assert at_work == [[], [], []]  # before the batches of steps 1 to 3
+    assert len([name for name, _ in spans if name.startswith("batch")]) == 4

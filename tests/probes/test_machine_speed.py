@@ -42,33 +42,19 @@ def test_between_turns_no_clock_runs() -> None:
     assert [clock.is_running for clock in clocks] == [True, False]
 
 
-def test_a_run_alone_stands_still_too() -> None:
+def test_a_run_alone_stands_still_too_once_before_each_batch_but_the_first() -> None:
     clock = PausableClock()
     seen: list[bool] = []
-    alone = Alone(clock, lambda: seen.append(clock.is_running))
+    alone = Alone(clock, lambda: seen.append(clock.is_running), is_busy=lambda step: step == 9)
     alone.start()
-    alone.finished(0)
-    assert seen == [False]
-    assert clock.is_running
 
-
-def test_a_run_alone_begins_no_batch_before_what_is_done_between_the_steps() -> None:
-    """A Generator whose weights are there would work while the clock stands still, and its time would be nobody's."""
-
-    async def main() -> list[str]:
-        said: list[str] = []
-        alone = Alone(PausableClock(), lambda: said.append("probe"))
-
-        async def sample(step: int) -> None:
+    async def main() -> list[int]:
+        counts = []
+        for step in (7, 8, 8, 9, 10):  # 7: where a run goes on that was interrupted; 8 twice: groups sampled again
             await alone.acquire(step)
-            said.append(f"sample {step}")
+            counts.append(len(seen))
+        return counts
 
-        await sample(7)  # where a run goes on that was interrupted
-        early = asyncio.create_task(sample(8))
-        await asyncio.sleep(0)
-        said.append("step 7 ends")
-        alone.finished(7)
-        await early
-        return said
-
-    assert asyncio.run(main()) == ["sample 7", "step 7 ends", "probe", "sample 8"]
+    assert asyncio.run(main()) == [0, 1, 1, 1, 2]
+    assert seen == [False, False]
+    assert clock.is_running
