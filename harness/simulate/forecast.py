@@ -234,8 +234,8 @@ LANE_STAGES: dict[str, tuple[Stage, ...]] = {
 }
 """Whose lane a stage is on."""
 HOW_FAR_OFF = (
-    "Seconds forecast without an anchor in today's runs were off by 20 to 45% when this was examined (22 November "
-    "2026, a quiet 2-core machine); ratios between arms carry over better: 2 to 12%."
+    "No run of this machine is behind these seconds (--from RUN, or --pilot N): such forecasts were off by 4.1% in the "
+    "median, ratios between arms by 10.3% (27 November 2026, 15 runs of one occasion, two quiet cores)."
 )
 """Figures of ``docs/simulator.md``, under *How far off it is*."""
 NOT_MEASURED = "NOT MEASURED: {} is made from data sheets, and no run was ever compared with it."

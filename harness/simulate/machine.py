@@ -30,7 +30,7 @@ from harness.settings.base import AtLeast0, AtLeast1, NonEmptyText, NotNegative,
 Origin = Literal["measured", "datasheet"]
 OCCASION_LOG_SD = 0.2
 """Spread of the speeds of one machine, and of what a fit misses, from one occasion to the next, where calibration has
-too few occasions to tell it. Assumed: forecasts without an anchor were off by 20 to 45% (``docs/simulator.md``)."""
+too few occasions to tell it. Assumed."""
 
 
 class Correction(Section):

@@ -58,8 +58,8 @@ def typed(capsys: Capture, *arguments: str | Path) -> str:
     ("name", "answer", "row"),
     [
         ("async_lag1",
-         "sync_one_thread is 34% slower per step than sync_two_threads (29 to 40%, 12 blocks); same final reward",
-         "whole step 0.327* 0.439 +34.3% 0.370* +13.2% 0.301* -8.0%"),
+         "sync_one_thread is 38% slower per step than sync_two_threads (31 to 44%, 12 blocks); same final reward",
+         "whole step 0.316* 0.435* +37.6% 0.366* +15.7% 0.298 -5.9%"),
         ("rdt_nixl", "object_store is 58% slower in seconds of a weight sync than nixl (39 to 80%, 7 blocks).",
          "whole step 0.533* 0.556* +4.4% +0.7% to +8.3% cannot tell: chance?"),
         ("sync_k", "k2 was 78.7% slower than k1 per step (one run each).",
