@@ -215,7 +215,8 @@ def test_changes_against_other_folders_say_so() -> None:
     assert table.notes == ("Changes are against the same arm in the folders of --against.",)
 
 
-def test_what_the_short_form_leaves_is_in_the_full_one() -> None:
+def test_what_the_short_form_leaves_is_in_the_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.report.build.MOST_CAUTIONS", 1)
     experiment = _reference("sync_k1-vs-sync_k2")
     (verdicts,) = (item for item in document(experiment, judgements(experiment)).sections if item.key == "verdicts")
     assert any(isinstance(item, Remark) and item.key == "noise_floor" for item in verdicts.items)
