@@ -88,7 +88,7 @@ def pilot(machine: MachineProfile, scenario: Scenario, arm: str | None, steps: i
     if steps < FEWEST_PILOT_STEPS:
         what = f"--pilot is {steps}, and a run of fewer than {FEWEST_PILOT_STEPS} steps tells no speed"
         raise UserError(what, "--pilot", f"--pilot {FEWEST_PILOT_STEPS}")
-    if not _is_of_this_machine(machine):
+    if not machine.is_of(machine_facts()["fingerprint"]):
         what = f"the profile {machine.name} is of another machine than this one, whose speed a pilot would tell"
         raise UserError(what, "--pilot", "take a profile of this machine: python -m harness calibrate --name NAME")
     first = variants_of(scenario, arm)[0].scenario
@@ -151,16 +151,12 @@ def newest_anchor(machine: MachineProfile, results: Path) -> Anchor | None:
 
     Runs of other machines and versions, and those that a profile could not be fitted to, are passed over.
     """
-    if not _is_of_this_machine(machine):
+    if not machine.is_of(machine_facts()["fingerprint"]):
         return None
     for folder, _ in islice(made_here(results), TRIED):
         with suppress(UserError):
             return anchored(machine, load_run(folder))
     return None
-
-
-def _is_of_this_machine(machine: MachineProfile) -> bool:
-    return machine.origin == "measured" and machine.device.fingerprint == machine_facts()["fingerprint"]
 
 
 def _factor(steps: Iterable[list[float]]) -> float:

@@ -298,7 +298,7 @@ def check_measured_here(machine: MachineProfile, allowed: bool) -> list[str]:
         UserError: with the versions that differ.
     """
     differing = check_versions(machine, package_versions())
-    if differing and not allowed and machine.device.fingerprint == machine_facts()["fingerprint"]:
+    if differing and not allowed and machine.is_of(machine_facts()["fingerprint"]):
         what = f"the profile of this machine was measured with other versions: {'; '.join(differing)}"
         raise UserError(what, "--machine", "calibrate again, or take it all the same with --allow versions")
     return differing

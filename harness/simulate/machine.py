@@ -196,6 +196,10 @@ class MachineProfile(Section):
         """Whether seconds are those of a machine at a known speed; else they change from one occasion to the next."""
         return self.occasion_log_sd == 0
 
+    def is_of(self, fingerprint: object) -> bool:
+        """Whether it was measured on the machine of this fingerprint."""
+        return self.origin == "measured" and self.device.fingerprint == fingerprint
+
     def cost_of(self, stage: str, cost_key: Mapping[str, str]) -> StageCost | None:
         """Return the cost of a stage that holds under these circumstances, the one that names most of them."""
         fitting = [cost for cost in self.stages if cost.stage == stage and cost.holds_under(cost_key)]
@@ -238,7 +242,7 @@ def measured_on(name: str, fingerprint: object) -> MachineProfile | None:
     if not fingerprint or str(fingerprint) not in MACHINES.find(name).read_text(encoding="utf-8", errors="replace"):
         return None
     profile = load_machine(name)
-    return profile if profile.origin == "measured" and profile.device.fingerprint == fingerprint else None
+    return profile if profile.is_of(fingerprint) else None
 
 
 def save_machine(profile: MachineProfile, path: Path) -> None:

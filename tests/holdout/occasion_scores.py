@@ -103,8 +103,8 @@ def judge(folder: Path, scenario: Path, draws: int = DRAWS) -> list[Row]:
     at_anchor = anchored(machine, anchor).profile
     pilots = {run.manifest.arm: run for run in _runs(folder / "pilot")}
     held, rows = _runs(folder / "held"), list[Row]()
-    arms = _arms(scenario)
-    if missing := [arm for arm in arms if arm not in pilots or arm not in {run.manifest.arm for run in held}]:
+    arms, there = _arms(scenario), pilots.keys() & {run.manifest.arm for run in held}
+    if missing := [arm for arm in arms if arm not in there]:
         raise UserError(f"no run of {', '.join(missing)} was completed", str(folder), "record these arms again")
     for arm, settings in arms.items():
         machines = {

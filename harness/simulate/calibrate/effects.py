@@ -68,7 +68,10 @@ def priced(observations: Sequence[Observation], stages: Sequence[StageCost]) -> 
 
 def run_speeds(observations: Sequence[Observation], stages: Sequence[StageCost]) -> dict[str, float]:
     """Return by run how much longer its longer spans took than predicted, as a factor; those alone at work count."""
-    spans = priced(observations, stages)
+    return _speeds(priced(observations, stages))
+
+
+def _speeds(spans: pd.DataFrame) -> dict[str, float]:
     sums = spans[spans.is_alone & (spans.predicted >= LONG_S)].groupby("run")[SECONDS].sum()
     speeds: dict[str, float] = (sums.seconds / sums.predicted).to_dict()
     return speeds
@@ -115,8 +118,8 @@ def fit_contention(
     fast the run was where only one part worked. q is fitted by least squares to the overlapped spans of each run,
     weighted by their seconds, and averaged over the runs; s follows.
     """
-    spans, speeds = priced(observations, stages), run_speeds(observations, stages)
-    spans["predicted"] *= spans.run.map(speeds)
+    spans = priced(observations, stages)
+    spans["predicted"] *= spans.run.map(_speeds(spans))
     # the longer spans of work in which so many others worked that a core was left for each
     spans = spans[
         (spans.stage != "call") & spans.others.between(LEAST_OVERLAP, cores - 1) & (spans.predicted >= LONG_S)
