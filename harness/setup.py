@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
 PARTS = {
@@ -53,49 +53,38 @@ class SetupError(Exception):
 
 
 class PlatformFacts(NamedTuple):
-    """What decides which parts fit; ``driver_cuda`` is the newest CUDA that an NVIDIA driver runs, None without one."""
+    """What decides which parts fit; ``has_driver``: whether an NVIDIA driver is installed."""
 
     system: str
     machine: str
-    driver_cuda: str | None = None
+    has_driver: bool = False
     cpu_flags: frozenset[str] = frozenset()
 
 
 def this_platform() -> PlatformFacts:
     """Return the facts of the machine this runs on."""
+    has_driver, flags = True, None
     try:
-        cuda: str | None = cuda_of_driver(ctypes.CDLL("libnvidia-ml.so.1"))  # it comes with the driver, not with CUDA
+        ctypes.CDLL("libnvidia-ml.so.1")  # it comes with the driver, not with CUDA
     except OSError:
-        cuda = None
-    try:
+        has_driver = False
+    with contextlib.suppress(OSError, ValueError):
         flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, ValueError):
-        flags = None
-    return PlatformFacts(platform.system(), platform.machine(), cuda, frozenset(flags[1].split() if flags else ()))
-
-
-def cuda_of_driver(nvml: Any) -> str:
-    """Return the newest CUDA version that the driver runs, such as ``12.2``, asked of its library for management."""
-    version = ctypes.c_int()
-    try:
-        nvml.nvmlInit_v2()
-        failed = nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version))  # 1000 x major + 10 x minor
-        nvml.nvmlShutdown()
-    except AttributeError:  # an older driver
-        failed = 1
-    return "a version that it does not tell" if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return PlatformFacts(
+        platform.system(), platform.machine(), has_driver, frozenset(flags[1].split() if flags else ())
+    )
 
 
 def why_not(part: str, facts: PlatformFacts) -> str:
     """Return why a part cannot be had on a platform; an empty string if it can."""
-    x86, has_driver = facts.machine.lower() in ("x86_64", "amd64"), facts.driver_cuda is not None
+    x86 = facts.machine.lower() in ("x86_64", "amd64")
     if part not in ("nccl", "vllm-cpu", "vllm-gpu"):
         return ""
     if facts.system != "Linux" or not (x86 or facts.machine == "aarch64"):
         return f"no wheels for {facts.system} {facts.machine}"
-    if part != "vllm-cpu" and not has_driver:
+    if part != "vllm-cpu" and not facts.has_driver:
         return "no NVIDIA driver found"
-    if part == "vllm-cpu" and has_driver:
+    if part == "vllm-cpu" and facts.has_driver:
         return "an NVIDIA driver is present, so the GPU build is the one to install"
     if part == "vllm-cpu" and x86 and "avx2" not in facts.cpu_flags:
         return "its kernels need AVX2, which this CPU does not have"
@@ -187,15 +176,13 @@ def _printed(python: Path, code: str) -> tuple[str, str]:
     return ("", errors or "it says nothing") if done.returncode else (printed, "")
 
 
-def run_logged(command: Sequence[str], log: Path, title: str, shown: IO[str] | None = None) -> None:
-    """Run a command to its end: what it prints goes into a log, with seconds and the last news on a line of progress.
+def run_logged(command: Sequence[str], log: Path, title: str, every_s: float = 5.0) -> None:
+    """Run a command to its end: what it prints goes into a log, whose newest line is shown every ``every_s`` seconds.
 
-    On a terminal that line is rewritten in place; else there is one every five seconds. Raises SetupError with the
-    error lines where the command fails.
+    Raises SetupError with the error lines where the command fails.
     """
-    shown = shown or sys.stdout
-    print(title, file=shown, flush=True)
-    in_place, start, lines = shown.isatty() and os.environ.get("TERM") != "dumb", time.monotonic(), [""]
+    print(title, flush=True)
+    start = time.monotonic()
     with log.open("ab") as sink:
         sink.write(f"\n== {title}\n".encode())
         sink.flush()
@@ -204,27 +191,23 @@ def run_logged(command: Sequence[str], log: Path, title: str, shown: IO[str] | N
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0 if in_place else 5.0)
-            ended = process.poll() is not None
+                process.wait(every_s)
             lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
-            news = [line.strip() for line in lines if line.strip().startswith(_NEWS)][-1:]
-            if in_place or not ended:
-                text = f"  {time.monotonic() - start:4.0f} s  {''.join(news)}"[: shutil.get_terminal_size().columns - 1]
-                print(f"\r\x1b[K{text}" if in_place else text, end="" if in_place else "\n", file=shown, flush=True)
-            if ended:
+            if process.returncode is not None:
                 break
+            news = [line.strip() for line in lines if line.strip().startswith(_NEWS)][-1:]
+            text = f"  {time.monotonic() - start:4.0f} s  {''.join(news)}"
+            print(text[: shutil.get_terminal_size().columns - 1], flush=True)
     except BaseException:
         process.terminate()
         raise
-    if in_place:
-        print("\r\x1b[K", end="", file=shown, flush=True)
     if process.returncode:
         first = next((index for index, line in enumerate(lines) if line.lstrip().startswith("ERROR")), len(lines) - 12)
         errors = "\n".join(f"    {line}" for line in lines[max(0, first) :][:12])
         mend = next((fix for cause, fix in CAUSES if any(cause in line for line in lines)), "mend the cause above")
         fix = f"{mend}, then run the same command again; nothing is marked as installed"
         raise SetupError(f"{title} failed with exit code {process.returncode}:\n{errors}", str(log), fix)
-    print(f"  done in {time.monotonic() - start:.0f} s", file=shown, flush=True)
+    print(f"  done in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def install(environment: Environment, asked: Sequence[str], facts: PlatformFacts, where_possible: bool = False) -> None:
@@ -280,9 +263,7 @@ def cpu_requirements(requires: Sequence[str]) -> list[str]:
 
 
 def describe_parts(facts: PlatformFacts) -> None:
-    """Print each optional part: how to add it, or why it cannot be had here; and which CUDA a GPU's driver runs."""
-    if facts.driver_cuda:
-        print(f"NVIDIA driver: runs CUDA up to {facts.driver_cuda}")
+    """Print each optional part: how to add it, or why it cannot be had here."""
     print("optional parts:")
     for part, what in PARTS.items():
         target = "make install-vllm" if part.startswith("vllm") else f"make install PARTS={part}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import io
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,6 @@ from harness.setup import (
     check_python,
     choose_part,
     cpu_requirements,
-    cuda_of_driver,
     describe_parts,
     install,
     run_logged,
@@ -256,7 +253,7 @@ def test_a_failed_installation_leaves_no_stamp(environment: Environment, capsys:
 
 AVX2 = frozenset({"sse4_2", "avx", "avx2"})
 LINUX = PlatformFacts("Linux", "x86_64", cpu_flags=AVX2)
-LINUX_GPU = PlatformFacts("Linux", "x86_64", "12.2", AVX2)
+LINUX_GPU = PlatformFacts("Linux", "x86_64", True, AVX2)
 LINUX_OLD_CPU = PlatformFacts("Linux", "x86_64", cpu_flags=frozenset({"sse4_2", "avx"}))
 LINUX_ARM = PlatformFacts("Linux", "aarch64")
 LINUX_ARM_GPU = PlatformFacts("Linux", "aarch64", "12.2")
@@ -317,36 +314,6 @@ def test_asking_for_a_part_that_cannot_be_had_is_refused_with_every_reason() -> 
     )
 
 
-class DriverLibrary:
-    """Stands in for the driver's management library as ``ctypes`` loads it."""
-
-    def __init__(self, cuda: int, code: int = 0) -> None:
-        self.cuda, self.code, self.opened = cuda, code, 0
-
-    def nvmlInit_v2(self) -> int:
-        self.opened += 1
-        return 0
-
-    def nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> int:
-        version._obj.value = self.cuda
-        return self.code
-
-    def nvmlShutdown(self) -> int:
-        self.opened -= 1
-        return 0
-
-
-def test_the_list_says_which_cuda_the_driver_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    library = DriverLibrary(12020)
-    assert (cuda_of_driver(library), library.opened) == ("12.2", 0)
-    unknown = "a version that it does not tell"
-    assert cuda_of_driver(DriverLibrary(0, code=999)) == cuda_of_driver(object()) == unknown
-    describe_parts(LINUX_GPU)
-    assert "CUDA up to 12.2" in capsys.readouterr().out
-    describe_parts(LINUX)
-    assert "CUDA up to" not in capsys.readouterr().out
-
-
 def test_the_list_names_the_command_or_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     describe_parts(LINUX)
     lines = capsys.readouterr().out.splitlines()
@@ -356,27 +323,14 @@ def test_the_list_names_the_command_or_the_reason(capsys: pytest.CaptureFixture[
     assert "  nccl      skipped: no NVIDIA driver found" in lines
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_everything_goes_into_the_log_and_the_news_to_the_person(tmp_path: Path) -> None:
-    shown = Terminal()
-    program = "print('Collecting a'); print('noise'); print('Installing collected packages: a, b')"
-    run_logged([sys.executable, "-c", program], tmp_path / "log", "installing a", shown)
-    assert (tmp_path / "log").read_text() == (
-        "\n== installing a\nCollecting a\nnoise\nInstalling collected packages: a, b\n"
-    )
-    before, _, after = shown.getvalue().partition("Installing collected packages: a, b")
-    assert before.startswith("installing a\n\r\x1b[K")
-    assert after.startswith("\r\x1b[K  done in ")  # in place, and gone at the end
-
-
-def test_without_a_terminal_a_short_command_shows_no_progress(tmp_path: Path) -> None:
-    shown = io.StringIO()
-    run_logged([sys.executable, "-c", "print('Collecting a')"], tmp_path / "log", "x", shown)
-    assert shown.getvalue().startswith("x\n  done in ")
+def test_everything_goes_into_the_log_and_the_news_to_the_person(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import time; print('Collecting a', flush=True); print('noise', flush=True); time.sleep(1)"
+    run_logged([sys.executable, "-c", program], tmp_path / "log", "installing a", every_s=0.1)
+    assert (tmp_path / "log").read_text() == "\n== installing a\nCollecting a\nnoise\n"
+    title, *news, done = capsys.readouterr().out.splitlines()
+    assert (title, news[-1].split(" s  ")[1], done[:9]) == ("installing a", "Collecting a", "  done in")
 
 
 def test_a_failure_shows_the_lines_from_the_first_error_on(tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ from harness.evaluate.questions import Questions, read_questions
 from harness.evaluate.record import (
     EVALUATION,
     BatchRow,
+    EvaluationSettings,
     PromptRow,
     Record,
     Response,
     date_of,
-    digest_of,
     read_evaluation,
 )
 from harness.evaluate.results import line_of, print_evaluation, results
@@ -108,7 +108,7 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
         now = today()  # it may be midnight
         with on_date(now):
             token_ids, settings = _asked(options, questions, sampler, ends)
-        name = f"{safe_name(Path(settings['data']).stem)}-{safe_name(settings['model'])}-{digest_of(settings)[:8]}"
+        name = f"{safe_name(Path(settings.data).stem)}-{safe_name(settings.model)}-{settings.digest[:8]}"
         folder = options.out or DEFAULT_FOLDER / name
         if (begun := date_of(folder)) not in (None, now):
             with on_date(begun):
@@ -119,14 +119,14 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
                 say(ends.line)
             say(_what_is_there(record))
             if not record.is_complete:
-                if not options.max_tokens and settings["max_tokens"] < LONGEST_RESPONSE:
-                    most, context = settings["max_tokens"], sampler.policy.context
+                if not options.max_tokens and settings.max_tokens < LONGEST_RESPONSE:
+                    most, context = settings.max_tokens, sampler.policy.context
                     say(f"a response may have {most} tokens: more do not fit the context of {context}")
                 try:
                     _do_the_rest(record, sampler, ends, token_ids, questions, errors, options.quiet)
                 except (KeyboardInterrupt, Interrupted):
                     raise Interrupted(
-                        f"{len(record.rows):,} of {settings['prompts']:,} prompts are done and kept in {folder}; "
+                        f"{len(record.rows):,} of {settings.prompts:,} prompts are done and kept in {folder}; "
                         f"the same command continues from there ({EVALUATION} gets its results at the end)"
                     ) from None
             record.write_results("complete", results(record.rows, record.batches, questions.prompts, options.examples))
@@ -136,7 +136,7 @@ def _evaluate(options: argparse.Namespace, errors: Console) -> tuple[dict[str, A
 def _what_is_there(record: Record) -> str:
     if not record.rows and not record.dropped:
         return ""
-    done, all_of_them = len(record.rows), record.settings["prompts"]
+    done, all_of_them = len(record.rows), record.settings.prompts
     if record.is_complete:
         text = f"all {all_of_them:,} prompts are in {record.folder} already"
     else:
@@ -163,14 +163,14 @@ def _do_the_rest(
     the very calls that an uninterrupted one makes.
     """
     settings, scrubber, tokens, seconds = record.settings, Scrubber.of_this_process(), 0, 0.0
-    temperature, top_p = settings["temperature"], settings["top_p"]
-    sampling = SamplingParams(temperature, top_p, settings["min_tokens"], settings["max_tokens"], questions.stop)
-    special = SpecialTokens(sampler.policy.tokenizer, ends.ids) if "skip_special_tokens" in settings else None
+    lengths = settings.min_tokens, settings.max_tokens
+    sampling = SamplingParams(settings.temperature, settings.top_p, *lengths, settings.stop)
+    special = SpecialTokens(sampler.policy.tokenizer, ends.ids) if settings.skip_special_tokens is not None else None
     with (
         closing(questions.rewards(lambda: False)) as rewards,
         progress_bars(errors, quiet=quiet, facts=True, tenths=True) as bar,
     ):
-        task = bar.add_task("prompts", total=settings["prompts"], completed=len(record.rows), facts="")
+        task = bar.add_task("prompts", total=settings.prompts, completed=len(record.rows), facts="")
 
         def graded(completion: Completion, prompt: Prompt) -> Response:
             text = completion.text if special is None else special.text(completion.token_ids.tolist())
@@ -185,8 +185,8 @@ def _do_the_rest(
         for number, prompt_ids in list(enumerate(record.due))[len(record.batches) :]:
             began = time.perf_counter()
             wanted = [token_ids[prompt_id] for prompt_id in prompt_ids]
-            seed = derive_seed("evaluate", settings["seed"], number)
-            sampled = sampler.engine.generate(wanted, settings["samples"], sampling, seed)
+            seed = derive_seed("evaluate", settings.seed, number)
+            sampled = sampler.engine.generate(wanted, settings.samples, sampling, seed)
             sampled_at = time.perf_counter()
             rows = [
                 PromptRow(prompt_id, len(ids), tuple(graded(each, questions.prompts[prompt_id]) for each in group))
@@ -203,46 +203,43 @@ def _do_the_rest(
 
 def _asked(
     options: argparse.Namespace, questions: Questions, sampler: Sampler, ends: ResponseEnds
-) -> tuple[list[Sequence[int]], dict[str, Any]]:
-    """Return the token ids of the prompts, and the settings of an evaluation of them; see ``record``."""
+) -> tuple[list[Sequence[int]], EvaluationSettings]:
+    """Return the token ids of the prompts, and the settings of an evaluation of them."""
     tokenizer, template = sampler.policy.tokenizer, questions.template
     chat = partial(chat_encoder, system_prompt=options.system, arguments=options.chat_template_kwargs)
     encode = (chat if options.chat else text_encoder)(tokenizer)
     token_ids: list[Sequence[int]] = [encode(prompt.asked) for prompt in questions.prompts]
     template_text = str(tokenizer.chat_template).encode()
-    later = {
-        "chat_template_kwargs": options.chat_template_kwargs,
-        "prompt_field": options.prompt_field,
-        "answer_field": options.answer_field,
-        "end_tokens": ends.texts,
-        "skip_special_tokens": False if options.keep_special_tokens else None,
-    }
-    return token_ids, {
-        "model": model_name(options.model),
+    return token_ids, EvaluationSettings(
+        model=model_name(options.model),
         **sampler.checksums,
-        "data": questions.name,
-        "data_sha256": questions.sha256,
-        "prompts": len(questions.prompts),
-        "task": questions.task,
-        "reward": options.reward,
-        "prompt": Path(template.name).name if template else None,
-        "engine": options.engine,
-        "precision": options.precision,
-        "device": sampler.device,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "min_tokens": 0,
-        "max_tokens": _max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context),
-        "stop": questions.stop,
-        "samples": options.samples,
-        "seed": options.seed,
-        "batch": options.batch,
-        "prompt_sha256": template.sha256 if template else None,
-        "chat_template_sha256": hashlib.sha256(template_text).hexdigest() if options.chat else None,
-        "system_prompt": options.system,
-        "chat_date": today().isoformat() if options.chat and asks_date(tokenizer) else None,
-        **{name: value for name, value in later.items() if value is not None},
-    }
+        data=questions.name,
+        data_sha256=questions.sha256,
+        prompts=len(questions.prompts),
+        task=questions.task,
+        reward=options.reward,
+        prompt=Path(template.name).name if template else None,
+        engine=options.engine,
+        precision=options.precision,
+        device=sampler.device,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        min_tokens=0,
+        max_tokens=_max_tokens(options.max_tokens, token_ids, questions.prompts, sampler.policy.context),
+        stop=questions.stop,
+        samples=options.samples,
+        seed=options.seed,
+        batch=options.batch,
+        prompt_sha256=template.sha256 if template else None,
+        chat_template_sha256=hashlib.sha256(template_text).hexdigest() if options.chat else None,
+        system_prompt=options.system,
+        chat_date=today().isoformat() if options.chat and asks_date(tokenizer) else None,
+        chat_template_kwargs=options.chat_template_kwargs,
+        prompt_field=options.prompt_field,
+        answer_field=options.answer_field,
+        end_tokens=ends.texts,
+        skip_special_tokens=False if options.keep_special_tokens else None,
+    )
 
 
 def _check_options(options: argparse.Namespace) -> None:

@@ -6,11 +6,6 @@
 
 A batch counts once its line stands in ``batches.jsonl`` and all its prompts in ``responses.jsonl``. Whatever lies
 behind the last batch that counts, a line cut in the middle included, is dropped and done again.
-
-The settings are everything that decides which responses are sampled and how they are graded. ``model`` is a name
-without folders; what it is follows from three checksums, and what was asked and through what from those of data, prompt
-and chat template. ``batch`` is among them, since rounding depends on what is computed together. A setting that came
-later is left out where it is null, as in the records of before.
 """
 
 from __future__ import annotations
@@ -38,8 +33,62 @@ EVALUATION, RESPONSES, BATCHES = "evaluation.json", "responses.jsonl", "batches.
 SCHEMA, SCHEMA_VERSION = "harness.evaluation", 1
 _OTHER_FOLDER = "give another folder with --out"
 
-Settings = Mapping[str, Any]
-"""As ``evaluation.json`` has them; tuples are lists there."""
+
+class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that decides which responses are sampled and how they are graded.
+
+    ``model`` is a name without folders; what it is follows from three checksums (``weights``, ``config``,
+    ``tokenizer``), and what was asked and through what from those of data, prompt and chat template. ``batch`` is among
+    them, since rounding depends on what is computed together. What has a default came later, and is left out of the
+    file where it is that, as in the records of before.
+    """
+
+    model: str
+    weights: str
+    config: str
+    tokenizer: str
+    data: str
+    data_sha256: str | None
+    prompts: int
+    task: str
+    reward: str | None
+    prompt: str | None
+    engine: str
+    precision: str
+    device: str
+    temperature: float
+    top_p: float
+    min_tokens: int
+    max_tokens: int
+    stop: tuple[str, ...]
+    samples: int
+    seed: int
+    batch: int
+    prompt_sha256: str | None
+    chat_template_sha256: str | None
+    system_prompt: str | None
+    chat_date: str | None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt_field: str | None = None
+    answer_field: str | None = None
+    end_tokens: dict[str, str] | None = None
+    skip_special_tokens: bool | None = None
+
+    @property
+    def in_file(self) -> dict[str, Any]:
+        """As ``evaluation.json`` has them."""
+        return json.loads(json.dumps(msgspec.to_builtins(self)))  # type: ignore[no-any-return]
+
+    @property
+    def batches(self) -> list[range]:
+        """The prompt ids of each batch."""
+        return [range(first, min(first + self.batch, self.prompts)) for first in range(0, self.prompts, self.batch)]
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that differ where any setting does; but for the date, which is kept from the start on."""
+        dateless = {key: value for key, value in self.in_file.items() if key != "chat_date"}
+        return hashlib.sha256(json.dumps(dateless, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Response(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,17 +127,6 @@ class BatchRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Row = TypeVar("Row", PromptRow, BatchRow)
 
 
-def batches_of(settings: Settings) -> list[range]:
-    prompts, size = settings["prompts"], settings["batch"]
-    return [range(first, min(first + size, prompts)) for first in range(0, prompts, size)]
-
-
-def digest_of(settings: Settings) -> str:
-    """Return 16 hex digits that differ where any setting does; but for the date, which is kept from the start on."""
-    dateless = {key: value for key, value in settings.items() if key != "chat_date"}
-    return hashlib.sha256(json.dumps(dateless, sort_keys=True).encode()).hexdigest()[:16]
-
-
 class Record:
     """An evaluation's folder, opened to be continued; one process at a time.
 
@@ -109,9 +147,9 @@ class Record:
             writing to it, or it cannot be written.
     """
 
-    def __init__(self, folder: Path, settings: Settings, facts: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: EvaluationSettings, facts: Mapping[str, Any]) -> None:
         self.folder, self.settings, self._facts = folder, settings, facts
-        self.due = batches_of(settings)
+        self.due = settings.batches
         self.rows: list[PromptRow] = []
         self.batches: list[BatchRow] = []
         self.changed_facts: tuple[str, ...] = ()
@@ -159,7 +197,7 @@ class Record:
             self.write_results("incomplete", None)
             return
         before = read_evaluation(self.folder)
-        if changes := differing(before["settings"], self.settings):
+        if changes := differing(before["settings"], self.settings.in_file):
             what = f"the folder holds an evaluation with other settings: {'; '.join(changes)}"
             fix = "give the same settings again, or another folder with --out"
             raise UserError(what, str(self.folder), fix)
@@ -185,7 +223,7 @@ class Record:
 
     def _is_due(self, row: PromptRow, prompt_id: int) -> bool:
         graded = all(not each.rewards or set(each.rewards) == set(PARTS) for each in row.responses)
-        return row.prompt_id == prompt_id and len(row.responses) == self.settings["samples"] and graded
+        return row.prompt_id == prompt_id and len(row.responses) == self.settings.samples and graded
 
     def write_results(self, status: str, results: Mapping[str, Any] | None) -> None:
         """Write ``evaluation.json``: ``complete`` with the results, or ``incomplete`` without.
@@ -197,8 +235,8 @@ class Record:
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "status": status,
-            "settings_hash": digest_of(self.settings),
-            "settings": self.settings,
+            "settings_hash": self.settings.digest,
+            "settings": self.settings.in_file,
             **self._facts,
             "results": results,
         }
@@ -214,7 +252,7 @@ def _parsed(line: bytes, kind: type[Row]) -> Row | None:
         return None
 
 
-def differing(before: Settings, now: Settings) -> list[str]:
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a phrase for each setting that differs: ``temperature (1.0 there, 0.5 now)``."""
     texts = {key: [json.dumps(side.get(key)) for side in (before, now)] for key in dict.fromkeys([*now, *before])}
     short = {key: [text if len(text) <= 60 else text[:57] + "..." for text in both] for key, both in texts.items()}

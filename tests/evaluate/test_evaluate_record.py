@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.core.errors import UserError
@@ -12,27 +13,40 @@ from harness.evaluate.record import (
     EVALUATION,
     RESPONSES,
     BatchRow,
+    EvaluationSettings,
     PromptRow,
     Record,
     Response,
-    batches_of,
     differing,
-    digest_of,
 )
 
-SETTINGS = {
-    "model": "m",
-    "data": "d.jsonl",
-    "data_sha256": None,
-    "prompts": 5,
-    "task": "keywords",
-    "temperature": 1.0,
-    "max_tokens": 8,
-    "stop": (),
-    "samples": 1,
-    "seed": 0,
-    "batch": 2,
-}
+SETTINGS = EvaluationSettings(
+    model="m",
+    weights="w",
+    config="c",
+    tokenizer="t",
+    data="d.jsonl",
+    data_sha256=None,
+    prompts=5,
+    task="keywords",
+    reward=None,
+    prompt=None,
+    engine="native",
+    precision="float32",
+    device="cpu",
+    temperature=1.0,
+    top_p=1.0,
+    min_tokens=0,
+    max_tokens=8,
+    stop=(),
+    samples=1,
+    seed=0,
+    batch=2,
+    prompt_sha256=None,
+    chat_template_sha256=None,
+    system_prompt=None,
+    chat_date=None,
+)
 
 
 def row(prompt_id: int) -> PromptRow:
@@ -53,7 +67,7 @@ def whole(folder: Path) -> tuple[bytes, bytes]:
 
 
 def test_a_batch_holds_the_prompts_from_its_place_on() -> None:
-    assert batches_of(SETTINGS) == [range(0, 2), range(2, 4), range(4, 5)]
+    assert SETTINGS.batches == [range(0, 2), range(2, 4), range(4, 5)]
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -75,7 +89,7 @@ def test_cut_at_any_byte_it_goes_on_to_the_same_files(tmp_path: Path) -> None:
         (tmp_path / BATCHES).write_bytes(left_batches)
         record = Record(tmp_path, SETTINGS, {})
         assert len(record.batches) == done
-        assert record.rows == [row(number) for ids in batches_of(SETTINGS)[:done] for number in ids]
+        assert record.rows == [row(number) for ids in SETTINGS.batches[:done] for number in ids]
         kept = [(tmp_path / name).read_bytes() for name in (RESPONSES, BATCHES)]
         assert [content.count(b"\n") for content in kept] == [len(record.rows), done]
         assert responses.startswith(kept[0])
@@ -89,7 +103,7 @@ def test_cut_at_any_byte_it_goes_on_to_the_same_files(tmp_path: Path) -> None:
 def _states(responses: bytes, batches: bytes) -> Iterator[tuple[bytes, bytes, int]]:
     """Every state in which a kill can leave the two files, with the batches that are whole then."""
     row_lines, batch_lines = responses.splitlines(keepends=True), batches.splitlines(keepends=True)
-    for number, prompt_ids in enumerate(batches_of(SETTINGS)):
+    for number, prompt_ids in enumerate(SETTINGS.batches):
         first, last = (len(b"".join(row_lines[:end])) for end in (prompt_ids.start, prompt_ids.stop))
         before = b"".join(batch_lines[:number])
         for cut in range(first, last):
@@ -142,14 +156,14 @@ def test_rows_from_a_damaged_line_on_are_done_again(tmp_path: Path, damage: byte
 
 def test_other_settings_are_refused_with_their_names_and_change_nothing(tmp_path: Path) -> None:
     before = whole(tmp_path)
-    other = SETTINGS | {"temperature": 0.5, "seed": 7}
+    other = msgspec.structs.replace(SETTINGS, temperature=0.5, seed=7)
     with pytest.raises(UserError) as refused:
         Record(tmp_path, other, {})
     assert refused.value.what == (
         "the folder holds an evaluation with other settings: temperature (1.0 there, 0.5 now); seed (0 there, 7 now)"
     )
     assert ((tmp_path / RESPONSES).read_bytes(), (tmp_path / BATCHES).read_bytes()) == before
-    assert digest_of(other) != digest_of(SETTINGS)
+    assert other.digest != SETTINGS.digest
 
 
 def test_settings_that_only_one_side_has_differ_too() -> None:
@@ -193,7 +207,7 @@ def test_who_comes_second_changes_nothing_before_the_first_has_written_its_setti
     record = Record(tmp_path, SETTINGS, {})
     (tmp_path / EVALUATION).unlink()  # as before the first one has written it
     with pytest.raises(UserError, match="another process is writing this evaluation"):
-        Record(tmp_path, SETTINGS | {"seed": 7}, {})
+        Record(tmp_path, msgspec.structs.replace(SETTINGS, seed=7), {})
     assert not (tmp_path / EVALUATION).exists()
     record.close()
 
@@ -220,7 +234,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_results_come_last(tmp_path: Path) -> None:
     record = Record(tmp_path, SETTINGS, {"versions": {"python": "3.11"}})
     before = json.loads((tmp_path / EVALUATION).read_text())
-    assert (before["status"], before["results"], before["settings_hash"]) == ("incomplete", None, digest_of(SETTINGS))
+    assert (before["status"], before["results"], before["settings_hash"]) == ("incomplete", None, SETTINGS.digest)
     record.write_results("complete", {"prompts": 5})
     record.close()
     after = json.loads((tmp_path / EVALUATION).read_text())
