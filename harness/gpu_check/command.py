@@ -40,10 +40,8 @@ Exit codes: 0 no phase failed, 1 one did, 2 bad usage or missing packages."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    names = ", ".join(PHASES)
-    parser.add_argument(
-        "--phase", action="append", choices=PHASES, metavar="NAME", help=f"one of {names}; may be repeated"
-    )
+    about = f"one of {', '.join(PHASES)}; may be repeated"
+    parser.add_argument("--phase", action="append", choices=tuple(PHASES), metavar="NAME", help=about)
     out_argument(parser, Path("build/gpu_check"), "for figures and output of the phases (default: build/gpu_check)")
     lean = "for rented minutes: best phases first, CPU runs left out, what they leave in one archive in DIR"
     parser.add_argument("--lean", action="store_true", help=lean)
