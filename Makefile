@@ -73,7 +73,7 @@ holdout: $(STAMP)  ## examine the simulator on runs it has not seen, write docs/
 	$(BIN)/python -m tests.holdout$(addprefix .,$(TIER)) $(ARGS)
 
 gpu-check:  ## check a machine with a GPU; installs nothing (ARGS="--phase parity", also without a GPU)
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_check $(ARGS)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m harness gpu-check $(ARGS)
 
 install:  ## make the virtual environment (PARTS: peers, wandb, mlflow, deepspeed, docs, nccl)
 	@$(SETUP) install --venv $(VENV) $(addprefix --part ,$(PARTS))

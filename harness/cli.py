@@ -85,6 +85,11 @@ COMMANDS = {
         "read the metric log of another trainer",
         "import trl LOG",
     ),
+    "gpu-check": (
+        "harness.gpu_check.command",
+        "check a machine with a GPU: numbers, speeds, whole runs",
+        "gpu-check --phase probe --phase parity",
+    ),
 }
 """Module, purpose and example of each command; ``bench`` and ``sweep`` are short names of ``run``."""
 

@@ -67,7 +67,7 @@ def test_commands_run_with_the_packages_of_an_extra_alone(
 def test_the_whole_gpu_check_for_rented_minutes_runs_without_ray(
     packages_of: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
-    check = [sys.executable, "-m", "tests.gpu_check", "--lean", "--out", str(tmp_path)]
+    check = [sys.executable, "-m", "harness", "gpu-check", "--lean", "--out", str(tmp_path)]
     done = subprocess.run(check, env=packages_of("train"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     phases = {phase["name"]: phase for phase in json.loads((tmp_path / "summary.json").read_text())["phases"]}

@@ -17,6 +17,7 @@ LIGHT = (
     "harness.cli",
     "harness.compare",
     "harness.core.errors",
+    "harness.gpu_check.runner",
     "harness.loop",
     "harness.run.memory",
     "harness.core.protocols",
@@ -73,7 +74,8 @@ RUN = "results/reference/sync_k/20261125-210813/k1"
 
 
 def test_the_package_and_comparing_load_what_they_need_alone() -> None:
-    assert loaded_by("import harness") & {"numpy", "pandas", "pydantic", "msgspec"} == set()
+    bare = "harness, harness.gpu_check.command, harness.gpu_check.wheels"
+    assert loaded_by(f"import {bare}") & {"numpy", "rich", "pandas", "pydantic", "msgspec"} == set()
     assert loaded_by("import harness.compare.stats, harness.compare") & (NEVER | {"scipy", "rich"}) == set()
 
 

@@ -8,21 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cli import carry_out
-from harness.core.arguments import from_1
 from harness.core.atomic_files import whole_file
 from harness.report.console import Output
 from harness.report.terminal import print_list, print_table
-from harness.scenario.load import load_scenario
 from tests.holdout.evaluate import evaluate
 from tests.holdout.plan import load_plan, read_measured
-from tests.holdout.report import as_markdown, in_page, save_picture, tables
-from tests.holdout.summary import load_document, save_document
+from tests.holdout.report import CAVEATS, as_markdown, in_page, tables
+from tests.holdout.summary import load_document
 from tests.holdout.verdicts import became_worse, falls_short
 
 EXAMPLES = """examples:
-  make holdout                  # writes the tables and the picture in docs/ again
+  make holdout                  # writes the tables in docs/ again
   make holdout ARGS=--check     # writes nothing
-  python -m tests.holdout --fit results/calibration --held results/holdout --docs /tmp/mine
+  python -m tests.holdout --runs results --docs /tmp/mine
 """
 
 
@@ -39,45 +37,37 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    recorded = Path("tests/data/simulator")
     places = (
-        ("--plan", Path("tests/holdout/plan.yaml"), "what is examined; the held-out scenario lies beside it"),
-        ("--fit", recorded / "calibration", "runs that are fitted"),
-        ("--held", recorded / "holdout", "runs that are predicted"),
-        ("--syncs", recorded / "transport_sweep", "weight syncs alone, for transports that no fitted run has"),
-        ("--docs", Path("docs"), "where measured/holdout.md and .json, simulator.md and pictures/holdout.png are"),
+        ("--runs", Path("tests/data/simulator"), "with a folder for each scenario of the plan"),
+        ("--docs", Path("docs"), "where measured/holdout.md and .json, and simulator.md are"),
     )
     for option, default, meaning in places:
-        parser.add_argument(option, type=Path, default=default, metavar="PATH", help=f"{meaning} (default: {default})")
-    parser.add_argument("--draws", type=from_1, default=39, metavar="N", help="of each forecast (default: 39)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+        parser.add_argument(option, type=Path, default=default, metavar="DIR", help=f"{meaning} (default: {default})")
     parser.add_argument("--check", action="store_true", help="write nothing")
     return parser
 
 
 def _examine(options: argparse.Namespace) -> int:
-    plan = load_plan(options.plan)
-    scenario = load_scenario(options.plan.with_name(f"{plan.held_out}.yaml"))
-    measured = read_measured(plan, scenario, fit=options.fit, held=options.held, syncs=options.syncs)
+    plan = load_plan()
+    measured = read_measured(plan, options.runs)
     saved = options.docs / "measured" / "holdout.json"
     kept = load_document(saved) if saved.exists() else None
     print(f"predicting {len(measured.runs)} runs, which takes a minute or two", file=sys.stderr)
-    document = evaluate(plan, measured, draws=options.draws, seed=options.seed)
+    document = evaluate(plan, measured)
     output = Output()
     for table in tables(document):
         print_table(output, table)
-    print_list(output, "Caveats", document.notes)
+    print_list(output, "Caveats", CAVEATS)
     print_list(output, "What falls short of its bound", falls_short(document) or ["nothing"])
     worse = became_worse(document, kept) if kept else []
     print_list(output, "What became worse than the examination that is kept", worse or ["nothing"])
     if not options.check:
         saved.parent.mkdir(parents=True, exist_ok=True)
-        save_document(document, saved)
+        _write(saved, document.as_json())
         _write(saved.with_suffix(".md"), as_markdown(document))
         page = options.docs / "simulator.md"
         if page.exists():
             _write(page, in_page(page.read_text(), document))
-        save_picture(document, options.docs / "pictures" / "holdout.png")
     return 1 if worse else 0
 
 

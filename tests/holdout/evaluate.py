@@ -10,31 +10,18 @@ from typing import NamedTuple
 
 from harness.compare.stats.intervals import t_interval
 from harness.core.errors import UserError
-from harness.core.experiment import NAMING
 from harness.core.spawn_pool import spawn_pool
 from harness.results import Run
 from harness.simulate.calibrate.fit import fit
-from harness.simulate.forecast import DRAWS, Estimate, Forecast, estimate, forecast
+from harness.simulate.forecast import DRAWS, Estimate, Forecast, closed_form, estimate, forecast
 from harness.simulate.machine import MachineProfile
-from harness.simulate.metrics import RunMetrics, costs_of, metrics_of_run, step_time, table_of_rows
+from harness.simulate.metrics import RunMetrics, costs_of, metrics_of_run
 from harness.simulate.whatif.answer import what_if
-from tests.holdout.baselines import Baselines, FittedRun, fitted_run, peak_gb_s, peak_gflop_s
 from tests.holdout.plan import ChangePlan, Measured, Plan
-from tests.holdout.summary import (
-    ArmScore,
-    ChangeScore,
-    Compared,
-    Document,
-    Lags,
-    choices,
-    ranking,
-    rounded,
-    tier_score,
-)
+from tests.holdout.summary import ArmScore, ChangeScore, Compared, Document, Lags, ranking, tier_score
 
 WASTED = ("failed", "dropped", "unused")
 """Causes of waste that add up; what was evicted unused is a part of ``unused``."""
-LENGTH_OF_RUN = ("steps", "evaluation", *NAMING, "seed", "blocks")
 
 
 class Replay(NamedTuple):
@@ -44,14 +31,13 @@ class Replay(NamedTuple):
     error: float
 
 
-def evaluate(plan: Plan, measured: Measured, *, draws: int = DRAWS, seed: int = 0) -> Document:
-    """Carry out the examination, in a process for each core. The same runs, draws and seed give the same document.
+def evaluate(plan: Plan, measured: Measured, seed: int = 0) -> Document:
+    """Carry out the examination, in a process for each core. The same runs and seed give the same document.
 
     Raises:
         UserError: the fitted runs cannot tell what a held-out arm needs, or the runs are not of one machine.
     """
     figures = {arm: [metrics_of_run(run) for run in runs] for arm, runs in measured.held_out.items()}
-    known = [fitted_run(run) for run in measured.fitted]
     presets = (None, *dict.fromkeys(preset for tier in plan.tiers.values() for preset in tier.without.values()))
     places = [(name, arm, tier.without.get(arm)) for name, tier in plan.tiers.items() for arm in tier.arms]
     replayed = [
@@ -61,38 +47,33 @@ def evaluate(plan: Plan, measured: Measured, *, draws: int = DRAWS, seed: int = 
         runs = (*measured.fitted, *measured.syncs)
         machines = dict(zip(presets, pool.map(_fitted, [runs] * len(presets), presets), strict=True))
         scenarios, fits = zip(*((measured.scenarios[arm], machines[preset]) for _, arm, preset in places), strict=True)
-        forecasts = pool.map(partial(forecast, draws=draws, seed=seed), scenarios, fits)
+        forecasts = pool.map(partial(forecast, draws=DRAWS, seed=seed), scenarios, fits)
         replays = list(pool.map(partial(_replay, machine=machines[None]), *zip(*replayed, strict=True)))
-        scores = []
-        for (name, arm, preset), foreseen in zip(places, forecasts, strict=True):
-            allowed = [item for item in known if preset is None or item.preset != preset]
-            baselines = Baselines(allowed, machines[preset], peak_gflop_s(allowed), peak_gb_s(measured.syncs))
-            scores.append(arm_score(name, arm, figures[arm], foreseen, baselines.predict(measured.scenarios[arm])))
+        scores = [
+            arm_score(name, arm, figures[arm], foreseen, closed_form(measured.scenarios[arm], machines[preset]))
+            for (name, arm, preset), foreseen in zip(places, forecasts, strict=True)
+        ]
     once: dict[str, ArmScore] = {}  # every arm, as predicted in the first tier that has it: with all that may be fitted
     for score in scores:
         once.setdefault(score.arm, score)
-    models = {arm: str(getattr(one.model, "preset", one.model.type)) for arm, one in measured.scenarios.items()}
-    return rounded(
-        Document(
-            chosen=plan.chosen,
-            fitted=_experiments(measured.fitted),
-            held_out=_experiments(measured.runs),
-            machine=_machine(measured),
-            draws=draws,
-            seed=seed,
-            coverage_bounds=plan.bounds.coverage,
-            stage_bound=plan.bounds.stage,
-            arms=tuple(scores),
-            tiers=tuple(
-                tier_score(name, tier, [score for score in scores if score.tier == name])
-                for name, tier in plan.tiers.items()
-            ),
-            ranking=ranking(list(once.values()), plan.bounds.kendall_tau),
-            choices=choices(list(once.values()), models),
-            changes=_change_scores(plan.whatif, measured, figures, replays),
-            notes=_notes(plan, measured, known),
-        )
+    document = Document(
+        chosen=plan.chosen,
+        fitted=_experiments(measured.fitted),
+        held_out=_experiments(measured.runs),
+        machine=_machine(measured),
+        draws=DRAWS,
+        seed=seed,
+        coverage_bounds=plan.bounds.coverage,
+        stage_bound=plan.bounds.stage,
+        arms=tuple(scores),
+        tiers=tuple(
+            tier_score(name, tier, [score for score in scores if score.tier == name])
+            for name, tier in plan.tiers.items()
+        ),
+        ranking=ranking(list(once.values()), plan.bounds.kendall_tau),
+        changes=_change_scores(plan.whatif, measured, figures, replays),
     )
+    return Document.model_validate_json(document.as_json())
 
 
 def _fitted(runs: Sequence[Run], preset: str | None) -> MachineProfile:
@@ -107,9 +88,7 @@ def _replay(run: Run, settings: Sequence[str], machine: MachineProfile) -> Repla
     return Replay(answer.ratio, answer.error)
 
 
-def arm_score(
-    tier: str, arm: str, repeats: Sequence[RunMetrics], foreseen: Forecast, baselines: Mapping[str, float | None]
-) -> ArmScore:
+def arm_score(tier: str, arm: str, repeats: Sequence[RunMetrics], foreseen: Forecast, closed_form_s: float) -> ArmScore:
     """Set one arm's forecast against its repeats."""
     nothing = Estimate(0.0, 0.0, 0.0)
     stages = dict.fromkeys(stage for one in repeats for stage in costs_of(one.stages_s))
@@ -130,7 +109,7 @@ def arm_score(
         throughput=_compared([one.throughput for one in repeats], foreseen.throughput),
         waste=_compared(list(map(_wasted, repeats)), estimate(list(map(_wasted, foreseen.each)))),
         lags=Lags(measured=_lags(repeats), predicted=_lags(foreseen.each)),
-        baselines=dict(baselines),
+        closed_form_s=closed_form_s,
         extrapolating=foreseen.extrapolating,
     )
 
@@ -212,45 +191,3 @@ def _machine(measured: Measured) -> str:
 
 def _experiments(runs: Iterable[Run]) -> tuple[str, ...]:
     return tuple(sorted({f"{run.manifest.scenario}/{run.manifest.experiment}" for run in runs}))
-
-
-def _notes(plan: Plan, measured: Measured, known: Sequence[FittedRun]) -> tuple[str, ...]:
-    """Return what a reader has to know: what was fitted, what is new, and what is not."""
-    repeats = sorted({len(runs) for runs in measured.held_out.values()})
-    gflop_s, gb_s = peak_gflop_s(known), peak_gb_s(measured.syncs)
-    peaks = [
-        f"{gflop_s:.1f} x 10^9 operations a second, of the fastest updates" if gflop_s else "no operations",
-        f"{gb_s:.1f} x 10^9 bytes a second, read and written, of the fastest plain copy" if gb_s else "no bytes",
-    ]
-    said = [
-        f"{len(measured.runs)} held-out runs of {len(measured.held_out)} arms, {' or '.join(map(str, repeats))} "
-        f"repeats each; {len(measured.fitted)} fitted runs of other experiments. Errors are against the mean of the "
-        "repeats; intervals are those of a single run.",
-        "Stages are scored where they make up 5% of the measured step or more. Repeats of an arm, and stages of a run, "
-        "share what the machine did and what was predicted: counts inside intervals are of fewer things than they "
-        "seem.",
-        f"Peaks of the roofline, as measured: {' and '.join(peaks)}.",
-    ]
-    for arm, runs in measured.held_out.items():
-        twins = [run for run in measured.fitted if _but_for_length(run) == _but_for_length(runs[0])]
-        if twins:
-            fitted_s, held_s = (fmean(step_time(table_of_rows(run.steps)) for run in alike) for alike in (twins, runs))
-            said.append(
-                f"{arm} has the settings of the fitted arm {twins[0].manifest.arm}, the number of steps and "
-                f"evaluations apart: it examines other runs, not other settings. The fitted runs took {fitted_s:.3f} s "
-                f"a step, the held-out ones {held_s:.3f} s: these {100 * (fitted_s / held_s - 1):+.1f}% are the "
-                "machine's, before anything is predicted."
-            )
-    if measured.syncs:
-        said.append(
-            "No fitted training run has a transport of the tier `transport`: what these cost comes from isolated "
-            f"weight syncs ({', '.join(_experiments(measured.syncs))}), with nothing else at work."
-        )
-    dropped = [f"{arm} ({preset})" for tier in plan.tiers.values() for arm, preset in tier.without.items()]
-    if dropped:
-        said.append(f"Fitted without any run of the arm's own model: {', '.join(dropped)}.")
-    return tuple(said)
-
-
-def _but_for_length(run: Run) -> dict[str, object]:
-    return {key: value for key, value in run.settings.items() if key not in LENGTH_OF_RUN}

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import yaml
 from pydantic import Field
 
 from harness.core.errors import UserError
-from harness.core.experiment import NAMING
-from harness.core.named_files import NamedFiles
 from harness.results import Run, find_runs
 from harness.scenario.axes import expand
-from harness.scenario.load import check_data, load_checked
-from harness.scenario.problems import Problem
+from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from harness.settings.base import Fraction, NonEmptyText, Section
+from harness.settings.base import Fraction, Section
 
-PLANS = NamedFiles("plan", "tests/holdout", "fit: calibration")
-Names = Annotated[tuple[NonEmptyText, ...], Field(min_length=1)]
-_NOT_COMPARED = {*NAMING, "seed", "endpoint", "blocks", "stop_at_half_width", "trackers", "arms", "sweep"}
-"""Settings that may differ between the plan's scenario and a recorded run: names, and what repeats differ in."""
+PLAN = Path(__file__).with_name("plan.yaml")
 
 
 class TierPlan(Section):
@@ -35,10 +30,10 @@ class TierPlan(Section):
         without: by arm, the model preset whose runs the fit may not see.
     """
 
-    what: NonEmptyText
-    arms: Names
+    what: str
+    arms: tuple[str, ...]
     bound: Fraction
-    without: dict[str, NonEmptyText] = Field(default_factory=dict)
+    without: dict[str, str] = Field(default_factory=dict)
 
 
 class Bounds(Section):
@@ -52,8 +47,8 @@ class Bounds(Section):
 class ChangePlan(Section):
     """Which recorded arm is changed, and into which measured arms by which settings."""
 
-    start: Annotated[NonEmptyText, Field(alias="from")]
-    changes: dict[str, Names]
+    start: Annotated[str, Field(alias="from")]
+    changes: dict[str, tuple[str, ...]]
 
 
 class Plan(Section):
@@ -69,12 +64,11 @@ class Plan(Section):
         whatif: changes of a recorded run whose effect was measured.
     """
 
-    name: NonEmptyText
-    chosen: NonEmptyText
-    fit: NonEmptyText
-    held_out: NonEmptyText
-    transport_costs: NonEmptyText
-    tiers: Annotated[dict[str, TierPlan], Field(min_length=1)]
+    chosen: str
+    fit: str
+    held_out: str
+    transport_costs: str
+    tiers: dict[str, TierPlan]
     bounds: Bounds
     whatif: ChangePlan
 
@@ -84,26 +78,9 @@ class Plan(Section):
         return tuple(dict.fromkeys(arm for tier in self.tiers.values() for arm in tier.arms))
 
 
-def load_plan(path: Path) -> Plan:
-    """Load a plan and check it.
-
-    Raises:
-        UserError: the file is missing or not YAML, or says something wrong; one error names every problem.
-    """
-    return load_checked(PLANS, path, Plan, _broken_rules)
-
-
-def _broken_rules(plan: Plan) -> list[Problem]:
-    """Find what a plan fits and predicts at once, and arms that it names and does not examine."""
-    problems = []
-    if plan.fit == plan.held_out:
-        problems.append(Problem(f"`fit` and `held_out` are both {plan.fit!r}", "hold out another scenario"))
-    named = [(f"tiers.{name}.without", arm, tier.arms) for name, tier in plan.tiers.items() for arm in tier.without]
-    named += [("whatif", arm, plan.arms) for arm in (plan.whatif.start, *plan.whatif.changes)]
-    for key, arm, known in named:
-        if arm not in known:
-            problems.append(Problem(f"`{key}` names {arm!r}, which is no arm there", f"it has {', '.join(known)}"))
-    return problems
+def load_plan() -> Plan:
+    """Read the plan that was written before anything was measured."""
+    return Plan.model_validate_json(json.dumps(yaml.safe_load(PLAN.read_text(encoding="utf-8")), default=str))
 
 
 @dataclass(frozen=True)
@@ -128,97 +105,41 @@ class Measured:
         return tuple(run for repeats in self.held_out.values() for run in repeats)
 
 
-def read_measured(plan: Plan, scenario: Scenario, *, fit: Path, held: Path, syncs: Path) -> Measured:
-    """Read and check the runs of an examination.
-
-    Args:
-        scenario: of the held-out arms, as it is now.
-        fit, held, syncs: folders with their runs.
+def read_measured(plan: Plan, folder: Path) -> Measured:
+    """Read and check the runs of an examination, in a folder for each scenario of the plan.
 
     Raises:
-        UserError: a run is damaged, did not complete, was simulated, is on both sides, or is not what the plan says; or
-            an arm was not measured.
+        UserError: a run is damaged, did not complete, was simulated, is of another scenario or is on both sides; or an
+            arm was not measured.
     """
-    fitted, held_out = _completed(fit, plan.fit, "--fit"), _completed(held, plan.held_out, "--held")
-    _check_apart(fitted, held_out)
-    scenarios: dict[str, Scenario] = {}
-    for variant in expand(scenario):
-        scenarios.setdefault(variant.arm or "", variant.scenario)  # of the first block
-    for run in held_out:
-        _check_settings(run, scenarios)
-    by_arm = {arm: tuple(run for run in held_out if run.manifest.arm == arm) for arm in plan.arms}
-    missing = [arm for arm, runs in by_arm.items() if not runs]
-    if missing:
+    fitted, held, swept = (_completed(folder, name) for name in (plan.fit, plan.held_out, plan.transport_costs))
+    seen = {_identity(run): run for run in fitted}
+    for run in held:
+        if (twin := seen.get(_identity(run))) is not None:  # a copy too
+            what = f"this held-out run is among the fitted ones, as {str(twin.folder)!r}"
+            raise UserError(what, str(run.folder), "fit other runs")
+    held_out = {arm: tuple(run for run in held if run.manifest.arm == arm) for arm in plan.arms}
+    if missing := [arm for arm, runs in held_out.items() if not runs]:
         what = f"no run of {', '.join(missing)}, which the plan wants predicted"
-        raise UserError(what, str(held), f"measure them: python -m harness run tests/holdout/{plan.held_out}.yaml")
-    _check_promises(plan, fitted, scenarios)
-    swept = _completed(syncs, plan.transport_costs, "--syncs")
-    return Measured(fitted, swept, by_arm, {arm: scenarios[arm] for arm in by_arm})
+        raise UserError(what, str(folder), f"measure them: python -m harness run tests/holdout/{plan.held_out}.yaml")
+    variants = expand(load_scenario(PLAN.with_name(f"{plan.held_out}.yaml")))
+    scenarios = {str(variant.arm): variant.scenario for variant in variants if not variant.block}
+    return Measured(fitted, swept, held_out, {arm: scenarios[arm] for arm in held_out})
 
 
-def _completed(folder: Path, scenario: str, option: str) -> tuple[Run, ...]:
-    """Read the runs of one scenario: all of them whole, measured, and of the name that the plan says."""
-    runs, damaged = find_runs(folder)
+def _completed(folder: Path, scenario: str) -> tuple[Run, ...]:
+    """Read the runs of one scenario: all of them whole and measured."""
+    runs, damaged = find_runs(folder / scenario)
     if damaged:
         raise damaged[0].error
     for run in runs:
-        manifest, what = run.manifest, None
-        if manifest.simulated is not None:
-            what = f"this run was simulated, with the machine profile {manifest.simulated!r}"
-        elif manifest.scenario != scenario:
-            what = f"this run is of the scenario {manifest.scenario!r}, and the plan says {scenario!r}"
-        elif run.status != "completed":
-            what = f"this run is not complete ({run.status}), and an average over it would say nothing"
-        if what:
-            raise UserError(what, str(run.folder), f"name whole, measured runs of {scenario!r} with {option}")
+        found = (run.manifest.scenario, run.status, run.manifest.simulated)
+        if found != (scenario, "completed", None):
+            what = "this run is of the scenario {!r}, {}, simulated with {!r}".format(*found)
+            raise UserError(what, str(run.folder), f"leave only whole, measured runs of {scenario!r} there")
     return tuple(sorted(runs, key=lambda run: (run.manifest.experiment, run.manifest.position or 0)))
-
-
-def _check_apart(fitted: Sequence[Run], held: Iterable[Run]) -> None:
-    """Refuse a run that is on both sides, a copy of it too, and one of other versions: those would be examined too."""
-    seen = {_identity(run): run for run in fitted}
-    known = fitted[0].manifest.versions
-    for run in held:
-        if (twin := seen.get(_identity(run))) is not None:
-            what = f"this held-out run is among the fitted ones, as {str(twin.folder)!r}"
-            raise UserError(what, str(run.folder), "fit other runs")
-        for package, version in run.manifest.versions.items():
-            if known.get(package, version) != version:
-                what = f"this run used {package} {version}, and the fitted ones {known[package]}"
-                raise UserError(what, str(run.folder), "fit and hold out runs of the same versions")
 
 
 def _identity(run: Run) -> tuple[object, ...]:
     manifest = run.manifest
     return manifest.started_at, manifest.experiment, manifest.seed, tuple(step.wall_s for step in run.steps)
-
-
-def _check_settings(run: Run, scenarios: dict[str, Scenario]) -> None:
-    """Refuse a run of an arm that the scenario does not have, or of other settings than that arm's."""
-    arm = run.manifest.arm or ""
-    if arm not in scenarios:
-        what = f"this run is of the arm {arm!r}, which the scenario does not have"
-        raise UserError(what, str(run.folder), f"it has {', '.join(scenarios)}")
-    recorded = check_data(run.settings, f"the recorded scenario of {run.folder.name}")
-    theirs, planned = (one.model_dump(mode="json", exclude=_NOT_COMPARED) for one in (recorded, scenarios[arm]))
-    for settings in (theirs, planned):
-        importance = settings["loss"]["importance"]
-        if importance["mode"] == "off":  # whose bounds mean nothing; older runs say some
-            settings["loss"]["importance"] = {"mode": "off"}
-    for key in planned:
-        if theirs[key] != planned[key]:
-            what = f"this run has `{key}` {theirs[key]!r}, and the scenario says {planned[key]!r}"
-            raise UserError(what, str(run.folder), "examine runs of the scenario as it is, or put the scenario back")
-
-
-def _check_promises(plan: Plan, fitted: Sequence[Run], scenarios: dict[str, Scenario]) -> None:
-    """Hold the tiers to their words: nothing fitted has a lag or replay, nor the transports that are to be new."""
-    for run in fitted:
-        if "strategy" in plan.tiers and (run.setting("max_lag") or run.setting("replay.capacity")):
-            what = "this fitted run has a lag or replay, and the tier `strategy` promises synchronous ones alone"
-            raise UserError(what, str(run.folder), "fit synchronous runs")
-    known = {run.setting("transport.type") for run in fitted}
-    for arm in plan.tiers["transport"].arms if "transport" in plan.tiers else ():
-        if scenarios[arm].transport.type in known:
-            what = f"a fitted run has the transport of {arm!r}, and the tier `transport` promises that none has"
-            raise UserError(what, None, "leave its runs out of the fit")

@@ -1,44 +1,29 @@
-"""An examination as tables, as a page and as a picture: functions of the saved document alone."""
+"""An examination as tables and as a page: functions of the saved document alone."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from harness.core.errors import UserError
-from harness.report.canvas import Look, arm_looks, label, picture_style, save
 from harness.report.document import Table
 from harness.report.markdown import markdown_table
-from tests.holdout.summary import (
-    BASELINES,
-    SMALL,
-    ArmScore,
-    ChangeScore,
-    Compared,
-    Document,
-    TierScore,
-    lag_distance,
-    mean_lag,
-)
+from tests.holdout.summary import SMALL, ArmScore, ChangeScore, Compared, Document, TierScore, lag_distance, mean_lag
 from tests.holdout.verdicts import falls_short, outside_by, percent, ranking_verdict
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BEGIN, END = "<!-- begin: made by make holdout -->", "<!-- end -->"
 """Between these two lines of a page stands what ``in_page`` puts there."""
 NOTHING = "-"
-BANDS = (15, 10, 5)
-ROW_INCHES = 0.32
-Looks = dict[str, Look]
+CAVEATS = (
+    "Errors are against the mean of an arm's repeats; intervals are those of a single run.",
+    "Stages are scored where they make up 5% of the measured step or more. Repeats of an arm, and stages of a run, "
+    "share what the machine did and what was predicted: counts inside intervals are of fewer things than they seem.",
+    "No fitted training run has a transport of the tier `transport`: what these cost comes from isolated weight syncs, "
+    "with nothing else at work. The arms of the tier `size` are fitted without any run of their own model.",
+)
 
 
 def tables(document: Document) -> list[Table]:
     """Return every table, the tiers first."""
-    found = [tier_table(document), arm_table(document), stage_table(document), idle_table(document)]
-    found += [change_table(document)] if document.changes else []
-    found += [choice_table(document)] if document.choices else []
-    return found
+    made = (tier_table, arm_table, stage_table, idle_table, change_table)
+    return [make(document) for make in made]
 
 
 def as_markdown(document: Document) -> str:
@@ -52,7 +37,7 @@ def as_markdown(document: Document) -> str:
         ranking_verdict(document),
         *map(markdown_table, tables(document)),
         "**Caveats**",
-        "\n".join(f"- {note}" for note in document.notes),
+        "\n".join(f"- {note}" for note in CAVEATS),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -67,7 +52,7 @@ def in_page(page: str, document: Document) -> str:
     _, end, tail = rest.partition(END)
     if not (begin and end):
         raise UserError("the page has no place for the table", None, f"put the lines `{BEGIN}` and `{END}` into it")
-    shown = [tier_table(document), *([change_table(document)] if document.changes else [])]
+    shown = (tier_table(document), change_table(document))
     parts = [*map(markdown_table, shown), verdict(document), ranking_verdict(document)]
     return f"{head}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{tail}"
 
@@ -79,7 +64,7 @@ def verdict(document: Document) -> str:
 
 
 def tier_table(document: Document) -> Table:
-    """Return a row for each tier: its errors, against their bounds and against the baselines."""
+    """Return a row for each tier: its errors, against their bounds and against plain addition."""
     header = ("tier", "arms", "step time off by", "bound", "noise floor", "worst stage", "step in 90%", "stages in 90%")
     low, high = document.coverage_bounds
     notes = (
@@ -87,12 +72,11 @@ def tier_table(document: Document) -> Table:
         f"it is largest, among those that make up {percent(SMALL, 0)} of the step; its bound is "
         f"{percent(document.stage_bound, 0)}. Noise floor: what a perfect predictor would show, from the repeats. In "
         f"90%: measured values inside the interval predicted for them, {percent(low, 0)} to {percent(high, 0)} wanted. "
-        "An asterisk marks what misses its bound, and a baseline that is nearer to the truth than the simulator.",
-        *(f"{name}: {what}." for name, what in BASELINES.items()),
+        "Closed form: the fitted stage costs without contention, their sum, or with a lag the busiest lane's. An "
+        "asterisk marks what misses its bound, and a closed form that is nearer to the truth than the simulator.",
     )
-    title = "Tiers: the simulator against its bounds and its baselines"
     rows = tuple(_tier_row(document, tier) for tier in document.tiers)
-    return Table(title, (*header, *BASELINES), rows, notes, words=2)
+    return Table("Tiers: the simulator against its bounds", (*header, "closed form"), rows, notes, words=2)
 
 
 def _tier_row(document: Document, tier: TierScore) -> tuple[str, ...]:
@@ -108,7 +92,7 @@ def _tier_row(document: Document, tier: TierScore) -> tuple[str, ...]:
             f"{counted.inside}/{counted.of}{_mark(outside_by(counted, document.coverage_bounds) > 0)}"
             for counted in (tier.coverage, tier.stage_coverage)
         ),
-        *(percent(tier.baselines.get(name)) + _mark(name in tier.winners) for name in BASELINES),
+        percent(tier.closed_form) + _mark(tier.closed_form < tier.error),
     )
 
 
@@ -224,88 +208,3 @@ def _change_row(change: ChangeScore) -> tuple[str, ...]:
         _signed(change.predicted / change.measured - 1),
         percent(change.replay_error),
     )
-
-
-def choice_table(document: Document) -> Table:
-    """Return what it costs to follow the simulator."""
-    header = ("question", "its pick", "the best", "regret", "wrong pairs", "mean cost", "worst cost")
-    rows = tuple(
-        (
-            choice.question,
-            choice.picked,
-            choice.best,
-            percent(choice.regret),
-            f"{choice.wrong} of {choice.pairs}",
-            percent(choice.mean_cost, 2),
-            percent(choice.worst_cost),
-        )
-        for choice in document.choices
-    )
-    notes = (
-        f"Among the {len(document.choices[0].arms)} arms of one model. Regret: measured value of the pick over that of "
-        "the best, minus 1. Wrong pairs: of all pairs of arms, those in which the one with the better prediction is "
-        "the worse one; the costs are the regret of a pair, 0 where it is right.",
-    )
-    return Table("Choices: what it costs to follow the simulator", header, rows, notes, words=3)
-
-
-def save_picture(document: Document, path: Path) -> Path:
-    """Draw each arm's predicted step time against the measured one, and what stages are off by, into a PNG file."""
-    from matplotlib.figure import Figure
-
-    with picture_style():
-        figure = Figure(figsize=(14, 2.4 + ROW_INCHES * len(document.arms)), layout="constrained")
-        steps, stages = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        looks = arm_looks([tier.name for tier in document.tiers])
-        _draw_steps(steps, document, looks)
-        _draw_stages(stages, document, looks)
-        return save(figure, path)
-
-
-def _draw_steps(axes: Axes, document: Document, looks: Looks) -> None:
-    """Draw a row for each arm: its prediction with the interval, and its repeats, against their mean."""
-    for shade, band in enumerate(BANDS):
-        axes.axvspan(-band, band, color=str(0.95 - 0.045 * shade), linewidth=0, zorder=1)
-    axes.axvline(0, color="black", linewidth=0.8, zorder=2)
-    names = {
-        tier.name: f"{label(tier.name)}: off by {percent(tier.error)} in the median (bound {percent(tier.bound, 0)})"
-        for tier in document.tiers
-    }
-    for row, arm in enumerate(document.arms):
-        look = looks[arm.tier]
-        low, value, high = (_off(arm, seconds) for seconds in (arm.step.low, arm.step.value, arm.step.high))
-        axes.plot([low, high], [row, row], color=look["color"], linewidth=2, zorder=3)
-        name = names.pop(arm.tier, None)  # once in the legend
-        axes.plot([value], [row], **look, markersize=7, label=name, linestyle="none", zorder=5)
-    repeats = [(_off(arm, value), row) for row, arm in enumerate(document.arms) for value in arm.step.repeats]
-    axes.plot(*zip(*repeats, strict=True), "|", color="black", markersize=9, label="measured repeats", zorder=4)
-    labels = [f"{label(arm.arm)}: {arm.step.value:.3f} s for {arm.step.measured:.3f} s" for arm in document.arms]
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("step time against the mean of its repeats, %; grey: within 5, 10 and 15%")
-    axes.set_title("Held-out runs: predicted step time, with 90% interval")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.09), ncols=2, fontsize=9)
-
-
-def _off(arm: ArmScore, seconds: float) -> float:
-    return 100 * (seconds / arm.step.measured - 1)
-
-
-def _draw_stages(axes: Axes, document: Document, looks: Looks) -> None:
-    stages = list(dict.fromkeys(stage for arm in document.arms for stage in arm.large_stages))
-    bound = 100 * document.stage_bound
-    axes.axvspan(-bound, bound, color="0.9", linewidth=0, zorder=1)
-    axes.axvline(0, color="black", linewidth=0.8, zorder=2)
-    tiers = [tier.name for tier in document.tiers]
-    for arm in document.arms:
-        look = looks[arm.tier]
-        shift = 0.6 * ((tiers.index(arm.tier) + 0.5) / len(tiers) - 0.5)
-        for stage in arm.large_stages:
-            error, row = 100 * arm.stages[stage].error, stages.index(stage) + shift
-            axes.plot(error, row, **look, markersize=6, alpha=0.8, zorder=3)
-    axes.set_yticks(range(len(stages)), stages)
-    axes.set_ylim(len(stages) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"predicted against measured, %; grey: within {percent(document.stage_bound, 0)}")
-    axes.set_title("Stages of 5% of a step or more, by arm")

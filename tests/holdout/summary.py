@@ -1,32 +1,22 @@
 """What an examination found, as it is saved in ``docs/measured/holdout.json``, and how arms become tiers.
 
-Tables, picture and verdicts read nothing else.
+Tables and verdicts read nothing else.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
+from typing import Literal
 
-from harness.core.atomic_files import whole_file
-from harness.core.errors import UserError
 from harness.settings.base import Section
 from tests.holdout.plan import TierPlan
 
-HEAD = {"schema": "harness.holdout", "schema_version": 1}
 SMALL = 0.05
 """Stages below this share of a step are shown, and count in no bound."""
-BASELINES = {
-    "nearest run": "the mean step time of the fitted arm that is most alike",
-    "stage means": "each stage's mean seconds in fitted runs of that model, for a unit of its work, added up",
-    "closed form": "the fitted stage costs without contention: their sum, or with a lag the busiest lane's",
-    "roofline": "operations and bytes over the highest rates that were measured",
-}
-"""What a simulator has to beat, and how each of them predicts."""
 
 
 class Compared(Section):
@@ -66,7 +56,7 @@ class ArmScore(Section):
         idle: share of the time that lanes of each kind wait.
         throughput: response tokens trained on in a second.
         waste: share of the generated tokens that were never trained on.
-        baselines: seconds of a step, by the name of the baseline; None where one has nothing to say.
+        closed_form_s: seconds of a step by plain addition of the fitted stage costs.
         extrapolating: what left the range that was fitted.
     """
 
@@ -78,7 +68,7 @@ class ArmScore(Section):
     throughput: Compared
     waste: Compared
     lags: Lags
-    baselines: dict[str, float | None]
+    closed_form_s: float
     extrapolating: tuple[str, ...] = ()
 
     def share(self, stage: str) -> float:
@@ -109,20 +99,17 @@ class TierScore(Section):
     Attributes:
         error: median over the arms of the absolute error of step time.
         floor: what a perfect predictor would show; None where arms were measured once.
-        baselines: the same as ``error`` for each baseline.
+        closed_form: the same as ``error`` for plain addition.
         stages: the same by stage, over the arms in which the stage makes up 5% of the step.
-        small: the largest share of the step that each of the other stages reaches.
     """
 
     name: str
-    what: str
     bound: float
     arms: tuple[str, ...]
     error: float
     floor: float | None
-    baselines: dict[str, float | None]
+    closed_form: float
     stages: dict[str, float]
-    small: dict[str, float]
     coverage: Counted
     stage_coverage: Counted
 
@@ -131,11 +118,6 @@ class TierScore(Section):
         """The stage with the largest error."""
         return max(self.stages, key=self.stages.__getitem__)
 
-    @property
-    def winners(self) -> tuple[str, ...]:
-        """Baselines that are nearer to the truth than the simulator."""
-        return tuple(name for name, error in self.baselines.items() if error is not None and error < self.error)
-
 
 class Ranking(Section):
     """The order of the arms by step time: Kendall's tau of the prediction, and of one repeat against the others."""
@@ -143,29 +125,6 @@ class Ranking(Section):
     tau: float
     bound: float
     repeats: float | None
-
-
-class Chosen(Section):
-    """What it costs to follow the simulator.
-
-    Attributes:
-        picked, best: arm with the smallest predicted, and with the smallest measured value.
-        regret: measured value of the picked arm over that of the best one, minus 1.
-        pairs: of arms that one can choose between.
-        wrong: of these, in which the arm with the smaller prediction measured more.
-        mean_cost: regret over all pairs, 0 in those that are right.
-        worst_cost: regret of the worst pair.
-    """
-
-    question: str
-    arms: tuple[str, ...]
-    picked: str
-    best: str
-    regret: float
-    pairs: int
-    wrong: int
-    mean_cost: float
-    worst_cost: float
 
 
 class ChangeScore(Section):
@@ -190,7 +149,7 @@ class ChangeScore(Section):
 
 
 class Document(Section):
-    """An examination.
+    """An examination, with six digits of each number: more would differ from machine to machine.
 
     Attributes:
         chosen: date of the plan.
@@ -198,9 +157,9 @@ class Document(Section):
         machine: fingerprint of the machine that measured.
         draws, seed: of the forecasts.
         coverage_bounds, stage_bound: of the plan.
-        notes: what a reader has to know beside the figures.
     """
 
+    schema_version: Literal[2] = 2
     chosen: str
     fitted: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -212,56 +171,36 @@ class Document(Section):
     arms: tuple[ArmScore, ...]
     tiers: tuple[TierScore, ...]
     ranking: Ranking
-    choices: tuple[Chosen, ...]
     changes: tuple[ChangeScore, ...]
-    notes: tuple[str, ...] = ()
 
-
-def save_document(document: Document, path: Path) -> None:
-    """Write an examination as JSON."""
-    with whole_file(path) as stream:
-        data = HEAD | document.model_dump(mode="json")
-        stream.write(json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
+    def as_json(self) -> str:
+        """Return what is saved."""
+        data = json.loads(self.model_dump_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
+        return json.dumps(data, indent=1) + "\n"
 
 
 def load_document(path: Path) -> Document:
     """Read an examination.
 
     Raises:
-        UserError: it is of another form or version.
+        ValueError: it is of another form or version.
     """
-    data = json.loads(path.read_bytes())
-    if {key: data.pop(key, None) for key in HEAD} != HEAD:
-        raise UserError(f"{str(path)!r} is no examination of version {HEAD['schema_version']}", str(path))
-    return Document.model_validate_json(json.dumps(data))
-
-
-def rounded(document: Document) -> Document:
-    """Return the examination with six digits of each number: more would differ from machine to machine."""
-    data = json.loads(document.model_dump_json(), parse_float=lambda text: float(f"{float(text):.6g}"))
-    return Document.model_validate_json(json.dumps(data))
+    return Document.model_validate_json(path.read_bytes())
 
 
 def tier_score(name: str, plan: TierPlan, arms: Sequence[ArmScore]) -> TierScore:
     """Sum up the arms of a tier."""
-    small: dict[str, float] = {}
-    for arm in arms:
-        for stage in arm.stages:
-            if (share := arm.share(stage)) < SMALL:
-                small[stage] = max(share, small.get(stage, 0.0))
     large = dict.fromkeys(stage for arm in arms for stage in arm.large_stages)
     return TierScore(
         name=name,
-        what=plan.what,
         bound=plan.bound,
         arms=tuple(arm.arm for arm in arms),
         error=median(abs(arm.step.error) for arm in arms),
         floor=noise_floor([arm.step.repeats for arm in arms]),
-        baselines={baseline: _baseline_error(baseline, arms) for baseline in arms[0].baselines},
+        closed_form=median(abs(arm.closed_form_s / arm.step.measured - 1) for arm in arms),
         stages={
             stage: median(abs(arm.stages[stage].error) for arm in arms if stage in arm.large_stages) for stage in large
         },
-        small=small,
         coverage=coverage([arm.step for arm in arms]),
         stage_coverage=coverage([arm.stages[stage] for arm in arms for stage in arm.large_stages]),
     )
@@ -284,13 +223,6 @@ def noise_floor(repeats: Sequence[Sequence[float]]) -> float | None:
         for value in values
     ]
     return median(distances) if distances else None
-
-
-def _baseline_error(name: str, arms: Sequence[ArmScore]) -> float | None:
-    """Return the median absolute error of a baseline; None where it has nothing to say of an arm."""
-    pairs = [(arm.baselines[name], arm.step.measured) for arm in arms]
-    errors = [abs(predicted / measured - 1) for predicted, measured in pairs if predicted is not None]
-    return median(errors) if len(errors) == len(arms) else None
 
 
 def coverage(figures: Sequence[Compared]) -> Counted:
@@ -350,47 +282,3 @@ def tau_between_repeats(repeats: Sequence[Sequence[float]]) -> float | None:
         others = [fmean([*values[:left_out], *values[left_out + 1 : count]]) for values in repeats]
         taus.append(kendall_tau(others, [values[left_out] for values in repeats]))
     return fmean(taus)
-
-
-def choices(arms: Sequence[ArmScore], models: Mapping[str, str]) -> tuple[Chosen, ...]:
-    """Follow the simulator where there is something to choose: among the arms of the model that most of them have.
-
-    Args:
-        models: of each arm, by its name.
-    """
-    names = [models[arm.arm] for arm in arms]
-    usual = max(names, key=names.count)
-    comparable = [arm for arm in arms if models[arm.arm] == usual]
-    if len(comparable) < 2:
-        return ()
-    steps = {arm.arm: (arm.step.value, arm.step.measured) for arm in comparable}
-    tokens = {arm.arm: (1 / arm.throughput.value, 1 / arm.throughput.measured) for arm in comparable}
-    return (
-        choose("which arm makes the fastest training step", steps),
-        choose("which arm trains a response token fastest", tokens),
-    )
-
-
-def choose(question: str, costs: Mapping[str, tuple[float, float]]) -> Chosen:
-    """Choose the smallest, among all arms and of each pair of arms, by prediction; pay by measurement.
-
-    Args:
-        costs: predicted and measured, of two arms at least; less is better.
-    """
-    predicted, measured = ({arm: pair[side] for arm, pair in costs.items()} for side in (0, 1))
-    picked, best = min(predicted, key=predicted.__getitem__), min(measured, key=measured.__getitem__)
-    regrets = []
-    for pair in combinations(costs, 2):
-        taken = min(pair, key=predicted.__getitem__)
-        regrets.append(measured[taken] / min(measured[arm] for arm in pair) - 1)
-    return Chosen(
-        question=question,
-        arms=tuple(costs),
-        picked=picked,
-        best=best,
-        regret=measured[picked] / measured[best] - 1,
-        pairs=len(regrets),
-        wrong=sum(regret > 0 for regret in regrets),
-        mean_cost=fmean(regrets),
-        worst_cost=max(regrets),
-    )

@@ -38,7 +38,7 @@ def test_an_arm_is_scored() -> None:
         extrapolating=("update: 9 units of call are more than the 1 to 3 that were measured",),
         each=draws,
     )
-    arm = arm_score("inside", "base", [measured(1.9, 0.0), measured(2.1, 0.2)], foreseen, {"roofline": None})
+    arm = arm_score("inside", "base", [measured(1.9, 0.0), measured(2.1, 0.2)], foreseen, 2.5)
     assert arm.step.repeats == (1.9, 2.1)
     assert arm.step.error == pytest.approx(0.1)  # 2.2 over the mean of 1.9 and 2.1
     # waiting for others is idle time, no stage; the way of a call is one, and what only the forecast has is shown too
@@ -49,6 +49,7 @@ def test_an_arm_is_scored() -> None:
     # failed, dropped and unused; what was evicted unused is part of the unused
     assert arm.waste.repeats == pytest.approx((0.1, 0.3))
     assert (arm.waste.value, arm.waste.low, arm.waste.high) == pytest.approx((0.3, 0.3, 0.3))
+    assert arm.closed_form_s == 2.5
     assert arm.lags.predicted == {0: 0.5, 1: 0.5}
     assert arm.extrapolating == foreseen.extrapolating
 

@@ -45,13 +45,16 @@ class Outcome:
     cpu_s: float
 
 
-def met(act: Callable[[], object], must_refuse: bool = False, limit_s: float = GIVEN_UP_CPU_S) -> Outcome:
+def met(
+    act: Callable[[], object], must_refuse: bool = False, limit_s: float = GIVEN_UP_CPU_S, names: str = ""
+) -> Outcome:
     """Give an input to its reader.
 
     Args:
         act: raises ``UserError`` where the input is refused, and ``Silent`` where it should have been.
         must_refuse: the input cannot mean anything.
         limit_s: CPU seconds that it may take.
+        names: what an error must have in it.
     """
     began = time.process_time()
     kind, said = ACCEPTED, ""
@@ -62,7 +65,7 @@ def met(act: Callable[[], object], must_refuse: bool = False, limit_s: float = G
             kind, said = SILENT, "it was accepted"
     except UserError as error:
         kind, said = REFUSED, str(error)
-        if not error.what.strip() or len(said) > LONGEST_ERROR or "Traceback" in said:
+        if not error.what.strip() or len(said) > LONGEST_ERROR or "Traceback" in said or names not in said:
             kind = UNCLEAR
     except Silent as error:
         kind, said = SILENT, str(error)

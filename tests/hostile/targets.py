@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,10 @@ from harness.compare.experiment import member_of
 from harness.core import checkpoints
 from harness.core.errors import UserError
 from harness.evaluate.record import read_evaluation
+from harness.models.config import PRESETS
+from harness.models.decoder import DecoderLM
+from harness.models.storage import load_policy, save_policy
+from harness.models.tokenizer import train_tokenizer
 from harness.report.trace.tracks import run_tracks
 from harness.results import load_run
 from harness.results.counters import read_counters
@@ -77,16 +83,21 @@ class Target:
 
 def targets() -> dict[str, Target]:
     """Return every reader by its name."""
+    machine = (ROOT / "profiles/machines/h100-sxm.yaml").read_text(encoding="utf-8")
     return {
         "scenario": Target(read_scenario, _scenarios(), tuple(_shipped()), 1.0, tuple(IMPOSSIBLE)),
         "set": Target(read_setting, {}, (b"steps=3", b"sampling={stop: [a]}", b"sweep.seed=[1, 2]"), 1.0),
-        "machine": Target(_file("m.yaml", load_machine), _machine(), ((_MACHINES / "h100-sxm.yaml").read_bytes(),)),
+        "machine": Target(
+            _file("m.yaml", load_machine), {"machine": parse_yaml(machine, "m.yaml")}, (machine.encode(),)
+        ),
         **{name: target for file in ROW_FILES for name, target in _row_targets(file)},
         "manifest.json": _run_target("manifest.json", _json("manifest.json")),
         "scenario.resolved.yaml": _run_target("scenario.resolved.yaml", {}),
         "rollouts.jsonl": _added_target("rollouts.jsonl", _ROLLOUT),
         "groups.jsonl": _added_target("groups.jsonl", _SHARD, _DISCARDED, _BATCH),
-        "experiment.json": Target(read_experiment, {"plan": _PLAN}, (json.dumps(_PLAN).encode(),)),
+        "experiment.json": Target(
+            _inside("experiment.json", read_plan), {"plan": _PLAN}, (json.dumps(_PLAN).encode(),)
+        ),
         "prompts": Target(_file("p.jsonl", _prompts), {"row": _PROMPT}, (json.dumps(_PROMPT).encode(),)),
         "trainer_state.json": Target(_file("log.json", import_log), {"log": _trl()}, (TRL_LOG.read_bytes(),)),
         "verl.jsonl": Target(_file("log.jsonl", import_log), {"row": _VERL}, (json.dumps(_VERL).encode(),)),
@@ -94,6 +105,7 @@ def targets() -> dict[str, Target]:
         "checkpoint manifest": Target(read_checkpoint, {"manifest": _CHECKPOINT}, (json.dumps(_CHECKPOINT).encode(),)),
         "evaluation.json": Target(_inside("evaluation.json", read_evaluation), {"facts": _EVALUATION}, ()),
         "config.json": Target(_inside("config.json", _shape), {"config": _CONFIG}, ()),
+        **{name: Target(_model(file), found, sound) for name, file, found, sound in _models()},
         "grader": Target(grade, {}, (rb"</think> <answer> \frac{1}{2} </answer>", rb"\boxed{x^2+1}"), 20.0),
     }
 
@@ -195,14 +207,6 @@ def _shipped() -> list[bytes]:
     return [path.read_bytes() for path in sorted((ROOT / "scenarios").glob("*.yaml"))]
 
 
-_MACHINES = ROOT / "profiles/machines"
-
-
-def _machine() -> dict[str, Document]:
-    text = (_MACHINES / "h100-sxm.yaml").read_text(encoding="utf-8")
-    return {"machine": parse_yaml(text, "h100-sxm.yaml")}
-
-
 # ---- run folders
 
 
@@ -271,12 +275,6 @@ def _added_target(name: str, *rows: Document) -> Target:
     return Target(reads, {str(row["kind"]): row for row in rows}, (), impossible=NOT_OURS)
 
 
-def read_experiment(data: bytes, folder: Path) -> None:
-    """Read the plan of an experiment."""
-    (folder / "experiment.json").write_bytes(data)
-    read_plan(folder)
-
-
 def _json(name: str) -> dict[str, Document]:
     return {"file": json.loads((SOUND_RUN / name).read_bytes())}
 
@@ -343,6 +341,39 @@ def _shape(folder: Path) -> None:
         raise UserError("no shape that a plan knows")
     if not 0 < shape.num_parameters < 2**100 or shape.key_values_per_token <= 0:
         raise Silent(f"a model of {shape}")
+
+
+_INDEX = "model.safetensors.index.json"
+
+
+@cache
+def _sound_model() -> Path:
+    """Return a folder with a model of two small layers that loads."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-model-"))
+    atexit.register(shutil.rmtree, folder)
+    shape = replace(PRESETS["tiny"], vocab_size=260, hidden_size=32, intermediate_size=64, head_dim=8)
+    save_policy(DecoderLM(shape, seed=0), train_tokenizer(["a red apple"], 260), folder)
+    return folder
+
+
+def _models() -> Iterator[tuple[str, str, dict[str, Document], tuple[bytes, ...]]]:
+    """Yield what each file of a model's folder is damaged from; weights in several files have an index."""
+    folder, index = _sound_model(), {"weight_map": {"model.norm.weight": "model-1.safetensors"}}
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"):
+        data = (folder / name).read_bytes()
+        yield f"model's {name}", name, {"file": json.loads(data)} if "config" in name else {}, (data,)
+    yield "model's index", _INDEX, {"index": index}, ()
+
+
+def _model(name: str) -> Callable[[bytes, Path], None]:
+    def reads(data: bytes, folder: Path) -> None:
+        shutil.copytree(_sound_model(), folder / "m")
+        (folder / "m" / name).write_bytes(data)
+        if name == _INDEX:
+            os.rename(folder / "m/model.safetensors", folder / "m/model-1.safetensors")
+        load_policy(folder / "m")
+
+    return reads
 
 
 def _event_file() -> bytes:

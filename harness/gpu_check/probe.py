@@ -12,13 +12,13 @@ from itertools import pairwise
 import torch
 
 from harness.core.trace import HookedTracer, RecordingTracer, Stage
+from harness.gpu_check.device import DEVICE, HAS_GPU, device_name, seconds, synchronize
+from harness.gpu_check.report import Report
 from harness.probes.cuda_events import DeviceTimes, cuda_events
 from harness.probes.nvml import open_gpu_probe
 from harness.probes.nvtx_ranges import open_domain
 from harness.probes.reading import Unknown
 from harness.probes.tracers import Synchronized
-from tests.gpu_check.device import DEVICE, HAS_GPU, NAME, seconds, synchronize
-from tests.gpu_check.report import Report
 
 WIDTH = 8192 if HAS_GPU else 256
 LOADED_S = 4.0
@@ -28,19 +28,16 @@ NO_GPU = "not measured: torch finds no GPU"
 
 def run(report: Report) -> None:
     """The phase ``probe``."""
-    report.note("device", NAME)
+    report.note("device", name := device_name())
     report.note("torch", {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()})
     report.note("nvidia-smi", _nvidia_smi())
-    with report.part("speeds"):
-        _speeds(report)
-    with report.part("energy"):
-        _energy(report)
-    with report.part("device time"):
-        _device_time(report)
+    for part in (_speeds, _energy, _device_time):
+        with report.part(part.__name__.strip("_")):
+            part(report)
     domain, reason = open_domain()
     report.note("nvtx", reason if domain is None else "ranges are recorded: a tool listens")
     matmul = report.figures.get("bfloat16 matmul, TFLOP/s", 0)
-    report.headline = f"{NAME}, torch {torch.__version__}, bfloat16 {matmul:.3g} TFLOP/s"
+    report.headline = f"{name}, torch {torch.__version__}, bfloat16 {matmul:.3g} TFLOP/s"
 
 
 def _nvidia_smi() -> str:

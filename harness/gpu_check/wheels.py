@@ -12,10 +12,11 @@ from tempfile import TemporaryDirectory
 from zipfile import ZIP_LZMA, ZipFile
 
 ROOT = Path(__file__).parents[2]
+EXTRAS = ("train", "ray", "nixl")
 THERE = ("torch",)
 """Must be there with its CUDA libraries; they are gigabytes."""
-OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "tensorboardX", "math-verify")
-"""Requirements of the project without which the kit runs, with something left out."""
+OPTIONAL = ("ray", "nixl", "nvidia-ml-py", "nvtx", "py-spy", "math-verify")
+"""Requirements without which the check runs, with something left out."""
 UNUSED_IN_RAY = (
     *(f"ray/{part}/" for part in ("jars", "rllib", "data", "train", "tune", "serve", "llm", "air/examples")),
     "ray/dashboard/client/",
@@ -24,19 +25,20 @@ RAY_PROGRAMS = ("ray/_raylet.so", "ray/core/src/ray/gcs/gcs_server", "ray/core/s
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def requirements() -> list[str]:
-    """Return what pyproject.toml asks for, by name."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    named = [
-        *project["dependencies"],
-        *(requirement for part in ("train", "ray", "nixl") for requirement in extras[part]),
-    ]
-    return [_canonical(requirement) for requirement in named if _canonical(requirement) != project["name"]]
+def requirements(root: Path = ROOT) -> list[str]:
+    """Return what the harness and its extras ask for, by name: of a checkout, or of the package that is installed."""
+    if (root / "pyproject.toml").is_file():
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"]
+        lines = [*project["dependencies"], *(line for part in EXTRAS for line in extras[part])]
+    else:
+        asked = importlib.metadata.requires("grpo-harness") or []
+        lines = [line for line in asked if line.partition("extra == ")[2].strip("'\"") in ("", *EXTRAS)]
+    return [name for name in map(_canonical, lines) if name != "grpo-harness"]
 
 
 def missing_packages() -> list[str]:
-    """Return what this Python lacks and the kit cannot run without."""
+    """Return what this Python lacks and the check cannot run without."""
     return [name for name in requirements() if name not in OPTIONAL and not _is_installed(name)]
 
 

@@ -20,6 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harness.core.types import Completion, GroupData, Prompt, RolloutGroup, SamplingParams
 from harness.engines.native import Precision, native_engine
 from harness.engines.sampling import draw
+from harness.gpu_check.device import DEVICE, HAS_GPU, device_name
+from harness.gpu_check.report import Report
 from harness.learner import PolicyTrainer, TrainerOptions
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
@@ -32,8 +34,6 @@ from harness.models.tokenizer import train_tokenizer
 from harness.run.builders import EXACT_BOUND
 from harness.transports.buffers import CopiedWeights
 from harness.transports.checksum import checksum, verify
-from tests.gpu_check.device import DEVICE, HAS_GPU, NAME
-from tests.gpu_check.report import Report
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, the dog on the log. " * 3], 280)
 SHAPE = replace(PRESETS["tiny"], vocab_size=len(TOKENIZER))
@@ -57,7 +57,7 @@ def run(report: Report) -> None:
         with report.part(getattr(part, "func", part).__name__.strip("_")):
             part(report)
     checked = sum(isinstance(figure, dict) and "bound" in figure for figure in report.figures.values())
-    report.headline = f"{checked} differences on {NAME}, all within their bounds"
+    report.headline = f"{checked} differences on {device_name()}, all within their bounds"
 
 
 def relative(found: Tensor, reference: Tensor) -> float:

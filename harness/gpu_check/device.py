@@ -12,7 +12,11 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
 """What speed is measured in: few CPUs have fast bfloat16."""
-NAME = torch.cuda.get_device_name() if HAS_GPU else "cpu"
+
+
+def device_name() -> str:
+    """Return the device's name."""
+    return torch.cuda.get_device_name() if HAS_GPU else "cpu"
 
 
 def synchronize() -> None:
