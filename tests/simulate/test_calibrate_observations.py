@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.core.trace import Stage
+from harness.models.config import PRESETS
 from harness.results import RunFolder, load_run
 from harness.results.rows import SyncRow
 from harness.simulate.calibrate.observations import Observation, observe, observe_sweep
+from harness.simulate.features import generate_features, update_features
 from tests.simulate.conftest import WriteRun, shard
 
 SETTINGS = """
@@ -40,10 +43,8 @@ ACTORS = (  # (lane, stage, start and end in ms, step): the first sync, then one
     ("learner", Stage.WAIT_FOR_RECORDER, 1154, 1156, 0),
 )
 LENGTHS = [(3, 4), (2, 6)]
-LAYER, TABLE = 196_864, 163_840
-"""Weights of a layer of `tiny`, 2 x 128 x (128 + 64) + 3 x 128 x 384 + 2 x 128, and of its table, 1280 x 128."""
-PARAMETERS = 2 * LAYER + TABLE + 128
-
+PARAMETERS = 557_696
+"""Weights of `tiny`."""
 IN_TURNS = SETTINGS.replace("object_store", "in_process").replace("colocated: false", "colocated: true")
 
 Write = Callable[..., list[Observation]]
@@ -71,48 +72,18 @@ def _only(found: list[Observation], stage: str, **where: str) -> Observation:
     return matching[0]
 
 
-def test_generating_is_counted_by_prompts_steps_and_rows(observed: Write) -> None:
-    """Responses of 3, 4, 2 and 6 tokens: 5 steps behind the prefill, of 2 + 3 + 1 + 5 = 11 rows, in 2 layers."""
-    item = _only(observed(), "generate")
+def test_work_is_counted_by_the_rollouts_behind_it(observed: Write) -> None:
+    found, groups = observed(), [(5, LENGTHS[0]), (7, LENGTHS[1])]
+    tiny = replace(PRESETS["tiny"], vocab_size=1280)
+    assert tiny.num_parameters == PARAMETERS
+    item = _only(found, "generate")
+    assert item.units == generate_features(tiny, groups, 256)
     assert item.seconds == pytest.approx(0.030)
-    assert item.units == pytest.approx(
-        {
-            "call": 1,
-            "response": 4,
-            "prompt_gflop": 2 * (12 * 2 * LAYER + 2 * TABLE) / 1e9,
-            "decode_step": 5,
-            "decode_layer": 10,
-            "weight_gb": 5 * PARAMETERS * 2 / 1e9,
-            "row_layer": 22,
-            "row_gflop": 11 * 2 * (2 * LAYER + TABLE) / 1e9,
-            # keys and values of 2 layers x 2 (k, v) x 64: of the prompt at each step, and of the response so far
-            "context_gb": (2 * 5 + 3 + 3 * 5 + 6 + 7 + 1 + 5 * 7 + 15) * 256 * 4 / 1e9,
-        }
-    )
     told = {"engine": "native", "precision": "bfloat16", "threads": "1", "device": "cpu", "placement": "actors"}
     assert (item.where, item.model, item.arm, item.step, item.others) == (told, "tiny", "a", 0, 0.0)
-
-
-def test_updating_is_counted_by_packed_tokens(observed: Write) -> None:
-    """12 prompt tokens and 15 response tokens, without the last of each of the 4 responses: 23 in 2 layers.
-
-    Attention alone pads: 2 prompts of 7 by 7, and 4 responses of 5 by 7 + 5 = 12, in 4 heads.
-    """
-    found = observed()
-    assert _only(found, "update").units == pytest.approx(
-        {
-            "call": 1,
-            "microbatch": 1,
-            "position_layer": 46,
-            "position_gflop": 2 * (23 * 2 * LAYER + 15 * TABLE) / 1e9,
-            "pair_gb": (2 * 49 + 4 * 5 * 12) * 4 * 2 * 4 / 1e9,
-            "logit_gb": 15 * 1280 * 4 / 1e9,
-            "optimizer_step": 1,
-            "parameter_gb": PARAMETERS * 4 / 1e9,
-        }
-    )
-    assert _only(found, "prepare_batch").units == {"call": 1, "group": 2, "response": 4, "token": 15}
-    assert _only(found, "score").units == {"call": 1, "group": 2, "response": 4, "token": 15}
+    assert _only(found, "update").units == update_features(tiny, groups, 4, 1, 1)
+    for stage in ("prepare_batch", "score"):
+        assert _only(found, stage).units == {"call": 1, "group": 2, "response": 4, "token": 15}
 
 
 def test_the_first_sync_is_told_apart(observed: Write) -> None:
