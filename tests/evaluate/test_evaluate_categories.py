@@ -21,45 +21,30 @@ def one_each(*responses: Response) -> list[PromptRow]:
     return [PromptRow(number, 10, (response,)) for number, response in enumerate(responses)]
 
 
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [
-        (RIGHT, Category.RIGHT),
-        (FORMAT_ONLY, Category.FORMAT_ONLY),
-        (ANSWER_ONLY, Category.ANSWER_ONLY),
-        (NEITHER, Category.NEITHER),
-        (NOT_GRADED, Category.NOT_GRADED),
-        (graded(1, 0.99), Category.FORMAT_ONLY),  # a part counts once it is earned in full
-    ],
-)
-def test_a_response_has_one_category(response: Response, expected: Category) -> None:
-    assert category(response) is expected
+def test_a_response_has_one_category() -> None:
+    every = (RIGHT, FORMAT_ONLY, ANSWER_ONLY, NEITHER, NOT_GRADED)
+    assert [category(response) for response in every] == list(Category)
+    assert category(graded(1, 0.99)) is Category.FORMAT_ONLY  # a part counts once it is earned in full
+    assert category(graded(0.99, 1)) is Category.ANSWER_ONLY
 
 
 def test_shares_of_single_responses_have_wilsons_interval() -> None:
     found = shares(one_each(*[RIGHT] * 2, *[FORMAT_ONLY] * 3, *[NEITHER] * 5))
-    assert {which: share.count for which, share in found.items()} == {
-        Category.RIGHT: 2,
-        Category.FORMAT_ONLY: 3,
-        Category.ANSWER_ONLY: 0,
-        Category.NEITHER: 5,
-        Category.NOT_GRADED: 0,
-    }
+    assert [found[which].count for which in Category] == [2, 3, 0, 5, 0]
     right = found[Category.RIGHT]
     # z = 1.959964: (0.2 + z2/20 +- z sqrt(0.2 * 0.8 / 10 + z2/400)) / (1 + z2/10) with z2 = 3.841459
     assert (right.share, right.low, right.high) == pytest.approx((0.2, 0.0566822, 0.5098375), abs=1e-6)
     none = found[Category.ANSWER_ONLY]
     assert (none.low, none.high) == pytest.approx((0.0, 0.2775328), abs=1e-6)  # z2 / (10 + z2)
+    # where all prompts are alike each is one trial, of 10 and not of 20
+    alike = shares([PromptRow(number, 10, (NEITHER, NEITHER)) for number in range(10)])[Category.RIGHT]
+    assert (alike.count, alike.low, alike.high) == pytest.approx((0, 0.0, 0.2775328), abs=1e-6)
 
 
 def test_several_responses_to_a_prompt_are_no_independent_trials() -> None:
     # prompts' shares 1, 0.5, 0, 0.5: mean 0.5, sd sqrt(1/6), t(.975, 3) = 3.182446: 0.5 +- 3.182446 * 0.408248 / 2
-    rows = [
-        PromptRow(0, 10, (RIGHT, RIGHT)),
-        PromptRow(1, 10, (RIGHT, NEITHER)),
-        PromptRow(2, 10, (NEITHER, NEITHER)),
-        PromptRow(3, 10, (NEITHER, RIGHT)),
-    ]
+    pairs = ((RIGHT, RIGHT), (RIGHT, NEITHER), (NEITHER, NEITHER), (NEITHER, RIGHT))
+    rows = [PromptRow(number, 10, pair) for number, pair in enumerate(pairs)]
     right = shares(rows)[Category.RIGHT]
     assert (right.count, right.share) == (4, 0.5)
     assert (right.low, right.high) == (0.0, 1.0)  # 0.5 +- 0.6496 is cut
@@ -69,18 +54,8 @@ def test_several_responses_to_a_prompt_are_no_independent_trials() -> None:
     assert (found.low, found.high) == pytest.approx((0.5 - reach, 0.5 + reach), abs=1e-6)
 
 
-def test_where_all_prompts_are_alike_each_is_one_trial() -> None:
-    rows = [PromptRow(number, 10, (NEITHER, NEITHER)) for number in range(10)]
-    right = shares(rows)[Category.RIGHT]
-    assert right.count == 0
-    # Wilson's with 10 trials, not 20: z2 / (10 + z2)
-    assert (right.low, right.high) == pytest.approx((0.0, 0.2775328), abs=1e-6)
-
-
 def test_figures_are_sums_and_means_over_responses() -> None:
-    rows = one_each(
-        graded(1, 1, tokens=2), graded(1, 0, tokens=4), graded(0, 0, tokens=10, finish="length"), NOT_GRADED
-    )
+    rows = one_each(graded(1, 1, 2), graded(1, 0, 4), graded(0, 0, 10, "length"), NOT_GRADED)
     batches = [BatchRow(0, 2, 6, 1.0, 0.5), BatchRow(1, 2, 14, 3.0, 0.5)]
     assert metrics(rows, batches) == {
         "reward": 0.25,
@@ -105,13 +80,8 @@ def test_examples_are_the_first_of_each_category() -> None:
     rows = one_each(NEITHER, RIGHT, NEITHER, NEITHER, NOT_GRADED)
     prompts = [Prompt(f"question {number}", f"answer {number}") for number in range(5)]
     kinds = results(rows, [BatchRow(0, 5, 20, 1.0, 1.0)], prompts, examples=2)["categories"]
-    assert {name: [one["prompt_id"] for one in kind["examples"]] for name, kind in kinds.items()} == {
-        "right": [1],
-        "format_only": [],
-        "answer_only": [],
-        "neither": [0, 2],
-        "not_graded": [4],
-    }
+    shown = {name: [one["prompt_id"] for one in kind["examples"]] for name, kind in kinds.items()}
+    assert shown == {"right": [1], "format_only": [], "answer_only": [], "neither": [0, 2], "not_graded": [4]}
     assert kinds["not_graded"]["examples"][0] == {
         "prompt_id": 4,
         "prompt": "question 4",

@@ -6,6 +6,7 @@ import json
 import shutil
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,10 @@ def prompt_tokens(folder: Path) -> list[int]:
     return [json.loads(line)["prompt_tokens"] for line in (folder / RESPONSES).read_text().splitlines()]
 
 
+def setting(folder: Path, name: str) -> Any:
+    return json.loads((folder / EVALUATION).read_text())["settings"][name]
+
+
 def test_an_evaluation_that_goes_on_another_day_asks_with_the_date_of_its_start(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,16 +52,16 @@ def test_an_evaluation_that_goes_on_another_day_asks_with_the_date_of_its_start(
     code, folder = evaluated(model, MONDAY)
     first = prompt_tokens(folder)
     assert code == 0
-    assert json.loads((folder / EVALUATION).read_text())["settings"]["chat_date"] == "2026-11-23"
+    assert setting(folder, "chat_date") == "2026-11-23"
     for name in (RESPONSES, BATCHES):  # as if it had been killed in the second batch
         lines = (folder / name).read_text().splitlines(keepends=True)
         (folder / name).write_text("".join(lines[: len(lines) // 2]))
     assert evaluated(model, WEDNESDAY) == (0, folder)
     assert prompt_tokens(folder) == first
-    assert json.loads((folder / EVALUATION).read_text())["settings"]["chat_date"] == "2026-11-23"
+    assert setting(folder, "chat_date") == "2026-11-23"
     code, other = evaluated(model, WEDNESDAY, "--seed", "1")
     assert prompt_tokens(other) != first
-    assert json.loads((other / EVALUATION).read_text())["settings"]["chat_date"] == "2026-11-25"
+    assert setting(other, "chat_date") == "2026-11-25"
 
 
 def test_responses_that_end_otherwise_are_no_part_of_an_evaluation(
@@ -65,16 +70,11 @@ def test_responses_that_end_otherwise_are_no_part_of_an_evaluation(
     monkeypatch.chdir(tmp_path)
     other = Path(shutil.copytree(model, tmp_path / "other" / model.name))
     _, folder = evaluated(model, MONDAY)
-    assert json.loads((folder / EVALUATION).read_text())["settings"]["end_tokens"] == {"1": "<|eos|>"}
+    assert setting(folder, "end_tokens") == {"1": "<|eos|>"}
     (other / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
     assert evaluated(other, MONDAY, "-o", str(folder))[0] == 2
     code, apart = evaluated(other, MONDAY)
     assert (code, apart == folder) == (0, False)
-
-
-def test_a_date_that_is_none_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    _, folder = evaluated(model, MONDAY)
     content = (folder / EVALUATION).read_text()
-    (folder / EVALUATION).write_text(content.replace("2026-11-23", "yesterday"))
+    (folder / EVALUATION).write_text(content.replace("2026-11-23", "yesterday"))  # no date
     assert evaluated(model, MONDAY)[0] == 2

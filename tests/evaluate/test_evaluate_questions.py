@@ -37,24 +37,19 @@ def test_maths_rows_are_told_by_their_fields(tmp_path: Path, content: str, quest
     assert isinstance(found.rewards(lambda: False), DirectRewards)
 
 
-def test_the_bare_question_has_no_stop_string(tmp_path: Path) -> None:
-    found = read_questions(written(tmp_path, GSM8K), None, "question_only", None)
-    assert (found.template, found.stop) == (prompt_template("question_only"), ())
-    assert found.prompts[0].text == "Two and two?"
-
-
 def test_a_users_own_template_asks_and_says_how_answers_are_found(tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text("Think. {question} It is:\n")
     found = read_questions(written(tmp_path, GSM8K), None, str(own), "question_only")
     assert (found.task, found.prompts[0].text, found.stop) == ("maths", "Think. Two and two? It is:", ())
+    bare = read_questions(written(tmp_path, GSM8K), None, "question_only", None)
+    assert (bare.template, bare.stop, bare.prompts[0].text) == (prompt_template("question_only"), (), "Two and two?")
     assert found.reward("#### 4", "4")["reward"] == 1.0
     tagged = read_questions(written(tmp_path, GSM8K), None, str(own), "r1_zero")
     assert (tagged.reward("#### 4", "4")["reward"], tagged.stop) == (0.0, ("</answer>",))
-    with pytest.raises(UserError, match="no reward is named"):
-        read_questions(written(tmp_path, GSM8K), None, str(own), None)
-    with pytest.raises(UserError, match="neither a template nor a file"):
-        read_questions(written(tmp_path, GSM8K), None, "r2", "r1_zero")
+    for template, reward, said in ((str(own), None, "no reward is named"), ("r2", "r1_zero", "'r2'")):
+        with pytest.raises(UserError, match=said):
+            read_questions(written(tmp_path, GSM8K), None, template, reward)
 
 
 def test_keyword_rows_are_rewarded_for_the_prompts_keywords(tmp_path: Path) -> None:
@@ -79,31 +74,24 @@ def test_a_broken_reward_function_is_told_before_anything_is_sampled(tmp_path: P
         read_questions(written(tmp_path, KEYWORDS), None, None, "broken_reward_of_evaluate:score")
 
 
-def test_built_in_keywords_are_the_held_out_ones() -> None:
+def test_built_in_prompts_are_the_held_out_ones_and_arithmetic_stops_at_the_answer() -> None:
     found = read_questions(None, "keywords", None, None)
     assert (found.name, found.sha256, len(found.prompts)) == ("keywords", None, 1024)
-
-
-def test_built_in_arithmetic_stops_at_the_answer() -> None:
     found = read_questions(None, "arithmetic", None, None)
-    assert (found.name, found.template, found.stop, len(found.prompts)) == (
-        "arithmetic",
-        prompt_template("r1_zero_reworded"),
-        ("</answer>",),
-        1024,
-    )
+    assert (found.name, found.template) == ("arithmetic", prompt_template("r1_zero_reworded"))
+    assert (found.stop, len(found.prompts)) == (("</answer>",), 1024)
 
 
 @pytest.mark.parametrize(
     ("content", "task", "template", "reward", "expected"),
     [
-        (None, None, None, None, "there is nothing to ask"),
-        (None, "maths", None, None, "--task maths has no built-in prompts"),
-        (GSM8K, "arithmetic", None, None, "--task arithmetic makes its own prompts"),
-        (None, "keywords", "r1_zero", None, "--prompt is for maths; the prompts of --task keywords are whole"),
+        (None, None, None, None, "nothing to ask"),
+        (None, "maths", None, None, "--task maths"),
+        (GSM8K, "arithmetic", None, None, "--task arithmetic"),
+        (None, "keywords", "r1_zero", None, "--prompt is for maths"),
         (KEYWORDS, "own", None, None, "--task own and --reward go together"),
         (KEYWORDS, "keywords", None, "a.b:c", "--task own and --reward go together"),
-        (KEYWORDS, None, None, None, "the rows have 'answer', 'prompt': neither question and answer as in GSM8K"),
+        (KEYWORDS, None, None, None, "the rows have 'answer', 'prompt'"),
         ("", None, None, None, "the rows have no field"),
         ("{", None, None, None, "not JSON"),
         (GSM8K + '{"question": "?", "answer": "none"}\n', None, None, None, "1 of 2 lines are bad"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from harness.core.trace import HookedTracer, NullTracer, RecordingTracer, Stage
-from harness.core.types import Metric
+from harness.core.trace import HookedTracer, NullTracer, Stage
 from harness.probes.memory import DeviceMemory, Peak, StageMemory, StagePeaks
 
 PID = os.getpid()
@@ -65,15 +64,9 @@ def test_a_nested_span_does_not_lose_the_peaks_of_the_outer_one() -> None:
     _, inner, outer = peaks.drain()
     assert inner == StageMemory(Stage.WEIGHT_VERIFY, PID, Peak(50, 300))
     assert outer == StageMemory(Stage.WEIGHT_LOAD, PID, Peak(300, 300))
-
-
-def test_an_inner_peak_is_the_outer_ones_too() -> None:
-    allocator = FakeAllocator()
-    tracer, peaks = traced(allocator)
     with tracer.span("learner", Stage.EVALUATE), tracer.span("learner", Stage.GENERATE):
-        allocator.allocate(70)
-        allocator.allocate(-70)
-    assert [memory.peak.allocated for memory in peaks.drain()] == [0, 70, 70]
+        allocator.allocate(370)
+    assert [memory.peak.allocated for memory in peaks.drain()] == [380, 380]  # an inner peak is the outer one's too
 
 
 def test_lanes_and_arms_of_one_process_see_the_same_allocator() -> None:
@@ -93,23 +86,3 @@ def test_lanes_and_arms_of_one_process_see_the_same_allocator() -> None:
     training.__exit__(None, None, None)
     assert one.drain()[1:] == [StageMemory(Stage.GENERATE, PID, Peak(210, 210))]
     assert other.drain()[1:] == [StageMemory(Stage.UPDATE, PID, Peak(210, 210))]
-
-
-def test_spans_are_passed_on_with_their_errors() -> None:
-    recorder = RecordingTracer(lambda: 0)
-    peaks = StagePeaks(DeviceMemory(FakeAllocator().take))
-    tracer = HookedTracer(recorder, peaks)
-    try:
-        with tracer.span("learner", Stage.UPDATE, 3, 4):
-            raise MemoryError
-    except MemoryError:
-        pass
-    assert [(span.stage, span.step, span.version) for span in recorder.drain()] == [(Stage.UPDATE, 3, 4)]
-    assert [memory.stage for memory in peaks.drain()] == [Stage.STARTUP, Stage.UPDATE]
-
-
-def test_a_stage_gives_two_figures_of_a_row() -> None:
-    assert StageMemory(Stage.UPDATE, 1, Peak(5, 8)).metrics() == {
-        "memory/allocated_bytes/update": Metric(5, "max"),
-        "memory/reserved_bytes/update": Metric(8, "max"),
-    }

@@ -5,6 +5,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -76,34 +77,20 @@ def check(
     as_actors: bool = True,
     local_ray: bool = True,
     path: str = "",
-    executable: str | None = None,
+    executable: str = sys.executable,
     **environment: str,
 ) -> None:
-    import sys
-
-    check_nsight(
-        window or NsightWindow(),
-        as_actors,
-        local_ray,
-        COMMAND,
-        environment={"PATH": path, **environment},
-        executable=executable or sys.executable,
-    )
+    seen = {"PATH": path, **environment}
+    check_nsight(window or NsightWindow(), as_actors, local_ray, COMMAND, environment=seen, executable=executable)
 
 
 # ---- before anything starts
 
 
-def test_all_is_well_with_nsys_on_the_path(nsys: Path) -> None:
+def test_without_nsys_and_on_the_nodes_of_a_cluster_it_says_what_to_do(nsys: Path, tmp_path: Path) -> None:
     check(path=str(nsys.parent))
-
-
-def test_without_nsys_it_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no nsys on the PATH(.|\n)*nsight of the probe profile(.|\n)*install NVIDIA"):
+    with pytest.raises(UserError, match=r"no nsys on the PATH(.|\n)*install NVIDIA"):
         check(path=str(tmp_path))
-
-
-def test_reports_on_the_nodes_of_a_cluster_are_refused(nsys: Path) -> None:
     with pytest.raises(UserError, match=r"cluster that was joined(.|\n)*placement.address to local"):
         check(path=str(nsys.parent), local_ray=False)
 
@@ -151,37 +138,21 @@ def test_options_that_the_shell_would_read_or_that_are_ours_are_refused(name: st
 # ---- what Ray gets
 
 
-def test_with_cuda_the_process_starts_and_stops_the_capture_by_the_cuda_profiler() -> None:
-    assert nsys_options(NsightWindow(), cuda=True) == {
-        "trace": "cuda,nvtx",
+def test_with_cuda_the_cuda_profiler_starts_and_stops_the_capture_and_else_an_nvtx_range() -> None:
+    usual = {
         "sample": "none",
         "cpuctxsw": "none",
-        "cuda-graph-trace": "node",
-        "capture-range": "cudaProfilerApi",
         "capture-range-end": "stop",
         "stop-on-exit": "true",
         "wait": "primary",
     }
-
-
-def test_without_cuda_an_nvtx_range_does() -> None:
-    assert nsys_options(NsightWindow(), cuda=False) == {
-        "trace": "nvtx,osrt",
-        "sample": "none",
-        "cpuctxsw": "none",
-        "capture-range": "nvtx",
-        "nvtx-capture": "profiled_steps@grpo",
-        "capture-range-end": "stop",
-        "stop-on-exit": "true",
-        "wait": "primary",
-    }
-
-
-def test_own_options_replace_the_usual_ones_or_are_added() -> None:
-    window = NsightWindow(options={"trace": "cuda,nvtx,cublas", "cuda-memory-usage": "true"})
-    options = nsys_options(window, cuda=True)
-    assert (options["trace"], options["cuda-memory-usage"]) == ("cuda,nvtx,cublas", "true")
-    assert "--trace=cuda,nvtx,cublas" in nsys_command(window, COMMAND, cuda=True)
+    with_cuda = {"trace": "cuda,nvtx", "cuda-graph-trace": "node", "capture-range": "cudaProfilerApi"}
+    without = {"trace": "nvtx,osrt", "capture-range": "nvtx", "nvtx-capture": "profiled_steps@grpo"}
+    assert nsys_options(NsightWindow(), cuda=True) == usual | with_cuda
+    assert nsys_options(NsightWindow(), cuda=False) == usual | without
+    own = {"trace": "cuda,nvtx,cublas", "cuda-memory-usage": "true"}  # replace the usual ones or are added
+    assert nsys_options(NsightWindow(options=own), cuda=True) == usual | with_cuda | own
+    assert "--trace=cuda,nvtx,cublas" in nsys_command(NsightWindow(options=own), COMMAND, cuda=True)
 
 
 def test_ray_makes_the_command_of_it_and_finds_our_python_first(tmp_path: Path) -> None:
@@ -206,19 +177,16 @@ def collect(profiled: Profiled, processes: dict[str, int], into: Path, timeout_s
     return wait_for_reports(folders, profiled.tag, processes, timeout_s, into, stable_s=0.5)
 
 
-def test_reports_that_are_written_slowly_come_whole(profiled: Profiled, tmp_path: Path) -> None:
+def test_reports_that_are_written_slowly_come_whole_and_a_replaced_lane_has_all_of_its_own(
+    profiled: Profiled, tmp_path: Path
+) -> None:
     processes = {lane: profiled.start(lane) for lane in ("learner", "generator0")}
+    replacing = profiled.start("generator0")
     profiled.start("learner", tag="another-run")
-    found = collect(profiled, processes, tmp_path / "run" / "nsight")
-    assert [path.name for path in found] == ["learner.nsys-rep", "generator0.nsys-rep"]
-    assert [path.read_text() for path in found] == ["1\n2\n3\nend\n"] * 2
-
-
-def test_a_lane_that_was_replaced_has_all_of_its_reports(profiled: Profiled, tmp_path: Path) -> None:
-    first, second = profiled.start("generator"), profiled.start("generator")
-    found = collect(profiled, {"generator": second}, tmp_path)
-    assert first != second
-    assert [path.name for path in found] == ["generator.nsys-rep", "generator-1.nsys-rep"]
+    assert replacing != processes["generator0"]
+    found = collect(profiled, processes | {"generator0": replacing}, tmp_path / "run" / "nsight")
+    assert [path.name for path in found] == ["learner.nsys-rep", "generator0.nsys-rep", "generator0-1.nsys-rep"]
+    assert [path.read_text() for path in found] == ["1\n2\n3\nend\n"] * 3
 
 
 @pytest.mark.parametrize(("mode", "state"), [("never", "no file"), ("empty", "a file of 0 bytes")])

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,28 +76,33 @@ def window(**settings: object) -> PySpyWindow:
 
 @pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize(
-    ("kind", "file"),
-    [("speedscope", "learner.speedscope.json"), ("flamegraph", "learner.svg"), ("raw", "learner.txt")],
+    ("settings", "file"),
+    [
+        ({"format": "speedscope"}, "learner.speedscope.json"),
+        ({"format": "flamegraph", "nonblocking": True}, "learner.svg"),
+    ],
 )
-def test_the_stacks_of_a_process_are_in_the_file(kind: str, file: str, spinning: int, tmp_path: Path) -> None:
+def test_the_stacks_of_a_process_are_in_the_file_and_it_goes_on(
+    settings: dict[str, Any], file: str, spinning: int, tmp_path: Path
+) -> None:
     folder = tmp_path / "run" / "profiles"
-    recorder = PySpyRecorder(window(format=kind), lambda: {"learner": spinning, "scorer": os.getpid()}, folder)
+    recorder = PySpyRecorder(window(**settings), lambda: {"learner": spinning, "scorer": os.getpid()}, folder)
     recorder.on_step_starts(1)
     recorder.on_step(1)
     assert not folder.exists()
     recorder.on_step_starts(2)
     time.sleep(0.5)  # 50 samples
-    recorder.on_step(2)
-    recorder.on_step_starts(3)
-    recorder.on_step(3)
-    recorder.on_step_starts(4)
+    for step in (2, 3):
+        recorder.on_step(step)
+        recorder.on_step_starts(step + 1)
     assert recorder.close() == [folder / file]
     assert os.listdir(folder) == [file]
+    assert Path(f"/proc/{spinning}/stat").read_text().rpartition(")")[2].split()[0] in "RS"
     text = (folder / file).read_text()
     assert "spin_for_the_test" in text
     assert "py-spy record" not in text
     assert str(tmp_path) not in text
-    if kind == "speedscope":
+    if file.endswith("json"):
         assert sum(len(profile["samples"]) for profile in json.loads(text)["profiles"]) > 0
 
 
@@ -146,14 +152,10 @@ def test_lanes_of_one_process_share_a_file_which_is_cleaned(stand_in: Callable[[
 @pytest.mark.parametrize(
     ("at_its_end", "said"),
     [
-        (
-            "echo 'py-spy> Wrote raw data. Samples: 0 Errors: 0'; echo > $out",
-            "learner: not one sample, so it was idle or the window",
-        ),
+        ("echo 'py-spy> Wrote raw data. Samples: 0 Errors: 0'; echo > $out", "learner: not one sample"),
         ("echo 'Error: disk full'", "learner: Error: disk full"),
         ("echo 'py-spy> Wrote raw data. Samples: 7 Errors: 0'", "learner: it gave no reason"),
     ],
-    ids=["no_sample", "an_error", "no_file"],
 )
 def test_a_window_without_a_file_stops_the_run(
     at_its_end: str, said: str, stand_in: Callable[[str], Path], tmp_path: Path
@@ -181,9 +183,8 @@ def test_a_process_that_did_nothing_is_noted_if_another_one_worked(
     recorder = PySpyRecorder(window(lanes=["learner", "scorer"]), lambda: processes, tmp_path / "profiles", program)
     recorder.on_step_starts(2)
     assert [path.exists() for path in recorder.close()] == [True]
-    assert [note.partition(":")[2] for note in recorder.notes] == [
-        " not one sample, so it was idle or the window too short for the rate"
-    ]
+    (note,) = recorder.notes
+    assert "not one sample" in note
 
 
 def test_if_one_cannot_start_none_goes_on(stand_in: Callable[[str], Path], tmp_path: Path) -> None:
@@ -207,12 +208,3 @@ def test_a_missing_program_and_a_missing_permission_are_user_errors(
     with pytest.raises(UserError, match=r"cannot read other processes here: no permission(.|\n)*ptrace_scope=0"):
         check_pyspy(denied)
     check_pyspy(stand_in("exit 0"))
-
-
-def test_the_process_goes_on_after_its_window(spinning: int, allowed: None, tmp_path: Path) -> None:
-    recorder = PySpyRecorder(window(steps=1, nonblocking=True), lambda: {"learner": spinning}, tmp_path)
-    recorder.on_step_starts(2)
-    time.sleep(0.3)
-    recorder.on_step(2)
-    assert Path(f"/proc/{spinning}/stat").read_text().rpartition(")")[2].split()[0] in "RS"
-    os.kill(spinning, signal.SIGTERM)

@@ -101,7 +101,11 @@ def test_it_goes_on_until_the_last_of_its_lanes_has_left_the_window() -> None:
     assert log.events[-2:] == ["STOP", "learner update 5"]
 
 
-@pytest.mark.parametrize("steps", [[], [0, 1], [-1, -1], [5, 6]], ids=["nothing", "before", "no_step", "after"])
+@pytest.mark.parametrize(
+    "steps",
+    [[], [0, 1], [-1, -1], [5, 6], [1, 4, 2]],
+    ids=["nothing", "before", "no_step", "after", "passed_over, a repeated batch may come late"],
+)
 def test_steps_that_never_come_start_nothing(steps: list[int]) -> None:
     log = Log()
     window = log.window(2)
@@ -110,15 +114,6 @@ def test_steps_that_never_come_start_nothing(steps: list[int]) -> None:
         begin(tracer.span("learner", Stage.UPDATE, step))
     window.close()
     assert log.events == [f"learner update {step}" for step in steps]
-
-
-def test_a_window_that_was_passed_over_does_not_open_later() -> None:
-    log = Log()
-    window = log.window(2)
-    tracer = HookedTracer(log, window)
-    for step in (1, 4, 2):  # a repeated batch may come late
-        begin(tracer.span("learner", Stage.UPDATE, step))
-    assert "START" not in log.events
 
 
 def test_closing_while_it_runs_stops_it_once() -> None:
@@ -219,9 +214,6 @@ def test_a_kind_means_all_of_its_lanes_in_the_order_of_the_run() -> None:
     assert lanes_in(Window(lanes=["learner", "generator"]), LANES) == ("generator0", "generator1", "learner")
     assert lanes_in(Window(lanes=["generator1"]), LANES) == ("generator1",)
     assert lanes_in(Window(lanes=["generator"]), ("generator", "learner")) == ("generator",)
-
-
-def test_a_lane_that_the_run_has_not_is_named_with_those_it_has() -> None:
     with pytest.raises(UserError, match=r"no lane 'generator2' to profile(.|\n)*generator0, generator1, scorer"):
         lanes_in(Window(lanes=["learner", "generator2"]), LANES)
 
@@ -229,7 +221,7 @@ def test_a_lane_that_the_run_has_not_is_named_with_those_it_has() -> None:
 def test_a_window_must_end_within_the_run() -> None:
     profile = ProbeProfile(name="mine", torch_profiler=TorchWindow(first_step=3, steps=2))
     check_windows(profile, LANES, steps=5)
-    with pytest.raises(UserError, match=r"steps 3 to 4, and the last step of the run is 3(.|\n)*at least 5 steps"):
+    with pytest.raises(UserError, match=r"3 to 4(.|\n)*last step of the run is 3(.|\n)*at least 5 steps"):
         check_windows(profile, LANES, steps=4)
     with pytest.raises(UserError, match="no lane 'critic'"):
         check_windows(ProbeProfile(pyspy=PySpyWindow(lanes=["critic"])), LANES, steps=50)

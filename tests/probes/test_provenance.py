@@ -31,10 +31,7 @@ def test_machine_facts_come_from_the_system(tmp_path: Path) -> None:
     assert facts["memory_gib"] == 24
     assert facts["cores"] == len(os.sched_getaffinity(0))
     assert re.fullmatch("[0-9a-f]{12}", str(facts["fingerprint"]))
-
-
-def test_a_memory_limit_counts(tmp_path: Path) -> None:
-    assert _machine(tmp_path, 24 * 1024 * 1024, f"{4 * 2**30}\n")["memory_gib"] == 4
+    assert _machine(tmp_path, 24 * 1024 * 1024, f"{4 * 2**30}\n")["memory_gib"] == 4  # a limit counts
 
 
 def test_what_cannot_be_found_is_null_with_a_reason(tmp_path: Path) -> None:
@@ -75,34 +72,23 @@ def test_a_machine_without_a_gpu_keeps_the_fingerprint_of_older_runs() -> None:
     assert fingerprint({key: machine[key] for key in facts}) == machine["fingerprint"]
 
 
-def test_the_operating_system_has_a_kernel_and_a_distribution() -> None:
-    assert machine_facts()["os"] == {
+def test_facts_of_this_machine_have_its_system_and_name_neither_host_nor_user() -> None:
+    facts = machine_facts()
+    assert facts["os"] == {
         "system": platform.system(),
         "kernel": os.uname().release,
         "distribution": platform.freedesktop_os_release()["PRETTY_NAME"],
     }
-
-
-def test_facts_of_this_machine_name_neither_host_nor_user() -> None:
-    text = json.dumps(machine_facts())
     names = {os.uname().nodename, getpass.getuser(), str(Path.home())} - {"localhost"}
-    assert not [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)]
+    assert not [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", json.dumps(facts))]
 
 
 def test_versions_are_read_without_importing_the_packages() -> None:
-    program = (
-        "import json, sys\n"
-        "from harness.probes.provenance import package_versions\n"
-        "versions = package_versions(('torch', 'no-such-package'))\n"
-        "print(json.dumps([versions, sorted({'torch', 'transformers', 'ray'} & set(sys.modules))]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    versions, loaded = json.loads(done.stdout)
-    assert sorted(versions) == ["harness", "python", "torch"]
+    versions = package_versions(("mypy", "no-such-package"))
+    assert sorted(versions) == ["harness", "mypy", "python"]
     assert versions["harness"] == harness.__version__
     assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert loaded == []
-    assert package_versions(("no-such-package",)).keys() == {"python", "harness"}
+    assert "mypy" not in sys.modules
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -92,43 +92,36 @@ def test_counters_come_while_the_clock_runs_and_none_while_it_stands(tmp_path: P
         beside.close()
 
 
-def test_without_a_rate_there_is_no_process_and_no_metric(tmp_path: Path) -> None:
+def reported(beside: RunProbes) -> dict[str, tuple[float, str]]:
+    return {name: (metric.value, metric.reduction) for name, metric in beside.report().metrics.items()}
+
+
+def test_without_a_rate_there_is_no_process_and_device_times_are_added_up_by_stage(tmp_path: Path) -> None:
     clock = PausableClock()
     before = len(os.listdir("/proc/self/fd"))
-    beside = probes(clock, tmp_path, hz=0.0)
+    first = [DeviceTime(Stage.UPDATE, 0.25), DeviceTime(Stage.GENERATE, 0.125), DeviceTime(Stage.UPDATE, 0.5)]
+    beside = probes(clock, tmp_path, hz=0.0, figures=[first])
     clock.resume()
     beside.start()
+    assert reported(beside) == {"timing_device_s/update": (0.75, "sum"), "timing_device_s/generate": (0.125, "sum")}
     assert beside.report() == ([], [], {})
     beside.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_device_times_are_added_up_by_stage(tmp_path: Path) -> None:
-    first = [
-        DeviceTime(Stage.UPDATE, 0.25),
-        DeviceTime(Stage.GENERATE, 0.125),
-        DeviceTime(Stage.UPDATE, 0.5),
-    ]
-    beside = probes(PausableClock(), tmp_path, hz=0.0, figures=[first])
-    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.report().metrics.items()}
-    assert metrics == {"timing_device_s/update": (0.75, "sum"), "timing_device_s/generate": (0.125, "sum")}
-    assert beside.report().metrics == {}
-    beside.close()
-
-
 def test_peaks_are_the_highest_by_stage_and_by_process(tmp_path: Path) -> None:
+    first = (
+        (Stage.UPDATE, 11, 70, 80),
+        (Stage.UPDATE, 11, 60, 90),
+        (Stage.GENERATE, 12, 30, 40),
+        (Stage.GENERATE, 13, 20, 50),
+    )
     steps = [
-        [
-            StageMemory(Stage.UPDATE, 11, Peak(70, 80)),
-            StageMemory(Stage.UPDATE, 11, Peak(60, 90)),
-            StageMemory(Stage.GENERATE, 12, Peak(30, 40)),
-            StageMemory(Stage.GENERATE, 13, Peak(20, 50)),
-        ],
-        [StageMemory(Stage.UPDATE, 11, Peak(75, 75))],
+        [StageMemory(stage, pid, Peak(allocated, reserved)) for stage, pid, allocated, reserved in step]
+        for step in (first, ((Stage.UPDATE, 11, 75, 75),))
     ]
     beside = probes(PausableClock(), tmp_path, hz=0.0, figures=steps)
-    metrics = {name: (metric.value, metric.reduction) for name, metric in beside.report().metrics.items()}
-    assert metrics == {
+    assert reported(beside) == {
         "memory/allocated_bytes/update": (70, "max"),
         "memory/reserved_bytes/update": (90, "max"),
         "memory/allocated_bytes/generate": (30, "max"),

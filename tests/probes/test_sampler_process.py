@@ -39,55 +39,54 @@ def test_off_starts_nothing() -> None:
     sampler.close()
 
 
-def test_rows_come_on_the_runs_clock_in_order_and_the_price_grows() -> None:
+def test_rows_come_on_the_runs_clock_in_its_own_turns_and_nothing_is_left_behind() -> None:
+    own = psutil.Process()
+    children, descriptors = set(own.children()), set(os.listdir("/proc/self/fd"))
     origin_ns = time.perf_counter_ns()
 
     def clock_at(at_ns: int) -> int:
         return at_ns - origin_ns
 
     sampler = SamplerProcess(FAST)
+    assert len(set(own.children()) - children) == 1
     sampler.watch({"learner": os.getpid(), "scorer": os.getppid()})
     sampler.order("go")
-    first = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2, clock_at)
+    rows = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2, clock_at)
     price_s = sampler.own_cpu_s
-    rest = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2, clock_at)
+    sampler.order("hold")  # another arm has its turn
+    rows += drain_until(sampler, lambda rows: any(row.ends_stretch for row in rows), clock_at)
+    time.sleep(0.3)
+    assert sampler.drain() == []
+    turn = len(rows)
+    sampler.order("go")
+    rows += drain_until(sampler, lambda rows: len(of(rows, "host")) >= 1, clock_at)
     sampler.close()
-    rest += sampler.drain(clock_at)
-    rows = first + rest
+    rows += sampler.drain(clock_at)
+    assert rows[turn].at_ns - rows[turn - 1].at_ns > 250_000_000  # 6 samples at 20 Hz would have fitted
+    assert not rows[turn].ends_stretch
     times = [row.at_ns for row in rows]
     assert times == sorted(times)
-    assert times[0] > 0
-    assert times[-1] < time.perf_counter_ns() - origin_ns
+    assert 0 < times[0] < times[-1] < time.perf_counter_ns() - origin_ns
     assert {row.source for row in rows} >= {"sampler", "host", "driver", "scorer"}
     assert 0 < price_s < sampler.own_cpu_s
     assert rows[-1].at_ns == of(rows, "sampler")[-1].at_ns
     assert of(rows, "sampler")[-1].ends_stretch
     assert sampler.notes == []
+    assert set(own.children()) <= children
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_no_samples_while_another_arm_has_its_turn() -> None:
-    sampler = SamplerProcess(FAST)
-    sampler.order("go")
-    turn = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 2)
-    sampler.order("hold")
-    turn += drain_until(sampler, lambda rows: any(row.ends_stretch for row in rows))
-    time.sleep(0.3)
-    assert sampler.drain() == []
-    sampler.order("go")
-    next_turn = drain_until(sampler, lambda rows: len(of(rows, "host")) >= 1)
-    sampler.close()
-    assert not next_turn[0].ends_stretch
-    assert next_turn[0].at_ns - turn[-1].at_ns > 250_000_000  # 6 samples at 20 Hz would have fitted
-
-
-def test_times_never_go_back_where_the_runs_clock_was_paused() -> None:
+def test_samples_that_were_left_out_are_a_note_and_times_never_go_back_where_the_runs_clock_was_paused() -> None:
     answers = iter([50, 40, 60])
-    sampler = SamplerProcess(FAST)
-    sampler.order("go")
-    enough, clock_at = lambda rows: len(of(rows, "host")) >= 3, lambda at_ns: next(answers, 100)
-    rows = of(drain_until(sampler, enough, clock_at), "host")
+    sent = (
+        f'[{at},[{{"source":"sampler","values":{{"held":0,"left_out":{at}}}}}]]\\n' for at in (1_000, 12_345, 12_345)
+    )
+    program = f"import socket; end = socket.socket(fileno=0); end.send(b'{''.join(sent)}'); end.recv(1)"
+    sampler = SamplerProcess(FAST, command=(sys.executable, "-S", "-c", program))
+    rows = drain_until(sampler, lambda rows: len(rows) == 3, lambda at_ns: next(answers))
+    assert [row.at_ns for row in rows] == [50, 50, 60]
     sampler.close()
-    assert [row.at_ns for row in rows[:3]] == [50, 50, 60]
+    assert sampler.notes == ["the sampler left out 12,345 samples, which the run did not read in time"]
 
 
 def test_a_sampler_that_dies_is_a_note_and_what_it_sent_stays() -> None:
@@ -108,15 +107,6 @@ def test_a_sampler_that_dies_is_a_note_and_what_it_sent_stays() -> None:
     assert sampler.own_cpu_s >= 0.5
 
 
-def test_samples_that_were_left_out_are_a_note() -> None:
-    rows = [f'[{at},[{{"source":"sampler","values":{{"held":0,"left_out":{at}}}}}]]\\n' for at in (1_000, 12_345)]
-    program = f"import socket; end = socket.socket(fileno=0); end.send(b'{''.join(rows)}'); end.recv(1)"
-    sampler = SamplerProcess(FAST, command=(sys.executable, "-c", program))
-    assert len(drain_until(sampler, lambda rows: len(rows) == 2)) == 2
-    sampler.close()
-    assert sampler.notes == ["the sampler left out 12,345 samples, which the run did not read in time"]
-
-
 def test_a_sampler_that_is_not_there_is_a_note() -> None:
     sampler = SamplerProcess(FAST, command=("/no/such/program",))
     sampler.order("go")
@@ -132,14 +122,3 @@ def test_a_sampler_that_takes_no_orders_is_killed_and_noted() -> None:
         sampler.order("x" * 100_000)
     assert sampler.notes == ["the sampler failed: it takes no orders, and was killed"]
     assert sampler.drain() == []
-
-
-def test_nothing_is_left_behind() -> None:
-    own = psutil.Process()
-    children, descriptors = set(own.children()), set(os.listdir("/proc/self/fd"))
-    sampler = SamplerProcess(FAST)
-    sampler.order("go")
-    assert len(set(own.children()) - children) == 1
-    sampler.close()
-    assert set(own.children()) <= children
-    assert set(os.listdir("/proc/self/fd")) <= descriptors

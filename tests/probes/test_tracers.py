@@ -26,6 +26,10 @@ def test_only_a_process_that_computes_on_a_gpu_measures_device_memory() -> None:
     assert [type(meter) for meter in on_cpu.meters] == []
     assert [type(meter) for meter in on_gpu.meters] == [StagePeaks]
     assert isinstance(on_gpu.tracer, HookedTracer)
+    # a part on the CPU asks nothing of a GPU that it may see: an event would make a CUDA context
+    timed = Tracers(ProbeProfile(device_time=True, nvtx=True), lanes=LANES)
+    made = timed.for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
+    assert ("no device times: nothing here computes on a GPU" in made.notes, made.meters) == (True, [])
     assert process_memory() is process_memory()  # lanes and arms of one process share its allocator
 
 
@@ -39,26 +43,13 @@ def test_delays_are_part_of_their_spans() -> None:
     assert recorder.drain() == [Span("learner", Stage.UPDATE, 0, 1, 2, 2), Span("learner", Stage.SCORE, 2, 3, 2, 2)]
 
 
-def test_what_cannot_be_measured_is_said() -> None:
-    """A part on the CPU asks nothing of a GPU that it may see: an event would make a CUDA context."""
-    profile = ProbeProfile(device_time=True, nvtx=True)
-    made = Tracers(profile, lanes=LANES).for_process(RecordingTracer(lambda: 0), LANES, cuda=False)
-    assert "no device times: nothing here computes on a GPU" in made.notes
-    assert made.meters == []
-
-
-def test_a_process_without_a_chosen_lane_has_no_profiler(tmp_path: Path) -> None:
-    profile = ProbeProfile(torch_profiler=TorchWindow(lanes=["learner"], first_step=1, steps=1))
-    tracers = Tracers(profile, lanes=LANES, drafts=tmp_path)
-    recorder = RecordingTracer(lambda: 0)
-    assert tracers.for_process(recorder, ("generator",), cuda=False).tracer is recorder
-    assert len(tracers.for_process(recorder, ("learner",), cuda=False).windows) == 1
-
-
-def test_a_window_that_still_runs_is_ended_with_the_run(tmp_path: Path) -> None:
+def test_a_window_of_the_chosen_lanes_that_still_runs_is_ended_with_the_run(tmp_path: Path) -> None:
     profile = ProbeProfile(torch_profiler=TorchWindow(lanes=["learner"], first_step=1, steps=5))
     tracers = Tracers(profile, lanes=LANES, drafts=tmp_path)
-    made = tracers.for_process(RecordingTracer(lambda: 0), ("learner",), cuda=False)
+    recorder = RecordingTracer(lambda: 0)
+    assert tracers.for_process(recorder, ("generator",), cuda=False).tracer is recorder  # no chosen lane
+    made = tracers.for_process(recorder, ("learner",), cuda=False)
+    assert len(made.windows) == 1
     with made.tracer.span("learner", Stage.UPDATE, 1, 1):
         pass
     made.end_windows()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
-from harness.core.trace import Span, Stage
-from harness.results import Manifest, RunFolder, Scrubber, ShardRow, StepRow, TailRow, load_run
+from harness.core.trace import Stage
+from harness.models.config import PRESETS
+from harness.results import RunFolder, load_run
 from harness.results.rows import SyncRow
 from harness.simulate.calibrate.observations import Observation, observe, observe_sweep
+from harness.simulate.features import generate_features, update_features
+from tests.simulate.conftest import WriteRun, shard
 
-MS = 1_000_000
 SETTINGS = """
 name: quick
 model: {preset: tiny, threads: 1, precision: bfloat16}
@@ -42,72 +42,28 @@ ACTORS = (  # (lane, stage, start and end in ms, step): the first sync, then one
     ("generator", Stage.WEIGHT_LOAD, 1150, 1154, 1),
     ("learner", Stage.WAIT_FOR_RECORDER, 1154, 1156, 0),
 )
-SHARD = {
-    "kind": "shard",
-    "purpose": "train",
-    "step": 0,
-    "shard": 0,
-    "prompt_ids": [8, 9],
-    "prompt_tokens": [5, 7],
-    "versions": [[0, 0], [0, 0]],
-    "lengths": [[3, 4], [2, 6]],
-    "rewards": [[0.0, 1.0], [0.0, 1.0]],
-    "failed_groups": 0,
-}
-LAYER, TABLE = 196_864, 163_840
-"""Weights of a layer of `tiny`, 2 x 128 x (128 + 64) + 3 x 128 x 384 + 2 x 128, and of its table, 1280 x 128."""
-PARAMETERS = 2 * LAYER + TABLE + 128
+LENGTHS = [(3, 4), (2, 6)]
+PARAMETERS = 557_696
+"""Weights of `tiny`."""
+IN_TURNS = SETTINGS.replace("object_store", "in_process").replace("colocated: false", "colocated: true")
 
-Write = Callable[..., Path]
+Write = Callable[..., list[Observation]]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Iterator[Write]:
-    """Return a function that writes a run of one step with these spans and shards, and returns its folder."""
-    with ExitStack() as opened:
+def observed(write_run: WriteRun) -> Write:
+    """Return a function that writes a run of one step with these spans and rollouts, and observes it."""
 
-        def write_it(
-            spans: tuple[tuple[str, Stage, float, float, int], ...] = ACTORS,
-            shards: tuple[dict[str, Any], ...] = (SHARD,),
-            settings: str = SETTINGS,
-            **row: Any,
-        ) -> Path:
-            scrubber = Scrubber(home="/home/ann", cwd="/home/ann/harness", host="annbox", user="ann")
-            run = opened.enter_context(
-                RunFolder.create(
-                    tmp_path, "quick", "20261121-120000", f"arm{len(list(tmp_path.rglob('arm*')))}", scrubber=scrubber
-                )
-            )
-            run.write_scenario(settings)
-            machine = {"cpu": "Abacus 3000", "cores": 2, "fingerprint": "0123456789ab"}
-            run.write_manifest(
-                Manifest(
-                    scenario="quick",
-                    experiment="20261121-120000",
-                    started_at="2026-11-21T12:00:00Z",
-                    arm="a",
-                    machine=machine,
-                )
-            )
-            run.append_spans(
-                Span(lane, stage, round(a * MS), round(b * MS), step, 0) for lane, stage, a, b, step in spans
-            )
-            run.append(*(msgspec.convert(shard, ShardRow) for shard in shards))
-            made = {
-                "step": 0,
-                "version": 1,
-                "wall_s": 0.2,
-                "elapsed_s": 0.2,
-                "optimizer_steps": 1,
-                "lanes": {},
-                "metrics": {},
-            }
-            run.append(StepRow(**(made | row)))
-            run.append(TailRow(wall_s=0.0, elapsed_s=0.2, lanes={}))
-            run.finish("completed", None, {})
-            return run.folder
+    def of(
+        spans: tuple[tuple[str, Stage, float, float, int], ...] = ACTORS,
+        shards: tuple[list[tuple[int, ...]], ...] = (LENGTHS,),
+        settings: str = SETTINGS,
+        **row: Any,
+    ) -> list[Observation]:
+        groups = [shard(0, lengths, (5, 7), number) for number, lengths in enumerate(shards)]
+        return observe(load_run(write_run(spans, groups, settings, [row], arm="a")))
 
-        yield write_it
+    return of
 
 
 def _only(found: list[Observation], stage: str, **where: str) -> Observation:
@@ -116,65 +72,31 @@ def _only(found: list[Observation], stage: str, **where: str) -> Observation:
     return matching[0]
 
 
-def _near(units: dict[str, float]) -> Any:
-    return pytest.approx(units, rel=1e-12)
-
-
-def test_generating_is_counted_by_prompts_steps_and_rows(write: Write) -> None:
-    """Responses of 3, 4, 2 and 6 tokens: 5 steps behind the prefill, of 2 + 3 + 1 + 5 = 11 rows, in 2 layers."""
-    item = _only(observe(load_run(write())), "generate")
+def test_work_is_counted_by_the_rollouts_behind_it(observed: Write) -> None:
+    found, groups = observed(), [(5, LENGTHS[0]), (7, LENGTHS[1])]
+    tiny = replace(PRESETS["tiny"], vocab_size=1280)
+    assert tiny.num_parameters == PARAMETERS
+    item = _only(found, "generate")
+    assert item.units == generate_features(tiny, groups, 256)
     assert item.seconds == pytest.approx(0.030)
-    assert item.units == _near(
-        {
-            "call": 1,
-            "response": 4,
-            "prompt_gflop": 2 * (12 * 2 * LAYER + 2 * TABLE) / 1e9,
-            "decode_step": 5,
-            "decode_layer": 10,
-            "weight_gb": 5 * PARAMETERS * 2 / 1e9,
-            "row_layer": 22,
-            "row_gflop": 11 * 2 * (2 * LAYER + TABLE) / 1e9,
-            # keys and values of 2 layers x 2 (k, v) x 64: of the prompt at each step, and of the response so far
-            "context_gb": (2 * 5 + 3 + 3 * 5 + 6 + 7 + 1 + 5 * 7 + 15) * 256 * 4 / 1e9,
-        }
-    )
     told = {"engine": "native", "precision": "bfloat16", "threads": "1", "device": "cpu", "placement": "actors"}
     assert (item.where, item.model, item.arm, item.step, item.others) == (told, "tiny", "a", 0, 0.0)
+    assert _only(found, "update").units == update_features(tiny, groups, 4, 1, 1)
+    for stage in ("prepare_batch", "score"):
+        assert _only(found, stage).units == {"call": 1, "group": 2, "response": 4, "token": 15}
 
 
-def test_updating_is_counted_by_packed_tokens(write: Write) -> None:
-    """12 prompt tokens and 15 response tokens, without the last of each of the 4 responses: 23 in 2 layers.
-
-    Attention alone pads: 2 prompts of 7 by 7, and 4 responses of 5 by 7 + 5 = 12, in 4 heads.
-    """
-    found = observe(load_run(write()))
-    assert _only(found, "update").units == _near(
-        {
-            "call": 1,
-            "microbatch": 1,
-            "position_layer": 46,
-            "position_gflop": 2 * (23 * 2 * LAYER + 15 * TABLE) / 1e9,
-            "pair_gb": (2 * 49 + 4 * 5 * 12) * 4 * 2 * 4 / 1e9,
-            "logit_gb": 15 * 1280 * 4 / 1e9,
-            "optimizer_step": 1,
-            "parameter_gb": PARAMETERS * 4 / 1e9,
-        }
-    )
-    assert _only(found, "prepare_batch").units == {"call": 1, "group": 2, "response": 4, "token": 15}
-    assert _only(found, "score").units == {"call": 1, "group": 2, "response": 4, "token": 15}
-
-
-def test_the_first_sync_is_told_apart(write: Write) -> None:
-    first, later = [item for item in observe(load_run(write())) if item.stage == "weight_publish"]
+def test_the_first_sync_is_told_apart(observed: Write) -> None:
+    first, later = [item for item in observed() if item.stage == "weight_publish"]
     gb = PARAMETERS * 4 / 1e9
-    assert first.units == {"call": 1, "tensor": 20, "gb": gb, "further_gb": 0, "first": 1, "first_gb": gb}
-    assert later.units == {"call": 1, "tensor": 20, "gb": gb, "further_gb": 0, "first": 0, "first_gb": 0}
+    usual = {"call": 1, "tensor": 20, "gb": gb, "further_gb": 0}
+    assert (first.units, later.units) == (usual | {"first": 1, "first_gb": gb}, usual | {"first": 0, "first_gb": 0})
     assert (first.seconds, later.seconds) == pytest.approx((0.020, 0.010))
     assert first.where == {"transport": "object_store"}
 
 
-def test_both_ways_of_a_call_are_told_apart_and_what_they_carry_is_counted(write: Write) -> None:
-    found = observe(load_run(write()))
+def test_both_ways_of_a_call_are_told_apart_and_what_they_carry_is_counted(observed: Write) -> None:
+    found = observed()
     there, back = (_only(found, "call", call="generate", way=way) for way in ("there", "back"))
     assert (there.seconds, there.units) == (pytest.approx(0.002), {"call": 1, "group": 0, "response": 0})
     assert (back.seconds, back.units) == (pytest.approx(0.003), {"call": 1, "group": 2, "response": 4})
@@ -183,75 +105,50 @@ def test_both_ways_of_a_call_are_told_apart_and_what_they_carry_is_counted(write
     assert there.where["placement"] == "actors"
 
 
-def test_waits_are_no_stages_but_the_recorder_is(write: Write) -> None:
-    found = observe(load_run(write()))
+def test_waits_are_no_stages_but_the_recorder_is(observed: Write) -> None:
+    found = observed()
     assert _only(found, "record").seconds == pytest.approx(0.002)
-    assert sorted({item.stage for item in found}) == [
-        "call",
-        "generate",
-        "prepare_batch",
-        "record",
-        "score",
-        "update",
-        "weight_load",
-        "weight_publish",
-        "weight_transfer",
-        "weight_verify",
-    ]
+    syncs = {"weight_load", "weight_publish", "weight_transfer", "weight_verify"}
+    assert {item.stage for item in found} == syncs | {"call", "generate", "prepare_batch", "record", "score", "update"}
 
 
 @pytest.mark.parametrize("flag", ["warmup", "profiled"])
-def test_steps_of_warmup_and_profilers_leave_only_the_first_sync(write: Write, flag: str) -> None:
-    found = observe(load_run(write(**{flag: True})))
-    assert {(item.stage, item.step) for item in found} == {
-        ("weight_publish", 0),
-        ("weight_transfer", 0),
-        ("weight_publish", 1),
-        ("weight_verify", 1),
-        ("weight_load", 1),
-    }
+def test_steps_of_warmup_and_profilers_leave_only_the_first_sync(observed: Write, flag: str) -> None:
+    left = [(item.stage.removeprefix("weight_"), item.step) for item in observed(**{flag: True})]
+    assert sorted(left) == [("load", 1), ("publish", 0), ("publish", 1), ("transfer", 0), ("verify", 1)]
 
 
-def test_work_at_the_same_time_is_measured_by_its_share(write: Write) -> None:
+def test_work_at_the_same_time_is_measured_by_its_share(observed: Write) -> None:
     """Two Generators: the second works from 1052 to 1082, which is 20 of the first one's 30 ms."""
     spans = (("generator0", Stage.GENERATE, 1042, 1072, 0), ("generator1", Stage.GENERATE, 1052, 1082, 0))
-    shards = (SHARD, SHARD | {"shard": 1, "lengths": [[2, 2], [2, 2]]})
     settings = SETTINGS.replace("colocated: false", "colocated: false, generator: {count: 2, cpus: 0.5}")
-    first, second = (item for item in observe(load_run(write(spans, shards, settings))) if item.stage == "generate")
+    found = observed(spans, (LENGTHS, [(2, 2), (2, 2)]), settings)
+    first, second = (item for item in found if item.stage == "generate")
     assert (first.others, second.others) == pytest.approx((2 / 3, 2 / 3))
     assert not first.is_alone
     assert (first.units["decode_step"], second.units["decode_step"]) == (5, 1)  # shards in the order of their starts
 
 
-def test_in_one_process_a_call_is_what_lies_between_two_stages(write: Write) -> None:
-    settings = SETTINGS.replace("object_store", "in_process").replace("colocated: false", "colocated: true")
-    spans = (
+def test_in_one_process_a_call_is_what_lies_between_two_stages(observed: Write) -> None:
+    before = (
         ("learner", Stage.WEIGHT_PUBLISH, 1000, 1020, 0),
         ("generator", Stage.GENERATE, 1022, 1052, 0),
         ("scorer", Stage.SCORE, 1053, 1054, 0),
-        ("learner", Stage.PREPARE_BATCH, 1055, 1056, 0),
-        ("learner", Stage.UPDATE, 1057, 1107, 0),  # of the same call as what stands before it
     )
-    found = observe(load_run(write(spans, settings=settings)))
-    calls = {item.where["call"]: item.seconds for item in found if item.stage == "call"}
-    assert calls == pytest.approx({"generate": 0.002, "score": 0.001, "update": 0.001})
-
-
-def test_in_one_process_a_checkpoint_is_no_part_of_the_call_behind_it(write: Write) -> None:
-    settings = SETTINGS.replace("object_store", "in_process").replace("colocated: false", "colocated: true")
-    settings += "checkpoint: {every: 1, asynchronous: false}\n"
-    spans = (
-        ("learner", Stage.WEIGHT_PUBLISH, 1000, 1020, 0),
-        ("generator", Stage.GENERATE, 1022, 1052, 0),
-        ("scorer", Stage.SCORE, 1053, 1054, 0),
+    trained = (("learner", Stage.PREPARE_BATCH, 1055, 1056, 0), ("learner", Stage.UPDATE, 1057, 1107, 0))  # one call
+    checkpoint = (
         ("learner", Stage.CHECKPOINT, 1021, 1023, 0),  # in pieces, beside what others do
         ("learner", Stage.CHECKPOINT, 1055, 1154, 0),
         ("learner", Stage.UPDATE, 1155, 1205, 0),
     )
-    found = observe(load_run(write(spans, settings=settings)))
-    calls = {item.where["call"]: item.seconds for item in found if item.stage == "call"}
-    assert "update" not in calls
-    assert calls["score"] == pytest.approx(0.001)
+
+    def calls(spans: tuple[tuple[str, Stage, float, float, int], ...], settings: str) -> dict[str, float]:
+        found = observed((*before, *spans), settings=settings)
+        return {item.where["call"]: item.seconds for item in found if item.stage == "call"}
+
+    assert calls(trained, IN_TURNS) == pytest.approx({"generate": 0.002, "score": 0.001, "update": 0.001})
+    with_checkpoints = calls(checkpoint, f"{IN_TURNS}checkpoint: {{every: 1, asynchronous: false}}\n")
+    assert with_checkpoints == pytest.approx({"score": 0.001})  # a checkpoint is no part of the call behind it
 
 
 def test_a_sweeps_syncs_are_observed_without_a_model(make_run: Callable[..., RunFolder]) -> None:
@@ -260,19 +157,15 @@ def test_a_sweeps_syncs_are_observed_without_a_model(make_run: Callable[..., Run
     with (run.folder / "steps.jsonl").open("ab") as file:
         file.write(row.line())
     found = observe_sweep(load_run(run.folder))
-    assert {item.stage: item.seconds for item in found} == {
-        "weight_publish": 0.01,
-        "weight_transfer": 0.04,
-        "weight_load": 0.005,
-        "weight_verify": 0.004,
-    }
+    seconds = {item.stage.removeprefix("weight_"): item.seconds for item in found}
+    assert seconds == {"publish": 0.01, "transfer": 0.04, "load": 0.005, "verify": 0.004}
     assert found[0].units == {"call": 1, "tensor": 20, "gb": 0.01, "further_gb": 0, "first": 1, "first_gb": 0.01}
     assert found[0].where == {"transport": "nixl"}
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_a_checkpoint_is_one_observation_of_what_it_held_up_and_one_of_what_was_written_beside(
-    write: Write, asynchronous: bool
+    observed: Write, asynchronous: str
 ) -> None:
     spans = (
         *ACTORS,
@@ -282,11 +175,11 @@ def test_a_checkpoint_is_one_observation_of_what_it_held_up_and_one_of_what_was_
         ("checkpoint_writer", Stage.CHECKPOINT_WRITE, 1175, 1180, 1),
         ("generator", Stage.GENERATE, 1160, 1300, 1),
     )
-    settings = f"{SETTINGS}checkpoint: {{every: 1, asynchronous: {str(asynchronous).lower()}}}\n"
-    found = [item for item in observe(load_run(write(spans, settings=settings))) if "checkpoint" in item.stage]
+    all_found = observed(spans, settings=f"{SETTINGS}checkpoint: {{every: 1, asynchronous: {asynchronous}}}\n")
+    found = [item for item in all_found if "checkpoint" in item.stage]
     assert [(item.stage, item.seconds, item.others) for item in found] == [
         ("checkpoint", pytest.approx(0.011), 0.0),
         ("checkpoint_write", pytest.approx(0.030), 0.0),
     ]
-    assert found[0].where == {"asynchronous": str(asynchronous).lower()}
+    assert found[0].where == {"asynchronous": asynchronous}
     assert found[0].units == pytest.approx({"call": 1, "gb": 3 * 4 * PARAMETERS / 1e9})  # weights and two averages

@@ -1,29 +1,23 @@
-"""Seconds of single stages, from a profile's coefficients and what is drawn around them."""
+"""Seconds of single stages, from a profile's coefficients and from draws around them that are named."""
 
 import math
-from statistics import fmean
+from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 
 from harness.core.errors import UserError
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from harness.simulate.cost_model import CostModel, Draw
-from harness.simulate.machine import Correction, Device, MachineProfile, StageCost, load_machine
+from harness.simulate.cost_model import CostModel, Draw, StepNoise, mean_one, run_factor
+from harness.simulate.machine import Correction, StageCost, load_machine
+from tests.simulate.conftest import cost, made
 
 SCENARIO = Scenario(model={"type": "preset", "preset": "tiny", "threads": 1})
 
 
-def costing(*stages, draw=None, model="tiny", allow=(), scenario=SCENARIO, run_correlation=0.5):
-    profile = MachineProfile(
-        name="toy",
-        made="2026-11-21",
-        device=Device(name="toy"),
-        sources=("by hand",),
-        stages=stages,
-        run_correlation=run_correlation,
-    )
-    return CostModel(scenario, profile, draw, model=model, allow=allow)
+def costing(*stages, draw=None, model="tiny", allow=()):
+    return CostModel(SCENARIO, made(*stages), draw, model=model, allow=allow)
 
 
 def update(**more):
@@ -33,26 +27,14 @@ def update(**more):
 WORK = {"call": 1.0, "position_gflop": 6.0, "logit_gb": 3.0}  # 0.5 + 1.5 s; nobody has priced the logits
 
 
-def test_seconds_are_the_sum_over_the_terms():
-    assert costing(update()).seconds("update", "learner", 0, WORK) == 2.0
-
-
-def test_a_measured_model_has_its_own_factor_and_another_one_is_said():
-    cost = update(models={"small": Correction(factor=1.5)})
-    known = costing(cost, model="small")
+def test_seconds_are_the_sum_over_the_terms_times_the_factor_of_a_measured_model_and_another_one_is_said():
+    price = update(models={"small": Correction(factor=1.5)})
+    known = costing(price, model="small")
     assert known.seconds("update", "learner", 0, WORK) == 3.0
     assert known.extrapolating == ()
-    unseen = costing(cost, model="course")
+    unseen = costing(price, model="course")
     assert unseen.seconds("update", "learner", 0, WORK) == 2.0
     assert unseen.extrapolating == ("update: course was not measured (small were)",)
-
-
-def test_the_cost_that_names_most_circumstances_is_taken():
-    exact = StageCost(stage="call", where={"call": "load", "way": "there"}, seconds={"call": 0.25})
-    vague = StageCost(stage="call", seconds={"call": 1.0})
-    found = costing(vague, exact)
-    assert found.seconds("call", "generator", 0, {"call": 1}, call="load", way="there") == 0.25
-    assert found.seconds("call", "generator", 0, {"call": 1}, call="load", way="back") == 1.0
 
 
 def test_units_beyond_the_range_are_said_once_with_the_farthest():
@@ -66,17 +48,20 @@ def test_units_beyond_the_range_are_said_once_with_the_farthest():
 
 
 def test_a_cost_that_serves_several_circumstances_remembers_all_of_them():
-    found = costing(StageCost(stage="call", seconds={"call": 0.1, "response": 0.1}, ranges={"response": (0.0, 9.0)}))
+    several = cost("call", call=0.1, response=0.1).model_copy(update={"ranges": {"response": (0.0, 9.0)}})
+    exact = cost("call", {"way": "aside"}, call=0.25)
+    found = costing(several, exact)
     for way, responses in (("there", 12), ("back", 4)):
         found.seconds("call", "generator", 0, {"call": 1, "response": responses}, call="load", way=way)
+    assert found.seconds("call", "generator", 0, {"call": 1}, call="load", way="aside") == 0.25
     assert found.extrapolating == ("call: 12 units of response are more than the 0 to 9 that were measured",)
 
 
 def test_stages_that_may_be_missing_are_free_and_said():
     found = costing(update())
     assert found.seconds("record", "driver", 0, WORK) == 0.0
-    assert found.extrapolating == ("record: the profile toy has no cost of it, so it takes no time",)
-    with pytest.raises(UserError, match="the profile toy has no cost of generate; it has update"):
+    assert found.extrapolating == ("record: the profile by hand has no cost of it, so it takes no time",)
+    with pytest.raises(UserError, match="by hand has no cost of generate; it has update"):
         found.seconds("generate", "generator", 0, WORK)
 
 
@@ -85,13 +70,11 @@ def test_another_circumstance_is_refused_with_both_values_and_taken_where_allowe
     with pytest.raises(UserError) as refused:
         costing(fast).seconds("update", "learner", 0, WORK)
     assert "no cost of update for threads 1; it has precision float32, threads 4" in refused.value.what
-    assert refused.value.fix == (
-        "set model.threads=4, calibrate with runs that have it, take --machine xeon-2-cores, or take the nearest cost "
-        "with --allow threads"
-    )
+    fix = str(refused.value.fix)
+    assert all(way in fix for way in ("model.threads=4", "--machine xeon-2-cores", "--allow threads"))
     found = costing(fast, allow={"threads"})
     assert found.seconds("update", "learner", 0, WORK) == 2.0
-    assert found.extrapolating == ("update: the profile toy knows threads 4 in place of 1",)
+    assert found.extrapolating == ("update: the profile by hand knows threads 4 in place of 1",)
 
 
 def test_a_wrong_precision_is_set_for_both_parts_and_a_profile_that_fits_is_named():
@@ -134,3 +117,80 @@ def test_lanes_have_their_own_step_noise_and_share_the_run():
     assert one != other
     alone = costing(update(run_log_sd=0.2), draw=Draw(1))
     assert len({alone.seconds("update", lane, step, WORK) for lane in ("a", "b") for step in (0, 1)}) == 1
+
+
+MANY = 4000
+
+
+def logs(factors, log_sd):
+    """Undo exp(s x - s^2 / 2)."""
+    return [(math.log(factor) + log_sd**2 / 2) / log_sd for factor in factors]
+
+
+def test_equal_names_give_equal_draws_and_others_do_not():
+    assert Draw(3, 7).normal("run", "update") == Draw(3, 7).normal("run", "update")
+    drawn = [Draw(number, seed).normal(name) for number in (1, 2) for seed in (0, 1) for name in ("a", "b")]
+    assert len(set(drawn)) == 8
+
+
+def test_a_factor_of_mean_one():
+    # exp(0.3 x 1.2 - 0.09 / 2) = exp(0.315)
+    assert mean_one(0.3, 1.2) == pytest.approx(1.3702594, rel=1e-6)
+    assert Draw(1).factor(0.0, "any") == 1.0
+    factors = [Draw(number).factor(0.5, "model") for number in range(MANY)]
+    # the standard deviation of such a factor is sqrt(exp(0.25) - 1) = 0.533; five standard errors of the mean
+    assert fmean(factors) == pytest.approx(1.0, abs=5 * 0.533 / math.sqrt(MANY))
+
+
+def test_step_noise_has_the_spread_and_the_correlation_of_its_process():
+    log_sd, correlation = 0.2, 0.6
+    noise = StepNoise(Draw(5), log_sd, correlation, "update")
+    x = np.array(logs([noise.next() for _ in range(MANY)], log_sd))
+    # an AR(1) process has an effective number of n (1 - r) / (1 + r) independent values for its mean
+    effective = MANY * (1 - correlation) / (1 + correlation)
+    assert x.mean() == pytest.approx(0, abs=5 / math.sqrt(effective))
+    # the variance of the sample variance of such a process is 2 / n x (1 + r^2) / (1 - r^2)
+    sd_of_variance = math.sqrt(2 / MANY * (1 + correlation**2) / (1 - correlation**2))
+    assert x.var() == pytest.approx(1, abs=5 * sd_of_variance)
+    # Bartlett: the standard error of the correlation of neighbours is sqrt((1 - r^2) / n)
+    found = np.corrcoef(x[1:], x[:-1])[0, 1]
+    assert found == pytest.approx(correlation, abs=5 * math.sqrt((1 - correlation**2) / MANY))
+    still = StepNoise(Draw(1), 0.0, 0.5, "update")
+    assert [still.next() for _ in range(3)] == [1.0, 1.0, 1.0]
+
+
+def test_run_effects_of_two_stages_share_the_machine():
+    shared = 0.3
+    generate, update = (
+        np.array(logs([run_factor(Draw(number), 0.1, shared, name) for number in range(MANY)], 0.1))
+        for name in ("generate", "update")
+    )
+    assert generate.mean() == pytest.approx(0, abs=5 / math.sqrt(MANY))
+    assert generate.std() == pytest.approx(1, abs=5 / math.sqrt(2 * MANY))
+    # the standard error of a correlation r of n pairs is (1 - r^2) / sqrt(n)
+    assert np.corrcoef(generate, update)[0, 1] == pytest.approx(shared, abs=5 * (1 - shared**2) / math.sqrt(MANY))
+    assert run_factor(Draw(1), 0.0, shared, "update") == 1.0
+
+
+def test_coefficients_follow_their_covariance():
+    means, covariance = [10.0, 20.0], [[4.0, -3.0], [-3.0, 9.0]]
+    drawn = np.array([Draw(number).coefficients(means, covariance, "update") for number in range(MANY)])
+    for column, (mean, sd) in enumerate([(10, 2), (20, 3)]):
+        assert drawn[:, column].mean() == pytest.approx(mean, abs=5 * sd / math.sqrt(MANY))
+        assert stdev(drawn[:, column]) == pytest.approx(sd, abs=5 * sd / math.sqrt(2 * MANY))
+    # -3 / (2 x 3)
+    assert np.corrcoef(drawn.T)[0, 1] == pytest.approx(-0.5, abs=5 * (1 - 0.25) / math.sqrt(MANY))
+
+
+def test_a_drawn_coefficient_is_never_below_zero():
+    drawn = [Draw(number).coefficients([0.0], [[1.0]], "update")[0] for number in range(200)]
+    assert min(drawn) == 0.0
+    assert max(drawn) > 0.0
+    # half of the draws are cut: 100, five standard deviations of sqrt(200 / 4) = 7.1
+    assert sum(value == 0.0 for value in drawn) == pytest.approx(100, abs=36)
+
+
+def test_coefficients_that_are_not_measured_stay_as_they_are():
+    assert Draw(1).coefficients([1.0, 2.0], (), "update") == [1.0, 2.0]
+    with pytest.raises(ValueError, match=r"shape \(1, 1\) does not go with 2 coefficients"):
+        Draw(1).coefficients([1.0, 2.0], [[1.0]], "update")

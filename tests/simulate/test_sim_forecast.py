@@ -1,30 +1,34 @@
-"""Forecasts: their values by hand, and intervals that contain what they must."""
+"""Forecasts and the figures that simulated and real runs have in common, by hand; intervals hold what they must."""
 
 from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.core.errors import UserError
+from harness.compare.run_frame import tokens_per_second
+from harness.core.trace import Span, Stage
+from harness.loop import Count, RolloutCounts
+from harness.results import StepRow
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import Draw
-from harness.simulate.forecast import (
-    FEWEST_DRAWS,
-    closed_form,
-    estimate,
-    farthest,
-    forecast,
-    predicted,
-    ratio,
-)
+from harness.simulate.forecast import FEWEST_DRAWS, closed_form, estimate, farthest, forecast, predicted, ratio
 from harness.simulate.machine import MachineProfile, load_machine
+from harness.simulate.metrics import (
+    idle_shares,
+    lag_shares,
+    metrics_of,
+    stage_times,
+    step_time,
+    sync_time,
+    table_of_rows,
+    waste_shares,
+)
+from tests.simulate.conftest import ABACUS
 
-ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 SMALL = (
     "steps=6", "rollout_batch_size=16", "group_size=4", "evaluation.every=6", "evaluation.prompts=4",
     "evaluation.examples=0", "transport.type=shared_memory", "placement.colocated=false",
@@ -77,18 +81,15 @@ def test_dropped_and_unused_rollouts_are_shares_of_the_generated() -> None:
 
 
 def test_recorded_lengths_differ_from_draw_to_draw_and_pinned_ones_do_not() -> None:
-    recorded = forecast(scenario(), load_machine(ABACUS), draws=8)
-    assert len({measures.throughput for measures in recorded.each}) > 1
-    pinned = forecast(scenario("sampling.pinned_lengths=[11, 21]"), load_machine(ABACUS), draws=4)
-    assert len({measures.throughput for measures in pinned.each}) == 1
-
-
-def test_paired_runs_have_the_same_lengths_whatever_the_number_of_generators() -> None:
-    machine, draw = load_machine(ABACUS), Draw(1, 0)
+    for changes, draws, differ in (((), 8, True), (("sampling.pinned_lengths=[11, 21]",), 4, False)):
+        found = forecast(scenario(*changes), load_machine(ABACUS), draws=draws)
+        assert (len({measures.throughput for measures in found.each}) > 1) == differ
+    # paired runs have the same lengths whatever the number of Generators
     tokens = []
     for count in (1, 2, 4):
-        found, _ = predicted(scenario(f"placement.generator.count={count}"), machine, draw, paired=True)
-        tokens.append(found.throughput * found.step_s)
+        asked = scenario(f"placement.generator.count={count}")
+        paired, _ = predicted(asked, load_machine(ABACUS), Draw(1, 0), paired=True)
+        tokens.append(paired.throughput * paired.step_s)
     assert tokens[1:] == pytest.approx(tokens[:1] * 2)
 
 
@@ -129,14 +130,6 @@ def test_an_unknown_speed_widens_seconds_and_no_ratio() -> None:
     assert both.value == pytest.approx(k2.step_s.value / one.step_s.value, rel=1e-6)
 
 
-def test_what_left_its_range_is_said() -> None:
-    found = forecast(scenario("sampling.max_tokens=200", "sampling.pinned_lengths=[101, 101]"), load_machine(ABACUS), 1)
-    assert len(found.extrapolating) == 1
-    assert "generate" in found.extrapolating[0]
-    assert "100" in found.extrapolating[0]  # 101 tokens are 100 decode steps
-    assert "62" in found.extrapolating[0]
-
-
 def test_one_sentence_of_several_draws_is_kept_the_farthest() -> None:
     said = [
         "generate (threads 1): 56 units of row are fewer than the 60 to 124 that were measured",
@@ -147,14 +140,6 @@ def test_one_sentence_of_several_draws_is_kept_the_farthest() -> None:
         "lengths: those of evaluations stand in for training",
     ]
     assert farthest([*said, said[-1]]) == (said[1], said[2], said[4], said[5])
-
-
-def test_a_stage_that_the_profile_lacks_is_refused() -> None:
-    with pytest.raises(UserError, match=r"weight_publish.*gloo") as caught:
-        forecast(scenario("transport.type=gloo"), load_machine(ABACUS), 1)
-    assert "shared_memory" in str(caught.value)
-    with pytest.raises(ValueError, match="at least 1"):
-        forecast(scenario(), load_machine(ABACUS), 0)
 
 
 def test_the_ends_are_order_statistics() -> None:
@@ -171,6 +156,8 @@ def test_the_ends_are_order_statistics() -> None:
     assert estimate([5.0, 5.0]).high == 5.0
     with pytest.raises(ValueError, match="no draws"):
         estimate([])
+    with pytest.raises(ValueError, match="at least 1"):
+        forecast(scenario(), load_machine(ABACUS), 0)
 
 
 @pytest.mark.parametrize("draws", [19, 25, 39])
@@ -186,3 +173,91 @@ def test_intervals_cover_nine_in_ten_whatever_the_distribution(draws: int, kind:
     # the coverage of skewed draws by less than 0.01
     bound = 5 * math.sqrt(0.9 * 0.1 / trials) + (0.01 if draws == 25 else 0.0)
     assert abs(inside / trials - 0.9) < bound
+
+
+def row(
+    step: int, wall_s: float, stages_s: dict[str, float], tokens: int = 0, elapsed_s: float = 0.0, **more: Any
+) -> StepRow:
+    metrics = {"response_tokens": {"sum": tokens, "count": 1}}
+    return StepRow(step, step + 1, wall_s, elapsed_s, 1, {}, stages_s, metrics, **more)
+
+
+ROWS = [
+    row(0, 9.0, {"update": 8.0}, 7, warmup=True),
+    row(1, 1.0, {"update": 0.4, "generate": 0.5}, 100),
+    row(2, 5.0, {"update": 0.5, "evaluate": 4.0}, 100),
+    row(3, 8.0, {"update": 7.0}, 100, profiled=True),
+    row(4, 2.0, {"update": 0.8, "weight_load": 0.2}, 200),
+]
+
+
+def test_the_measured_window_counts_with_its_evaluations() -> None:
+    table = table_of_rows(ROWS)
+    assert table.steps["step"][table.is_measured].tolist() == [1, 2, 4]
+    assert step_time(table) == 8 / 3  # 1, 5 and 2 s
+    assert tokens_per_second(table) == 50.0  # 100 + 100 + 200 tokens in 8 s
+    found = metrics_of(table, [], None)  # of a run without spans
+    assert (found.step_s, found.idle, found.waste, found.sync_s) == (8 / 3, {}, {}, None)
+
+
+def test_stages_are_means_over_all_counted_steps_in_pipeline_order() -> None:
+    found = stage_times(table_of_rows(ROWS))
+    assert list(found) == ["generate", "update", "weight_load", "evaluate"]
+    # a stage that two of three steps lack took 0 s in them
+    assert found == pytest.approx({"generate": 0.5 / 3, "update": 1.7 / 3, "weight_load": 0.2 / 3, "evaluate": 4 / 3})
+
+
+def test_warm_up_counts_where_all_steps_are() -> None:
+    assert step_time(table_of_rows([ROWS[0], ROWS[2]])) == 5.0
+    assert step_time(table_of_rows([ROWS[0], ROWS[3]])) == 8.5
+    with pytest.raises(ValueError, match="no training steps"):
+        step_time(table_of_rows([]))
+
+
+def test_lags_are_shares_of_all_rollouts_trained_on() -> None:
+    rows = [row(0, 1, {}, lags={0: 64}, warmup=True), row(1, 1, {}, lags={0: 16, 1: 48})]
+    assert lag_shares(table_of_rows(rows)) == {0: 80 / 128, 1: 48 / 128}
+    assert lag_shares(table_of_rows([])) == {}
+
+
+def test_waste_is_a_share_of_what_was_generated() -> None:
+    counts = {"generated": 80, "failed": 8, "dropped": 16, "trained": 48, "discarded": 4}
+    ledger = RolloutCounts(**{name: Count(count, 10 * count) for name, count in counts.items()})
+    # unused: 80 - 8 - 16 - 48 - 4 = 4; of these 2 left the replay buffer
+    found = waste_shares(ledger, evicted_unused=2)
+    assert found == {"failed": 0.1, "discarded": 0.05, "dropped": 0.2, "unused": 0.05, "evicted_unused": 0.025}
+    assert waste_shares(RolloutCounts(), 0) == dict.fromkeys(found, 0.0)
+
+
+def span(lane: str, stage: Stage, start_s: float, end_s: float, version: int = 0) -> Span:
+    return Span(lane, stage, round(start_s * 1e9), round(end_s * 1e9), 0, version)
+
+
+def test_idle_is_the_mean_over_the_lanes_of_a_kind() -> None:
+    spans = [
+        span("generator0", Stage.GENERATE, 0, 10),
+        span("generator1", Stage.GENERATE, 0, 5),
+        span("generator1", Stage.WAIT_FOR_WEIGHTS, 5, 10),
+        span("learner", Stage.WAIT_FOR_BATCH, 0, 8),
+        span("learner", Stage.UPDATE, 8, 10),
+    ]
+    rows = [row(0, 5.0, {}, elapsed_s=5.0), row(1, 5.0, {}, elapsed_s=10.0)]
+    assert idle_shares(table_of_rows(rows), spans) == {"generator": 0.25, "learner": 0.8}
+    assert idle_shares(table_of_rows(rows), []) == {}
+    warm = [row(0, 5.0, {}, elapsed_s=5.0, warmup=True), rows[1]]  # in the second half all but the last 2 s of one wait
+    assert idle_shares(table_of_rows(warm), spans) == {"generator": 0.5, "learner": 0.6}
+
+
+def test_a_sync_is_one_publish_one_transfer_and_one_load() -> None:
+    spans = [
+        span("learner", Stage.WEIGHT_PUBLISH, 0, 9, version=0),  # first use, left out
+        span("learner", Stage.WEIGHT_PUBLISH, 10, 11, version=1),
+        span("learner", Stage.WEIGHT_PUBLISH, 20, 23, version=2),
+        span("generator0", Stage.WEIGHT_TRANSFER, 11, 11.5, version=1),
+        span("generator0", Stage.WEIGHT_TRANSFER, 12, 12.5, version=1),  # in two pieces, which add up
+        span("generator1", Stage.WEIGHT_TRANSFER, 11, 14, version=1),
+        span("generator0", Stage.WEIGHT_LOAD, 13, 13.25, version=1),
+    ]
+    assert sync_time(spans) == pytest.approx(2.0 + 2.0 + 0.25)  # (1 + 3) / 2, (1 + 3) / 2, 0.25
+    assert sync_time(spans[:1]) == 9.0  # nothing but a first one
+    assert sync_time([]) is None

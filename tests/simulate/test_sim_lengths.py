@@ -10,7 +10,8 @@ from harness.core.types import Purpose, WorkItem
 from harness.engines.rng import pinned_lengths
 from harness.scenario.schema import Scenario
 from harness.simulate.lengths import UNKNOWN_PROMPT, hazard_below_cap, length_source
-from harness.simulate.machine import Device, Lengths, MachineProfile, StageCost
+from harness.simulate.machine import Lengths
+from tests.simulate.conftest import cost, made
 
 
 def item(seed=11, prompts=(4, 5), group_size=3, purpose=Purpose.TRAIN):
@@ -18,10 +19,7 @@ def item(seed=11, prompts=(4, 5), group_size=3, purpose=Purpose.TRAIN):
 
 
 def machine(*lengths):
-    free = StageCost(stage="score", seconds={"call": 0.0})
-    return MachineProfile(
-        name="toy", made="2026-11-21", device=Device(name="toy"), sources=("by hand",), stages=(free,), lengths=lengths
-    )
+    return made(cost("score", call=0.0), lengths=lengths)
 
 
 def recorded(groups, cap=20, prompts=None, **more):
@@ -53,30 +51,21 @@ def test_a_paced_engine_makes_eight_tokens_unless_the_cap_is_lower():
         assert length_source(scenario, machine(), "paced").groups(item())[0][1] == (tokens,) * 3
 
 
-def test_a_group_is_one_that_was_recorded_with_its_prompt():
-    groups = ((1, 2, 3), (11, 12, 13), (7, 8, 9))
-    for seed in range(20):
-        for prompt, lengths in source(recorded(groups)).groups(item(seed)):
-            assert sorted(lengths) == list(groups[prompt - 30])  # without replacement: each of the three once
-
-
-def test_more_responses_than_a_group_has_repeat_its_own():
-    groups = ((1, 2), (11, 12))
-    for seed in range(20):
-        for prompt, lengths in source(recorded(groups)).groups(item(seed, group_size=5)):
-            own = groups[prompt - 30]
-            assert set(lengths) == set(own)
-            assert sorted(lengths[:2]) == list(own)
-
-
-def test_groups_of_unequal_size_fill_up_with_their_own():
-    groups = ((4,), (11, 12, 13))
-    seen = {
-        lengths if prompt == 30 else tuple(sorted(lengths))
-        for seed in range(20)
-        for prompt, lengths in source(recorded(groups)).groups(item(seed))
-    }
-    assert seen == {(4, 4, 4), (11, 12, 13)}
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        (((1, 2, 3), (11, 12, 13), (7, 8, 9)), 3),  # without replacement: each of the three once
+        (((1, 2), (11, 12)), 5),  # more responses than a group has repeat its own
+        (((4,), (11, 12, 13)), 3),  # groups of unequal size fill up with their own
+    ],
+)
+def test_a_group_is_one_that_was_recorded_with_its_prompt(groups, size):
+    found = [group for seed in range(20) for group in source(recorded(groups)).groups(item(seed, group_size=size))]
+    assert {prompt for prompt, _ in found} == {30 + place for place in range(len(groups))}
+    for prompt, lengths in found:
+        own = groups[prompt - 30]
+        assert (len(lengths), set(lengths)) == (size, set(own))
+        assert sorted(lengths[: len(own)]) == list(own)
 
 
 def test_the_same_seed_gives_the_same_lengths_whatever_else_differs():
@@ -133,7 +122,7 @@ def test_a_task_without_lengths_is_refused_unless_another_may_stand_in():
     other = recorded(((3, 3),)).model_copy(update={"task": "maths"})
     with pytest.raises(UserError, match=r"no response lengths of the task keywords; it has maths") as refused:
         source(other)
-    assert "sampling.pinned_lengths=[4,20]" in str(refused.value)
+    assert "pinned_lengths=[4,20]" in str(refused.value)
     lengths = source(other, allow={"task"})
     assert lengths.groups(item(group_size=2))[0][1] == (3, 3)
     assert "those of the task maths stand in for keywords" in lengths.said[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.simulate.cost_model import CostModel
 from harness.simulate.features import Group, Workload, pass_features
-from harness.simulate.machine import Device, MachineProfile, StageCost, load_machine
+from harness.simulate.machine import Device, MachineProfile, load_machine
 from harness.simulate.points import beyond_gpus, check_gpus_hold, load_for, spread_keys
 from harness.simulate.ranks import (
     BUCKET,
@@ -28,42 +29,25 @@ from harness.simulate.ranks import (
     tokens_of,
 )
 from harness.simulate.simulated_run import simulate_run
+from tests.simulate.conftest import ONE_LAG, cost, made
 
-SHAPE = ModelConfig(
-    vocab_size=1000,
-    hidden_size=100,
-    intermediate_size=300,
-    num_hidden_layers=4,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=50,
-    max_position_embeddings=4096,
-)
+SHAPE = ModelConfig(1000, 100, 300, 4, 2, 2, head_dim=50, max_position_embeddings=4096)
+"""Of 1,000 tokens, four layers of 100 with an MLP of 300 and two heads."""
 WEIGHTS = SHAPE.num_parameters
 LENGTHS = {"all_gather": 2.0, "reduce_scatter": 3.0, "all_reduce": 5.0}
 """Seconds for a GB of each collective; a hop is a thousandth of that."""
 
 
 def machine(modes: Sequence[str] = ("ddp", "fsdp2", "hybrid", "tensor"), gpus: int = 0) -> MachineProfile:
-    links = ("machine", "network") if gpus else ("machine",)
+    links = {"machine": 1, "network": 10} if gpus else {"machine": 1}
     collectives = [
-        StageCost(
-            stage=name,
-            where={"link": link},
-            seconds={"gb": each * (10 if link == "network" else 1), "hop": each / 1000},
-        )
+        cost(name, {"link": link}, gb=each * slower, hop=each / 1000)
         for name, each in LENGTHS.items()
-        for link in links
+        for link, slower in links.items()
     ]
-    shared = [StageCost(stage=stage, seconds={"position_gflop": 1.0}) for stage in ("old_logprobs", "update")]
-    exchanges = [StageCost(stage="exchange", where={"mode": mode}, seconds={"collective_s": 2.0}) for mode in modes]
-    return MachineProfile(
-        name="made",
-        made="2026-11-23",
-        device=Device(name="made", gpus=gpus),
-        sources=("made up",),
-        stages=(*collectives, *shared, *exchanges),
-    )
+    shared = [cost(stage, position_gflop=1.0) for stage in ("old_logprobs", "update")]
+    exchanges = [cost("exchange", {"mode": mode}, collective_s=2.0) for mode in modes]
+    return made(*collectives, *shared, *exchanges, device=Device(name="made up", gpus=gpus))
 
 
 def scenario(ranks: int, sharding: str, *changes: str) -> Scenario:
@@ -74,14 +58,13 @@ def scenario(ranks: int, sharding: str, *changes: str) -> Scenario:
 APART = ("placement.colocated=false", "placement.generator.count=2", "placement.generator.cpus=0.5")
 
 
-def exchanged(asked: Scenario, stage: Stage = Stage.UPDATE, groups: Sequence[Group] | None = None) -> list[Exchange]:
-    work, groups = RankedWork(asked, SHAPE), groups or EVEN
-    passes = asked.epochs_per_batch if stage is Stage.UPDATE else 1
-    tokens = passes * tokens_of(groups, work.mesh.data_ranks)
-    return work.exchanges(stage, work.plan(0, groups), tokens, passes)
-
-
 EVEN: list[Group] = [(10, (20,) * 8)] * 8
+
+
+def exchanged(asked: Scenario, stage: Stage = Stage.UPDATE) -> list[Exchange]:
+    work = RankedWork(asked, SHAPE)
+    passes = asked.epochs_per_batch if stage is Stage.UPDATE else 1
+    return work.exchanges(stage, work.plan(0, EVEN), passes * tokens_of(EVEN, work.mesh.data_ranks), passes)
 
 
 def units(found: Exchange, name: str) -> dict[str, float]:
@@ -93,19 +76,43 @@ def units(found: Exchange, name: str) -> dict[str, float]:
 
 
 def test_a_ring_sends_its_bytes_in_as_many_hops_as_there_are_others() -> None:
-    assert Collective("all_gather", 4, 4, 8.0, 3).units == {"call": 3, "hop": 9, "gb": 6.0}  # 3/4 of 8 GB
-    assert Collective("all_reduce", 4, 4, 8.0, 3).units == {"call": 3, "hop": 18, "gb": 12.0}
-    assert Collective("reduce_scatter", 2, 2, 8.0, 1).units == {"call": 1, "hop": 1, "gb": 4.0}
+    for name, ranks, count, sent in (
+        ("all_gather", 4, 3, {"call": 3, "hop": 9, "gb": 6.0}),  # 3/4 of 8 GB
+        ("all_reduce", 4, 3, {"call": 3, "hop": 18, "gb": 12.0}),
+        ("reduce_scatter", 2, 1, {"call": 1, "hop": 1, "gb": 4.0}),
+    ):
+        assert Collective(name, ranks, ranks, 8.0, count).units == sent
 
 
-def test_ddp_adds_its_gradients_up_once_in_each_optimizer_step() -> None:
-    (found,) = exchanged(scenario(4, "ddp", "epochs_per_batch=3"))
-    assert found.mode == "ddp"
-    sent = units(found, "all_reduce")
-    # 2 f(D) P w, three times; 2.5 MB make two buckets, and there are two sums of a number, all of 6 hops
-    assert sent["gb"] == pytest.approx(3 * 2 * 3 / 4 * WEIGHTS * 4 / 1e9)
-    assert (sent["call"], sent["hop"]) == (12, 72)
-    assert exchanged(scenario(4, "ddp"), Stage.OLD_LOGPROBS) == []
+GB = WEIGHTS * 4 / 1e9
+TWO_MICROBATCHES = (4, "fsdp2", "gradient_accumulation_steps=2")
+HYBRID = (8, "fsdp2", "learner.mesh.replicate=2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "stage", "mode", "name", "calls", "gb"),
+    [
+        # 2 f(D) P w in each of three passes; 2.5 MB make two buckets, and there are two sums of a number
+        ((4, "ddp", "epochs_per_batch=3"), Stage.UPDATE, "ddp", "all_reduce", 12, 3 * 2 * 3 / 4 * GB),
+        # 2 M f(S) P w of four layers and what is outside of them
+        (TWO_MICROBATCHES, Stage.UPDATE, "fsdp2", "all_gather", 2 * 2 * 5, 2 * 2 * 3 / 4 * GB),
+        (TWO_MICROBATCHES, Stage.UPDATE, "fsdp2", "reduce_scatter", 5, 3 / 4 * GB),  # f(S) P r
+        (TWO_MICROBATCHES, Stage.OLD_LOGPROBS, "fsdp2", "all_gather", 2 * 5, 2 * 3 / 4 * GB),  # once in each of two
+        (TWO_MICROBATCHES, Stage.OLD_LOGPROBS, "fsdp2", "reduce_scatter", 0, 0),
+        (HYBRID, Stage.UPDATE, "hybrid", "all_gather", 2 * 5, 2 * 3 / 4 * GB),
+        (HYBRID, Stage.UPDATE, "hybrid", "all_reduce", None, 2 * 1 / 2 * GB / 4),  # 2 f(R) P r / S, and sums of nothing
+    ],
+)
+def test_what_ranks_send_each_other(
+    asked: tuple[Any, ...], stage: Stage, mode: str, name: str, calls: int | None, gb: float
+) -> None:
+    (found,) = exchanged(scenario(*asked), stage)
+    sent = units(found, name)
+    assert (found.mode, sent["gb"]) == (mode, pytest.approx(gb))
+    assert calls is None or (sent["call"], sent["hop"]) == (calls, calls * 3 * (2 if name == "all_reduce" else 1))
+    if mode == "hybrid":  # copies are added up between, shards within them
+        assert {(each.name == "all_reduce", each.reach) for each in found.collectives} == {(False, 4), (True, 8)}
+    assert mode != "ddp" or exchanged(scenario(4, "ddp"), Stage.OLD_LOGPROBS) == []
 
 
 def test_buckets_are_torchs_and_all_but_the_last_may_hide_behind_the_way_back() -> None:
@@ -123,30 +130,6 @@ def test_buckets_are_torchs_and_all_but_the_last_may_hide_behind_the_way_back() 
         {"collective_s": 10.0, "exposed_s": 9.0, "hidden_s": 1.0, "unit": 7}
     )
     assert found.features(10.0, 600.0)["hidden_s"] == pytest.approx(8.0)
-
-
-def test_fsdp2_gathers_weights_in_each_microbatch_and_adds_gradients_up_once() -> None:
-    asked = scenario(4, "fsdp2", "gradient_accumulation_steps=2")
-    (found,) = exchanged(asked)
-    gathered, reduced = units(found, "all_gather"), units(found, "reduce_scatter")
-    assert found.mode == "fsdp2"
-    assert gathered["gb"] == pytest.approx(2 * 2 * 3 / 4 * WEIGHTS * 4 / 1e9)  # 2 M f(S) P w
-    assert gathered["call"] == 2 * 2 * 5  # four layers, and what is outside of them
-    assert reduced["gb"] == pytest.approx(3 / 4 * WEIGHTS * 4 / 1e9)  # f(S) P r
-    assert reduced["call"] == 5
-    (passed,) = exchanged(asked, Stage.OLD_LOGPROBS)
-    assert units(passed, "all_gather")["gb"] == pytest.approx(2 * 3 / 4 * WEIGHTS * 4 / 1e9)  # once in each of two
-    assert units(passed, "reduce_scatter")["gb"] == 0
-
-
-def test_hybrid_shards_add_gradients_up_between_copies_too() -> None:
-    (found,) = exchanged(scenario(8, "fsdp2", "learner.mesh.replicate=2"))
-    assert found.mode == "hybrid"
-    assert units(found, "all_gather")["gb"] == pytest.approx(2 * 3 / 4 * WEIGHTS * 4 / 1e9)
-    # 2 f(R) P r / S, and sums of nothing
-    assert units(found, "all_reduce")["gb"] == pytest.approx(2 * 1 / 2 * WEIGHTS * 4 / 4 / 1e9)
-    assert {each.reach for each in found.collectives if each.name != "all_reduce"} == {4}
-    assert {each.reach for each in found.collectives if each.name == "all_reduce"} == {8}
 
 
 def test_tensor_groups_exchange_activations_and_cut_what_data_ranks_exchange() -> None:
@@ -245,49 +228,38 @@ def test_pieces_are_published_side_by_side() -> None:
 def test_what_is_not_priced_is_refused_by_name() -> None:
     assert modes_of(scenario(8, "fsdp2", "learner.mesh.replicate=2", "learner.mesh.tensor=2")) == ("hybrid", "tensor")
     check_ranks_are_priced(scenario(2, "ddp"), machine(["ddp"]))
-    with pytest.raises(UserError, match=r"no cost of exchange of the mode fsdp2, which 2 ranks need") as caught:
-        check_ranks_are_priced(scenario(2, "fsdp2"), machine(["ddp"]))
-    assert "it has ddp" in str(caught.value)
-    asked = scenario(2, "deepspeed", "learner.zero_stage=3", "learner.publish=per_tensor")
-    with pytest.raises(UserError, match="mode zero3"):
-        check_ranks_are_priced(asked, machine())
-    with pytest.raises(UserError, match=r"each part of a batch \(learner\.stream\)"):
-        check_ranks_are_priced(scenario(2, "ddp", "learner.stream=in_order", *APART), machine())
-    lacking = machine(gpus=2).model_copy(
-        update={"stages": tuple(cost for cost in machine(gpus=2).stages if cost.where.get("link") != "network")}
-    )
+    inside = (each for each in machine(gpus=2).stages if each.where.get("link") != "network")
+    lacking = made(*inside, device=Device(name="made up", gpus=2))
     check_ranks_are_priced(scenario(2, "ddp"), lacking)
-    with pytest.raises(UserError, match="all_reduce between machines, which 4 ranks need"):
-        check_ranks_are_priced(scenario(4, "ddp"), lacking)
-
-
-def test_a_profile_from_before_ranks_is_read_and_refuses_them() -> None:
-    old = load_machine("cpu-2-cores").model_copy(update={"versions": {}})
-    old = old.model_copy(
-        update={"stages": tuple(cost for cost in old.stages if cost.stage not in (*LENGTHS, "exchange"))}
-    )
-    one = simulate_run(load_scenario("sync_k1", ["transport.type=shared_memory", "steps=2"]), old)
-    assert len(one.steps) == 2
-    with pytest.raises(UserError, match="no cost of exchange of the mode ddp, all_reduce within a machine"):
-        simulate_run(scenario(2, "ddp", "steps=2"), old)
+    zero = scenario(2, "deepspeed", "learner.zero_stage=3", "learner.publish=per_tensor")
+    for asked, profile, said in (
+        (scenario(2, "fsdp2"), machine(["ddp"]), r"the mode fsdp2, which 2 ranks need(.|\n)*it has ddp"),
+        (zero, machine(), "mode zero3"),
+        (scenario(2, "ddp", "learner.stream=in_order", *APART), machine(), "learner.stream"),
+        (scenario(4, "ddp"), lacking, "all_reduce between machines, which 4 ranks need"),
+        (
+            scenario(2, "ddp"),
+            made(cost("update", call=1.0)),
+            "mode ddp, all_reduce within a machine",
+        ),  # of before ranks
+    ):
+        with pytest.raises(UserError, match=said):
+            check_ranks_are_priced(asked, profile)
 
 
 def test_a_simulated_run_of_ranks_takes_the_time_of_its_stages() -> None:
-    others = [
-        StageCost(stage=stage, seconds={"call": 0.5})
-        for stage in ("generate", "score", "prepare_batch", "weight_publish", "weight_transfer", "weight_load")
-    ]
-    profile = machine()
-    free = [StageCost(stage=stage, seconds={}) for stage in ("weight_verify", "call", "record", "save_policy")]
-    profile = profile.model_copy(update={"stages": (*profile.stages, *others, *free)})
+    others = ("generate", "score", "prepare_batch", "weight_publish", "weight_transfer", "weight_load")
+    free = (cost(stage) for stage in ("weight_verify", "call", "record", "save_policy"))
+    profile = made(*machine().stages, *(cost(stage, call=0.5) for stage in others), *free)
     pinned = ("sampling.pinned_lengths=[8,8]", "steps=2", "evaluation.every=2")
-    took = {}
+    took = []
     for asked in (scenario(1, "none", *pinned), scenario(2, "ddp", *pinned)):
         found = simulate_run(asked, profile, shape=SHAPE)
-        (update, *_) = (span for span in found.spans if span.stage is Stage.UPDATE)
-        took[asked.placement.learner.ranks] = (update.end_ns - update.start_ns) / 1e9
+        took.append(next((s.end_ns - s.start_ns) / 1e9 for s in found.spans if s.stage is Stage.UPDATE))
     gradients = 5.0 * WEIGHTS * 4 / 1e9 + 0.005 * 2 * 4
-    assert took[2] == pytest.approx(took[1] / 2 + 2 * gradients, rel=1e-6)
+    assert took[1] == pytest.approx(took[0] / 2 + 2 * gradients, rel=1e-6)
+    with pytest.raises(UserError, match="mode ddp"):
+        simulate_run(scenario(2, "ddp", *pinned), made(cost("update", call=1.0)))
 
 
 def test_gpus_are_spread_over_ranks_and_generators() -> None:
@@ -308,39 +280,30 @@ def of_size(billions: int) -> list[str]:
     return ["model.type=folder", f"model.path=Qwen/Qwen2.5-{billions}B"]
 
 
-def test_a_point_that_no_gpu_has_the_memory_for_is_left_out() -> None:
-    """7.6 billion weights of 4 bytes, with gradients (in DDP's buckets) and two averages: 113 GiB, and activations."""
+def test_a_point_that_no_gpu_has_the_memory_for_is_refused_with_what_would_fit() -> None:
+    """7.6 billion weights in one process without shared ones: P w = 28.4 GiB; policy, AdamW, gradients are four.
+
+    With DDP's buckets and the activations of eight ranks it is 147 GiB.
+    """
     profile = load_machine("h100-sxm")
     small, _ = load_for("sizing_ranks", profile)
     check_gpus_hold(small, profile)
-    large, _ = load_for("sizing_ranks", profile, ["placement.learner.ranks=8", "learner.sharding=ddp", *of_size(7)])
-    with pytest.raises(
-        UserError, match=r"the learner would need 147 GiB .* of memory, and a GPU of h100-sxm has 80 GiB"
-    ):
-        check_gpus_hold(large, profile)
-
-
-def test_what_would_fit_is_named_for_the_learner_and_it_does() -> None:
-    """7.6 billion weights in one process without shared ones: P w = 28.4 GiB; policy, AdamW, gradients are four."""
-    profile = load_machine("h100-sxm")
-    large, _ = load_for("tests/stand_ins/one_lag.yaml", profile, of_size(7))
+    ddp, _ = load_for("sizing_ranks", profile, ["placement.learner.ranks=8", "learner.sharding=ddp", *of_size(7)])
+    large, _ = load_for(ONE_LAG, profile, of_size(7))
+    one_process, _ = load_for("sync_k1", profile, of_size(32))
     short = beyond_gpus(large, profile)
     assert list(short) == ["learner", "generator"]
     assert short["learner"] > 4 * 4 * 7_615_616_512
-    with pytest.raises(UserError) as refused:
-        check_gpus_hold(large, profile)
-    assert "placement.learner.ranks 4, learner.sharding fsdp2, learner.publish shards;" in str(refused.value.fix)
-    keys = ["placement.learner.ranks=4", "learner.sharding=fsdp2", "learner.publish=shards"]
-    fits, _ = load_for("tests/stand_ins/one_lag.yaml", profile, [*keys, *of_size(7)])
-    assert list(beyond_gpus(fits, profile)) == ["generator"]
-    fewer, _ = load_for("tests/stand_ins/one_lag.yaml", profile, ["placement.learner.ranks=2", *keys[1:], *of_size(7)])
-    assert list(beyond_gpus(fewer, profile)) == ["learner", "generator"]
-
-
-def test_a_run_in_one_process_that_does_not_fit_gets_the_settings_that_make_it_ranks() -> None:
-    profile = load_machine("h100-sxm")
-    large, _ = load_for("sync_k1", profile, of_size(32))
-    with pytest.raises(UserError, match="with the generator in its process would need 673 GiB") as refused:
-        check_gpus_hold(large, profile)
-    assert "ranks 16, learner.sharding fsdp2, transport.type shared_memory" in str(refused.value.fix)
-    assert "model.dtype bfloat16" in str(refused.value.fix)
+    shards = ["ranks 16, learner.sharding fsdp2, transport.type shared_memory", "model.dtype bfloat16"]
+    for asked, said, fixes in (
+        (ddp, "the learner would need 147 GiB .* a GPU of h100-sxm has 80 GiB", []),
+        (large, "the learner would need", ["ranks 4, learner.sharding fsdp2, learner.publish shards;"]),
+        (one_process, "with the generator in its process would need 673 GiB", shards),
+    ):
+        with pytest.raises(UserError, match=said) as refused:
+            check_gpus_hold(asked, profile)
+        assert all(fix in str(refused.value.fix) for fix in fixes)
+    keys = ["learner.sharding=fsdp2", "learner.publish=shards", *of_size(7)]
+    for ranks, left in ((4, ["generator"]), (2, ["learner", "generator"])):  # what was named fits, and no fewer
+        asked, _ = load_for(ONE_LAG, profile, [f"placement.learner.ranks={ranks}", *keys])
+        assert list(beyond_gpus(asked, profile)) == left

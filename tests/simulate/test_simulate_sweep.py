@@ -18,8 +18,8 @@ from harness.simulate.machine import load_machine
 from harness.simulate.picture import draw_sweep
 from harness.simulate.points import Axis, Question, answers, axis_of, points_of, read_axes, read_axis, steady
 from harness.simulate.sweep import Sweep, draws_for, knee_of, run_sweep
+from tests.simulate.conftest import ABACUS
 
-ABACUS = Path(__file__).parents[1] / "stand_ins" / "abacus.yaml"
 SMALL = (
     "rollout_batch_size=16", "group_size=4", "sampling.pinned_lengths=[11, 11]", "transport.type=shared_memory",
     "placement.colocated=false",
@@ -32,14 +32,12 @@ def question(*changes: str, draws: int = 2) -> Question:
 
 def test_axes_are_ranges_or_lists() -> None:
     assert read_axis("generators=1..4") == Axis("placement.generator.count", (1, 2, 3, 4))
+    assert [len(axis.values) for axis in read_axes(["seed=1..20000", "lag=0"])] == [20_000, 1]  # the most
     assert read_axis("lag=0,2") == Axis("max_lag", (0, 2))
     assert read_axis("transport.type=nixl, disk") == Axis("transport.type", ("nixl", "disk"))
     assert read_axis("optimizer.learning_rate=1e-5,0.1").values == (1e-5, 0.1)
-    axes = read_axes(["lag=0,1", "ranks=1,2"])
-    assert list(points_of(axes)) == [
-        {"max_lag": 0, "placement.learner.ranks": 1}, {"max_lag": 0, "placement.learner.ranks": 2},
-        {"max_lag": 1, "placement.learner.ranks": 1}, {"max_lag": 1, "placement.learner.ranks": 2},
-    ]  # fmt: skip
+    points = [tuple(point.items()) for point in points_of(read_axes(["lag=0,1", "ranks=1,2"]))]
+    assert points == [(("max_lag", lag), ("placement.learner.ranks", ranks)) for lag in (0, 1) for ranks in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +45,11 @@ def test_axes_are_ranges_or_lists() -> None:
     [
         (["lag"], "'lag' is no axis"),
         (["lag="], "'lag=' is no axis"),
-        (["lag=4..1"], "runs backwards"),
-        (["lag=1,1"], "names a value twice"),
+        (["lag=4..1"], "lag=4..1"),
+        (["lag=1,1"], "lag=1,1"),
         (["lag=0,1", "max_lag=2"], "max_lag is swept twice"),
-        (["seed=1..30000"], "30,000 values, must be at most 20,000"),
-        (["seed=1..200", "steps=1..200"], "40,000 points, must be at most 20,000"),
+        (["seed=1..20001"], "20,001 values, must be at most 20,000"),
+        (["seed=1..20", "steps=1..1001"], "20,020 points, must be at most 20,000"),
     ],
 )
 def test_what_is_no_axis_is_refused(texts: list[str], message: str) -> None:
@@ -72,19 +70,18 @@ def test_ready_made_questions_look_into_scenario_and_profile() -> None:
         axis_of("transport", scenario, no_transports)
 
 
-@pytest.mark.parametrize("name", ["a100-80gb", "b200-sxm", "h100-sxm", "h200-sxm", "l40s", "rtx-4090"])
-def test_data_sheets_do_not_tell_transports_apart_and_say_what_would(name: str) -> None:
-    with pytest.raises(UserError, match="one cost of a weight sync for all transports") as caught:
-        axis_of("transport", load_scenario("sizing_1_5b"), load_machine(name))
-    assert "run transport_sweep_gpu;" in str(caught.value.fix)
+def test_data_sheets_do_not_tell_transports_apart_and_say_what_would() -> None:
+    for name in ("a100-80gb", "b200-sxm", "h100-sxm", "h200-sxm", "l40s", "rtx-4090"):
+        with pytest.raises(UserError, match="one cost of a weight sync for all transports") as caught:
+            axis_of("transport", load_scenario("sizing_1_5b"), load_machine(name))
+        assert "run transport_sweep_gpu;" in str(caught.value.fix)
     sweep = load_scenario("transport_sweep_gpu").transport_sweep
     assert sweep is not None
     assert "cuda_ipc" in sweep.transports
 
 
 def test_few_points_have_more_draws() -> None:
-    assert draws_for([Axis("seed", tuple(range(150)))]) == 19
-    assert draws_for([Axis("seed", tuple(range(151)))]) == 7
+    assert [draws_for([Axis("seed", tuple(range(points)))]) for points in (150, 151)] == [19, 7]
 
 
 AXIS = Axis("placement.generator.count", (1, 2, 3, 4))
@@ -97,16 +94,13 @@ def test_the_knee_is_the_smallest_value_within_five_percent_of_the_best() -> Non
     # medians 50, 97, 100, 99: 97 is within 5% of 100
     assert (knee.value, knee.best, knee.at_end) == (2, (3, 100.0), False)
     assert knee.throughput.value == 97.0
-    assert knee.less is not None
-    assert knee.more is not None
     # draw by draw: 50/96, 52/98, 48/97, median 50/96; and 100/96, 102/98, 98/97, median 102/98
-    assert (knee.less.value, knee.less.ratio.value) == (1, pytest.approx(50 / 96))
-    assert (knee.more.value, knee.more.ratio.value) == (3, pytest.approx(102 / 98))
+    beside = [each and (each.value, each.ratio.value) for each in (knee.less, knee.more)]
+    assert beside == [(1, pytest.approx(50 / 96)), (3, pytest.approx(102 / 98))]
     assert knee.between == (2, 2)
     said = advice(knee, AXIS, "lag 1")
-    assert said.startswith("With lag 1: take generators 2, the smallest within 5% of the best throughput: 97.0 tokens")
-    assert "one step less (1): -47.9%" in said  # 50 / 96 - 1
-    assert "one step more (3): +4.1%" in said  # 102 / 98 - 1
+    parts = ("With lag 1: take generators 2", "97.0 tokens", "less (1): -47.9%", "more (3): +4.1%")
+    assert all(part in said for part in parts)  # 50 / 96 - 1 and 102 / 98 - 1
 
 
 def test_the_range_of_choices_ends_at_values_of_the_axis() -> None:
@@ -138,10 +132,8 @@ def test_the_ends_of_an_axis_have_one_neighbour_and_say_so() -> None:
 def test_names_have_no_order_so_the_best_is_taken() -> None:
     axis = Axis("transport.type", ("disk", "nixl", "gloo"))
     knee = find_knee(axis.values, [(50.0,), (100.0,), (80.0,)], axis)
-    assert advice(knee, axis, "") == (
-        "take transport nixl (100 tokens a second); the next best, gloo: -20.0% throughput; the worst, disk: -50.0% "
-        "throughput."
-    )
+    said = advice(knee, axis, "")
+    assert all(part in said for part in ("take transport nixl (100 tokens", "gloo: -20.0%", "disk: -50.0%"))
 
 
 def test_a_point_that_cannot_be_is_told_and_the_others_go_on() -> None:
@@ -149,10 +141,9 @@ def test_a_point_that_cannot_be_is_told_and_the_others_go_on() -> None:
     points += [{"placement.learner.ranks": 2, "sharding": "ddp"}, {"gpus": 4, "learner_share": 1}]
     found = answers(question(), points, processes=1)
     assert [answer.found is None for answer in found] == [False, True, True, True, True]
-    assert "does not divide" in found[1].problem
-    assert "no cost of weight_publish" in found[2].problem
-    assert "no cost of exchange of the mode ddp, all_reduce within a machine" in found[3].problem
-    assert "leaves no rank or no Generator" in found[4].problem
+    problems = ("does not divide", "weight_publish", "exchange of the mode ddp, all_reduce", "no rank or no Generator")
+    for answer, problem in zip(found[1:], problems, strict=True):
+        assert problem in answer.problem
 
 
 def test_processes_give_what_one_process_gives() -> None:
@@ -184,12 +175,9 @@ def test_a_sweep_ends_in_files_a_picture_and_what_to_choose(tmp_path: Path) -> N
     assert picture.read_bytes().startswith(b"\x89PNG")
     said = " ".join(output.export_text().split())
     assert said.startswith("of today")  # what seconds rest on
-    assert "(simulated)" in said
-    assert "With transport shared_memory: take epochs_per_batch 1" in said
     # 0.42 s against 0.65 s for the same tokens: -35.4%
-    assert "one step more (2): -35.4% throughput" in said
-    assert "left out: 2 points" in said
-    assert "is not simulated" in said
+    for part in ("With transport shared_memory: take epochs_per_batch 1", "more (2): -35.4%", "left out: 2 points"):
+        assert part in said
     again = run_sweep(sweep, tmp_path, 1, True, Console(quiet=True), Console(quiet=True))
     assert again.files[2].read_bytes() == picture.read_bytes()  # the same data, the same picture
     assert again.files[0].parent != points.parent

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from harness.core.errors import UserError
-from harness.core.trace import Span, Stage
-from harness.results import Manifest, Run, RunFolder, StepRow, TailRow, load_run
+from harness.core.trace import Stage
+from harness.results import Run, load_run
 from harness.results.writer import SCENARIO
 from harness.scenario.schema import Scenario
 from harness.simulate.machine import Contention
@@ -17,8 +16,8 @@ from harness.simulate.recorded_run import RecordedCall, RecordedRun, RecordedSta
 from harness.simulate.whatif.answer import check_can_be_replayed
 from harness.simulate.whatif.replay import CallPool
 from harness.simulate.whatif.repricing import undisturbed
+from tests.simulate.conftest import WriteRun
 
-MS = 1_000_000
 DISTRIBUTED = {
     "transport": {"type": "object_store"},
     "placement": {"colocated": False, "generator": {"threads": 1}, "learner": {"threads": 1}},
@@ -51,28 +50,15 @@ WAYS: list[Row] = [
 ]
 
 
+Write = Callable[..., Run]
+
+
 @pytest.fixture
-def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+def write(write_run: WriteRun) -> Write:
+    """Return a function that writes a run of these spans, whose steps end at these milliseconds, and reads it."""
+
     def run_of(rows: Sequence[Row], ends: Sequence[int] = (300, 520)) -> Run:
-        folder = RunFolder.create(tmp_path, "by_hand", "run", None)
-        folder.write_manifest(Manifest(scenario="by_hand", experiment="run", started_at="2026-11-21T00:00:00.000Z"))
-        folder.append_spans(Span(lane, Stage(stage), a * MS, b * MS, step, step) for lane, stage, a, b, step in rows)
-        for step, end in enumerate(ends):
-            elapsed_s = (end - 100) / 1e3
-            folder.append(
-                StepRow(
-                    step=step,
-                    version=step + 1,
-                    wall_s=0.2,
-                    elapsed_s=elapsed_s,
-                    optimizer_steps=1,
-                    lanes={},
-                    metrics={},
-                )
-            )
-        folder.append(TailRow(wall_s=0.0, elapsed_s=0.5, lanes={}))
-        folder.finish("completed")
-        return load_run(folder.folder)
+        return load_run(write_run(rows, steps=[{"elapsed_s": (end - 100) / 1e3} for end in ends]))
 
     return run_of
 
@@ -92,7 +78,7 @@ def told(calls: Sequence[RecordedCall]) -> list[tuple[str, str, int, float, list
     ]
 
 
-def test_calls_with_recorded_ways(write) -> None:  # type: ignore[no-untyped-def]
+def test_calls_with_recorded_ways(write: Write) -> None:
     calls, record_s = RecordedRun(write([*LEARNER, *WAYS])).calls()
 
     assert told(calls) == [
@@ -107,7 +93,7 @@ def test_calls_with_recorded_ways(write) -> None:  # type: ignore[no-untyped-def
     assert record_s == {0: pytest.approx(0.006)}
 
 
-def test_calls_of_before_ways_were_recorded(write) -> None:  # type: ignore[no-untyped-def]
+def test_calls_of_before_ways_were_recorded(write: Write) -> None:
     calls, record_s = RecordedRun(write(LEARNER)).calls()
 
     by_key = {(call.work, call.key): call for call in calls}
@@ -115,16 +101,12 @@ def test_calls_of_before_ways_were_recorded(write) -> None:  # type: ignore[no-u
     assert told([by_key[Work.PUBLISH, 1]])[0][3] == 4  # the other half
     assert told([by_key[Work.UPDATE, 1]])[0][3] == 12  # from 300 on, the driver's own books included
     assert record_s == {}
-
-
-def test_bookkeeping_before_a_wait_shows_without_spans_of_its_own(write) -> None:  # type: ignore[no-untyped-def]
+    # where a step ends at 300 and the wait begins at 304, the driver's own books show without spans of theirs
     rows = [*LEARNER[:4], ("learner", "update", 205, 290, 0), ("learner", "wait_for_batch", 304, 350, 1)]
-
-    # the step ends at 300, the wait begins at 304
     assert RecordedRun(write(rows, ends=(300,))).calls()[1] == {0: pytest.approx(0.004)}
 
 
-def test_weights_in_the_middle_of_a_batch_are_a_call_of_their_own(write) -> None:  # type: ignore[no-untyped-def]
+def test_weights_in_the_middle_of_a_batch_are_a_call_of_their_own(write: Write) -> None:
     rows: list[Row] = [
         ("generator", "startup", 0, 100, -1),
         ("generator", "wait_for_weights", 100, 110, 0),
@@ -144,7 +126,7 @@ def test_weights_in_the_middle_of_a_batch_are_a_call_of_their_own(write) -> None
     ]
 
 
-def test_two_shards_of_a_batch_are_two_calls(write) -> None:  # type: ignore[no-untyped-def]
+def test_two_shards_of_a_batch_are_two_calls(write: Write) -> None:
     rows: list[Row] = [
         ("scorer", "startup", 0, 100, -1),
         ("scorer", "wait_for_rollouts", 100, 120, 0),
@@ -161,7 +143,7 @@ def test_two_shards_of_a_batch_are_two_calls(write) -> None:  # type: ignore[no-
     ("settings", "named"),
     [("dynamic_sampling: {attempts: 2}\n", "dynamic_sampling"), ("learner: {stream: as_scored}\n", "learner.stream")],
 )
-def test_a_run_that_no_replay_repeats_is_refused(settings, named, write) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_that_no_replay_repeats_is_refused(settings: str, named: str, write: Write) -> None:
     run = write([*LEARNER, *WAYS])
     (run.folder / SCENARIO).write_text(settings)
     with pytest.raises(UserError) as refused:
@@ -170,14 +152,7 @@ def test_a_run_that_no_replay_repeats_is_refused(settings, named, write) -> None
     assert named in refused.value.what
 
 
-def test_what_ran_alone_stays_as_it_was(write) -> None:  # type: ignore[no-untyped-def]
-    calls, _ = RecordedRun(write([*LEARNER, *WAYS])).calls()
-    contention, scenario = Contention(cores=2, slowdown=0.5), Scenario.model_validate(DISTRIBUTED)
-
-    assert told(undisturbed(calls, contention, scenario)) == told(calls)
-
-
-def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write) -> None:  # type: ignore[no-untyped-def]
+def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write: Write) -> None:
     rows: list[Row] = [
         ("learner", "startup", 0, 100, -1),
         ("learner", "update", 100, 160, 0),
@@ -188,6 +163,8 @@ def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write) -> N
     ]
     contention, scenario = Contention(cores=2, slowdown=0.5), Scenario.model_validate(DISTRIBUTED)
 
+    alone, _ = RecordedRun(write([*LEARNER, *WAYS])).calls()
+    assert told(undisturbed(alone, contention, scenario)) == told(alone)
     calls = undisturbed(RecordedRun(write(rows)).calls()[0], contention, scenario)
 
     # both work from 130 to 160, each at 1 / 1.5 of its speed: 30 ms are 20 ms of work
@@ -212,21 +189,17 @@ def test_what_ran_beside_others_is_taken_at_what_it_would_take_alone(write) -> N
     )
 
 
+def call(lane: str, stage: Stage, key: int, seconds: float) -> RecordedCall:
+    work = Work.LOAD if stage is Stage.WEIGHT_LOAD else Work.SCORE
+    return RecordedCall(lane, work, key, (RecordedStage(stage, seconds),))
+
+
 def test_a_book_hands_each_call_out_once() -> None:
-    def load(lane: str, version: int, seconds: float) -> RecordedCall:
-        return RecordedCall(lane, Work.LOAD, version, (RecordedStage(Stage.WEIGHT_LOAD, seconds),))
+    recorded = (("generator0", 0, 9.0), ("generator0", 5, 1.0), ("generator1", 5, 2.0), ("generator0", 6, 3.0))
+    book = CallPool([call(lane, Stage.WEIGHT_LOAD, key, seconds) for lane, key, seconds in recorded], steady_from=2)
 
-    calls = [
-        load("generator0", 0, 9.0),
-        load("generator0", 5, 1.0),
-        load("generator1", 5, 2.0),
-        load("generator0", 6, 3.0),
-    ]
-    book = CallPool(calls, steady_from=2)
-
-    assert book.take("generator1", Work.LOAD, 5).seconds == 2.0  # its own
-    assert book.take("generator1", Work.LOAD, 5).seconds == 1.0  # that of the lane beside it
-    assert book.take("generator1", Work.LOAD, 5).seconds == 2.0  # once more, as it was
+    # its own, that of the lane beside it, and once more as it was
+    assert [book.take("generator1", Work.LOAD, 5).seconds for _ in range(3)] == [2.0, 1.0, 2.0]
     assert book.borrowed == {}
     # steady are those of versions 5, 5 and 6, in order of time: version 7 takes number 7 % 3 of them
     assert book.take("generator1", Work.LOAD, 7).seconds == 2.0
@@ -234,10 +207,7 @@ def test_a_book_hands_each_call_out_once() -> None:
 
 
 def test_another_draw_takes_the_times_of_the_same_calls_from_another_place_on() -> None:
-    def score(step: int) -> RecordedCall:
-        return RecordedCall("scorer", Work.SCORE, step, (RecordedStage(Stage.SCORE, float(step)),))
-
-    calls = list(map(score, range(12)))
+    calls = [call("scorer", Stage.SCORE, step, float(step)) for step in range(12)]
     by_draw = [CallPool(calls, steady_from=2, draw=draw) for draw in range(3)]
     times = [[pool.take("scorer", Work.SCORE, step).seconds for step in range(12)] for pool in by_draw]
     assert times[0] == list(range(12))
