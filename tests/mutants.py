@@ -135,7 +135,7 @@ class _Changes(ast.NodeVisitor):
 
 def _span(node: ast.AST) -> tuple[int, int, int, int]:
     """First line and column, last line and column, in bytes."""
-    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset  # type: ignore[attr-defined, no-any-return]
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
