@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,18 @@ import pytest
 from harness.probes.provenance import code_state, machine_facts, package_versions
 
 COMMIT_FACTS = ("id", "time", "dirty")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Where torch is loaded, give it one thread."""
+    torch = sys.modules.get("torch")
+    before = torch and torch.get_num_threads()
+    if torch:
+        torch.set_num_threads(1)
+    yield
+    if torch:
+        torch.set_num_threads(before)
 
 
 @pytest.hookimpl(tryfirst=True)

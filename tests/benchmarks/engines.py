@@ -21,12 +21,21 @@ GEMM_SIZE, GEMM_REPEATS, PROMPTS, SAMPLES, PROMPT_TOKENS = 1024, 5, 8, 8, 13
 PRECISIONS = ("float32", "bfloat16")
 
 
+def llama_of(model: Any, tokenizer: Any) -> Any:
+    """Return transformers' model with the same weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    llama = LlamaForCausalLM(LlamaConfig.from_dict(model.config.to_hf(**ends))).eval()
+    llama.load_state_dict(model.state_dict(), strict=False)
+    return llama
+
+
 class Work:
     """One model with its weights in every engine, and one request."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
 
         from harness.core.allocator import keep_freed_memory
         from harness.core.types import SamplingParams
@@ -37,9 +46,7 @@ class Work:
         self.model, self.tokenizer, self.prompts = model_and_prompts(options)
         self.least = 0 if options.natural else options.tokens
         self.sampling = SamplingParams(min_tokens=self.least, max_tokens=options.tokens)
-        ends = {"eos_token_id": self.tokenizer.eos_token_id, "pad_token_id": self.tokenizer.pad_token_id}
-        self.llama = LlamaForCausalLM(LlamaConfig.from_dict(self.model.config.to_hf(**ends))).eval()
-        self.llama.load_state_dict(self.model.state_dict(), strict=False)
+        self.llama = llama_of(self.model, self.tokenizer)
         self.engines: dict[str, Any] = {
             f"native {precision}": native_engine(self.model, self.tokenizer, precision=precision)  # type: ignore[arg-type]
             for precision in PRECISIONS

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.policy import policy_log_probs
+from harness.models.tokenizer import train_tokenizer
+from tests.benchmarks.engines import llama_of
 
 PROMPTS, GROUP_SIZE, PROMPT_LENGTH, RESPONSE_LENGTH = 8, 8, 13, 32
 LENGTHS = {"forced": (RESPONSE_LENGTH, RESPONSE_LENGTH), "natural": (4, RESPONSE_LENGTH)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_batch(lengths):
@@ -38,20 +31,13 @@ def make_batch(lengths):
     return prompts_PL, torch.full((PROMPTS,), PROMPT_LENGTH), responses_BT, mask_BT, index_B
 
 
-def make_model(kind):
-    own = DecoderLM(PRESETS["small"])
-    if kind == "own":
-        return own
-    llama = LlamaForCausalLM(LlamaConfig.from_dict(own.config.to_hf()))
-    llama.load_state_dict(own.state_dict(), strict=False)
-    return llama
-
-
 @pytest.mark.parametrize("kind", ["own", "transformers"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lengths", sorted(LENGTHS))
 def test_forward_and_backward(benchmark, lengths, precision, kind):
-    model, batch = make_model(kind), make_batch(lengths)
+    model, batch = DecoderLM(PRESETS["small"]), make_batch(lengths)
+    if kind == "transformers":
+        model = llama_of(model, train_tokenizer([""], 258)).train()
     benchmark.group = f"log-probs with gradients, {lengths} lengths, {precision}"
 
     def forward_and_backward():

@@ -27,14 +27,6 @@ Weights = Mapping[str, torch.Tensor]
 GROUP = "weights, publish to own tensors"
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def weights() -> Weights:
     return dict(DecoderLM(PRESETS["small"]).state_dict())

@@ -18,8 +18,3 @@ def test_no_response_crashes_hangs_or_spoils_the_grader(count: int) -> None:
     grader.symbolic.timeout_s = 600.0
     assert grader(r"\sqrt{289}", "17") is True
     grader.close()
-
-
-def test_the_responses_depend_on_the_seed_alone() -> None:
-    assert list(hostile_responses(3, 40)) == list(hostile_responses(3, 40))
-    assert list(hostile_responses(3, 40)) != list(hostile_responses(4, 40))
