@@ -17,6 +17,12 @@ from harness.probes.provenance import code_state, machine_facts, package_version
 COMMIT_FACTS = ("id", "time", "dirty")
 
 
+@pytest.fixture(scope="session")
+def timed(request: pytest.FixtureRequest) -> bool:
+    """Whether anything is timed; else each body runs once, and the dear ones are smaller."""
+    return not request.config.option.benchmark_disable
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Where torch is loaded, give it one thread."""

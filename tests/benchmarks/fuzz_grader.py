@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from harness.tasks.maths.answers import agree_exactly
 from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_fn
 from harness.tasks.maths.symbolic import AnswerGrader
 from tests.benchmarks.runner import counted, parser
@@ -147,33 +146,13 @@ def grade_all(grader: AnswerGrader, responses: Iterable[tuple[str, str]]) -> dic
     return {"right": right, "longest_s": longest_s}
 
 
-def exact_work(responses: Iterable[tuple[str, str]]) -> list[float]:
-    """Return the seconds of work of each response by the exact rules alone, algebra never being asked."""
-
-    def agree(answer: str, ground_truth: str) -> bool:
-        return agree_exactly(answer, ground_truth) is True
-
-    seconds = []
-    for response, truth in responses:
-        began = time.process_time()
-        for function in (r1_zero_reward_fn, question_only_reward_fn):
-            function(response, truth, agree=agree)
-        seconds.append(time.process_time() - began)
-    return seconds
-
-
 def main() -> None:
     made = parser(__doc__, EXAMPLE)
     made.add_argument("--count", type=int, default=10_000)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--limit", type=float, default=0.5, help="seconds that a symbolic comparison may take")
-    made.add_argument("--exact", action="store_true", help="time the exact rules alone, in seconds of work")
     options = made.parse_args()
     responses = counted(hostile_responses(options.seed, options.count), options.count, "responses")
-    if options.exact:
-        seconds = exact_work(responses)
-        print(f"{options.count} responses: {sum(seconds):.1f} s of work, the longest {1000 * max(seconds):.1f} ms")
-        return
     grader, began = AnswerGrader(options.limit), time.monotonic()
     outcome = grade_all(grader, responses)
     grader.close()

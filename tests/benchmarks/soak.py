@@ -7,9 +7,8 @@ kills    SIGKILL of a command, in one process or on Ray, or of its Learner alone
          and ends with the bytes of the policy of a run that nobody disturbed.
 ranks    A rank of a Learner of two is killed, while it starts too, or stopped: the run ends in time and by the rank's
          name, or as a stall with the stacks and last calls of both.
-row      Run after run in one process, or command after command: no process, descriptor, shared memory, temporary file
-         or resident memory is more after the last than after the second. Ray itself leaves up to two sockets at each
-         start in one process.
+row      Run after run in one process: processes, descriptors, shared memory, temporary files and resident memory are no
+         more after the last than after the second. Ray itself leaves up to two sockets at each start.
 
 Processes, shared memory and temporary files that are left 10 s later count as wrong. Exits with 1 if anything did.
 """
@@ -60,8 +59,6 @@ EXAMPLE = "python -m tests.benchmarks.soak signals --seed 3        # about an ho
 PART = "ray::PartActor"
 GONE_S, PATIENCE_S, BUSY_S = 10.0, 300.0, 5.0
 """Seconds in which what a command leaves goes by itself; that a test waits for a moment; that a loaded machine adds."""
-TINY = "model={type: preset, preset: tiny, warm_start: false, threads: 1}"
-ON_RAY = "{cpus: 0.25}"
 
 
 class Outcome(NamedTuple):
@@ -105,13 +102,17 @@ def place() -> Iterator[Place]:
             yield Place(Path(base), traces)
 
 
+def files_in(traces: Traces) -> list[str]:
+    return [name for name in os.listdir(traces.folder) if not name.startswith("torchinductor_")]  # torch's own cache
+
+
 def left_of(traces: Traces, beside_ray: bool = False, before: Sequence[object] = ()) -> list[str]:
     """Return what is left after a while: of a command everything, of a run in this process its parts and files."""
     end_s = time.monotonic() + GONE_S
     while True:
         processes = [line for pid, line in traces.processes(PART if beside_ray else "").items() if pid not in before]
         shared = [name for name in traces.shared_memory() if not (beside_ray and "plasma" in name)]
-        files = [name for name in os.listdir(traces.folder) if not name.startswith("torchinductor_")]
+        files = files_in(traces)
         if beside_ray:
             files = [str(file) for file in traces.folder.glob("grpo-*/ranks-*/*") if str(file) not in before]
         found = [*processes, *shared, *files]
@@ -138,53 +139,36 @@ def run_here(file: Path, out: Path, factory: PartsFactory, started: Callable[[Ma
 # ---- row
 
 
-class Held(NamedTuple):
-    """What is there between two runs."""
-
-    processes: int
-    descriptors: int
-    resident_mib: float
-    shared_bytes: int
-    temporary_files: int
-
-
 WARM, RAYS_OWN = 2, 2
 """Runs after which everything is loaded; descriptors that each start of Ray leaves."""
 ROW = (
-    TINY,
+    "model={type: preset, preset: tiny, warm_start: false, threads: 1}",
     "sampling.max_tokens=8",
     "rollout_batch_size=8",
     "group_size=4",
     "steps=4",
     "evaluation={every: 4, prompts: 4}",
     "transport={type: shared_memory}",
-    f"placement={{generator: {ON_RAY}, learner: {ON_RAY}, scorer: {ON_RAY}}}",
+    "placement={generator: {cpus: 0.25}, learner: {cpus: 0.25}, scorer: {cpus: 0.25}}",
 )
 
 
 def row(where: Place, options: argparse.Namespace) -> Outcomes:
-    traces, own, out = where.traces, psutil.Process(), where.new() / "out"
-    held: list[Held] = []
-    for number in range(options.first, options.first + options.runs):
-        if options.commands:
-            sets = [argument for each in ROW for argument in ("--set", each)]
-            where.command(out, "sync_k1", *sets)[0].wait(PATIENCE_S)
-        else:
-            run_scenario(load_scenario("sync_k1", list(ROW)), out, quiet=True, show=lambda _: None)
+    traces, own, held = where.traces, psutil.Process(), list[dict[str, int]]()
+    for number in range(options.runs):
+        run_scenario(load_scenario("sync_k1", list(ROW)), where.base / "out", quiet=True, show=lambda _: None)
         gc.collect()
         entries = [Path("/dev/shm", name) for name in traces.shared_memory()]
-        files = [name for name in os.listdir(traces.folder) if not name.startswith("torchinductor_")]
-        sizes = sum(entry.stat().st_size for entry in entries if entry.exists())
-        resident = own.memory_info().rss / 2**20
-        held.append(Held(len(traces.processes()), own.num_fds(), resident, sizes, len(files)))
-        of_ray = 0 if options.commands else RAYS_OWN * max(0, len(held) - WARM)
-        allowed = Held(0, of_ray, options.memory_mib, 0, 0)
-        compared = zip(Held._fields, held[min(WARM, len(held)) - 1], held[-1], allowed, strict=True)
-        grown = [f"{name}: {before:g} to {after:g}" for name, before, after, more in compared if after > before + more]
-        last = number == options.first + options.runs - 1
-        yield Outcome(
-            "row", ", ".join(f"{value:.0f} {name}" for name, value in held[-1]._asdict().items()), grown * last
-        )
+        shared = sum(entry.stat().st_size for entry in entries if entry.exists())
+        now = {"processes": len(traces.processes()), "descriptors": own.num_fds(), "bytes in /dev/shm": shared}
+        held.append(now | {"files": len(files_in(traces)), "MiB resident": own.memory_info().rss >> 20})
+        warm, last = held[min(number, WARM - 1)], held[-1]
+        allowed = {"descriptors": RAYS_OWN * max(0, number + 1 - WARM), "MiB resident": options.memory_mib}
+        grown = [
+            f"{name} {warm[name]} to {last[name]}" for name in last if last[name] > warm[name] + allowed.get(name, 0)
+        ]
+        said = ", ".join(f"{value} {name}" for name, value in last.items())
+        yield Outcome("row", said, grown if number == options.runs - 1 else [])
 
 
 # ---- ranks
@@ -412,7 +396,8 @@ def policy_of(run: Path) -> bytes:
 
 STALL_S = 30.0
 SMALL = (
-    TINY,
+    "model.preset=tiny",
+    "model.warm_start=false",
     "steps=6",
     "rollout_batch_size=8",
     "group_size=4",
@@ -659,7 +644,6 @@ def main() -> int:
     made.add_argument("--only", choices=SCENARIOS, help="of signals, this scenario alone")
     made.add_argument("--ranks", type=int, default=1, help="of the Learner, in kills (1)")
     made.add_argument("--sharding", default="ddp", choices=("ddp", "fsdp2"), help="of the Learner, in ranks (ddp)")
-    made.add_argument("--commands", action="store_true", help="in row, each run is a command of its own")
     made.add_argument("--memory-mib", type=float, default=60.0, help="by which resident memory may grow in row (60)")
     options = made.parse_args()
     total = options.runs if options.kind != "signals" else (options.runs + 1) * (1 if options.only else len(SCENARIOS))

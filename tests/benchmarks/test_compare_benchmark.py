@@ -23,16 +23,10 @@ from tests.benchmarks.many_runs import LAYOUTS, write_results
 STEPS, MOST_BYTES = 200, 1e9
 
 
-@pytest.fixture(scope="module")
-def num_runs(request: pytest.FixtureRequest) -> int:
-    """So many runs are read; two where nothing is timed."""
-    return 2 if request.config.option.benchmark_disable else 20
-
-
 @pytest.fixture(scope="module", params=LAYOUTS)
-def some_runs(request: pytest.FixtureRequest, num_runs: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def some_runs(request: pytest.FixtureRequest, timed: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
-    write_results(root, request.param, range(num_runs), STEPS)
+    write_results(root, request.param, range(20 if timed else 2), STEPS)
     return root
 
 
@@ -43,10 +37,10 @@ def test_reading_a_run(benchmark: BenchmarkFixture, some_runs: Path) -> None:
 
 
 @pytest.mark.parametrize("brief", [False, True], ids=["in full", "for an overview"])
-def test_gathering_20_runs(benchmark: BenchmarkFixture, some_runs: Path, num_runs: int, brief: bool) -> None:
-    benchmark.extra_info |= {"runs": num_runs, "steps": STEPS}
+def test_gathering_20_runs(benchmark: BenchmarkFixture, some_runs: Path, timed: bool, brief: bool) -> None:
+    benchmark.extra_info |= {"runs": 20, "steps": STEPS}
     experiments, damaged = benchmark.pedantic(gather, ([some_runs], brief), rounds=5, warmup_rounds=1)
-    assert (sum(len(experiment.members) for experiment in experiments), damaged) == (num_runs, [])
+    assert (sum(len(experiment.members) for experiment in experiments), damaged) == (20 if timed else 2, [])
 
 
 @pytest.mark.slow
@@ -74,8 +68,8 @@ def test_the_cost_grows_linearly(benchmark: BenchmarkFixture, layout: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_1000_runs_of_200_steps(benchmark: BenchmarkFixture, layout: str, tmp_path: Path) -> None:
-    write_results(tmp_path, layout, range(1000), STEPS)
+def test_1000_runs_of_200_steps(benchmark: BenchmarkFixture, timed: bool, layout: str, tmp_path: Path) -> None:
+    write_results(tmp_path, layout, range(1000 if timed else 20), STEPS)
     peaks: list[int] = []
 
     def compare() -> None:

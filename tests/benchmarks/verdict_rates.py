@@ -66,16 +66,6 @@ class Question:
     rows: Callable[[Generator, int], Rows]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table whose cells are text or rates."""
-
-    name: str
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-
 def share(hits: Sequence[bool]) -> Rate:
     return rate(np.array(hits, dtype=bool))
 
@@ -223,23 +213,17 @@ QUESTIONS = (
 ROWS = 3 * len(FAMILY_NOISE) + 6 * len(TRUTHS) + 9 + 3 * len(KINDS) + 15 + 2
 
 
-def simulate(experiments: int, seed: int) -> list[Table]:
-    """Return every table, each from a generator of its own, so that one does not depend on another."""
+def simulate(experiments: int, seed: int) -> list[list[tuple[Cell, ...]]]:
+    """Return the rows of every table, each from a generator of its own, so that one does not depend on another."""
+    made: list[list[tuple[Cell, ...]]] = [[] for _ in QUESTIONS]
     rows = (
         (place, row)
         for place, question in enumerate(QUESTIONS)
         for row in question.rows(np.random.default_rng([seed, place]), experiments)
     )
-    made: list[list[tuple[Cell, ...]]] = [[] for _ in QUESTIONS]
     for place, row in runner.counted(rows, ROWS, "rows of the tables"):
         made[place].append(row)
-    return [Table(each.name, each.title, each.header, tuple(of)) for each, of in zip(QUESTIONS, made, strict=True)]
-
-
-def shown(table: Table) -> runner.Table:
-    """Return a table as text, with rates and their intervals."""
-    rows = (tuple(cell if isinstance(cell, str) else text_of(cell) for cell in row) for row in table.rows)
-    return runner.Table(table.title, table.header, tuple(rows), words=len(table.header))
+    return made
 
 
 def main() -> None:
@@ -249,13 +233,14 @@ def main() -> None:
     options = made.parse_args()
     if options.experiments < 4:
         made.error("--experiments must be at least 4")
-    tables = simulate(options.experiments, options.seed)
+    rows = simulate(options.experiments, options.seed)
+    tables, figures = [], []
+    for question, of in zip(QUESTIONS, rows, strict=True):
+        cells = [tuple(cell if isinstance(cell, str) else text_of(cell) for cell in row) for row in of]
+        tables.append(runner.Table(question.title, question.header, tuple(cells), words=len(question.header)))
+        figures.append({"name": question.name, "title": question.title, "header": question.header, "rows": of})
     runner.publish(
-        "Rates of verdicts on simulated noise",
-        list(map(shown, tables)),
-        options,
-        experiments=options.experiments,
-        tables=tables,
+        "Rates of verdicts on simulated noise", tables, options, experiments=options.experiments, tables=figures
     )
 
 
