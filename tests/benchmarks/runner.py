@@ -92,7 +92,7 @@ def as_plain(value: object) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def publish(title: str, tables: Sequence[Table], options: argparse.Namespace, **figures: Any) -> None:
+def publish(title: str, tables: Sequence[Table], options: argparse.Namespace, /, **figures: Any) -> None:
     """Print a page of tables in Markdown, with machine, versions and commit; write the files that are asked for."""
     machine, code, versions = machine_facts(), code_state(), package_versions()
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if name in ("torch", "transformers"))

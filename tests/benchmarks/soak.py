@@ -40,7 +40,7 @@ import psutil
 
 from harness.core.errors import HarnessError
 from harness.core.trace import RecordingTracer
-from harness.results import Run, find_runs, load_run
+from harness.results import DamagedRun, Run, find_runs, load_run
 from harness.results.writer import MANIFEST
 from harness.run.actors.part import CLOSE_S, LAST_WORDS_S, LEAST_START_S
 from harness.run.experiment import go_on_with, run_scenario
@@ -119,6 +119,10 @@ def left_of(traces: Traces, beside_ray: bool = False, before: Sequence[object] =
         if not found or time.monotonic() > end_s:
             return [f"left: {found}"] if found else []
         time.sleep(0.1)
+
+
+def runs_in(out: Path) -> tuple[list[Run], list[DamagedRun]]:
+    return find_runs(out) if any(out.rglob(MANIFEST)) else ([], [])
 
 
 def run_here(file: Path, out: Path, factory: PartsFactory, started: Callable[[Mapping[str, int]], object]) -> str:
@@ -231,7 +235,7 @@ def struck_rank(where: Place, factory: PartsFactory, kind: str, rank: int, delay
     died = rf"learner/{rank} died" if kind == "killed" else r"(learner/\d|generator|scorer) died"
     wrong = [] if re.search("stall_after_s" if kind == "stopped" else died, message) else [f"it said: {message}"]
     if kind == "stopped":
-        runs = find_runs(home / "out")[0]
+        runs, _ = runs_in(home / "out")
         log = (runs[0].folder / "log.txt").read_text() if runs else ""
         wanted = [
             f"{said % each}" for each in (0, 1) for said in ("stacks of learner/%d (process ", "learner/%d last: ")
@@ -537,7 +541,7 @@ def struck_command(where: Place, scenario: str, kind: str, fraction: float, whol
     wrong += left_of(traces)
     if "Traceback" in text:
         wrong.append(f"a traceback: {text[-1500:]}")
-    runs, damaged = find_runs(out) if any(out.rglob(MANIFEST)) else ([], [])
+    runs, damaged = runs_in(out)
     wrong += [f"damaged: {each.error}" for each in damaged]
     wanted = [expected(kind, each, arms) for each in moments] or [expected("", Moment((), heard=False), arms)]
     found = {each.manifest.arm or "": each for each in runs}
