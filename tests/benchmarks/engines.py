@@ -14,7 +14,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from tests.benchmarks.runner import Table, Took, in_turns, parser, publish, spread
+from harness.report.document import Table
+from tests.benchmarks.runner import Took, in_turns, parser, publish, spread
 
 EXAMPLE = "OMP_NUM_THREADS=1 python -m tests.benchmarks.engines --warm-start --rounds 9"
 GEMM_SIZE, GEMM_REPEATS, PROMPTS, SAMPLES, PROMPT_TOKENS = 1024, 5, 8, 8, 13

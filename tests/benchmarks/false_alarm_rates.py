@@ -21,7 +21,8 @@ import numpy as np
 from harness.compare import Member, gather
 from harness.compare.judging import is_same, paired_runs
 from harness.compare.stats.estimates import of_blocks
-from tests.benchmarks.runner import Table, parser, publish
+from harness.report.document import Table
+from tests.benchmarks.runner import parser, publish
 from tests.stand_ins.false_alarms import Rate, judged, naive_hits, rate, rate_in_time, windows
 from tests.stand_ins.simulated_verdicts import log_ratio
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from harness.compare.stats.bootstrap import ratio_over_steps
 from harness.compare.stats.intervals import wilson_interval
-from tests.benchmarks.runner import Table, counted, parser, publish
+from harness.report.document import Table
+from tests.benchmarks.runner import counted, parser, publish
 
 EXAMPLE = "python -m tests.benchmarks.imported_rates --pairs 500"
 NOISE = 0.1

@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.runner import Table, counted, in_child, parser, publish
+from harness.report.document import Table
+from tests.benchmarks.runner import counted, in_child, parser, publish
 
 EXAMPLE = 'python -m tests.benchmarks.memory_plans --only small --only "fsdp2, 2 ranks"'
 MIB = 2**20

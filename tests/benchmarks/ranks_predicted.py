@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from harness.core.trace import Stage
+from harness.report.document import Table
 from harness.results import Run
 from harness.results.writer import SCENARIO
 from harness.run.experiment import run_scenario
@@ -23,7 +24,7 @@ from harness.simulate.calibrate.observations import find_sources
 from harness.simulate.forecast import forecast
 from harness.simulate.metrics import metrics_of_run
 from harness.simulate.recorded_run import run_label
-from tests.benchmarks.runner import Table, counted, parser, publish
+from tests.benchmarks.runner import counted, parser, publish
 
 EXAMPLE = "python -m tests.benchmarks.ranks_predicted --results results/ranks --rounds 2"
 HELD_OUT = "tests/holdout/ranks.yaml"

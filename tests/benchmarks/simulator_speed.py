@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from harness.core.protocols import Generator, Learner, Scorer
 from harness.core.trace import RecordingTracer
 from harness.loop import LoopPlan, Observer, StepReport, run_loop
+from harness.report.document import Table
 from harness.settings.replay import ReplaySettings
 from harness.simulate.clock import VirtualClockLoop, run_virtual
-from tests.benchmarks.runner import Table, counted, parser, publish
+from tests.benchmarks.runner import counted, parser, publish
 from tests.stand_ins.simulated_parts import constant, simulated_generator, simulated_learner, simulated_scorer
 
 EXAMPLE = "python -m tests.benchmarks.simulator_speed --generators 8 64 --orders 64000 --lag-control drop"
@@ -57,7 +59,7 @@ def simulate(generators: int, steps: int, control: str = "wait") -> Speed:
     """Run the loop once, with one prompt for each Generator; ``replay`` is ``wait`` with a buffer of four batches."""
 
     async def main(tracer: RecordingTracer) -> Speed:
-        made = [
+        made: list[Generator] = [
             simulated_generator(
                 tracer,
                 constant(8.0 + 0.001 * index),  # no two end at the same time
@@ -68,8 +70,10 @@ def simulate(generators: int, steps: int, control: str = "wait") -> Speed:
             for index in range(generators)
         ]
         num_scorers = max(1, generators // GENERATORS_PER_SCORER)
-        scorers = [simulated_scorer(tracer, constant(0.01), f"scorer{index}") for index in range(num_scorers)]
-        learner = simulated_learner(tracer, constant(5.0), constant(1.0))
+        scorers: list[Scorer] = [
+            simulated_scorer(tracer, constant(0.01), f"scorer{index}") for index in range(num_scorers)
+        ]
+        learner: Learner = simulated_learner(tracer, constant(5.0), constant(1.0))
         prompts, capacity = tuple(range(generators)), 4 * generators if control == "replay" else 0
         replay = ReplaySettings(capacity=capacity, max_age=4, sample_groups=generators)
         lag_control: Any = "wait" if control == "replay" else control

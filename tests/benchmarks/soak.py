@@ -40,6 +40,7 @@ import psutil
 
 from harness.core.errors import HarnessError
 from harness.core.trace import RecordingTracer
+from harness.report.document import Table
 from harness.results import DamagedRun, Run, find_runs, load_run
 from harness.results.writer import MANIFEST
 from harness.run.actors.part import CLOSE_S, LAST_WORDS_S, LEAST_START_S
@@ -52,7 +53,7 @@ from harness.scenario.axes import expand
 from harness.scenario.lanes import all_lanes
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from tests.benchmarks.runner import ROOT, Table, counted, parser, publish
+from tests.benchmarks.runner import ROOT, counted, parser, publish
 from tests.e2e.conftest import Traces
 
 EXAMPLE = "python -m tests.benchmarks.soak signals --seed 3        # about an hour; --only vllm_sync: one of five"

@@ -19,8 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from harness.core.progress import progress_bars
-from tests.benchmarks.runner import Console, Table, parser, publish, spread
+from harness.report.document import Table
+from tests.benchmarks.runner import parser, publish, spread
 
 EXAMPLE = "OMP_NUM_THREADS=1 python -m tests.benchmarks.step_vs_trl --precision bfloat16"
 GROUP_SIZE, PROMPTS_PER_BATCH, WARM_UP = 8, 8, 2

@@ -24,8 +24,9 @@ from harness.compare.stats.verdicts import (
     enough,
     side_of_limit,
 )
-from tests.benchmarks import runner
+from harness.report.document import Table
 from tests.benchmarks.false_alarm_rates import text_of
+from tests.benchmarks.runner import counted, parser, publish
 from tests.stand_ins.false_alarms import Rate, naive_p, rate
 from tests.stand_ins.noise import NoiseModel
 from tests.stand_ins.simulated_verdicts import (
@@ -221,13 +222,13 @@ def simulate(experiments: int, seed: int) -> list[list[tuple[Cell, ...]]]:
         for place, question in enumerate(QUESTIONS)
         for row in question.rows(np.random.default_rng([seed, place]), experiments)
     )
-    for place, row in runner.counted(rows, ROWS, "rows of the tables"):
+    for place, row in counted(rows, ROWS, "rows of the tables"):
         made[place].append(row)
     return made
 
 
 def main() -> None:
-    made = runner.parser(__doc__, EXAMPLE)
+    made = parser(__doc__, EXAMPLE)
     made.add_argument("--experiments", type=int, default=4000, help="for each rate, at least 4 (4000)")
     made.add_argument("--seed", type=int, default=0, help="of the noise")
     options = made.parse_args()
@@ -237,11 +238,9 @@ def main() -> None:
     tables, figures = [], []
     for question, of in zip(QUESTIONS, rows, strict=True):
         cells = [tuple(cell if isinstance(cell, str) else text_of(cell) for cell in row) for row in of]
-        tables.append(runner.Table(question.title, question.header, tuple(cells), words=len(question.header)))
+        tables.append(Table(question.title, question.header, tuple(cells), words=len(question.header)))
         figures.append({"name": question.name, "title": question.title, "header": question.header, "rows": of})
-    runner.publish(
-        "Rates of verdicts on simulated noise", tables, options, experiments=options.experiments, tables=figures
-    )
+    publish("Rates of verdicts on simulated noise", tables, options, experiments=options.experiments, tables=figures)
 
 
 if __name__ == "__main__":
