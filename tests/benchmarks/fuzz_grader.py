@@ -133,7 +133,7 @@ def hostile_responses(seed: int, count: int) -> Iterator[tuple[str, str]]:
 
 
 def grade_all(grader: AnswerGrader, responses: Iterable[tuple[str, str]]) -> dict[str, float]:
-    """Grade responses with both reward functions; return how many were right, and the longest seconds of one."""
+    """Grade with both reward functions; return how many were right, and the longest seconds of one."""
     right = longest_s = 0.0
     for response, truth in responses:
         for function in (r1_zero_reward_fn, question_only_reward_fn):

@@ -146,22 +146,13 @@ def run_here(file: Path, out: Path, factory: PartsFactory, started: Callable[[Ma
 
 WARM, RAYS_OWN = 2, 2
 """Runs after which everything is loaded; descriptors that each start of Ray leaves."""
-ROW = (
-    "model={type: preset, preset: tiny, warm_start: false, threads: 1}",
-    "sampling.max_tokens=8",
-    "rollout_batch_size=8",
-    "group_size=4",
-    "steps=4",
-    "evaluation={every: 4, prompts: 4}",
-    "transport={type: shared_memory}",
-    "placement={generator: {cpus: 0.25}, learner: {cpus: 0.25}, scorer: {cpus: 0.25}}",
-)
 
 
 def row(where: Place, options: argparse.Namespace) -> Outcomes:
     traces, own, held = where.traces, psutil.Process(), list[dict[str, int]]()
+    settings = [*SMALL, *SCENARIOS["sync_k1"]]
     for number in range(options.runs):
-        run_scenario(load_scenario("sync_k1", list(ROW)), where.base / "out", quiet=True, show=lambda _: None)
+        run_scenario(load_scenario("sync_k1", settings), where.base / "out", quiet=True, show=lambda _: None)
         gc.collect()
         entries = [Path("/dev/shm", name) for name in traces.shared_memory()]
         shared = sum(entry.stat().st_size for entry in entries if entry.exists())
@@ -288,6 +279,7 @@ class Kill:
     rank: int
     on_ray: bool
     asynchronous: bool
+    struck_s: float = math.nan
 
     @classmethod
     def drawn(cls, number: int, options: argparse.Namespace) -> Kill:
@@ -303,7 +295,7 @@ class Kill:
         (home / "resumed.yaml").write_text(text)
         return home / "resumed.yaml"
 
-    def strike(self, out: Path, pid: int, is_over: Callable[[], bool], struck: list[float]) -> None:
+    def strike(self, out: Path, pid: int, is_over: Callable[[], bool]) -> None:
         """Wait for the moment, then kill."""
         seen, end_s = set[str](), time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s and not is_over():
@@ -312,8 +304,8 @@ class Kill:
             in_save = any(name.endswith(".tmp") for name in names) and len(seen) == self.save - 1
             if in_save if self.when == "in a save" else len(seen) >= self.save:
                 time.sleep(self.delay_s)
-                struck.append(time.monotonic())
                 os.kill(pid, signal.SIGKILL)
+                self.struck_s = time.monotonic()
                 return
             time.sleep(0.0005)
 
@@ -341,39 +333,39 @@ def kills(where: Place, options: argparse.Namespace) -> Outcomes:
 
 
 def killed_learner(where: Place, factory: PartsFactory, case: Kill, num_ranks: int, policy: bytes) -> Outcome:
-    file, over, struck = case.write(where.new(), num_ranks), threading.Event(), list[float]()
+    file, over = case.write(where.new(), num_ranks), threading.Event()
     out, before = file.parent / "out", list(where.traces.processes())
 
     def started(pids: Mapping[str, int]) -> None:
         pid = pids["learner" if num_ranks == 1 else f"learner/{case.rank}"]
-        threading.Thread(target=case.strike, args=(out, pid, over.is_set, struck)).start()
+        threading.Thread(target=case.strike, args=(out, pid, over.is_set)).start()
 
     message = run_here(file, out, factory, started)
     over.set()
-    if message and struck:
+    wrong = []
+    if message and case.struck_s > 0:
         go_on_with(only_run(out), load_scenario(file), True, build=factory, show=lambda _: None)
-    return ended(case, out, struck, policy, [] if struck else [message], left_of(where.traces, True, before))
+    elif message:
+        wrong.append(f"it said: {message}")
+    return ended(case, out, policy, wrong + left_of(where.traces, True, before))
 
 
 def killed_driver(where: Place, case: Kill, num_ranks: int, policy: bytes) -> Outcome:
-    file, struck = case.write(where.new(), num_ranks), list[float]()
+    file = case.write(where.new(), num_ranks)
     out = file.parent / "out"
     process, first = where.command(out, str(file), "--resume", "auto")
-    case.strike(out, process.pid, lambda: process.poll() is not None, struck)
+    case.strike(out, process.pid, lambda: process.poll() is not None)
     process.wait(PATIENCE_S)
     process, again = where.command(out, str(file), "--resume", "auto")
     code, said = process.wait(PATIENCE_S), (out.parent / "said.txt").read_text()
     wrong = [] if code == 0 and "continues " in said else [f"exit code {code}: {said[-300:]}"]
-    return ended(case, out, struck, policy, wrong, left_of(first) + left_of(again))
+    return ended(case, out, policy, wrong + left_of(first) + left_of(again))
 
 
-def ended(
-    case: Kill, out: Path, struck: Sequence[float], policy: bytes, wrong: Sequence[str], left: Sequence[str]
-) -> Outcome:
+def ended(case: Kill, out: Path, policy: bytes, wrong: list[str]) -> Outcome:
     """Say how a run ended that was killed and went on."""
-    found, run = [*wrong, *left], load_run(only_run(out))
-    if not struck:
-        found.append("it ended before the kill, or the moment never came")
+    run, seconds = load_run(only_run(out)), time.monotonic() - case.struck_s
+    found = [*wrong, "it ended before the kill, or the moment never came"] if math.isnan(seconds) else wrong
     if (run.status, [row.step for row in run.steps]) != ("completed", list(range(STEPS))):
         found.append(f"it is {run.status} with {len(run.steps)} steps")
     elif policy_of(run.folder) != policy:
@@ -382,7 +374,6 @@ def ended(
         found.append(f"its segments are {causes}")
     if drafts := [file.name for file in run.folder.glob("checkpoints/*.tmp")]:
         found.append(f"left in checkpoints: {drafts}")
-    seconds = time.monotonic() - (struck[0] if struck else math.nan)
     on, save = "Ray" if case.on_ray else "one process", "asynchronous" if case.asynchronous else "blocking"
     said = f"on {on}, {save} checkpoint {case.save} + {case.delay_s:.3f} s: over after {seconds:.1f} s"
     return Outcome(f"{case.whom}, {case.when}", said, found)
@@ -583,13 +574,7 @@ def done_at(run: Run, lane: str) -> float:
 
 
 def strike(
-    process: subprocess.Popen[bytes],
-    kind: str,
-    fraction: float,
-    whole_s: float,
-    traces: Traces,
-    out: Path,
-    arms: Arms,
+    process: subprocess.Popen[bytes], kind: str, fraction: float, whole_s: float, traces: Traces, out: Path, arms: Arms
 ) -> list[Moment]:
     """Send the signal; return how things stood just before and after, or nothing where the command had ended.
 
