@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Generator, Iterator
@@ -65,7 +64,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     result = yield
     benchmark = getattr(item, "funcargs", {}).get("benchmark")
     if benchmark is not None:
-        benchmark.extra_info["harness"] = facts() | {"threads": thread_count()}
+        threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+        benchmark.extra_info["harness"] = facts() | {"threads": threads}
     return result
 
 
@@ -75,11 +75,3 @@ def facts() -> dict[str, Any]:
     code = code_state()
     known = {"fingerprint": machine_facts()["fingerprint"], "versions": package_versions()}
     return known | {"commit": code.commit, "dirty": code.dirty}
-
-
-def thread_count() -> int | None:
-    """Return torch's threads; where it is not loaded, those that it would have, or None."""
-    if "torch" in sys.modules:
-        return int(sys.modules["torch"].get_num_threads())
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return int(wanted) if wanted.isdecimal() else None

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +28,8 @@ from tests.stand_ins.simulated_verdicts import log_ratio
 EXAMPLE = "python -m tests.benchmarks.false_alarm_rates docs/measured/noise_step_seconds.json"
 NAIVE_STEPS = 50
 Blocks = list[tuple[dict[int, float], dict[int, float]]]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of the table; ``different`` is None for the naive recipe, which knows no threshold."""
-
-    experiments: str
-    excludes: Rate
-    different: Rate | None = None
+Line = tuple[str, Rate, Rate | None]
+"""A row of the table: experiments, how many intervals exclude no change, how many verdicts are different."""
 
 
 def blocks_of(path: Path) -> tuple[Blocks, bool]:
@@ -66,17 +58,21 @@ def measured(member: Member) -> dict[int, float]:
 
 
 def lines(log_ratios: list[float], seconds: list[float], options: argparse.Namespace) -> Iterator[Line]:
-    """Judge the experiments in a recording, disjoint ones and all windows."""
+    """Judge the experiments in a recording, disjoint ones and all windows; the naive recipe knows no threshold."""
     size, generator = options.blocks, np.random.default_rng(options.seed)
     disjoint = judged(windows(log_ratios, size, size), options.threshold)
-    yield Line(f"{size} blocks, disjoint", rate(disjoint[0]), rate(disjoint[1]))
-    overlapping = judged(windows(log_ratios, size, 1), options.threshold)
-    yield Line(f"{size} blocks, all windows", *(rate_in_time(hits, 2 * size, generator) for hits in overlapping))
+    yield f"{size} blocks, disjoint", rate(disjoint[0]), rate(disjoint[1])
+    every_window = judged(windows(log_ratios, size, 1), options.threshold)
+    in_time = [rate_in_time(hits, 2 * size, generator) for hits in every_window]
+    yield f"{size} blocks, all windows", in_time[0], in_time[1]
     if len(seconds) >= 2 * NAIVE_STEPS:
         label = f"naive, {NAIVE_STEPS} + {NAIVE_STEPS} steps"
-        yield Line(f"{label}, disjoint", rate(naive_hits(seconds, NAIVE_STEPS, 2 * NAIVE_STEPS)))
-        every = naive_hits(seconds, NAIVE_STEPS, 1)
-        yield Line(f"{label}, all windows", rate_in_time(every, 4 * NAIVE_STEPS, generator))
+        yield f"{label}, disjoint", rate(naive_hits(seconds, NAIVE_STEPS, 2 * NAIVE_STEPS)), None
+        yield (
+            f"{label}, all windows",
+            rate_in_time(naive_hits(seconds, NAIVE_STEPS, 1), 4 * NAIVE_STEPS, generator),
+            None,
+        )
 
 
 def text_of(found: Rate | None) -> str:
@@ -107,12 +103,11 @@ def main() -> None:
     made.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     options = made.parse_args()
     blocks, alternated = blocks_of(options.recording)
-    found = (log_ratio(mine, theirs, alternated) for mine, theirs in blocks)
-    log_ratios = [each for each in found if each is not None]
-    rates = list(lines(log_ratios, [second for mine, _ in blocks for second in mine.values()], options))
-    rows = [
-        (line.experiments, str(line.excludes.trials), text_of(line.excludes), text_of(line.different)) for line in rates
-    ]
+    ratios = (log_ratio(mine, theirs, alternated) for mine, theirs in blocks)
+    log_ratios = [each for each in ratios if each is not None]
+    found = list(lines(log_ratios, [second for mine, _ in blocks for second in mine.values()], options))
+    rows = [(name, str(excludes.trials), text_of(excludes), text_of(different)) for name, excludes, different in found]
+    rates = [dict(zip(("experiments", "excludes", "different"), line, strict=True)) for line in found]
     header = ("experiments of", "number", "interval excludes no change", "verdict: different")
     title = "Like arms told apart, with the 95% interval of the rate. The interval's promise is 5%."
     table = Table(title, header, tuple(rows), tuple(notes(log_ratios)))

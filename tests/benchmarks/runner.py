@@ -71,10 +71,10 @@ def in_turns(arms: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, li
     return taken
 
 
-def spread(values: Iterable[float], form: str = ".2f") -> str:
+def spread(values: Iterable[float]) -> str:
     """Write the median with the range."""
     ordered = sorted(values)
-    return f"{statistics.median(ordered):{form}} ({ordered[0]:{form}} to {ordered[-1]:{form}})"
+    return f"{statistics.median(ordered):.2f} ({ordered[0]:.2f} to {ordered[-1]:.2f})"
 
 
 def in_child(module: str, order: object) -> Any:

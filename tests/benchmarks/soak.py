@@ -144,8 +144,8 @@ def run_here(file: Path, out: Path, factory: PartsFactory, started: Callable[[Ma
 # ---- row
 
 
-WARM, RAYS_OWN = 2, 2
-"""Runs after which everything is loaded; descriptors that each start of Ray leaves."""
+WARM, RAYS_OWN, MEMORY_MIB = 2, 2, 60
+"""Runs after which everything is loaded; descriptors that each start of Ray leaves; MiB by which memory may grow."""
 
 
 def row(where: Place, options: argparse.Namespace) -> Outcomes:
@@ -159,7 +159,7 @@ def row(where: Place, options: argparse.Namespace) -> Outcomes:
         now = {"processes": len(traces.processes()), "descriptors": own.num_fds(), "bytes in /dev/shm": shared}
         held.append(now | {"files": len(files_in(traces)), "MiB resident": own.memory_info().rss >> 20})
         warm, last = held[min(number, WARM - 1)], held[-1]
-        allowed = {"descriptors": RAYS_OWN * max(0, number + 1 - WARM), "MiB resident": options.memory_mib}
+        allowed = {"descriptors": RAYS_OWN * max(0, number + 1 - WARM), "MiB resident": MEMORY_MIB}
         grown = [
             f"{name} {warm[name]} to {last[name]}" for name in last if last[name] > warm[name] + allowed.get(name, 0)
         ]
@@ -634,7 +634,6 @@ def main() -> int:
     made.add_argument("--only", choices=SCENARIOS, help="of signals, this scenario alone")
     made.add_argument("--ranks", type=int, default=1, help="of the Learner, in kills (1)")
     made.add_argument("--sharding", default="ddp", choices=("ddp", "fsdp2"), help="of the Learner, in ranks (ddp)")
-    made.add_argument("--memory-mib", type=float, default=60.0, help="by which resident memory may grow in row (60)")
     options = made.parse_args()
     total = options.runs if options.kind != "signals" else (options.runs + 1) * (1 if options.only else len(SCENARIOS))
     counts = Counter[tuple[str, bool]]()
