@@ -41,7 +41,7 @@ import psutil
 from harness.core.errors import HarnessError
 from harness.core.trace import RecordingTracer
 from harness.report.document import Table
-from harness.results import DamagedRun, Run, find_runs, load_run
+from harness.results import Run, find_runs, load_run
 from harness.results.writer import MANIFEST
 from harness.run.actors.part import CLOSE_S, LAST_WORDS_S, LEAST_START_S
 from harness.run.experiment import go_on_with, run_scenario
@@ -120,10 +120,6 @@ def left_of(traces: Traces, beside_ray: bool = False, before: Sequence[object] =
         if not found or time.monotonic() > end_s:
             return [f"left: {found}"] if found else []
         time.sleep(0.1)
-
-
-def runs_in(out: Path) -> tuple[list[Run], list[DamagedRun]]:
-    return find_runs(out) if any(out.rglob(MANIFEST)) else ([], [])
 
 
 def run_here(file: Path, out: Path, factory: PartsFactory, started: Callable[[Mapping[str, int]], object]) -> str:
@@ -227,11 +223,8 @@ def struck_rank(where: Place, factory: PartsFactory, kind: str, rank: int, delay
     died = rf"learner/{rank} died" if kind == "killed" else r"(learner/\d|generator|scorer) died"
     wrong = [] if re.search("stall_after_s" if kind == "stopped" else died, message) else [f"it said: {message}"]
     if kind == "stopped":
-        runs, _ = runs_in(home / "out")
-        log = (runs[0].folder / "log.txt").read_text() if runs else ""
-        wanted = [
-            f"{said % each}" for each in (0, 1) for said in ("stacks of learner/%d (process ", "learner/%d last: ")
-        ]
+        log = "".join(file.read_text() for file in home.glob("out/trial/*/log.txt"))
+        wanted = [said for each in (0, 1) for said in (f"stacks of learner/{each} (process ", f"learner/{each} last: ")]
         wrong += [f"no {words!r} in the log" for words in wanted if words not in log]
     if seconds > (limit := HANG_S if kind == "stopped" else DEATH_S):
         wrong.append(f"ended after {seconds:.1f} s, later than {limit:g}")
@@ -533,7 +526,7 @@ def struck_command(where: Place, scenario: str, kind: str, fraction: float, whol
     wrong += left_of(traces)
     if "Traceback" in text:
         wrong.append(f"a traceback: {text[-1500:]}")
-    runs, damaged = runs_in(out)
+    runs, damaged = find_runs(out) if any(out.rglob(MANIFEST)) else ([], [])
     wrong += [f"damaged: {each.error}" for each in damaged]
     wanted = [expected(kind, each, arms) for each in moments] or [expected("", Moment((), heard=False), arms)]
     found = {each.manifest.arm or "": each for each in runs}
