@@ -122,6 +122,16 @@ def left_of(traces: Traces, beside_ray: bool = False, before: Sequence[object] =
         time.sleep(0.1)
 
 
+def code_of(process: subprocess.Popen[bytes], limit_s: float, wrong: list[str]) -> int:
+    """Return a command's exit code; one that outlasts its limit is wrong, and killed."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        wrong.append(f"it had not ended after {limit_s:g} s")
+        process.kill()
+        return process.wait()
+
+
 def run_here(file: Path, out: Path, factory: PartsFactory, started: Callable[[Mapping[str, int]], object]) -> str:
     """Make a run in this process; ``started`` gets its processes once they are there. Return the error's message."""
 
@@ -344,14 +354,14 @@ def killed_learner(where: Place, factory: PartsFactory, case: Kill, num_ranks: i
 
 
 def killed_driver(where: Place, case: Kill, num_ranks: int, policy: bytes) -> Outcome:
-    file = case.write(where.new(), num_ranks)
+    file, wrong = case.write(where.new(), num_ranks), list[str]()
     out = file.parent / "out"
     process, first = where.command(out, str(file), "--resume", "auto")
     case.strike(out, process.pid, lambda: process.poll() is not None)
-    process.wait(PATIENCE_S)
+    code_of(process, PATIENCE_S, wrong)
     process, again = where.command(out, str(file), "--resume", "auto")
-    code, said = process.wait(PATIENCE_S), (out.parent / "said.txt").read_text()
-    wrong = [] if code == 0 and "continues " in said else [f"exit code {code}: {said[-300:]}"]
+    code, said = code_of(process, PATIENCE_S, wrong), (out.parent / "said.txt").read_text()
+    wrong += [] if code == 0 and "continues " in said else [f"exit code {code}: {said[-300:]}"]
     return ended(case, out, policy, wrong + left_of(first) + left_of(again))
 
 
@@ -516,12 +526,7 @@ def struck_command(where: Place, scenario: str, kind: str, fraction: float, whol
     if kind:
         moments = strike(process, kind, fraction, whole_s, traces, out, arms)
     since_s, struck_at = time.monotonic(), time.time()
-    try:
-        code = process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        wrong.append(f"it had not ended after {END_S:g} s")
-        process.kill()
-        code = process.wait()
+    code = code_of(process, END_S, wrong)
     last_s, text = time.monotonic() - since_s, (out.parent / "said.txt").read_text()
     wrong += left_of(traces)
     if "Traceback" in text:
