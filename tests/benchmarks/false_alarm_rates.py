@@ -110,10 +110,8 @@ def main() -> None:
     rates = [dict(zip(("experiments", "excludes", "different"), line, strict=True)) for line in found]
     header = ("experiments of", "number", "interval excludes no change", "verdict: different")
     title = "Like arms told apart, with the 95% interval of the rate. The interval's promise is 5%."
-    table = Table(title, header, tuple(rows), tuple(notes(log_ratios)))
-    publish(
-        "False alarms on recorded noise", [table], options, rates=rates, log_ratios={options.recording.stem: log_ratios}
-    )
+    table, of = Table(title, header, tuple(rows), tuple(notes(log_ratios))), {options.recording.stem: log_ratios}
+    publish("False alarms on recorded noise", [table], options, rates=rates, log_ratios=of)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def simulate(generators: int, steps: int, control: str = "wait") -> Speed:
         seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualClockLoop)
-        spans = counting.spans + len(tracer.drain())
-        return Speed(generators, steps, counting.orders, loop.callbacks, spans, seconds, cpu_s)
+        counting.spans += len(tracer.drain())
+        return Speed(generators, steps, counting.orders, loop.callbacks, counting.spans, seconds, cpu_s)
 
     return run_virtual(main)[0]
 
