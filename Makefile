@@ -39,11 +39,11 @@ compare: $(STAMP)  ## compare the runs in results/
 
 test: $(STAMP)  ## run the tests, without the slow ones
 	$(if $(filter yes,$(VLLM)),$(WITH_VLLM) --where-possible)
-	$(BIN)/python -m pytest --benchmark-skip -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest --benchmark-disable -m "not slow" $(ARGS)
 
 test-all: $(STAMP)  ## run every test
 	$(if $(filter yes,$(VLLM)),$(WITH_VLLM) --where-possible)
-	$(BIN)/python -m pytest --benchmark-skip $(ARGS)
+	$(BIN)/python -m pytest --benchmark-disable $(ARGS)
 
 test-sglang:  ## test the SGLang engine, on a CPU too, in an environment of its own (.venv-sglang, 4 GB)
 	@$(SETUP) install --venv .venv-sglang

@@ -1,16 +1,29 @@
-"""``pytest --benchmark-only``, as it is typed in a checkout."""
+"""``pytest --benchmark-only`` collects the benchmarks alone, without the long ones; other commands collect all."""
 
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-ROOT = Path(__file__).parents[1]
+import pytest
+
+from tests import conftest
+
+HERE = Path(__file__).parent
 
 
-def test_it_collects_the_benchmarks_alone_without_the_long_ones() -> None:
-    one_file = "--ignore-glob=*/test_?[!i]*_benchmark.py"  # the simulator's: importing the others takes seconds
-    command = [sys.executable, "-m", "pytest", "--benchmark-only", "--collect-only", "-q", one_file]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    names = [line.rpartition("::") for line in done.stdout.splitlines() if "::" in line]
-    assert {file for file, _, _ in names} == {"tests/benchmarks/test_simulator_benchmark.py"}
-    assert {name.partition("[")[0] for _, _, name in names} == {"test_64_generators_over_20_steps"}
+@pytest.mark.parametrize("only", [False, True])
+def test_what_is_collected(only: bool) -> None:
+    config = SimpleNamespace(option=SimpleNamespace(benchmark_only=only, markexpr=""))
+    ignored = {
+        path.name: bool(conftest.pytest_ignore_collect(path, config))
+        for path in (HERE / "grpo", HERE / "test_setup.py", HERE / "benchmarks", HERE / "benchmarks" / "test_x.py")
+    }
+    assert ignored == {"grpo": only, "test_setup.py": only, "benchmarks": False, "test_x.py": False}
+
+
+@pytest.mark.parametrize(
+    ("only", "typed", "expression"), [(True, "", "not slow"), (True, "slow", "slow"), (False, "", "")]
+)
+def test_the_long_ones_are_left_out_unless_others_are_asked_for(only: bool, typed: str, expression: str) -> None:
+    config = SimpleNamespace(option=SimpleNamespace(benchmark_only=only, markexpr=typed))
+    conftest.pytest_configure(config)
+    assert config.option.markexpr == expression

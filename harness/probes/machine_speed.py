@@ -1,7 +1,7 @@
 """A short piece of fixed work between training steps, which shows how fast the machine is meanwhile.
 
 It resembles the work of a step: matrix products on the run's threads, a copy in memory, and a loop of Python calls,
-about 5 ms in all on an idle core. How well it tells step times is measured (``tests/benchmarks/machine_speed.py``).
+about 5 ms in all on an idle core. How well it tells step times was measured (``docs/measuring.md``).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ CLIP = 3.0
 PRICE_PER_LOG, PRICE = 2.0, 6.0
 """Price of a change of level, in noise variances: 2 log(steps) for a level and its place, as in Schwarz's criterion,
 and 6 more since the noise itself is estimated from the same few steps. How often noise without any change is then seen
-to change stands in docs/measuring.md, by ``python -m tests.benchmarks.warmup_rates``."""
+to change stands in docs/measuring.md."""
 NARROWEST = 0.001
 """Narrowest noise assumed, in log units: levels closer than that are one."""
 

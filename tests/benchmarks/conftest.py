@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,24 @@ import pytest
 from harness.probes.provenance import code_state, machine_facts, package_versions
 
 COMMIT_FACTS = ("id", "time", "dirty")
+
+
+@pytest.fixture(scope="session")
+def timed(request: pytest.FixtureRequest) -> bool:
+    """Whether anything is timed; else each body runs once, and the dear ones are smaller."""
+    return not request.config.option.benchmark_disable
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Where torch is loaded, give it one thread."""
+    torch = sys.modules.get("torch")
+    before = torch and torch.get_num_threads()
+    if torch:
+        torch.set_num_threads(1)
+    yield
+    if torch:
+        torch.set_num_threads(before)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,7 +64,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     result = yield
     benchmark = getattr(item, "funcargs", {}).get("benchmark")
     if benchmark is not None:
-        benchmark.extra_info["harness"] = facts() | {"threads": thread_count()}
+        threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+        benchmark.extra_info["harness"] = facts() | {"threads": threads}
     return result
 
 
@@ -57,11 +75,3 @@ def facts() -> dict[str, Any]:
     code = code_state()
     known = {"fingerprint": machine_facts()["fingerprint"], "versions": package_versions()}
     return known | {"commit": code.commit, "dirty": code.dirty}
-
-
-def thread_count() -> int | None:
-    """Return torch's threads; where it is not loaded, those that it would have, or None."""
-    if "torch" in sys.modules:
-        return int(sys.modules["torch"].get_num_threads())
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return int(wanted) if wanted.isdecimal() else None

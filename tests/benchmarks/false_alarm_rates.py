@@ -3,10 +3,8 @@
 Give it an experiment of two arms with the same settings (``python -m harness run noise --set blocks=200``), or a file
 of such an experiment's step seconds. Ten blocks in a row make an experiment; each gets an interval and a verdict, and
 every alarm is a false one. Beside it the naive recipe on the same steps: fifty in a row against the next fifty,
-Mann-Whitney. On simulated noise: ``tests/benchmarks/verdict_rates.py``.
-
-Disjoint experiments share no block: exact intervals. All windows use every block ten times: a moving-block bootstrap
-over time.
+Mann-Whitney. On simulated noise: ``verdict_rates``.
+Disjoint experiments share no block: exact intervals. All windows use every block ten times: a moving-block bootstrap.
 """
 
 from __future__ import annotations
@@ -14,180 +12,107 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from harness.compare import Experiment, Member, gather
+from harness.compare import Member, gather
 from harness.compare.judging import is_same, paired_runs
-from harness.compare.stats.estimates import Estimate, of_blocks
-from harness.core.atomic_files import whole_file
-from harness.core.errors import UserError
-from harness.core.terminal_text import plain
+from harness.compare.stats.estimates import of_blocks
+from harness.report.document import Table
+from tests.benchmarks.runner import parser, publish
 from tests.stand_ins.false_alarms import Rate, judged, naive_hits, rate, rate_in_time, windows
 from tests.stand_ins.simulated_verdicts import log_ratio
 
+EXAMPLE = "python -m tests.benchmarks.false_alarm_rates docs/measured/noise_step_seconds.json"
 NAIVE_STEPS = 50
-NOTHING = "-"
-EXAMPLE = "example:\n  python -m tests.benchmarks.false_alarm_rates docs/measured/noise_step_seconds.json"
+Blocks = list[tuple[dict[int, float], dict[int, float]]]
+Line = tuple[str, Rate, Rate | None]
+"""A row of the table: experiments, how many intervals exclude no change, how many verdicts are different."""
 
 
-@dataclass(frozen=True)
-class Recording:
-    """Blocks of two like arms that took turns, in time order.
-
-    Attributes:
-        log_ratios: one for each block.
-        seconds: step times of the first arm in time order, for the naive recipe.
-    """
-
-    name: str
-    log_ratios: list[float]
-    seconds: list[float]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of the table; ``different`` is None for the naive recipe, which knows no threshold."""
-
-    source: str
-    experiments: str
-    excludes: Rate
-    different: Rate | None
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Measure how often the comparison calls like arms different, on a recording.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recording", type=Path, help="folder of an experiment of two like arms, or .json of its steps")
-    parser.add_argument("--blocks", type=int, default=10, help="blocks of one experiment (default 10)")
-    parser.add_argument("--threshold", type=float, default=0.03, help="relative change that counts (0.03)")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
-    parser.add_argument("--json", type=Path, help="also write every log-ratio and rate to this file")
-    arguments = parser.parse_args()
-    if arguments.blocks < 1:
-        parser.error("--blocks must be at least 1")
-    return arguments
-
-
-def recording_of(path: Path) -> Recording:
-    """Read a recording.
+def blocks_of(path: Path) -> tuple[Blocks, bool]:
+    """Return the steps' seconds of the two arms of each block, in time order, and whether the arms took turns by step.
 
     Raises:
-        UserError: no runs, a damaged one, or arms that are not alike.
+        UserError: a damaged run.
     """
     if path.suffix == ".json":
-        blocks = [(dict(enumerate(block["one"])), dict(enumerate(block["again"]))) for block in _steps_in(path)]
-        return _recording(path.stem, blocks, alternated=True)
+        blocks = json.loads(path.read_text())["blocks"]
+        return [(dict(enumerate(block["one"])), dict(enumerate(block["again"]))) for block in blocks], True
     (experiment, *_), damaged = gather([path])
     for run in damaged:
         raise run.error
-    return _like_arms(experiment)
+    one, *others = experiment.arms.values()
+    if len(others) != 1 or not is_same(one, others[0]):
+        raise SystemExit(f"{experiment.folder}: these are not two arms with the same settings")
+    pairs = paired_runs(one, others[0], with_unfinished=False)
+    return [(measured(mine), measured(theirs)) for mine, theirs in pairs], one[0].manifest.interleaving == "step"
 
 
-def _steps_in(path: Path) -> list[dict[str, list[float]]]:
-    try:
-        found: list[dict[str, list[float]]] = json.loads(path.read_text())["blocks"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read {str(path)!r}: {error}", str(path), "name a file of step seconds") from error
-    return found
-
-
-def _like_arms(experiment: Experiment) -> Recording:
-    arms = list(experiment.arms.values())
-    if len(arms) != 2 or not is_same(*arms):
-        raise UserError(
-            "these are not two arms with the same settings",
-            where=str(experiment.folder),
-            fix="give it an experiment of a scenario against itself",
-        )
-    pairs = paired_runs(arms[0], arms[1], with_unfinished=False)
-    blocks = [(_measured_seconds(mine), _measured_seconds(theirs)) for mine, theirs in pairs]
-    return _recording(experiment.scenario, blocks, arms[0][0].manifest.interleaving == "step")
-
-
-def _measured_seconds(member: Member) -> dict[int, float]:
+def measured(member: Member) -> dict[int, float]:
     table = member.table
     steps = table.steps["step"][table.is_measured].astype(int).tolist()
     return dict(zip(steps, table.wall_s[table.is_measured].tolist(), strict=True))
 
 
-def _recording(name: str, blocks: Sequence[tuple[dict[int, float], dict[int, float]]], alternated: bool) -> Recording:
-    ratios = [log_ratio(mine, theirs, alternated) for mine, theirs in blocks]
-    seconds = [second for mine, _ in blocks for second in mine.values()]
-    return Recording(name, [ratio for ratio in ratios if ratio is not None], seconds)
-
-
-def lines_of(source: Recording, arguments: argparse.Namespace, generator: np.random.Generator) -> Iterator[Line]:
-    """Judge the experiments in a recording, disjoint ones and all windows."""
-    size = arguments.blocks
-    disjoint = judged(windows(source.log_ratios, size, size), arguments.threshold)
-    yield Line(source.name, f"{size} blocks, disjoint", rate(disjoint[0]), rate(disjoint[1]))
-    overlapping = judged(windows(source.log_ratios, size, 1), arguments.threshold)
-    in_time = [rate_in_time(hits, 2 * size, generator) for hits in overlapping]
-    yield Line(source.name, f"{size} blocks, all windows", in_time[0], in_time[1])
-    if len(source.seconds) >= 2 * NAIVE_STEPS:
+def lines(log_ratios: list[float], seconds: list[float], options: argparse.Namespace) -> Iterator[Line]:
+    """Judge the experiments in a recording, disjoint ones and all windows; the naive recipe knows no threshold."""
+    size, generator = options.blocks, np.random.default_rng(options.seed)
+    disjoint = judged(windows(log_ratios, size, size), options.threshold)
+    yield f"{size} blocks, disjoint", rate(disjoint[0]), rate(disjoint[1])
+    every_window = judged(windows(log_ratios, size, 1), options.threshold)
+    in_time = [rate_in_time(hits, 2 * size, generator) for hits in every_window]
+    yield f"{size} blocks, all windows", in_time[0], in_time[1]
+    if len(seconds) >= 2 * NAIVE_STEPS:
         label = f"naive, {NAIVE_STEPS} + {NAIVE_STEPS} steps"
-        apart = naive_hits(source.seconds, NAIVE_STEPS, 2 * NAIVE_STEPS)
-        yield Line(source.name, f"{label}, disjoint", rate(apart), None)
-        every = naive_hits(source.seconds, NAIVE_STEPS, 1)
-        yield Line(source.name, f"{label}, all windows", rate_in_time(every, 4 * NAIVE_STEPS, generator), None)
+        yield f"{label}, disjoint", rate(naive_hits(seconds, NAIVE_STEPS, 2 * NAIVE_STEPS)), None
+        yield (
+            f"{label}, all windows",
+            rate_in_time(naive_hits(seconds, NAIVE_STEPS, 1), 4 * NAIVE_STEPS, generator),
+            None,
+        )
 
 
-def show(lines: Sequence[Line], source: Recording, whole: Estimate | None) -> None:
-    """Print the rates, and what the recording's blocks are like; names come from files and are untrusted."""
-    table = Table(title="Like arms told apart, with the 95% interval of the rate. The interval's promise is 5%.")
-    for column in ("recording", "experiments of", "number", "interval excludes no change", "verdict: different"):
-        table.add_column(column, justify="right" if column == "number" else "left")
-    for line in lines:
-        rates = (_text(line.excludes), _text(line.different))
-        table.add_row(Text(plain(line.source)), line.experiments, str(line.excludes.trials), *rates)
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(table)
+def text_of(found: Rate | None) -> str:
+    """Write a rate with its 95% interval."""
+    if found is None or not found.trials:
+        return "-"
+    return f"{found.share:.1%} ({100 * found.low:.1f} to {100 * found.high:.1f})"
+
+
+def notes(log_ratios: list[float]) -> Iterator[str]:
+    """Say what the recording's blocks are like."""
+    whole = of_blocks(log_ratios)
     interval = None if whole is None else whole.interval()
     if whole is not None and interval is not None and whole.correlation is not None:
-        spread = float(np.std(source.log_ratios, ddof=1))
         low, high = math.expm1(interval.low), math.expm1(interval.high)
-        said = (
-            f"{plain(source.name)}: {whole.blocks} blocks, whose log-ratios spread by {spread:.1%}; neighbours "
-            f"correlate by {whole.correlation:+.2f}. The arms are {math.expm1(whole.point):+.1%} apart ({low:+.1%} to "
-            f"{high:+.1%})."
+        spread, apart = np.std(log_ratios, ddof=1), math.expm1(whole.point)
+        yield (
+            f"{whole.blocks} blocks, whose log-ratios spread by {spread:.1%}; neighbours correlate by "
+            f"{whole.correlation:+.2f}. The arms are {apart:+.1%} apart ({low:+.1%} to {high:+.1%})."
         )
-        console.print(Text(said))
 
 
-def _text(found: Rate | None) -> str:
-    if found is None or not found.trials:
-        return NOTHING
-    return f"{found.share:.1%} ({found.low:.1%} to {found.high:.1%})"
-
-
-def main() -> int:
-    arguments = parse_arguments()
-    try:
-        source = recording_of(arguments.recording)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    lines = list(lines_of(source, arguments, np.random.default_rng(arguments.seed)))
-    show(lines, source, of_blocks(source.log_ratios))
-    if arguments.json:
-        settings = {name: getattr(arguments, name) for name in ("blocks", "threshold", "seed")}
-        rates = [asdict(line) for line in lines]
-        data = {"settings": settings, "rates": rates, "log_ratios": {source.name: source.log_ratios}}
-        with whole_file(arguments.json) as stream:
-            stream.write((json.dumps(data, indent=1) + "\n").encode())
-    return 0
+def main() -> None:
+    made = parser(__doc__, EXAMPLE)
+    made.add_argument("recording", type=Path, help="folder of an experiment of two like arms, or .json of its steps")
+    made.add_argument("--blocks", type=int, default=10, help="blocks of one experiment (10)")
+    made.add_argument("--threshold", type=float, default=0.03, help="relative change that counts (0.03)")
+    made.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    options = made.parse_args()
+    blocks, alternated = blocks_of(options.recording)
+    ratios = (log_ratio(mine, theirs, alternated) for mine, theirs in blocks)
+    log_ratios = [each for each in ratios if each is not None]
+    found = list(lines(log_ratios, [second for mine, _ in blocks for second in mine.values()], options))
+    rows = [(name, str(excludes.trials), text_of(excludes), text_of(different)) for name, excludes, different in found]
+    rates = [dict(zip(("experiments", "excludes", "different"), line, strict=True)) for line in found]
+    header = ("experiments of", "number", "interval excludes no change", "verdict: different")
+    title = "Like arms told apart, with the 95% interval of the rate. The interval's promise is 5%."
+    table, of = Table(title, header, tuple(rows), tuple(notes(log_ratios))), {options.recording.stem: log_ratios}
+    publish("False alarms on recorded noise", [table], options, rates=rates, log_ratios=of)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

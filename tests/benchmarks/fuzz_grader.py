@@ -1,19 +1,16 @@
-r"""Hostile responses for the maths grader, made from a seed; as a script, grades many of them and reports.
-
-python tests/benchmarks/fuzz_grader.py --count 10000 --limit 0.5
-"""
+"""Hostile responses for the maths grader, made from a seed: none may crash it, outlast its limit or be right."""
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from harness.tasks.maths.answers import agree_exactly
 from harness.tasks.maths.reward import question_only_reward_fn, r1_zero_reward_fn
 from harness.tasks.maths.symbolic import AnswerGrader
+from tests.benchmarks.runner import counted, parser
 
+EXAMPLE = "python -m tests.benchmarks.fuzz_grader --count 10000 --limit 0.5"
 TRUTHS = [
     "18",
     "1,000",
@@ -135,10 +132,10 @@ def hostile_responses(seed: int, count: int) -> Iterator[tuple[str, str]]:
         yield make(rng), rng.choice(TRUTHS)
 
 
-def grade_all(grader: AnswerGrader, seed: int, count: int) -> dict[str, float]:
-    """Grade responses with both reward functions; return how many were right, and the longest seconds of one."""
+def grade_all(grader: AnswerGrader, responses: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """Grade with both reward functions; return how many were right, and the longest seconds of one."""
     right = longest_s = 0.0
-    for response, truth in hostile_responses(seed, count):
+    for response, truth in responses:
         for function in (r1_zero_reward_fn, question_only_reward_fn):
             began, started = time.monotonic(), grader.symbolic.counts.started
             rewards = function(response, truth, agree=grader)
@@ -149,38 +146,17 @@ def grade_all(grader: AnswerGrader, seed: int, count: int) -> dict[str, float]:
     return {"right": right, "longest_s": longest_s}
 
 
-def exact_work(seed: int, count: int) -> list[float]:
-    """Return the seconds of work of each response by the exact rules alone, algebra never being asked."""
-
-    def agree(answer: str, ground_truth: str) -> bool:
-        return agree_exactly(answer, ground_truth) is True
-
-    seconds = []
-    for response, truth in hostile_responses(seed, count):
-        began = time.process_time()
-        for function in (r1_zero_reward_fn, question_only_reward_fn):
-            function(response, truth, agree=agree)
-        seconds.append(time.process_time() - began)
-    return seconds
-
-
 def main() -> None:
-    """Grade, and print what became of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=0.5, help="seconds that a symbolic comparison may take")
-    parser.add_argument("--exact", action="store_true", help="time the exact rules alone, in seconds of work")
-    arguments = parser.parse_args()
-    if arguments.exact:
-        seconds = exact_work(arguments.seed, arguments.count)
-        print(f"{arguments.count} responses: {sum(seconds):.1f} s of work, the longest {1000 * max(seconds):.1f} ms")
-        return
-    grader = AnswerGrader(arguments.limit)
-    began = time.monotonic()
-    outcome = grade_all(grader, arguments.seed, arguments.count)
+    made = parser(__doc__, EXAMPLE)
+    made.add_argument("--count", type=int, default=10_000)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--limit", type=float, default=0.5, help="seconds that a symbolic comparison may take")
+    options = made.parse_args()
+    responses = counted(hostile_responses(options.seed, options.count), options.count, "responses")
+    grader, began = AnswerGrader(options.limit), time.monotonic()
+    outcome = grade_all(grader, responses)
     grader.close()
-    print(f"{arguments.count} responses, both reward functions: {time.monotonic() - began:.0f} s")
+    print(f"{options.count} responses, both reward functions: {time.monotonic() - began:.0f} s")
     print(f"{outcome}\n{grader.symbolic.counts}")
 
 

@@ -1,17 +1,15 @@
 """One whole GRPO step, ours against TRL's ``GRPOTrainer``, on identical work in one process.
 
-Same model folder, same prompts, group size, response lengths (forced), threads and precision; every step of TRL is
-followed by one of ours on the prompts that TRL has just used, so both meet the same weather. Both train: rollout,
-reward, advantages, forward, backward, clip, AdamW. Ours also moves the weights into its engine, which TRL's
-``generate`` on the trained model itself does not need. TRL does not time its stages, so its methods are wrapped here.
-
-    python tests/benchmarks/step_vs_trl.py --precision float32 --steps 12 --json step_vs_trl.json
+Same model folder, prompts, group size, forced response lengths, threads and precision; every step of TRL is followed by
+one of ours on the prompts that TRL has just used, so both meet the same weather. Both train: rollout, reward,
+advantages, forward, backward, clip, AdamW. Ours also moves the weights into its engine, which TRL's ``generate`` on the
+trained model itself does not need. TRL does not time its stages, so its methods are wrapped here.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import os
 import statistics
 import tempfile
@@ -21,30 +19,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from harness.core.progress import progress_bars
+from harness.report.document import Table
+from tests.benchmarks.runner import parser, publish, spread
+
+EXAMPLE = "OMP_NUM_THREADS=1 python -m tests.benchmarks.step_vs_trl --precision bfloat16"
 GROUP_SIZE, PROMPTS_PER_BATCH, WARM_UP = 8, 8, 2
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Time one GRPO step against TRL's GRPOTrainer on identical work.",
-        epilog="example:\n  python tests/benchmarks/step_vs_trl.py --precision bfloat16",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--steps", type=int, default=12, help=f"timed steps of each, after {WARM_UP} warm-up steps")
-    parser.add_argument("--tokens", type=int, default=32, help="forced response tokens")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--model", type=Path, help="Hugging Face folder; default: the warm-started `small` preset")
-    parser.add_argument("--json", type=Path, help="also write every timing to this file")
-    return parser.parse_args()
+Steps = list[dict[str, float]]
 
 
 class Stopwatch:
     """Seconds and CPU seconds of named pieces of each step."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self._current: dict[str, float] = defaultdict(float)
+        self.steps: Steps = []
+        self.current: dict[str, float] = defaultdict(float)
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -52,84 +43,73 @@ class Stopwatch:
             try:
                 return call(*args, **kwargs)
             finally:
-                self._current[name] += time.perf_counter() - start
+                self.current[name] += time.perf_counter() - start
 
         return wrapped
 
-    def add(self, name: str, seconds: float) -> None:
-        self._current[name] += seconds
+    def begin(self) -> None:
+        self.start, self.cpu = time.perf_counter(), time.process_time()
+
+    def end(self) -> None:
+        self.current["step"] += time.perf_counter() - self.start
+        self.current["step_cpu"] += time.process_time() - self.cpu
 
     def next_step(self) -> None:
-        self.steps.append(dict(self._current))
-        self._current.clear()
-
-    def medians(self) -> dict[str, float]:
-        kept = self.steps[WARM_UP:]
-        names = {name for step in kept for name in step}
-        return {name: statistics.median(step.get(name, 0.0) for step in kept) for name in sorted(names)}
+        self.steps.append(dict(self.current))
+        self.current.clear()
 
 
 class OurStep:
     """The parts of an in-process run, driven one step at a time."""
 
-    def __init__(self, folder: Path, arguments: argparse.Namespace, watch: Stopwatch) -> None:
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         from harness.core.trace import RecordingTracer
         from harness.run.inprocess import InProcessParts
-        from harness.scenario.load import load_scenario
+        from harness.scenario.load import check_data
 
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            file.write("name: step_vs_trl\n")
-            file.flush()
-            settings = {
-                "model.type": "folder",
-                "model.path": str(folder),
-                "model.precision": arguments.precision,
-                "model.threads": arguments.threads,
-                "engine.precision": arguments.precision,
-                "sampling.min_tokens": arguments.tokens,
-                "sampling.max_tokens": arguments.tokens,
-                "rollout_batch_size": GROUP_SIZE * PROMPTS_PER_BATCH,
-                "group_size": GROUP_SIZE,
-                "optimizer.learning_rate": "1.0e-6",
-            }
-            scenario = load_scenario(file.name, [f"{key}={value}" for key, value in settings.items()])
-        self.tracer = RecordingTracer(time.perf_counter_ns)
-        self.parts = InProcessParts(scenario, self.tracer, lambda: False)
-        self.watch, self.step = watch, 0
+        model = {"type": "folder", "path": str(folder), "precision": options.precision, "threads": options.threads}
+        settings = {
+            "model": model,
+            "engine": {"precision": options.precision},
+            "sampling": {"min_tokens": options.tokens, "max_tokens": options.tokens},
+            "rollout_batch_size": GROUP_SIZE * PROMPTS_PER_BATCH,
+            "group_size": GROUP_SIZE,
+            "optimizer": {"learning_rate": 1e-6},
+        }
+        self.tracer, self.watch, self.step = RecordingTracer(time.perf_counter_ns), Stopwatch(), 0
+        self.parts = InProcessParts(check_data(settings, "step_vs_trl"), self.tracer, lambda: False)
 
     async def run(self, prompt_ids: tuple[int, ...]) -> None:
         from harness.core.types import Purpose, WorkItem
 
         generator, scorer, learner = self.parts.generators[0], self.parts.scorers[0], self.parts.learner
         self.tracer.drain()
-        start, cpu = time.perf_counter(), time.process_time()
+        self.watch.begin()
         await generator.load_weights(await learner.publish_weights(self.step, frozenset()))
         item = WorkItem(Purpose.TRAIN, self.step, 0, prompt_ids, GROUP_SIZE, seed=self.step)
         scored = await scorer.score(item, await generator.generate(item))
         await learner.update(self.step, scored.groups)
-        self.watch.add("step", time.perf_counter() - start)
-        self.watch.add("step_cpu", time.process_time() - cpu)
+        self.watch.end()
         for span in self.tracer.drain():
-            self.watch.add(span.stage.value, (span.end_ns - span.start_ns) / 1e9)
+            self.watch.current[span.stage.value] += (span.end_ns - span.start_ns) / 1e9
         self.watch.next_step()
         self.step += 1
 
 
-def trl_trainer(folder: Path, arguments: argparse.Namespace, prompts: list[str], reward: Callable[..., Any]) -> Any:
+def trl_trainer(folder: Path, options: argparse.Namespace, prompts: list[str], reward: Callable[..., Any]) -> Any:
     import datasets
     from trl import GRPOConfig, GRPOTrainer
 
-    batch = GROUP_SIZE * PROMPTS_PER_BATCH
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=True,
-        bf16=arguments.precision == "bfloat16",
-        max_steps=WARM_UP + arguments.steps,
-        per_device_train_batch_size=batch,
+        bf16=options.precision == "bfloat16",
+        max_steps=WARM_UP + options.steps,
+        per_device_train_batch_size=GROUP_SIZE * PROMPTS_PER_BATCH,
         gradient_accumulation_steps=1,
         num_generations=GROUP_SIZE,
-        max_completion_length=arguments.tokens,
-        generation_kwargs={"min_new_tokens": arguments.tokens},
+        max_completion_length=options.tokens,
+        generation_kwargs={"min_new_tokens": options.tokens},
         temperature=1.0,
         top_p=1.0,
         top_k=0,
@@ -152,76 +132,76 @@ def trl_trainer(folder: Path, arguments: argparse.Namespace, prompts: list[str],
     return GRPOTrainer(model=str(folder), args=config, train_dataset=rows, reward_funcs=[reward])
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    import asyncio
-
-    import torch
+def run(options: argparse.Namespace) -> dict[str, Steps]:
     from transformers import TrainerCallback
 
     from harness.core.keyword_reward import keyword_inclusion_reward_fn
+    from harness.learner.warm_start import warm_start_policy
+    from harness.models.storage import save_policy
     from harness.tasks.keywords import KeywordTask
 
-    torch.set_num_threads(arguments.threads)
-    folder = arguments.model or warm_started_folder()
-    task = KeywordTask()
+    folder = options.model or Path(tempfile.mkdtemp()) / "small"
+    if options.model is None:
+        model, tokenizer, _ = warm_start_policy("small", 0)
+        save_policy(model, tokenizer, folder)
+    task, used = KeywordTask(), list[tuple[int, ...]]()
     number_of = {prompt.text: number for number, prompt in enumerate(task.train_prompts)}
-    trl_watch, our_watch = Stopwatch(), Stopwatch()
-    ours = OurStep(folder, arguments, our_watch)
-    used: list[tuple[int, ...]] = []
+    theirs, ours = Stopwatch(), OurStep(folder, options)
 
     def reward(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
         used.append(tuple(number_of[prompt] for prompt in prompts[::GROUP_SIZE]))
         truths = [task.train_prompts[number_of[prompt]].ground_truth for prompt in prompts]
         return [keyword_inclusion_reward_fn(*pair) for pair in zip(completions, truths, strict=True)]
 
-    class Alternate(TrainerCallback):
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.start, self.cpu = time.perf_counter(), time.process_time()
+    with progress_bars(Console(stderr=True), tenths=True) as bars:
+        bar = bars.add_task("pairs of steps", total=WARM_UP + options.steps)
 
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            trl_watch.add("step", time.perf_counter() - self.start)
-            trl_watch.add("step_cpu", time.process_time() - self.cpu)
-            trl_watch.next_step()
-            asyncio.run(ours.run(used[-1]))
+        class Alternate(TrainerCallback):
+            def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+                theirs.begin()
 
-    trainer = trl_trainer(folder, arguments, [prompt.text for prompt in task.train_prompts[:512]], reward)
-    trainer._generate_single_turn = trl_watch.timed("rollout", trainer._generate_single_turn)
-    trainer._compute_loss = trl_watch.timed("forward", trainer._compute_loss)
-    trainer.accelerator.backward = trl_watch.timed("backward", trainer.accelerator.backward)
-    trainer.add_callback(Alternate())
-    trainer.train()
+            def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+                theirs.end()
+                theirs.next_step()
+                asyncio.run(ours.run(used[-1]))
+                bars.advance(bar)
+
+        trainer = trl_trainer(folder, options, [prompt.text for prompt in task.train_prompts[:512]], reward)
+        trainer._generate_single_turn = theirs.timed("rollout", trainer._generate_single_turn)
+        trainer._compute_loss = theirs.timed("forward", trainer._compute_loss)
+        trainer.accelerator.backward = theirs.timed("backward", trainer.accelerator.backward)
+        trainer.add_callback(Alternate())
+        trainer.train()
     ours.parts.close()
-    return {"trl": trl_watch.steps, "ours": our_watch.steps, "medians": [trl_watch.medians(), our_watch.medians()]}
+    return {"TRL": theirs.steps[WARM_UP:], "ours": ours.watch.steps[WARM_UP:]}
 
 
-def warm_started_folder() -> Path:
-    from harness.learner.warm_start import warm_start_policy
-    from harness.models.storage import save_policy
-
-    model, tokenizer, _ = warm_start_policy("small", 0)
-    folder = Path(tempfile.mkdtemp()) / "small"
-    save_policy(model, tokenizer, folder)
-    return folder
+def table(steps: dict[str, Steps], title: str) -> Table:
+    """Return the medians of a step and its pieces, and TRL's seconds over ours, step by step."""
+    rows = []
+    for who, of in steps.items():
+        names = sorted({name for step in of for name in step} - {"step"})
+        pieces = {name: statistics.median(step.get(name, 0.0) for step in of) for name in names}
+        over = spread(one["step"] / other["step"] for one, other in zip(of, steps["ours"], strict=True))
+        cells = ", ".join(f"{name} {seconds:.3f}" for name, seconds in pieces.items())
+        rows.append((who, f"{statistics.median(step['step'] for step in of):.3f}", over, cells))
+    return Table(title, ("who", "s a step", "times ours (range)", "of that"), tuple(rows))
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    made = parser(__doc__, EXAMPLE)
+    made.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    made.add_argument("--steps", type=int, default=12, help=f"timed steps of each (12), after {WARM_UP} warm-up steps")
+    made.add_argument("--tokens", type=int, default=32, help="forced response tokens (32)")
+    made.add_argument("--threads", type=int, default=1)
+    made.add_argument("--model", type=Path, help="Hugging Face folder; default: the warm-started `small` preset")
+    options = made.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    figures = run(arguments)
-    trl, ours = figures["medians"]
-    pairs = zip(figures["trl"][WARM_UP:], figures["ours"][WARM_UP:], strict=True)
-    ratios = sorted(one["step"] / other["step"] for one, other in pairs)
-    middle = statistics.median(ratios)
-    print(f"{arguments.precision}, {arguments.threads} thread(s), {len(ratios)} steps of each, interleaved")
-    print(f"  TRL   {trl.pop('step'):.3f} s a step (median): {_split(trl)}")
-    print(f"  ours  {ours.pop('step'):.3f} s a step (median): {_split(ours)}")
-    print(f"  TRL / ours: median {middle:.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"precision": arguments.precision, **figures}, indent=1))
+    import torch
 
-
-def _split(medians: dict[str, float]) -> str:
-    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in sorted(medians.items(), key=lambda item: -item[1]))
+    torch.set_num_threads(options.threads)
+    steps = run(options)
+    publish("Ours against TRL", [table(steps, f"One GRPO step, {options.precision}")], options, steps=steps)
 
 
 if __name__ == "__main__":

@@ -12,27 +12,22 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.compare.experiment import gather, gather_newest
 from harness.results import load_run
+from tests.benchmarks.many_runs import LAYOUTS, write_results
 
-HERE = Path(__file__).parent
-STEPS, LAYOUTS = 200, ("blocks", "campaigns")
-MOST_BYTES = 1e9
-
-
-def make_results(root: Path, layout: str, runs: int) -> Path:
-    """Write runs of 200 steps with the script that anyone can call."""
-    command = [sys.executable, str(HERE / "many_runs.py"), str(root), "--layout", layout]
-    subprocess.run([*command, "--runs", str(runs), "--steps", str(STEPS)], check=True)
-    return root
+STEPS, MOST_BYTES = 200, 1e9
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def some_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_results(tmp_path_factory.mktemp(request.param), request.param, runs=20)
+def some_runs(request: pytest.FixtureRequest, timed: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp(request.param)
+    write_results(root, request.param, range(20 if timed else 2), STEPS)
+    return root
 
 
 def test_reading_a_run(benchmark: BenchmarkFixture, some_runs: Path) -> None:
@@ -42,10 +37,10 @@ def test_reading_a_run(benchmark: BenchmarkFixture, some_runs: Path) -> None:
 
 
 @pytest.mark.parametrize("brief", [False, True], ids=["in full", "for an overview"])
-def test_gathering_20_runs(benchmark: BenchmarkFixture, some_runs: Path, brief: bool) -> None:
+def test_gathering_20_runs(benchmark: BenchmarkFixture, some_runs: Path, timed: bool, brief: bool) -> None:
     benchmark.extra_info |= {"runs": 20, "steps": STEPS}
     experiments, damaged = benchmark.pedantic(gather, ([some_runs], brief), rounds=5, warmup_rounds=1)
-    assert (sum(len(experiment.members) for experiment in experiments), damaged) == (20, [])
+    assert (sum(len(experiment.members) for experiment in experiments), damaged) == (20 if timed else 2, [])
 
 
 @pytest.mark.slow
@@ -56,7 +51,9 @@ def test_the_cost_grows_linearly(benchmark: BenchmarkFixture, layout: str, tmp_p
     The least of the turns is compared, as the one that other work disturbed least. 20 and 80 runs of 200 steps: a
     quadratic cost would show as 16 times.
     """
-    few, many = (make_results(tmp_path / str(runs), layout, runs) for runs in (20, 80))
+    few, many = tmp_path / "few", tmp_path / "many"
+    for root, runs in ((few, 20), (many, 80)):
+        write_results(root, layout, range(runs), STEPS)
     seconds: dict[Path, list[float]] = {few: [], many: []}
     for _ in range(4):
         for root, times in seconds.items():
@@ -71,12 +68,12 @@ def test_the_cost_grows_linearly(benchmark: BenchmarkFixture, layout: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_1000_runs_of_200_steps(benchmark: BenchmarkFixture, layout: str, tmp_path: Path) -> None:
-    root = make_results(tmp_path / "results", layout, runs=1000)
+def test_1000_runs_of_200_steps(benchmark: BenchmarkFixture, timed: bool, layout: str, tmp_path: Path) -> None:
+    write_results(tmp_path, layout, range(1000 if timed else 20), STEPS)
     peaks: list[int] = []
 
     def compare() -> None:
-        peaks.append(peak_memory([sys.executable, "-m", "harness.compare", str(root)]))
+        peaks.append(peak_memory([sys.executable, "-m", "harness.compare", str(tmp_path)]))
 
     benchmark.pedantic(compare, rounds=3)
     benchmark.extra_info |= {"runs": 1000, "steps": STEPS, "peak_bytes_of_all_processes": max(peaks)}
@@ -85,30 +82,17 @@ def test_1000_runs_of_200_steps(benchmark: BenchmarkFixture, layout: str, tmp_pa
 
 def peak_memory(command: list[str]) -> int:
     """Run a command; return the highest memory of it and its children together that is seen, in bytes."""
-    import psutil
-
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "120"}) as process:
         peak, root = 0, psutil.Process(process.pid)
         while process.poll() is None:
-            peak = max(peak, sum(map(memory_of, [root, *children(root)])))
+            peak = max(peak, memory_of(root))
             time.sleep(0.05)
     assert process.returncode == 0
     return peak
 
 
-def children(process: object) -> list[object]:
-    import psutil
-
+def memory_of(process: psutil.Process) -> int:
     try:
-        return list(process.children(recursive=True))  # type: ignore[attr-defined]
-    except psutil.Error:
-        return []
-
-
-def memory_of(process: object) -> int:
-    import psutil
-
-    try:
-        return int(process.memory_info().rss)  # type: ignore[attr-defined]
+        return int(process.memory_info().rss) + sum(map(memory_of, process.children()))
     except psutil.Error:  # it has ended
         return 0

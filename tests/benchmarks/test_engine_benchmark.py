@@ -1,6 +1,6 @@
 """Sampling with the native engine and with transformers on the same weights: 8 prompts of 13 tokens, 8 responses each.
 
-The small preset, 32 forced tokens, one thread. ``engine_vs_transformers.py`` interleaves them and knows the bound.
+The small preset, 32 forced tokens, one thread. ``engines.py`` interleaves them and knows the bound.
 """
 
 from __future__ import annotations
@@ -16,19 +16,12 @@ from harness.engines.sampling import draw
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.tokenizer import train_tokenizer
+from tests.benchmarks.engines import llama_of
 
 PROMPTS, GROUP_SIZE, PROMPT_LENGTH, RESPONSE_LENGTH = 8, 8, 13, 32
 TOKENS = PROMPTS * GROUP_SIZE * RESPONSE_LENGTH
 CONFIG = PRESETS["small"]
 FORCED = SamplingParams(min_tokens=RESPONSE_LENGTH, max_tokens=RESPONSE_LENGTH)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +32,6 @@ def tokenizer():
 def prompts():
     generator = torch.Generator().manual_seed(0)
     return torch.randint(2, CONFIG.vocab_size, (PROMPTS, PROMPT_LENGTH), generator=generator).tolist()
-
-
-def llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(LlamaConfig.from_dict(CONFIG.to_hf(eos_token_id=1, pad_token_id=0))).eval()
-    model.load_state_dict(DecoderLM(CONFIG).state_dict(), strict=False)
-    return model
 
 
 @pytest.mark.benchmark(group="64 responses of 32 tokens")
@@ -60,14 +45,14 @@ def test_native_engine(benchmark, tokenizer, precision):
 
 @pytest.mark.benchmark(group="64 responses of 32 tokens")
 def test_hugging_face_engine(benchmark, tokenizer):
-    engine = HuggingFaceEngine(llama(), tokenizer)
+    engine = HuggingFaceEngine(llama_of(DecoderLM(CONFIG), tokenizer), tokenizer)
     benchmark.pedantic(engine.generate, (prompts(), GROUP_SIZE, FORCED, 0), rounds=5, warmup_rounds=1)
     assert engine.last_stats.sampled_tokens == TOKENS
 
 
 @pytest.mark.benchmark(group="64 responses of 32 tokens")
-def test_transformers_generate(benchmark):
-    model, token_ids = llama(), torch.tensor(prompts())
+def test_transformers_generate(benchmark, tokenizer):
+    model, token_ids = llama_of(DecoderLM(CONFIG), tokenizer), torch.tensor(prompts())
     settings = {"do_sample": True, "top_k": 0, "num_return_sequences": GROUP_SIZE}
     lengths = {"min_new_tokens": RESPONSE_LENGTH, "max_new_tokens": RESPONSE_LENGTH}
 

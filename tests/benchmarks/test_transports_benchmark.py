@@ -7,15 +7,12 @@ parts of them that can be timed alone.
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.core.types import WeightHandle
 from harness.models.config import PRESETS
 from harness.models.decoder import DecoderLM
 from harness.models.flat_layout import copy_weights
@@ -25,14 +22,6 @@ from harness.transports.protocol import TransportOptions
 
 Weights = Mapping[str, torch.Tensor]
 GROUP = "weights, publish to own tensors"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -76,53 +65,3 @@ def test_a_plain_copy(benchmark: BenchmarkFixture, weights: Weights) -> None:
 def test_checksum(benchmark: BenchmarkFixture, weights: Weights) -> None:
     benchmark.extra_info |= {"bytes": bytes_of(weights)}
     assert benchmark(checksum, weights) == checksum(weights)
-
-
-@pytest.mark.slow
-@pytest.mark.benchmark(group=GROUP)
-@pytest.mark.parametrize("transport", ["object_store", "object_store_numpy", "shared_memory"])
-def test_weights_to_a_ray_actor(
-    benchmark: BenchmarkFixture, weights: Weights, transport: str, receive: Callable[[str, WeightHandle], str]
-) -> None:
-    sender, versions = TRANSPORTS[transport].sender(TransportOptions()), itertools.count()
-
-    def sync() -> str:
-        return receive(transport, sender.publish_weights(weights, next(versions), frozenset()))
-
-    benchmark.extra_info |= {"bytes": bytes_of(weights), "tensors": len(weights)}
-    arrived = benchmark.pedantic(sync, rounds=20, warmup_rounds=2)
-    sender.close()
-    assert arrived == "loaded"
-
-
-@pytest.fixture(scope="module")
-def receive() -> Iterator[Callable[[str, WeightHandle], str]]:
-    """Start an actor; return what hands it a weight_handle and waits until the weights are in its own tensors."""
-    import ray
-
-    from harness.run.actors import quiet_ray
-    from harness.run.actors.session import process_environment
-
-    @ray.remote
-    class Generator:
-        def __init__(self) -> None:
-            self.receivers: dict[str, object] = {}
-            self.own: dict[str, torch.Tensor] = {}
-
-        def receive(self, transport: str, weight_handle: WeightHandle) -> str:
-            if transport not in self.receivers:
-                self.receivers[transport] = TRANSPORTS[transport].receiver(TransportOptions())
-            loaded = self.receivers[transport].receive(weight_handle)  # type: ignore[attr-defined]
-            self.own = self.own or {name: torch.empty_like(tensor) for name, tensor in loaded.items()}
-            copy_weights(loaded, self.own)
-            return "loaded"
-
-    quiet_ray()
-    folder = tempfile.mkdtemp(prefix="gh-", dir="/tmp")  # short: Ray makes sockets in it, whose paths are bounded
-    settings = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 200 << 20}
-    environment = {"env_vars": process_environment(threads=1, interface="lo")}
-    ray.init(address="local", num_cpus=2, _temp_dir=folder, runtime_env=environment, **settings)
-    actor = Generator.remote()
-    yield lambda transport, weight_handle: ray.get(actor.receive.remote(transport, weight_handle))
-    ray.shutdown()
-    shutil.rmtree(folder)
