@@ -51,8 +51,8 @@ def test_where_the_warm_up_ends(levels, noise, expected):
 @pytest.mark.parametrize(("slow", "times"), [(4, 1.3), (6, 1.5)])
 def test_a_slow_start_that_is_too_long_to_be_cut_is_told(slow, times):
     found = [steady_from(series((slow, times), (12 - slow, 1.0), noise=0.02, seed=seed)) for seed in range(50)]
-    # at three times this noise 96% and 100% of 4,000 such series have one (python -m tests.benchmarks.warmup_rates); a
-    # majority of an arm's runs is what holds a verdict back
+    # at three times this noise 96% and 100% of 4,000 such series have one (docs/measuring.md); a majority of an arm's
+    # runs is what holds a verdict back
     assert sum(item == WarmUp(2, False, slow_start=True) for item in found) > 40
 
 
