@@ -1,23 +1,26 @@
 """The gate: which verdicts end a CI job with which code."""
 
 from dataclasses import replace
-from math import nextafter
+from math import exp, log, nextafter, sqrt
 from pathlib import Path
 
 import pytest
 
 from harness.compare.completeness import Gap, Gaps
-from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, gate, read_limit, refusals_of
-from harness.compare.judging import Judgement
+from harness.compare.experiment import experiment_of, gather
+from harness.compare.gates import FINE, INCONCLUSIVE, NOT_COMPARABLE, WORSE, Judge, gate, read_limit, refusals_of
+from harness.compare.judging import Judgement, judge_against
+from harness.compare.occasions import Baseline, read_occasions
 from harness.compare.stats.verdicts import Effect, Verdict
 from harness.core.errors import UserError
+from tests.stand_ins.members import made_run
 
 
-def effect(ratio: float, low: float, high: float, verdict: Verdict, blocks: int = 10, reason: str = "") -> Effect:
+def effect(ratio, low, high, verdict, blocks=10, reason=""):
     return Effect("step", blocks, ratio, low, high, 0.01, 0.01, 0.02, 0.05, verdict, reason or None)
 
 
-def judged(step: Effect, floor: Effect | None = None, name: str = "b") -> Judgement:
+def judged(step, floor=None, name="b"):
     return Judgement("a", name, (step,), True, floor)
 
 
@@ -37,22 +40,22 @@ UNLIKE = effect(1.5, 1.4, 1.6, Verdict.NOT_COMPARABLE, reason="they differ in ma
         (SLIGHTLY, FINE, "fine: +2.0%, 95% interval +1.0% to +4.0%"),
         (FASTER, FINE, "fine: -20.0%"),
         (WIDE_BELOW, FINE, "fine: -7.0%, 95% interval -15.0% to +1.0%"),
-        (WIDE, INCONCLUSIVE, "cannot tell: +1.0%, 95% interval -10.0% to +20.0% reaches the limit of +5.0%"),
+        (WIDE, INCONCLUSIVE, "cannot tell: +1.0%, 95% interval -10.0% to +20.0%"),
         (FEW, INCONCLUSIVE, "cannot tell: 5 of 6 blocks"),
         (UNLIKE, NOT_COMPARABLE, "not comparable: they differ in machine"),
     ],
 )
-def test_one_arm_decides_by_its_interval(step: Effect, code: int, words: str) -> None:
+def test_one_arm_decides_by_its_interval(step, code, words):
     result = gate([judged(step)], 0.05)
     assert result.code == code
-    assert result.sentences[0].startswith(f"gate: b against a, seconds per step: {words}")
+    assert f" b against a, seconds per step: {words}" in result.sentences[0]
 
 
-def test_an_interval_that_reaches_the_limit_from_either_side_decides_nothing() -> None:
+def test_an_interval_that_reaches_the_limit_from_either_side_decides_nothing():
     """An estimate at the limit was called worse on the old code: half of the arms that are at the limit, then."""
 
     # 1 + 25% is exact in binary; the number just below it is 1.25 - 2^-52
-    def code(ratio: float, low: float, high: float, verdict: Verdict) -> int:
+    def code(ratio, low, high, verdict):
         return gate([judged(effect(ratio, low, high, verdict))], 0.25).code
 
     below, above = nextafter(1.25, 0), nextafter(1.25, 2)
@@ -64,42 +67,31 @@ def test_an_interval_that_reaches_the_limit_from_either_side_decides_nothing() -
     assert code(1.3, 0.9, 1.7, Verdict.INCONCLUSIVE) == INCONCLUSIVE  # much slower, and it may be chance
 
 
-def test_the_gravest_arm_decides() -> None:
+def test_the_gravest_arm_decides():
     arms = {"s": SLOWER, "u": UNLIKE, "w": WIDE, "f": FASTER}
-
-    def code(names: str) -> int:
-        return gate([judged(arms[name], name=name) for name in names], 0.05).code
-
-    assert [code("suwf"), code("uwf"), code("wf"), code("f")] == [WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE]
+    codes = [gate([judged(arms[name], name=name) for name in names], 0.05).code for names in ("suwf", "uwf", "wf", "f")]
+    assert codes == [WORSE, NOT_COMPARABLE, INCONCLUSIVE, FINE]
 
 
-def test_a_baseline_that_differs_from_itself_compares_with_nothing() -> None:
-    floor = effect(1.07, 1.05, 1.09, Verdict.DIFFERENT)
-    result = gate([judged(SLOWER, floor)], 0.05)
-    assert result.code == NOT_COMPARABLE
-    assert result.sentences == (
-        "gate: b against a, seconds per step: not comparable: the baseline is +7.0%, 95% interval +5.0% to +9.0% from "
-        "itself.",
-    )
-    assert gate([judged(SLOWER, effect(1.0, 0.99, 1.01, Verdict.EQUIVALENT))], 0.05).code == WORSE
-
-
-def test_the_noise_floor_is_no_arm_that_could_be_worse() -> None:
+def test_the_noise_floor_is_no_arm_that_could_be_worse_and_one_that_shows_compares_with_nothing():
     again = replace(judged(SLOWER, name="again"), is_noise_floor=True)
-    floor = SLOWER  # the baseline against itself: 8% apart
-    result = gate([judged(SLIGHTLY, floor), again], 0.05)
-    assert result.code == NOT_COMPARABLE
-    alone = gate([judged(FASTER), again], 0.05)
-    assert alone.code == NOT_COMPARABLE  # the noise floor says so by itself
-    assert alone.sentences[1].endswith("the same settings, +8.0%, 95% interval +6.0% to +10.0%: slower.")
     quiet = replace(judged(SLIGHTLY, name="again"), is_noise_floor=True)
-    assert gate([judged(FASTER, SLIGHTLY), quiet], 0.05).code == FINE
-    assert gate([quiet], 0.05).code == INCONCLUSIVE  # there was nothing else
-    assert gate([judged(FASTER, SLIGHTLY), replace(quiet, unfinished=1)], 0.05).code == INCONCLUSIVE
-    assert gate([judged(FASTER), replace(quiet, effects=(UNLIKE,))], 0.05).code == NOT_COMPARABLE
+    for of, code in (
+        ([judged(SLOWER, SLOWER)], NOT_COMPARABLE),  # the baseline against itself: 8% apart
+        ([judged(SLOWER, effect(1.0, 0.99, 1.01, Verdict.EQUIVALENT))], WORSE),
+        ([judged(SLIGHTLY, SLOWER), again], NOT_COMPARABLE),
+        ([judged(FASTER), again], NOT_COMPARABLE),  # the noise floor says so by itself
+        ([judged(FASTER, SLIGHTLY), quiet], FINE),
+        ([quiet], INCONCLUSIVE),  # there was nothing else
+        ([judged(FASTER, SLIGHTLY), replace(quiet, unfinished=1)], INCONCLUSIVE),
+        ([judged(FASTER), replace(quiet, effects=(UNLIKE,))], NOT_COMPARABLE),
+    ):
+        assert gate(of, 0.05).code == code
+    assert "+8.0%, 95% interval +6.0% to +10.0% from itself" in gate([judged(SLOWER, SLOWER)], 0.05).sentences[0]
+    assert gate([judged(FASTER), again], 0.05).sentences[1].endswith("+8.0%, 95% interval +6.0% to +10.0%: slower.")
 
 
-def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing() -> None:
+def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing():
     gap = Gap(Path("results/bench/20261120-080000/b,block=3"), "b", "is missing")
     newer = refusals_of([Path("results/bench/20261121-080000")], Gaps((), ()))
     lost, incomplete = refusals_of([], Gaps((gap,), ("b",))), refusals_of([], Gaps((gap,), ()))
@@ -109,19 +101,110 @@ def test_what_is_missing_of_what_was_asked_for_keeps_a_gate_from_passing() -> No
     assert gate([], 0.05, newer).code == NOT_COMPARABLE
 
 
-def test_an_arm_with_runs_that_did_not_finish_cannot_pass() -> None:
+def test_an_arm_with_runs_that_did_not_finish_cannot_pass():
     result = gate([replace(judged(FASTER), unfinished=3)], 0.05)
-    assert result.code == INCONCLUSIVE
-    assert "3 runs did not finish" in result.sentences[0]
+    assert (result.code, "3 runs" in result.sentences[0]) == (INCONCLUSIVE, True)
     assert gate([replace(judged(SLOWER), unfinished=3)], 0.05).code == WORSE
     assert gate([], 0.05).code == INCONCLUSIVE  # nothing to compare
 
 
-@pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 0.5 %", 0.005), ("0.05", 0.05)])
-def test_a_limit_is_a_share(text: str, limit: float) -> None:
-    assert read_limit(text) == pytest.approx(limit)
+def test_a_limit_is_a_share():
+    assert [read_limit(text) for text in ("5%", " 0.5 %", "0.05")] == pytest.approx([0.05, 0.005, 0.05])
     for wrong in ("5", "0", "-1%", "100%", "five", "", "nan"):
-        with pytest.raises(
-            UserError, match=r"not a share above 0% and below 100%[\s\S]*write for example --fail-on 5%"
-        ):
+        with pytest.raises(UserError, match=f"^'{wrong}'[^\n]*0%[^\n]*100%") as caught:
             read_limit(wrong)
+        assert (caught.value.where, "--fail-on 5%" in (caught.value.fix or "")) == ("--fail-on", True)
+
+
+# ---- a baseline of several occasions
+
+SETTINGS = {"steps": 6, "group_size": 8}
+
+
+def occasion(day, seconds, arm="a", **fields):
+    """Return an experiment of one arm, a block for each number of seconds that a step takes."""
+    plan = {"steps": 12, "settings": SETTINGS, "experiment": f"202611{day:02d}-080000"} | fields
+    runs = [
+        made_run(arm, block, wall_s=step_s, block=block, started_at=f"2026-11-{day:02d}T08:{block:02d}:00.000Z", **plan)
+        for block, step_s in enumerate(seconds)
+    ]
+    return experiment_of(Path("made", str(day)), runs)
+
+
+def test_folders_in_any_order_are_occasions_oldest_first(make_run, tmp_path):
+    folders = []
+    for day in (1, 2, 3):
+        name = f"202611{day:02d}-080000"
+        for block in range(2):
+            started_at = f"2026-11-{day:02d}T08:{block:02d}:00.000Z"
+            make_run(experiment=name, arm="a", block=block, seed=block, started_at=started_at)
+        folders.append(tmp_path / "results" / "sync_k" / name)
+    baseline = read_occasions([folders[place] for place in (2, 0, 1)])
+    assert [item.folder for item in baseline.occasions] == folders
+    assert [len(runs) for runs in baseline.runs_for("a")] == [2, 2, 2]
+    assert [len(runs) for runs in baseline.runs_for("of another name")] == [2, 2, 2]
+    (second,), _ = gather([folders[1]])
+    assert baseline.has(second)
+    assert baseline.has(replace(second, folder=tmp_path / "copy"))
+    assert not baseline.has(occasion(4, [1.0] * 2))
+
+
+def test_occasions_within_an_hour_are_a_caution():
+    """Of one alone the verdict says more."""
+    for starts, minutes in ((["08:00"], None), (["08:00", "08:30", "08:59"], 59), (["08:00", "09:01"], None)):
+        runs = [made_run("a", started_at=f"2026-11-20T{start}:00.000Z") for start in starts]
+        cautions = Baseline(tuple(experiment_of(Path("made"), [run]) for run in runs)).cautions()
+        assert [f"{minutes} minutes" in caution for caution in cautions] == [True] * (minutes is not None)
+
+
+def test_a_baseline_of_several_occasions_judges_by_the_spread_between_them():
+    """Eight blocks on each day, whose weather is a tenth of a percent."""
+    weather = [1.001 if block % 2 else 1.0 for block in range(8)]
+    days = {16: 0.98, 17: 1.0, 18: 1.02, 20: 1.25}
+    *old, new = (occasion(day, [seconds * each for each in weather], commit=f"{day}") for day, seconds in days.items())
+    (judged,) = judge_against(Baseline(tuple(old)), new, 0.03, ())
+    logs = [log(0.98), 0.0, log(1.02)]
+    middle = sum(logs) / 3
+    spread = sqrt(sum((value - middle) ** 2 for value in logs) / 2)
+    # t(0.975, 2) = 4.302653, https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm
+    reach = 4.302653 * spread * sqrt(1 / 3 + 1)
+    assert judged.step.ratio == pytest.approx(1.25 / exp(middle))
+    assert judged.step.low == pytest.approx(exp(log(1.25) - middle - reach))
+    assert (judged.step.verdict, judged.step.degrees, judged.step.blocks) == (Verdict.DIFFERENT, 2, 8)
+    assert (judged.base, judged.alternated) == ("a of made/20261118-080000 and 2 earlier", None)
+    assert judged.cautions == ("The runs differ in commit (16: 8 runs; 17: 8 runs; 18: 8 runs; 20: 8 runs).",)
+    (like,) = judge_against(Baseline(tuple(old[:2])), old[2], 0.03, ())
+    assert like.step.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("endpoint", ["weight_sync_seconds", "reward_at_rollouts"])
+def test_the_step_is_there_where_something_else_decides(endpoint):
+    of = {"settings": SETTINGS | {"endpoint": endpoint}, "evaluations": {12: (0.5, 9.0)}}
+    occasions = tuple(occasion(day, [1.0] * 8, **of) for day in (1, 2, 3))
+    (judged,) = judge_against(Baseline(occasions), occasion(4, [2.0] * 8, **of), 0.03, ())
+    assert [effect.name for effect in judged.effects] == [endpoint, "step"] == [judged.primary.name, judged.step.name]
+    assert judged.step.ratio == pytest.approx(2.0)
+
+
+def test_what_gives_no_verdict_has_its_reason():
+    """One occasion, one without a measured step, another scenario, settings that were not recorded."""
+    one, two = (occasion(day, [1.0] * 6) for day in (1, 2))
+    new, cut = occasion(9, [1.5] * 6), occasion(3, [1.0] * 6, steps=0)
+    for occasions, against, verdict, word in (
+        ((one,), new, Verdict.INCONCLUSIVE, "one occasion"),
+        ((one, two, cut), new, Verdict.INCONCLUSIVE, "every occasion"),
+        ((one,), occasion(9, [1.0] * 6, scenario="new"), Verdict.NOT_COMPARABLE, "made and new"),
+        ((one,), occasion(9, [1.0] * 6, settings={}), Verdict.NOT_COMPARABLE, "settings of 6 runs"),
+    ):
+        (judged,) = judge_against(Baseline(occasions), against, 0.03, ())
+        assert (judged.step.verdict, word in (judged.step.reason or "")) == (verdict, True)
+
+
+def test_a_judge_comes_to_verdicts_once_with_its_threshold_and_shows_the_first_arm_where_its_own_is_missing():
+    judge = Judge(against=Baseline(tuple(occasion(day, [1.0] * 6) for day in (1, 2))), threshold=0.2)
+    new = occasion(9, [1.0] * 6)
+    (judged,) = judge(new)
+    assert (judged.other, judged.step.threshold) == ("a", 0.2)
+    assert judge(new) is judge(new)
+    (judged,) = Judge("c")(experiment_of(Path("made"), [made_run("b"), made_run("d")]))
+    assert (judged.base, judged.other) == ("b", "d")

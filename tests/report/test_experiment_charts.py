@@ -1,15 +1,11 @@
 """Charts of an experiment: which are drawn, what is on them, and that they are the same each time."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,28 +13,25 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness.compare.__main__ import main
-from harness.compare.experiment import Experiment, gather
+from harness.compare.experiment import gather
 from harness.compare.judging import Judgement, judgements
 from harness.compare.stats.verdicts import STEP, Effect, Verdict
 from harness.core.errors import UserError
 from harness.core.trace import Stage
-from harness.core.types import Metric, Metrics
+from harness.core.types import Metric
 from harness.loop import Count, RolloutCounts
 from harness.loop.replay import ReplayStats
 from harness.report import experiment_charts as drawings
 from harness.report.build import charts_of, document
-from harness.report.canvas import label, picture_style
 from harness.report.document import Chart, Document, Section
 from harness.report.files import save_charts
-from harness.results import RunFolder
 from tests.report.figure_reader import axes_of, bars, boxes, legend, rows, texts, titles, xs, ys
 from tests.stand_ins.members import lanes, made_experiment, made_run
 
-Make = Callable[..., RunFolder]
 EVALUATIONS = {0: (0.2, 12.0), 2: (0.4, 15.0), 4: (0.6, 18.0)}
 
 
-def _metrics(step: int) -> Metrics:
+def _metrics(step):
     kl = {
         f"kl/{pair}_{form}": Metric(0.01 * step, count=9)
         for pair in ("reference", "previous")
@@ -48,7 +41,7 @@ def _metrics(step: int) -> Metrics:
 
 
 @pytest.fixture
-def experiment(make_run: Make, tmp_path: Path) -> Experiment:
+def experiment(make_run, tmp_path):
     """Arms k1 and k4 in two seeds each, with everything measured."""
     for arm, seed in product(("k1", "k4"), (0, 1)):
         evaluations = {step: (reward + 0.1 * seed, length) for step, (reward, length) in EVALUATIONS.items()}
@@ -56,87 +49,78 @@ def experiment(make_run: Make, tmp_path: Path) -> Experiment:
     return _read(tmp_path / "results")
 
 
-def _read(folder: Path) -> Experiment:
+def _read(folder):
     (experiment,), damaged = gather([folder])
     assert damaged == []
     return experiment
 
 
-def _charts(experiment: Experiment) -> dict[str, Chart]:
+def _charts(experiment):
     return {chart.key: chart for chart in charts_of(document(experiment, judgements(experiment)))}
 
 
 # ---- which there are
 
 
-def test_an_experiment_of_two_arms_with_lag_replay_and_kl(make_lagged_run: Make, tmp_path: Path) -> None:
+def test_an_experiment_of_two_arms_with_lag_replay_and_kl(make_lagged_run, tmp_path):
     counts = RolloutCounts(Count(48, 480), dropped=Count(8, 96), trained=Count(24, 240), trained_again=Count(8, 80))
+    replay = {"replay": lambda step: (ReplayStats(2 * step), 4), "ledger": counts, "lag": (1, 3)}
     for seed in (0, 1):
         make_lagged_run(arm="lag1", seed=seed, metrics=_metrics)
-        replay = {"replay": lambda step: (ReplayStats(2 * step), 4), "ledger": counts}
         settings = "replay: {capacity: 4, sampling: uniform}\n"
-        make_lagged_run(arm="replay", seed=seed, metrics=_metrics, lag=(1, 3), settings=settings, **replay)
+        make_lagged_run(arm="replay", seed=seed, metrics=_metrics, settings=settings, **replay)
     charts = _charts(_read(tmp_path / "results"))
-    assert list(charts) == [
-        "forest_replay", "stages", "lanes", "timeline", "step_time", "reward", "training", "kl",
-        "stability", "lag", "waste", "sync",
-    ]  # fmt: skip
+    assert " ".join(charts) == (
+        "forest_replay stages lanes timeline step_time reward training kl stability lag waste sync"
+    )
     assert bars(axes_of(charts["waste"])[0]) == {
         "trained on": [(0.0, 100.0), (0.0, 50.0)], "never used": [(50.0, 30.0)], "dropped as too old": [(80.0, 20.0)],
     }  # fmt: skip
     assert titles(charts["kl"])[-1] == "Reward over the same steps"
 
 
-def test_what_was_not_measured_is_not_drawn(make_run: Make, make_lagged_run: Make) -> None:
+def test_what_was_not_measured_is_not_drawn(make_run, make_lagged_run):
     folder = make_run(metrics=lambda step: {}).folder
     (folder / "spans.jsonl").unlink()
     assert list(_charts(_read(folder))) == ["stages", "step_time"]
     assert _charts(_read(make_run(scenario="empty", steps=0, status="failed").folder)) == {}
     never = made_run(metrics={"reward/total": [0.1] * 4, "loss": [np.inf] * 4})
-    assert titles(drawings.curve_charts(made_experiment(never))["training"]) == [
-        "Training reward"
-    ]  # no loss that is inf
+    assert titles(drawings.curve_charts(made_experiment(never))["training"]) == ["Training reward"]
     in_turns = make_lagged_run(max_lag=0, lag=(0, 0), settings="transport: {type: in_process}\n").folder
     assert not {"lag", "sync", "waste", "kl"} & {*_charts(_read(in_turns))}
 
 
-def test_pictures_are_the_same_each_time_and_printed(
-    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_are_the_same_each_time_and_printed(experiment, tmp_path, capsys):
     names = ["forest_k4", "stages", "lanes", "timeline", "step_time", "reward", "kl", "stability"]
-    for out in ("one", "two"):
-        assert main([str(tmp_path / "results"), "--plots", str(tmp_path / out), "--json"]) == 0
+    pictures = []
+    for out in (tmp_path / "one", tmp_path / "two"):
+        with mpl.rc_context({"font.size": 33.0}):  # the user's own settings count for nothing, and are left alone
+            assert main([str(tmp_path / "results"), "--plots", str(out), "--json"]) == 0
+            assert mpl.rcParams["font.size"] == 33.0
         output = capsys.readouterr()
-        assert output.err.splitlines() == [f"picture: {tmp_path / out}/{name}.png" for name in names]
+        assert output.err.splitlines() == [f"picture: {out}/{name}.png" for name in names]
         assert json.loads(output.out)["schema"] == "harness.comparison"
-    for name in names:
-        data = (tmp_path / "one" / f"{name}.png").read_bytes()
-        assert data.startswith(b"\x89PNG\r\n")
-        assert data == (tmp_path / "two" / f"{name}.png").read_bytes()
+        pictures.append([(out / f"{name}.png").read_bytes() for name in names])
+    assert pictures[0] == pictures[1]
+    assert {data[:6] for data in pictures[0]} == {b"\x89PNG\r\n"}
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write pictures to"):
+    with pytest.raises(UserError, match="file'"):
         save_charts(document(experiment, []), tmp_path / "file")
 
 
-def test_an_arm_cannot_name_a_picture_elsewhere(tmp_path: Path) -> None:
-    chart = Chart("forest_../../x", "", "", Figure)
-    paths = save_charts(Document("", "", None, (), (Section("verdicts", "", (chart,)),)), tmp_path / "plots" / "own")
-    assert paths == [tmp_path / "plots" / "own" / "forest_..-..-x.png"]
-
-
-def test_several_experiments_get_a_folder_each(make_run: Make, tmp_path: Path) -> None:
+def test_an_arm_cannot_name_a_picture_elsewhere_and_experiments_get_a_folder_each(make_run, tmp_path):
+    chart, out = Chart("forest_../../x", "", "", Figure), tmp_path / "plots"
+    paths = save_charts(Document("", "", None, (), (Section("verdicts", "", (chart,)),)), out / "own")
+    assert paths == [out / "own" / "forest_..-..-x.png"]
     for scenario in ("one", "two"):
-        (make_run(scenario=scenario).folder / "spans.jsonl").unlink()
-    assert main([str(tmp_path / "results"), "--all", "--plots", str(tmp_path / "plots")]) == 0
-    assert [str(path.relative_to(tmp_path / "plots")) for path in sorted((tmp_path / "plots").rglob("*.png"))] == [
-        f"{scenario}/20261120-111500/{name}.png"
-        for scenario in ("one", "two")
-        for name in ("stages", "step_time", "training")
-    ]
+        (make_run(scenario=scenario, steps=1).folder / "spans.jsonl").unlink()
+    assert main([str(tmp_path / "results"), "--all", "--plots", str(out)]) == 0
+    made = {str(path.parent.relative_to(out)) for path in out.rglob("*.png")}
+    assert made == {"own", "one/20261120-111500", "two/20261120-111500"}
 
 
 @pytest.mark.slow
-def test_pictures_need_neither_a_display_nor_a_home(experiment: Experiment, tmp_path: Path) -> None:
+def test_pictures_need_neither_a_display_nor_a_home(experiment, tmp_path):
     home = tmp_path / "home"
     home.write_text("a file where a folder is expected")
     environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
@@ -152,66 +136,43 @@ def test_pictures_need_neither_a_display_nor_a_home(experiment: Experiment, tmp_
     assert len(list(tmp_path.glob("*.png"))) == 8
 
 
-def test_the_users_settings_are_left_alone(experiment: Experiment) -> None:
-    with mpl.rc_context({"font.size": 33.0}):
-        with picture_style():
-            assert mpl.rcParams["font.size"] == 10
-        assert _charts(experiment)["reward"].figure is not None
-        assert mpl.rcParams["font.size"] == 33.0
-
-
-def test_names_of_users_are_drawn_as_they_stand() -> None:
-    """What the font lacks is written out: a box for each of two names would make them one."""
-    assert label("caf\u00e9 \u6570\U0001f642") == "caf\u00e9 \\u6570\\U0001f642"
-    assert label("a^2_b%<i>&amp;") == "a^2_b%<i>&amp;"
-    assert [label(text) for text in ("a$b$", "_hidden", "x\ny", "k" * 80)] == [
-        r"a\$b\$", " _hidden", r"x\ny", "k" * 57 + "...",
-    ]  # fmt: skip
-
-
 # ---- time
 
 
-def test_stages_are_mean_seconds_of_a_step(experiment: Experiment) -> None:
+def test_stages_are_mean_seconds_of_a_step_and_processes_shares_of_the_window(experiment):
     """Generate 0.3, score 0.1, update 0.5, load 0.1, an evaluation of 1 s in the last two of four steps, 0.5 s of no
     stage."""
-    chart = _charts(experiment)["stages"]
-    (axes,) = axes_of(chart)
+    charts = _charts(experiment)
+    (axes,) = axes_of(charts["stages"])
     assert bars(axes) == {
         "generate": [(0.0, 0.3)] * 2, "score": [(0.3, 0.1)] * 2, "update": [(0.4, 0.5)] * 2,
         "weight_load": [(0.9, 0.1)] * 2, "evaluate": [(1.0, 0.5)] * 2, "unattributed": [(1.5, 0.5)] * 2,
     }  # fmt: skip
     assert texts(axes) == ["2.00 s", "2.00 s"]
-    assert legend(chart) == ["generate", "score", "update", "weight_load", "evaluate", "unattributed"]
-    assert axes.get_xlabel() == "seconds per training step"
-    assert chart.table is not None
-    assert dict(row[:2] for row in chart.table.rows)["unattributed"].split() == ["-", "/", "0.500", "25.0%"]
-
-
-def test_processes_are_shares_of_the_window_with_waits_and_the_rest(experiment: Experiment) -> None:
-    (axes,) = axes_of(_charts(experiment)["lanes"])
+    assert charts["stages"].table is not None
+    rows_of = {row[0]: row[1].split() for row in charts["stages"].table.rows}
+    assert rows_of["unattributed"] == ["-", "/", "0.500", "25.0%"]
+    (axes,) = axes_of(charts["lanes"])
     assert rows(axes) == ["generator", "scorer", "learner"] * 2
     parts = bars(axes)  # of 2 s: update 0.5, waiting 1, in no stage 0.5
     assert [parts[name][0] for name in ("update", "wait_for_batch")] == [(0.0, 25.0), (25.0, 50.0)]
-    assert parts["unattributed"][2] == (75.0, 25.0)
-    assert texts(axes)[2] == "25.0% busy"
+    assert (parts["unattributed"][2], texts(axes)[2]) == ((75.0, 25.0), "25.0% busy")
 
 
-def test_bars_are_means_over_all_runs_where_one_alone_kept_its_spans(make_run: Make, tmp_path: Path) -> None:
+def test_bars_are_means_over_all_runs_where_one_alone_kept_its_spans(make_run, tmp_path):
     """Steps of 1 s and 2.5 s, of which the update is 0.5 and 2 s; the run of the slow ones has no spans any more."""
     make_run(arm="k1", block=0)
     slow = [("generator", Stage.GENERATE, 0.3), ("scorer", Stage.SCORE, 0.1), ("learner", Stage.UPDATE, 2.0)]
     run = make_run(arm="k1", block=1, stages=[*slow, ("generator", Stage.WEIGHT_LOAD, 0.1)])
     (run.folder / "spans.jsonl").unlink()
-    experiment = _read(tmp_path / "results")
-    chart = _charts(experiment)["stages"]
+    chart = _charts(_read(tmp_path / "results"))["stages"]
     assert bars(axes_of(chart)[0])["update"] == [(0.4, 1.25)]
     assert chart.table is not None  # spent and on the critical path are of the same run
     assert dict(chart.table.rows)["update"].split() == ["0.500", "/", "0.500", "50.0%"]
-    assert "Over 1 of 2 runs, those that kept their spans." in chart.table.notes
+    assert any("1 of 2 runs" in note for note in chart.table.notes)
 
 
-def test_busy_and_critical_seconds_where_processes_overlap() -> None:
+def test_busy_and_critical_seconds_where_processes_overlap():
     """Two runs of which one has spans: both bars are of that one."""
     times = lanes(1.0, 1.4, 1.0, 0.4, {"update": 4 * 0.9, "unattributed": 4 * 0.1}, generator=0.5, learner=0.9)
     with_spans = made_run(stages_s={"generate": 0.5, "update": 0.9}, times=times)
@@ -226,9 +187,8 @@ def test_busy_and_critical_seconds_where_processes_overlap() -> None:
     assert texts(axes) == ["1.40 s", "1.00 s"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "evaluated", "shown"),
-    [
+def test_the_steps_of_a_timeline_follow_a_rule():
+    cases = [
         (40, (), (10, 15)),  # starts after a quarter
         (40, (9, 19, 29, 39), (10, 15)),
         (40, (12, 22, 32), (13, 18)),  # the first window without an evaluation
@@ -236,54 +196,45 @@ def test_busy_and_critical_seconds_where_processes_overlap() -> None:
         (20, (5, 8), (9, 14)),
         (4, (), (1, 3)),
         (1, (), (0, 0)),
-    ],
-)
-def test_the_steps_of_a_timeline_follow_a_rule(steps: int, evaluated: Sequence[int], shown: tuple[int, int]) -> None:
-    assert drawings.shown_steps([float(step in evaluated) for step in range(steps)]) == shown
+    ]
+    for steps, evaluated, shown in cases:
+        assert drawings.shown_steps([float(step in evaluated) for step in range(steps)]) == shown
 
 
-def test_the_timeline_has_a_row_for_each_lane_on_a_common_scale(lagged: Path) -> None:
+def test_the_timeline_has_a_row_for_each_lane_on_a_common_scale(lagged):
     """Steps 3 to 8 of 12, each of 1 s: the update from 0.2 to 0.9 s, weights loaded after 32 and after 52 ms."""
-    chart = _charts(_read(lagged))["timeline"]
-    (axes,) = axes_of(chart)
+    (axes,) = axes_of(_charts(_read(lagged))["timeline"])
     assert rows(axes) == ["generator", "scorer", "learner"] * 2
     assert boxes(axes, "update") == [(round(step + 0.2, 6), round(step + 0.9, 6)) for step in range(6)] * 2
     assert [text for text in texts(axes) if not text.isdigit()] == ["training steps 3 to 8 in 6.00 s"] * 2
     versions = [int(text) for text in texts(axes) if text.isdigit()]
     assert versions == [*range(3, 9), *range(4, 10)] * 2  # the Generator's, the Learner's
-    places = [x for line in axes.lines for x in xs(line)]
-    assert sorted(places)[:2] == pytest.approx([0.032, 0.052])
-    assert legend(chart)[-3:] == ["waiting", "unattributed", "policy version now held"]
+    assert sorted(x for line in axes.lines for x in xs(line))[:2] == pytest.approx([0.032, 0.052])
 
 
-def test_a_new_part_without_weights_and_runs_without_versions(make_lagged_run: Make, make_run: Make) -> None:
-    folder = make_lagged_run(steps=6).folder
-    steps = folder / "steps.jsonl"
+def test_a_new_part_without_weights_and_runs_without_versions(make_lagged_run, make_run):
+    steps = make_lagged_run(steps=6).folder / "steps.jsonl"
     old = '[2.032,"generator",2]'
-    assert old in steps.read_text()
     steps.write_text(steps.read_text().replace(old, f'[1.5,"generator",-1],{old}'))
-    (axes,) = axes_of(drawings.timeline_chart(_read(folder)))
+    (axes,) = axes_of(drawings.timeline_chart(_read(steps.parent)))
     # steps 1 to 5; the part died half a second into the first of them
     assert texts(axes)[1:4] == ["1", "none", "2"]
-    plain = drawings.timeline_chart(_read(make_run().folder))
-    assert plain is not None
-    assert not any(text.get_text().isdigit() for text in axes_of(plain)[0].texts)
+    (axes,) = axes_of(drawings.timeline_chart(_read(make_run().folder)))
+    assert not any(text.isdigit() for text in texts(axes))
 
 
-def test_a_sync_is_the_means_of_its_parts(lagged: Path) -> None:
+def test_a_sync_is_the_means_of_its_parts(lagged):
     """Publish 10, transfer 20, load 10 and 4 ms of verifying (2 at each end); then 10, 30, 20 and 4: 20 MB each."""
-    chart = _charts(_read(lagged))["sync"]
-    (axes,) = axes_of(chart)
+    (axes,) = axes_of(_charts(_read(lagged))["sync"])
     assert {part: [length for _, length in bars] for part, bars in bars(axes).items()} == {
         "weight_publish": [10.0, 10.0], "weight_transfer": [20.0, 30.0], "weight_load": [10.0, 20.0],
         "weight_verify": [4.0, 4.0],
     }  # fmt: skip
     assert texts(axes) == ["40.0 ms, 0.500 GB/s", "60.0 ms, 0.333 GB/s"]
     assert rows(axes) == ["nixl", "object_store"]
-    assert "of 20.0 MB." in chart.says
 
 
-def test_lag_is_a_histogram_of_trained_rollouts(lagged: Path) -> None:
+def test_lag_is_a_histogram_of_trained_rollouts(lagged):
     """12 steps of 2 + 2 rollouts: lag 1 in all but the first; lag 3, or as much as there can be: 0, 1, 2, 3, 3, ..."""
     chart = _charts(_read(lagged))["lag"]
     (axes,) = axes_of(chart)
@@ -295,7 +246,7 @@ def test_lag_is_a_histogram_of_trained_rollouts(lagged: Path) -> None:
 # ---- learning
 
 
-def test_reward_is_drawn_over_steps_and_over_seconds(experiment: Experiment) -> None:
+def test_reward_is_drawn_over_steps_and_over_seconds(experiment):
     chart = _charts(experiment)["reward"]
     over_steps, over_seconds, length, _ = axes_of(chart)
     assert xs(over_steps.lines[0]) == [0, 2, 4]
@@ -306,51 +257,44 @@ def test_reward_is_drawn_over_steps_and_over_seconds(experiment: Experiment) -> 
     assert legend(chart) == ["k1 (2 runs)", "k4 (2 runs)", "target 0.5"]
 
 
-def _training_metrics(step: int) -> Metrics:
-    rewards = {"reward/total": Metric(0.1 * step, count=64), "zero_variance_fraction": Metric(0.25, count=8)}
-    return rewards | {"loss": Metric(0.01 * step), "response_length": Metric(12.0, count=64)}
-
-
-def test_curves_show_each_metric_over_the_training_steps(make_run: Make) -> None:
+def test_curves_show_each_metric_over_the_training_steps(make_run):
     """The exact KL stands beside k3, where it is known."""
 
-    def metrics(step: int) -> Metrics:
-        exact = {"kl/reference_exact": Metric(0.12 * step, count=9)}
-        return _metrics(step) | _training_metrics(step) | exact
+    def metrics(step):
+        exact = {"kl/reference_exact": Metric(0.12 * step, count=9), "reward/total": Metric(0.1 * step, count=64)}
+        exact |= {"loss": Metric(0.01 * step), "response_length": Metric(12.0, count=64)}
+        return _metrics(step) | exact | {"zero_variance_fraction": Metric(0.25, count=8)}
 
     charts = _charts(_read(make_run(metrics=metrics).folder))
     kinds = [("reference", kind) for kind in ("k3", "exact", "k1_sum")] + [("previous", "k3"), ("previous", "k1_sum")]
     assert titles(charts["kl"]) == [f"KL to the {policy} policy, {kind}" for policy, kind in kinds]
     shown = [ys(axes) for key in ("training", "kl", "stability") for axes in axes_of(charts[key])]
-    slopes = [*(0.1, 0.01, 0, 0), *(0.01, 0.12, 0.01, 0.01, 0.01), *(1, 0.1)]
-    starts = [*(0, 0, 0.25, 12), *(0, 0, 0, 0, 0), *(1, 0)]
-    expected = [[start + slope * step for step in range(4)] for start, slope in zip(starts, slopes, strict=True)]
-    assert shown == [pytest.approx(each) for each in expected]
+    lines = [(0, 0.1), (0, 0.01), (0.25, 0), (12, 0)]  # begins at, rises by
+    lines += [(0, 0.01), (0, 0.12), *[(0, 0.01)] * 3, (1, 1), (0, 0.1)]
+    assert shown == [pytest.approx([start + slope * step for step in range(4)]) for start, slope in lines]
 
 
-def test_loss_and_reward_are_drawn_over_optimizer_steps(make_run: Make) -> None:
+def test_loss_and_reward_are_drawn_over_optimizer_steps(make_run):
     """Two optimizer steps of a training step: four training steps end at optimizer step 8."""
     folder = make_run(
         evaluations=EVALUATIONS,
-        metrics=_training_metrics,
+        metrics=lambda step: {"reward/total": Metric(0.1 * step, count=64), "loss": Metric(0.01 * step)},
         optimizer_steps=2,
         optimizer_step_metrics=lambda step: [{"loss": Metric(float(step))}, {"loss": Metric(step + 0.5)}],
     ).folder
     trained, reward, loss = axes_of(_charts(_read(folder))["optimizer_steps"])
-    assert xs(trained.lines[0]) == [0.0, 2.0, 4.0, 6.0]
-    assert ys(trained) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert (xs(trained.lines[0]), ys(trained)) == ([0.0, 2.0, 4.0, 6.0], pytest.approx([0.0, 0.1, 0.2, 0.3]))
     assert (xs(reward.lines[0]), ys(reward)) == ([0.0, 4.0, 8.0], [0.2, 0.4, 0.6])
-    assert xs(loss.lines[0]) == [float(step) for step in range(8)]
-    assert ys(loss) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    assert (xs(loss.lines[0]), ys(loss)) == ([*range(8)], [step / 2 for step in range(8)])
 
 
 REWARDS, DELTAS, LOSSES, SEEDS = ("positions", "inclusion"), ("rewards", "centered", "max"), ("naive", "clip"), (0, 1)
 
 
-def test_each_panel_of_a_grid_holds_the_lines_of_its_point() -> None:
+def test_each_panel_of_a_grid_holds_the_lines_of_its_point():
     """Rewards of 100, 10, 1 and 0.1 times the places on the axes: every run ends at one of its own."""
 
-    def reward_of(reward: str, delta: str, loss: str, seed: float) -> float:
+    def reward_of(reward, delta, loss, seed):
         return 100 * REWARDS.index(reward) + 10 * DELTAS.index(delta) + LOSSES.index(loss) + 0.1 * seed
 
     runs = []
@@ -359,7 +303,6 @@ def test_each_panel_of_a_grid_holds_the_lines_of_its_point() -> None:
         evaluations = {0: (0.0, 3.0), 2: (reward_of(reward, delta, loss, seed), 3.0)}
         runs.append(made_run(None, seed, 2, point=point, position=number, evaluations=evaluations))
     chart = drawings.grid_chart(made_experiment(*runs))
-    assert chart is not None
     points = list(product(REWARDS, DELTAS))
     assert titles(chart) == [f"reward: {reward}, delta: {delta}" for reward, delta in points]
     for axes, (reward, delta) in zip(axes_of(chart), points, strict=True):
@@ -368,40 +311,41 @@ def test_each_panel_of_a_grid_holds_the_lines_of_its_point() -> None:
     assert legend(chart) == ["type: naive (2 runs)", "type: clip (2 runs)"]
 
 
-def test_one_axis_or_arms_or_no_evaluation_make_no_grid() -> None:
-    def of(*points: dict[str, Any], arm: Any = None, evaluations: Any = EVALUATIONS) -> Chart | None:
+def test_one_axis_or_arms_or_no_evaluation_make_no_grid():
+    def is_drawn(*points, arm=None, evaluations=EVALUATIONS):
         runs = [made_run(arm, point=point, evaluations=evaluations) for point in points]
-        return drawings.grid_chart(made_experiment(*runs))
+        return drawings.grid_chart(made_experiment(*runs)) is not None
 
-    assert of({"loss.type": "naive", "seed": 0}) is None
-    assert of({"x": 1, "y": 2}, arm="a") is None
-    assert of({"x": 1, "y": 2}, evaluations=None) is None
-    assert of(*({"x": x, "y": 1} for x in range(61))) is None
-    assert of({"x": 1, "y": 2}) is not None
+    assert is_drawn({"x": 1, "y": 2})
+    assert not is_drawn({"loss.type": "naive", "seed": 0})
+    assert not is_drawn({"x": 1, "y": 2}, arm="a")
+    assert not is_drawn({"x": 1, "y": 2}, evaluations=None)
+    assert not is_drawn(*({"x": x, "y": 1} for x in range(61)))
 
 
-def test_seconds_and_rewards_of_three_arms_are_points_with_intervals() -> None:
+def test_seconds_and_rewards_of_three_arms_are_points_with_intervals():
     """Student's 97.5% quantile of 2 degrees of freedom is 4.3027: 4.3027 x 0.1 / sqrt(3) = 0.2484."""
-
-    def run(arm: str, seconds: float, reward: float, seed: int) -> Any:
-        return made_run(arm, seed, wall_s=seconds, evaluations={0: (0.1, 9.0), 4: (reward + 0.1 * (seed - 1), 9.0)})
-
     arms = {"a": (1.0, 0.2), "b": (1.5, 0.5), "c": (2.0, 0.7)}
-    runs = [run(arm, *arms[arm], seed) for arm in "ab" for seed in range(3)]
-    assert drawings.scatter_chart(made_experiment(*runs)) is None  # two arms
-    chart = drawings.scatter_chart(made_experiment(*runs, run("c", *arms["c"], 1)))
-    assert chart is not None
+    runs = {
+        (arm, seed): made_run(
+            arm, seed, wall_s=wall_s, evaluations={0: (0.1, 9.0), 4: (reward + 0.1 * (seed - 1), 9.0)}
+        )
+        for arm, (wall_s, reward) in arms.items()
+        for seed in range(3)
+    }
+    two = [run for (arm, _), run in runs.items() if arm != "c"]
+    assert drawings.scatter_chart(made_experiment(*two)) is None
+    chart = drawings.scatter_chart(made_experiment(*two, runs["c", 1]))
     (axes,) = axes_of(chart)
     points = [(xs(axes.lines[place])[0], ys(axes, place)[0]) for place in range(3)]
     assert points == [pytest.approx(arms[arm]) for arm in "abc"]
     upright = [lines.get_segments()[0] for lines in axes.collections[1::2]]
     assert upright[0][:, 1].tolist() == pytest.approx([0.2 - 0.2484, 0.2 + 0.2484], abs=1e-4)
     assert len(upright[2]) == 0  # a single run has no interval
-    assert legend(chart) == ["a", "b", "c"]
 
 
-def test_a_forest_has_each_effect_and_the_noise_floor_and_none_is_drawn_of_one_block() -> None:
-    def effect(name: str, ratio: float, ends: tuple[float, float] | None, verdict: Verdict, blocks: int = 6) -> Effect:
+def test_a_forest_has_each_effect_and_the_noise_floor_and_none_is_drawn_of_one_block():
+    def effect(name, ratio, ends, verdict, blocks=6):
         low, high = ends or (None, None)
         return Effect(name, blocks, ratio, low, high, 0.03, 0.06, 0.034, 0.03 if name == STEP else 0.05, verdict)
 
@@ -413,13 +357,11 @@ def test_a_forest_has_each_effect_and_the_noise_floor_and_none_is_drawn_of_one_b
     )
     floor = effect(STEP, 1.01, (0.98, 1.04), Verdict.INCONCLUSIVE)
     chart = drawings.forest_chart(Judgement("k1", "<k2>", effects, noise_floor=floor))
-    assert chart is not None
     (axes,) = axes_of(chart)
-    assert rows(axes) == ["whole step", "generate", "update", "weight_load", "k1 against itself"]
-    assert texts(axes) == [
-        "1.25 [1.20, 1.30]", "1.00 [0.99, 1.01]", "0.80 [0.70, 0.90]", "1.10 [0.80, 1.40]", "1.01 [0.98, 1.04]",
-    ]  # fmt: skip
-    assert legend(chart) == ["faster", "slower", "same", "cannot tell", "too small to matter"]
-    assert (chart.title, chart.says.count("<k2>")) == ("<k2> against k1", 1)
+    assert dict(zip(rows(axes), texts(axes), strict=True)) == {
+        "whole step": "1.25 [1.20, 1.30]", "generate": "1.00 [0.99, 1.01]", "update": "0.80 [0.70, 0.90]",
+        "weight_load": "1.10 [0.80, 1.40]", "k1 against itself": "1.01 [0.98, 1.04]",
+    }  # fmt: skip
+    assert (chart.title, legend(chart)[:4]) == ("<k2> against k1", ["faster", "slower", "same", "cannot tell"])
     single = Judgement("k1", "k2", (effect(STEP, 1.2, None, Verdict.INCONCLUSIVE, 1),))
     assert drawings.forest_chart(single) is None

@@ -1,31 +1,32 @@
 """What the recorder writes of events made by hand, on a clock set by hand. Arithmetic stands beside each number."""
 
-from __future__ import annotations
-
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.compare.run_frame import tokens_per_second
 from harness.core.trace import RecordingTracer, Span, Stage
-from harness.core.types import Metric, Purpose, RolloutGroup, ScoredBatch, UpdateResult, WeightHandle, WorkItem
+from harness.core.types import (
+    ExampleRollout,
+    Metric,
+    Purpose,
+    RolloutGroup,
+    ScoredBatch,
+    UpdateResult,
+    WeightHandle,
+    WorkItem,
+)
 from harness.loop import Count, RolloutCounts, StepReport
 from harness.loop.replay import ReplayDraw, ReplayStats
 from harness.results import (
     BatchRow,
     DiscardedRow,
-    EvaluationRow,
     Manifest,
-    Run,
+    RolloutRow,
     RunFolder,
-    Scrubber,
     ShardRow,
-    StepRow,
     VersionChange,
     WarmUp,
     load_run,
@@ -35,6 +36,7 @@ from harness.results.occupancy import Occupancy
 from harness.results.recorder import RunRecorder
 from harness.results.rows import STEPS, StepSeconds, optimizer_step_columns
 from harness.results.step_metrics import idle_ratios, lag_metrics, step_metrics, sync_metrics, trained_lags
+from harness.results.training_log import evaluation_line, rollout_lines, step_line
 from harness.results.warmup import warm_up_of
 from harness.results.writer import MANIFEST
 
@@ -63,38 +65,35 @@ class HandClock:
 
     now_ns: int = 0
 
-    def __call__(self) -> int:
+    def __call__(self):
         return self.now_ns
 
-    def set(self, seconds: float) -> None:
+    def set(self, seconds):
         """Set the time."""
         self.now_ns = round(seconds * 1e9)
 
 
-def _span(lane: str, stage: Stage, start_s: float, end_s: float) -> Span:
+def _span(lane, stage, start_s, end_s):
     return Span(lane, stage, round(start_s * 1e9), round(end_s * 1e9), 3, 3)
 
 
-Record = Callable[..., RunRecorder]
-
-
 @pytest.fixture
-def clock() -> HandClock:
+def clock():
     return HandClock()
 
 
 @pytest.fixture
-def tracer(clock: HandClock) -> RecordingTracer:
+def tracer(clock):
     return RecordingTracer(clock)
 
 
 @pytest.fixture
-def record(tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: Scrubber) -> Iterator[Record]:
+def record(tmp_path, clock, tracer, scrubber):
     """Return a function that makes a recorder whose loop starts now; its keywords are those of ``RunRecorder``."""
     with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber) as folder:
         folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-20T11:15:00.000Z"))
 
-        def make(lanes: Sequence[str] = ("learner",), tracer: RecordingTracer = tracer, **options: Any) -> RunRecorder:
+        def make(lanes=("learner",), tracer=tracer, **options):
             made = RunRecorder(folder, tracer, **options)
             made.loop_starts(lanes)
             return made
@@ -103,18 +102,18 @@ def record(tmp_path: Path, clock: HandClock, tracer: RecordingTracer, scrubber: 
 
 
 @pytest.fixture
-def recorder(record: Record, clock: HandClock) -> RunRecorder:
+def recorder(record, clock):
     """A recorder whose loop starts at 10 s."""
     clock.set(10.0)
     return record(["generator0", "generator1", "scorer", "learner"])
 
 
-def _read(recorder: RunRecorder) -> Run:
+def _read(recorder):
     recorder.folder.flush()
     return load_run(recorder.folder.folder)
 
 
-def _log(recorder: RunRecorder) -> list[str]:
+def _log(recorder):
     recorder.folder.flush()
     lines = (recorder.folder.folder / "log.txt").read_text().splitlines()
     return [line.partition(" ")[2] for line in lines]
@@ -123,7 +122,7 @@ def _log(recorder: RunRecorder) -> list[str]:
 # ---- of facts alone
 
 
-def test_lag_is_that_of_the_oldest_token_and_what_was_dropped_is_counted() -> None:
+def test_lag_is_that_of_the_oldest_token_and_what_was_dropped_is_counted():
     three_old = replace(OLD, lengths=(10, 10, 10))
     facts = replace(FACTS, taken=(ReplayDraw(YOUNG, 1, 0), ReplayDraw(three_old, 1, 2)), in_queue=7, in_flight=16)
     assert trained_lags(facts) == {0: 2, 2: 3}
@@ -137,16 +136,13 @@ def test_lag_is_that_of_the_oldest_token_and_what_was_dropped_is_counted() -> No
     assert lag_metrics(facts) == expected
     dropped = {"off_policy/dropped": Metric(4, "sum"), "off_policy/dropped_length": Metric(22.5, count=4)}
     assert lag_metrics(replace(facts, dropped=Count(4, 90))) == expected | dropped
-
-
-def test_the_lag_of_tokens_is_weighted_by_tokens_where_it_is_known() -> None:
     mixed = replace(OLD, mean_version=2.5)
     metrics = lag_metrics(replace(FACTS, taken=(ReplayDraw(YOUNG, 1, 0), ReplayDraw(mixed, 1, 2))))
-    # YOUNG: 10 tokens at lag 0; mixed: 20 tokens at 3 - 2.5
+    # weighted by tokens: 10 of YOUNG at lag 0, 20 at 3 - 2.5
     assert metrics["off_policy/token_mean"] == Metric(pytest.approx(10 / 30), count=30)
 
 
-def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
+def test_throughput_counts_what_was_generated_not_what_was_trained_on():
     metrics = step_metrics(replace(FACTS, taken=(ReplayDraw(OLD, 2, 2),)), wall_s=2.0)
     assert metrics["response_tokens"] == Metric(30, "sum")  # 4 + 6 + 10 + 10
     assert metrics["perf/throughput_total"] == Metric(15.0)
@@ -156,34 +152,16 @@ def test_throughput_counts_what_was_generated_not_what_was_trained_on() -> None:
     some, all_failed = (step_metrics(replace(FACTS, scored=scored), 1.0) for scored in (parts, parts[1:]))
     assert (some["score/failed_groups"], some.get("score/failed_batches")) == (Metric(3, "sum"), None)
     assert all_failed["score/failed_batches"] == Metric(1, "sum")
-
-
-def test_tokens_per_second_are_those_of_compare_whatever_the_lag(recorder: RunRecorder, clock: HandClock) -> None:
-    recorder._tracer.finished.append(_span("generator0", Stage.EVALUATE, 10.0, 11.0))
-    clock.set(12.0)
-    recorder.on_step(FACTS)
-    recorder.loop_ends()
-    run = _read(recorder)
-    assert run.steps[0].metric("perf/throughput_total") == Metric(pytest.approx(30 / 2.0))
-    assert tokens_per_second(table_of(run)) == pytest.approx(30 / 2.0)
-
-
-@pytest.mark.parametrize(
-    ("groups", "expected"),
-    [
+    for groups, expected in (
         ((YOUNG, OLD), Metric(0.5, count=2)),  # rewards 0 and 1; 1 and 1
         ((OLD, replace(YOUNG, rewards=(1.0,), lengths=(4,))), Metric(1.0, count=1)),  # one alone tells nothing
         ((replace(OLD, rewards=None),), None),
-    ],
-)
-def test_groups_with_equal_rewards_are_counted_among_those_trained_on(
-    groups: tuple[RolloutGroup, ...], expected: Metric | None
-) -> None:
-    facts = replace(FACTS, taken=tuple(ReplayDraw(group, 1, 0) for group in groups))
-    assert step_metrics(facts, 1.0).get("zero_variance_fraction") == expected
+    ):
+        facts = replace(FACTS, taken=tuple(ReplayDraw(group, 1, 0) for group in groups))
+        assert step_metrics(facts, 1.0).get("zero_variance_fraction") == expected
 
 
-def test_dynamic_sampling_counts_groups_tokens_and_attempts() -> None:
+def test_dynamic_sampling_counts_groups_tokens_and_attempts():
     metrics = step_metrics(replace(FACTS, scored=(SAMPLED_AGAIN,)), wall_s=2.0)
     assert {name: metric for name, metric in metrics.items() if name.startswith("sampling/")} == {
         "sampling/generated_groups": Metric(5, "sum"),  # 2 kept, 2 discarded, 1 failed
@@ -196,28 +174,25 @@ def test_dynamic_sampling_counts_groups_tokens_and_attempts() -> None:
     assert not any(name.startswith("sampling/") for name in step_metrics(FACTS, 2.0))
 
 
-def test_optimizer_steps_are_kept_where_there_are_several(recorder: RunRecorder, clock: HandClock) -> None:
+def test_optimizer_steps_are_kept_where_there_are_several(recorder, clock):
     inner = [{"loss": Metric(0.1 * place, count=4), "ratio/max": Metric(2.0, "max")} for place in range(4)]
     inner[2] |= {"clip_fraction": Metric(0.5)}  # one that not all have is left out
     for step, parts in enumerate((inner, inner[:1])):
         clock.set(11.0 + step)
         result = UpdateResult(step + 1, len(parts), {"loss": Metric(0.9)}, parts)
         recorder.on_step(replace(FACTS, step=step, result=result))
-    several, single = _read(recorder).steps
-    assert several.optimizer_step_metrics == {"loss": pytest.approx((0.0, 0.1, 0.2, 0.3))}
-    assert single.optimizer_step_metrics == {}
+    run = _read(recorder)
+    kept = [row.optimizer_step_metrics for row in run.steps]
+    assert kept == [{"loss": pytest.approx((0.0, 0.1, 0.2, 0.3))}, {}]
     # 4 + 1 optimizer steps; the single one is the row's own figure
-    points = over_optimizer_steps(table_of(_read(recorder)), "loss")
+    points = over_optimizer_steps(table_of(run), "loss")
     assert points == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9)]
-
-
-def test_of_many_optimizer_steps_evenly_spaced_ones_are_kept() -> None:
-    kept = optimizer_step_columns([{"loss": Metric(float(place))} for place in range(160)])["loss"]
+    many = optimizer_step_columns([{"loss": Metric(float(place))} for place in range(160)])["loss"]
     # i * 160 // 64: 0, 2.5, 5, 7.5, and at last 63 * 2.5 = 157.5
-    assert (len(kept), kept[:4], kept[-1]) == (64, (0.0, 2.0, 5.0, 7.0), 157.0)
+    assert (len(many), many[:4], many[-1]) == (64, (0.0, 2.0, 5.0, 7.0), 157.0)
 
 
-def test_a_sync_is_the_mean_over_publishes_and_over_receivers() -> None:
+def test_a_sync_is_the_mean_over_publishes_and_over_receivers():
     spans = [
         _span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.010),
         _span("learner", Stage.WEIGHT_VERIFY, 0.010, 0.012),
@@ -238,15 +213,12 @@ def test_a_sync_is_the_mean_over_publishes_and_over_receivers() -> None:
         "sync/verify_s": Metric(pytest.approx(0.005), count=2),  # 2 ms at the Learner, and the mean of 4 and 2 ms
         "sync/bandwidth_gb_s": Metric(pytest.approx(0.5)),  # 20 MB in 10 + 20 + 10 ms
     }
+    # where nothing was loaded there is no bandwidth, without bytes no sync
+    assert list(sync_metrics(TICKET, spans[:1])) == ["sync/bytes", "sync/tensors", "sync/publish_s"]
+    assert sync_metrics(WeightHandle(1, 0, 1), spans[:1]) == {}
 
 
-def test_a_step_in_which_nothing_was_loaded_has_no_bandwidth_and_without_bytes_there_is_no_sync() -> None:
-    published = [_span("learner", Stage.WEIGHT_PUBLISH, 0.0, 0.01)]
-    assert list(sync_metrics(TICKET, published)) == ["sync/bytes", "sync/tensors", "sync/publish_s"]
-    assert sync_metrics(WeightHandle(1, 0, 1), published) == {}
-
-
-def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
+def test_idle_ratios_are_means_over_the_lanes_of_a_kind():
     waits = [("generator0", -5, 20), ("generator0", 10, 30), ("learner", 60, 200), ("learner", 210, 220)]
     spans = [Span(lane, Stage.WAIT_FOR_BATCH, start, end, 0, 0) for lane, start, end in waits]
     spans.append(Span("generator0", Stage.WEIGHT_LOAD, 12, 17, 0, 0))  # which is no wait, though one is under way
@@ -261,9 +233,7 @@ def test_idle_ratios_are_means_over_the_lanes_of_a_kind() -> None:
 # ---- written and read back
 
 
-def test_groups_of_shards_and_evaluations_are_kept_with_what_was_discarded_and_replayed(
-    recorder: RunRecorder, clock: HandClock
-) -> None:
+def test_groups_of_shards_and_evaluations_are_kept_with_what_was_discarded_and_replayed(recorder, clock):
     prompted = replace(SCORED, item=replace(ITEM, shard=1), groups=(replace(YOUNG, prompt_length=7),), failed_groups=1)
     again = replace(SAMPLED_AGAIN, item=replace(ITEM, shard=2))
     item = WorkItem(Purpose.EVALUATE, 4, 0, (0,), 1, 0)
@@ -285,12 +255,10 @@ def test_groups_of_shards_and_evaluations_are_kept_with_what_was_discarded_and_r
     ]
 
 
-def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_order(
-    record: Record, clock: HandClock
-) -> None:
-    story: list[tuple[str, object]] = []
+def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_order(record):
+    story = []
 
-    def on_row(row: StepRow | EvaluationRow) -> None:
+    def on_row(row):
         _, *lines = (recorder.folder.folder / STEPS).read_text().splitlines()
         story.append((row.kind, [json.loads(line)["kind"] for line in lines]))
 
@@ -298,71 +266,50 @@ def test_a_step_is_on_disk_when_it_is_told_and_its_listeners_come_last_and_in_or
         row_listeners=[on_row, lambda row: story.append(("second", row.kind))],
         step_listeners=[lambda step: story.append(("first", step)), lambda step: story.append(("last", step))],
     )
-    clock.set(2.0)
     recorder.on_step(FACTS)
     recorder.on_evaluation(4, replace(SCORED, item=replace(ITEM, purpose=Purpose.EVALUATE)))
     assert story == [
-        ("step", ["step"]),
-        ("second", "step"),
-        ("first", 3),
-        ("last", 3),
-        ("evaluation", ["step", "evaluation"]),
-        ("second", "evaluation"),
-    ]
+        ("step", ["step"]), ("second", "step"), ("first", 3), ("last", 3),
+        ("evaluation", ["step", "evaluation"]), ("second", "evaluation"),
+    ]  # fmt: skip
 
 
-def test_a_row_holds_versions_changes_and_lags(recorder: RunRecorder, clock: HandClock) -> None:
-    def changes_at(seconds: float, lane: str, version: int) -> None:
-        clock.set(seconds)
+def test_a_row_holds_versions_changes_and_lags(recorder, clock):
+    def changes_at(seconds, lane, version):
+        clock.set(10 + seconds)
         recorder.on_version(lane, version)
+        return VersionChange(seconds, lane, version)
 
-    changes_at(10.5, "learner", 0)
-    changes_at(10.75, "generator0", 0)
-    changes_at(12.0, "learner", 1)
+    changes = [changes_at(0.5, "learner", 0), changes_at(0.75, "generator0", 0), changes_at(2.0, "learner", 1)]
     recorder.on_step(FACTS)
-    changes_at(13.0, "generator0", 1)
+    changes.append(changes_at(3.0, "generator0", 1))
     recorder.on_step(NEXT)
-    changes_at(13.5, "generator0", 4)
+    changes.append(changes_at(3.5, "generator0", 4))
     recorder.loop_ends()
     run = _read(recorder)
-    (first, second), last = run.steps, VersionChange(3.5, "generator0", 4)
-    assert first.versions == {"learner": 1, "generator0": 0}
-    assert first.version_changes == (
-        VersionChange(0.5, "learner", 0),
-        VersionChange(0.75, "generator0", 0),
-        VersionChange(2.0, "learner", 1),
-    )
-    assert second.versions == {"learner": 1, "generator0": 1}
-    assert second.version_changes == (VersionChange(3.0, "generator0", 1),)
-    assert run.version_changes == [*first.version_changes, *second.version_changes, last]
-    assert first.lags == {0: 2, 2: 2}
+    first, second = run.steps
+    assert (first.versions, second.versions) == ({"learner": 1, "generator0": 0}, {"learner": 1, "generator0": 1})
+    assert [*map(list, (first.version_changes, second.version_changes))] == [changes[:3], changes[3:4]]
+    assert (run.version_changes, first.lags) == (changes, {0: 2, 2: 2})
     assert _log(recorder)[1] == "0.750000 s: generator0 holds policy version 0"
 
 
-def test_a_replaced_part_holds_no_version_and_is_logged(recorder: RunRecorder, clock: HandClock) -> None:
+def test_a_replaced_part_holds_no_version_and_is_logged(recorder, clock):
     recorder.on_version("generator1", 0)
     clock.set(11.0)
-    recorder.on_replaced("generator1", "killed by signal 9")
-    recorder.on_replaced("scorer", "lost")
-    recorder.on_replaced("generator1", "killed again")
+    for lane, cause in (("generator1", "killed by signal 9"), ("scorer", "lost"), ("generator1", "killed again")):
+        recorder.on_replaced(lane, cause)
     recorder.on_step(FACTS)
     (row,) = _read(recorder).steps
-    assert row.versions == {}
-    assert row.version_changes == (
-        VersionChange(0.0, "generator1", 0),
-        VersionChange(1.0, "generator1", -1),
-        VersionChange(1.0, "generator1", -1),
-    )
-    assert _log(recorder)[:-1] == [
-        "0.000000 s: generator1 holds policy version 0",
-        "1.000000 s: generator1 died (killed by signal 9); a new one takes its place",
-        "1.000000 s: scorer died (lost); a new one takes its place",
-        "1.000000 s: generator1 died (killed again); a new one takes its place",
-    ]
+    changes = [VersionChange(at, "generator1", version) for at, version in ((0.0, 0), (1.0, -1), (1.0, -1))]
+    assert (row.versions, list(row.version_changes)) == ({}, changes)
+    first, _, third = _log(recorder)[1:-1]
+    assert first.startswith("1.000000 s: generator1 died (killed by signal 9)")
+    assert "generator1 died (killed again)" in third
     assert recorder.outcome()["replaced"] == {"generator1": 2, "scorer": 1}
 
 
-def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder: RunRecorder) -> None:
+def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(recorder):
     for seconds in (1.0, 3.0):
         recorder.on_sync("generator0", 3, {"sync/wire_s": Metric(seconds)})
     recorder.on_step(FACTS)
@@ -376,9 +323,7 @@ def test_what_was_measured_of_syncs_is_in_the_next_row_and_in_the_outcome(record
     assert (len(recorded.seconds), recorded.measured) == (2, {"sync/wire_s": Metric(5.0)})
 
 
-def test_a_wait_counts_in_every_row_that_it_reaches_into(
-    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
-) -> None:
+def test_a_wait_counts_in_every_row_that_it_reaches_into(recorder, clock, tracer):
     clock.set(10.5)
     with tracer.span("learner", Stage.WAIT_FOR_BATCH, 3, 3):
         clock.set(12.0)
@@ -394,7 +339,7 @@ def test_a_wait_counts_in_every_row_that_it_reaches_into(
     assert (first.stages_s, second.stages_s) == ({}, {"wait_for_batch": 2.5})
 
 
-def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: RunRecorder, clock: HandClock) -> None:
+def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder, clock):
     taken = (ReplayDraw(YOUNG, 1, 0), ReplayDraw(OLD, 3, 2))
     stats = ReplayStats(added=6, evicted_full=2, evicted_age=1, evicted_unused=1)
     later = ReplayStats(added=8, evicted_full=5, evicted_age=1, evicted_unused=3)
@@ -420,43 +365,23 @@ def test_replay_figures_are_those_of_the_buffer_and_of_what_was_taken(recorder: 
     ]
 
 
-def test_no_metric_name_is_a_path_prefix_of_another(
-    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
-) -> None:
-    clock.set(11.0)
-    tracer.finished.extend(_span("learner", stage, 10.0, 10.1) for stage in Stage if stage.value.startswith("weight_"))
-    taken, scored = (ReplayDraw(replace(OLD, mean_version=2.5), 1, 2),), (replace(SCORED, failed_groups=1),)
-    recorder.on_step(replace(FACTS, scored=scored, taken=taken, dropped=Count(4, 90), replay=(ReplayStats(), 0)))
-    (row,) = _read(recorder).steps
-    names = set(row.metrics)
-    assert {"off_policy/dropped_length", "sync/bandwidth_gb_s", "replay/size", "score/failed_groups"} <= names
-    assert [(name, other) for name in names for other in names if other.startswith(f"{name}/")] == []
-
-
-def test_the_ledger_is_in_the_outcome_of_a_run_that_ended(recorder: RunRecorder) -> None:
+def test_the_ledger_is_in_the_outcome_of_a_run_that_ended(recorder):
     assert "ledger" not in recorder.outcome()
     counts = Count(20, 200), Count(1, 9), Count(4, 90), Count(10, 40), Count(3, 15), Count(2, 20)
     recorder.on_finished(RolloutCounts(*counts))
     recorder.folder.finish("completed", outcome=recorder.outcome())
     outcome = json.loads((recorder.folder.folder / MANIFEST).read_text())["outcome"]
+    unused = Count(3, 41)  # 20 - 1 - 4 - 10 - 2 and 200 - 9 - 90 - 40 - 20
+    names = ("generated", "failed", "dropped", "trained", "trained_again", "discarded", "unused")
     assert outcome["ledger"] == {
-        "generated": {"rollouts": 20, "tokens": 200},
-        "failed": {"rollouts": 1, "tokens": 9},
-        "discarded": {"rollouts": 2, "tokens": 20},
-        "dropped": {"rollouts": 4, "tokens": 90},
-        "trained": {"rollouts": 10, "tokens": 40},
-        "trained_again": {"rollouts": 3, "tokens": 15},
-        "unused": {"rollouts": 3, "tokens": 41},  # 20 - 1 - 4 - 10 - 2 and 200 - 9 - 90 - 40 - 20
+        name: {"rollouts": count.rollouts, "tokens": count.tokens}
+        for name, count in zip(names, (*counts, unused), strict=True)
     }
     ledger = load_run(recorder.folder.folder).ledger
-    assert ledger is not None
     assert (ledger.dropped.mean_length, ledger.share(ledger.unused)) == (22.5, 0.15)
-    assert outcome["replaced"] == {}
 
 
-def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(
-    recorder: RunRecorder, clock: HandClock
-) -> None:
+def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(recorder, clock):
     for step, end in enumerate(accumulate([10.0, 5.0, 5.0, 5.0, *[1.0] * 16], initial=10.0)):
         clock.set(end)
         if step:
@@ -466,7 +391,7 @@ def test_the_first_steps_are_flagged_and_a_later_settling_is_told_at_the_end(
     assert recorder.outcome()["warmup"] == {"steps": 4, "steady": True, "slow_start": False}
 
 
-def test_steps_in_which_a_profiler_ran_are_flagged(record: Record, clock: HandClock) -> None:
+def test_steps_in_which_a_profiler_ran_are_flagged(record, clock):
     recorder = record(profiled=frozenset({3}))
     for step in (2, 3, 4):
         clock.set(step + 1.0)
@@ -474,35 +399,17 @@ def test_steps_in_which_a_profiler_ran_are_flagged(record: Record, clock: HandCl
     assert [(row.step, row.profiled) for row in _read(recorder).steps] == [(2, False), (3, True), (4, False)]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "steady"),
-    [({}, None), ({0: 0.0, 1: 0.0}, None), (dict.fromkeys(range(20), 1.0), True), ({5: 1.0, 6: 1.0}, None)],
-)
-def test_warm_up_is_the_floor_where_there_is_nothing_to_see(seconds: dict[int, float], steady: bool | None) -> None:
+def test_warm_up_is_the_floor_where_there_is_nothing_to_see():
     """The last one: the first five steps had an evaluation each, so that the first two plain ones are 5 and 6."""
-    steps = [StepSeconds(step, taken, plain=True) for step, taken in seconds.items()]
-    assert warm_up_of(steps) == WarmUp(2, steady)
+    cases = [
+        ({}, None), ({0: 0.0, 1: 0.0}, None), (dict.fromkeys(range(20), 1.0), True), ({5: 1.0, 6: 1.0}, None)
+    ]  # fmt: skip
+    for seconds, steady in cases:
+        steps = [StepSeconds(step, taken, plain=True) for step, taken in seconds.items()]
+        assert warm_up_of(steps) == WarmUp(2, steady)
 
 
-def test_a_load_in_flight_is_no_part_of_the_generation_around_it(
-    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
-) -> None:
-    """Failed before: the 0.5 s of the load counted in both rows. The generation ends a row later than the load."""
-    with tracer.span("generator0", Stage.GENERATE, 3, 3):
-        clock.set(11.0)
-        with tracer.span("generator0", Stage.WEIGHT_LOAD, 3, 4):
-            clock.set(11.5)
-        clock.set(12.0)
-        recorder.on_step(FACTS)
-        clock.set(14.0)
-    recorder.on_step(NEXT)
-    first, second = _read(recorder).steps
-    assert (first.stages_s, second.stages_s) == ({"weight_load": 0.5}, {"generate": 3.5})  # 10..14 s without the load
-
-
-def test_what_goes_on_when_a_row_is_closed_has_its_instants_of_what_ended(
-    recorder: RunRecorder, clock: HandClock, tracer: RecordingTracer
-) -> None:
+def test_what_goes_on_when_a_row_is_closed_has_its_instants_of_what_ended(recorder, clock, tracer):
     around = tracer.span("generator0", Stage.GENERATE, 3, 3)
     inside = tracer.span("generator0", Stage.WEIGHT_LOAD, 3, 4)
     around.__enter__()
@@ -518,16 +425,9 @@ def test_what_goes_on_when_a_row_is_closed_has_its_instants_of_what_ended(
     assert (first.stages_s, second.stages_s) == ({"generate": 1.0}, {"weight_load": 2.0})
 
 
-class TickingClock(HandClock):
-    """A clock that moves by a millisecond at each reading."""
-
-    def __call__(self) -> int:
-        self.now_ns += 1_000_000
-        return self.now_ns
-
-
-def test_lanes_that_do_nothing_wait_for_the_recorder(record: Record) -> None:
-    tracer = RecordingTracer(TickingClock())
+def test_lanes_that_do_nothing_wait_for_the_recorder(record):
+    ticks = itertools.count(step=1_000_000)
+    tracer = RecordingTracer(lambda: next(ticks))  # a clock that moves by a millisecond at each reading
     recorder = record(["generator", "learner"], tracer)
     tracer.drain()
     with tracer.span("generator", Stage.GENERATE, 4, 3):  # it works on while the step is written down
@@ -535,3 +435,81 @@ def test_lanes_that_do_nothing_wait_for_the_recorder(record: Record) -> None:
         (wait,) = tracer.drain()
     assert (wait.lane, wait.stage, wait.step) == ("learner", Stage.WAIT_FOR_RECORDER, 3)
     assert wait.end_ns > wait.start_ns
+
+
+# ---- the lines that a person reads of a training run
+
+METRICS = {
+    "reward/total": Metric(0.75, count=4),
+    "loss": Metric(-0.012345),
+    "response_length": Metric(17.25, count=4),
+    "kl/reference_k3": Metric(0.00123456, count=69),
+    "kl/penalty": Metric(0.5, count=69),
+    "grad_norm": Metric(1.5),
+    "clip_fraction": Metric(0.125, count=69),
+    "learning_rate": Metric(1e-5),
+    "token_entropy": Metric(2.0),
+}
+ROLLOUT = ExampleRollout(
+    "Say \x1b[31m hi", "hi\nyou \u202e", "hi", 1.0, 40, "stop", 7, 0.7071, (-0.5, -0.0004, *[-0.25] * 30)
+)
+
+
+def test_a_step_is_one_line_of_what_a_person_wants_to_know():
+    assert step_line(12, METRICS, 0.04567) == (
+        "step 12: reward 0.75, loss -0.0123, length 17.2, KL to the reference 0.00123, KL penalty 0.5, "
+        "gradient norm 1.5, clip fraction 0.125, learning rate 1e-05, 0.0457 s"
+    )
+    assert step_line(0, {}, 2.0) == "step 0: 2 s"  # a simulated step, where nothing is learnt
+    scores = {"validation/reward": Metric(0.5, count=64), "validation/response_length": Metric(9.0, count=64)}
+    assert evaluation_line(10, scores) == "validation of policy version 10: reward 0.5, length 9"
+
+
+def test_a_rollout_is_shown_with_advantage_and_log_probs_bounded_and_with_nothing_left_to_act():
+    head, line = rollout_lines(5, [ROLLOUT])
+    assert head == "step 5 trained on 1 rollouts of: Say \\x1b[31m hi"
+    log_probs = " ".join(["-0.5", "0", *["-0.25"] * 14])  # 16 of 40 tokens
+    assert line == f"  reward 1, advantage 0.707, version 7, log-probs {log_probs} and 24 more: hi\\nyou \\u202e"
+    long = replace(ROLLOUT, prompt="p" * 5000, response="r" * 5000, log_probs=(-1.0,) * 64, num_tokens=5000)
+    assert max(map(len, rollout_lines(5, [long]))) < 500
+    assert rollout_lines(5, []) == []
+
+
+def test_the_recorder_logs_versions_steps_and_rollouts_and_tells_whoever_listens(tmp_path, scrubber):
+    """What is echoed is the log without its times, once it is on disk; the rollouts are in ``rollouts.jsonl`` too."""
+    now, heard, on_disk = [0], list[str](), list[int]()
+    item = WorkItem(Purpose.TRAIN, 5, 0, (0,), 2, 0)
+
+    def echo(line):
+        heard.append(line)
+        on_disk.append(len((folder.folder / "log.txt").read_text().splitlines()))
+
+    with RunFolder.create(tmp_path, "s", "c", None, scrubber=scrubber, echo=echo) as folder:
+        folder.write_manifest(Manifest(scenario="s", experiment="c", started_at="2026-11-20T11:15:00.000Z"))
+        recorder = RunRecorder(folder, RecordingTracer(lambda: now[0]))
+        recorder.loop_starts(["generator", "learner"])
+        now[0] = 2_000_000_000
+        recorder.on_version("learner", 6)
+        recorder.on_version("generator", 6)
+        assert heard == []
+        result = UpdateResult(6, 1, {"loss": Metric(0.5)}, (), (ROLLOUT, replace(ROLLOUT, reward=0.0, advantage=-0.5)))
+        group = RolloutGroup(0, 5, 5, 5, (20, 20), rewards=(1.0, 0.0))
+        scored = ScoredBatch(item, (group,), {"reward/total": Metric(0.5, count=2)})
+        recorder.on_step(StepReport(5, (scored,), (ReplayDraw(group, 1, 0),), result, WeightHandle(6, 0, 0)))
+        recorder.on_evaluation(6, replace(scored, metrics={"validation/reward": Metric(1.0)}))
+        _, *rollouts = rollout_lines(5, result.examples)
+        assert heard == [
+            "2.000000 s: learner holds policy version 6",
+            "2.000000 s: generator holds policy version 6",
+            "2.000000 s: step 5: reward 0.5, loss 0.5, 2 s",
+            "2.000000 s: step 5 trained on 2 rollouts of: Say \\x1b[31m hi",
+            *(f"2.000000 s: {line}" for line in rollouts),
+            "2.000000 s: validation of policy version 6: reward 1",
+        ]
+        assert on_disk == [6] * 6 + [7]
+        lines = (folder.folder / "log.txt").read_text().splitlines()
+        assert [line.partition(" ")[2] for line in lines] == heard
+        first, _ = load_run(folder.folder).rollouts()
+    assert first == RolloutRow(
+        "train", 7, ROLLOUT.prompt, ROLLOUT.response, "hi", 1.0, 40, "stop", 5, 0.7071, ROLLOUT.log_probs
+    )

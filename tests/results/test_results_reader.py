@@ -1,45 +1,49 @@
 """Reading run folders: whole ones, those of killed runs, damaged ones."""
 
-from __future__ import annotations
-
 import json
 import math
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import harness
 from harness.core.checkpoints import begin, commit
 from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric
-from harness.results import Run, RunFolder, WarmUp, find_run_folders, find_runs, load_run
-from harness.results.counters import read_counters
+from harness.probes import nvml, reading
+from harness.results import WarmUp, find_run_folders, find_runs, load_run
+from harness.results.counters import CounterRow, explain, is_growing, read_counters, reasons, sources, stretches
+from harness.results.jsonl import decode_json
+from harness.results.rows import (
+    COUNTERS,
+    EvaluationRow,
+    HeaderRow,
+    StepRow,
+    TailRow,
+    VersionChange,
+    lane_kind,
+    store_metrics,
+    with_nulls,
+)
 
-Make = Callable[..., RunFolder]
 
-
-def test_a_run_comes_back_as_it_was_written(make_run: Make) -> None:
+def test_a_run_comes_back_as_it_was_written(make_run):
     rollout = ExampleRollout("Say hi", "hi\x1b[31m", "hi", 1.0, 3, "stop", 4)
-    evaluations = {0: (0.25, 12.0), 2: (0.5, 18.0)}
-    plan = {"arm": "k4", "steps": 2, "gap_s": 0.25, "evaluations": evaluations, "optimizer_steps": 4}
-    run = load_run(make_run(**plan, rollouts=[rollout]).folder)
+    plan = {"arm": "k4", "steps": 2, "gap_s": 0.25, "evaluations": {0: (0.25, 12.0), 2: (0.5, 18.0)}}
+    run = load_run(make_run(**plan, optimizer_steps=4, rollouts=[rollout]).folder)
     assert (run.status, run.manifest.arm, run.manifest.parameters) == ("completed", "k4", 3_300_000)
     assert run.manifest.outcome == {"final_reward": 0.5}
     # start-up 2 s, then: evaluation 1 s + step 1 s + gap 0.25 s; step 1 s + gap 0.25 s + evaluation 1 s
     figures = [(row.step, row.version, row.wall_s, row.elapsed_s, row.optimizer_steps) for row in run.steps]
     assert figures == [(0, 1, 2.25, 2.25, 4), (1, 2, 2.25, 4.5, 4)]
     seconds = {"evaluate": 1.0, "generate": 0.3, "wait_for_weights": 0.6, "weight_load": 0.1}
-    assert run.steps[0].lanes["generator"] == seconds
-    assert run.steps[0].stages_s["wait_for_batch"] == 1.5
+    assert (run.steps[0].lanes["generator"], run.steps[0].stages_s["wait_for_batch"]) == (seconds, 1.5)
     assert (run.steps[1].metric("loss"), run.steps[1].metric("absent")) == (Metric(0.5, count=64), None)
     assert [(row.version, row.elapsed_s, row.metric("validation/reward")) for row in run.evaluations] == [
         (0, 1.0, Metric(0.25, count=256)),
         (2, 4.5, Metric(0.5, count=256)),
     ]
-    assert run.tail is not None
     assert (run.tail.wall_s, run.tail.elapsed_s) == (0.0, 4.5)
     spans = run.spans()
     assert spans[0] == Span("generator", Stage.STARTUP, 0, 2_000_000_000, -1, -1)
@@ -48,137 +52,41 @@ def test_a_run_comes_back_as_it_was_written(make_run: Make) -> None:
     assert (run.setting("reward_target"), run.setting("loss.kl.reference")) == (0.5, None)
 
 
-def test_runs_of_before_versions_were_recorded_and_the_reference_runs_are_read(make_run: Make) -> None:
+def test_runs_of_before_versions_were_recorded_are_read(make_run):
     run = load_run(make_run(steps=2).folder)
     assert b"version_changes" not in (run.folder / "steps.jsonl").read_bytes()
     assert [(row.versions, row.version_changes, row.lags) for row in run.steps] == [({}, (), {}), ({}, (), {})]
     assert (run.version_changes, run.ledger, run.replaced, run.groups()) == ([], None, {}, [])
-    runs, damaged = find_runs(Path(__file__).parents[2] / "results" / "reference" / "sync_k")
-    assert (len(runs), damaged) == (4, [])
-    assert all(row.metric("reward/total") for run in runs for row in run.steps)
 
 
-def test_a_damaged_ledger_is_named(make_lagged_run: Make) -> None:
-    path = make_lagged_run().folder / "manifest.json"
-    text = path.read_text()
-    for damaged in (text.replace('"trained_again"', '"retrained"'), text.replace('"rollouts": 32', '"rollouts": "x"')):
-        path.write_text(damaged)
-        with pytest.raises(UserError, match=r"outcome\.ledger: .*(`trained_again`|got `str`)"):
-            _ = load_run(path.parent).ledger
-
-
-def _cut(path: Path, number_of_bytes: int) -> None:
-    path.write_bytes(path.read_bytes()[:-number_of_bytes])
-
-
-def test_a_half_written_last_line_is_dropped(make_run: Make) -> None:
+def test_a_half_written_last_line_is_dropped(make_run):
     folder = make_run(steps=3, status="killed").folder
-    _cut(folder / "steps.jsonl", 40)
-    _cut(folder / "spans.jsonl", 5)
+    for name, cut in (("steps", 40), ("spans", 5)):
+        path = folder / f"{name}.jsonl"
+        path.write_bytes(path.read_bytes()[:-cut])
     run = load_run(folder)
     assert ([row.step for row in run.steps], run.tail) == ([0, 1], None)
     assert len(run.spans()) == 3 + 3 * 4 * 3 - 1
-    (folder / "steps.jsonl").write_text(header("steps")[:-30])  # killed before its first row
+    (folder / "steps.jsonl").write_text('{"kind":"header","schema":"harn')  # killed before its first row
     run = load_run(folder)
     assert (run.steps, run.evaluations, run.status) == ((), (), "did not finish")
 
 
-def test_running_means_that_a_process_holds_the_folder(make_run: Make) -> None:
+def test_running_means_that_a_process_holds_the_folder(make_run):
     run = make_run(steps=1, status="running")
-    assert load_run(run.folder).status == "running"
-    assert load_run(run.folder).status == "running"  # looking does not take the lock away
+    # looking does not take the lock away
+    assert [load_run(run.folder).status for _ in range(2)] == ["running", "running"]
     run.close()
     assert load_run(run.folder).status == "did not finish"
 
 
-def test_a_killed_process_leaves_a_readable_run_that_did_not_finish(tmp_path: Path) -> None:
-    program = """
-import os, signal, sys
-from pathlib import Path
-from harness.results import Manifest, RunFolder, StepRow
-run = RunFolder.create(Path(sys.argv[1]), "quickstart", "20261120-120000", None)
-run.write_manifest(Manifest(scenario="quickstart", experiment="20261120-120000", started_at="2026-11-20T12:00:00Z"))
-for step in range(3):
-    run.append(StepRow(step, step + 1, 1.0, step + 1.0, 1, {}))
-    if step < 2:
-        run.flush()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
-    run = load_run(tmp_path / "quickstart" / "20261120-120000")
-    assert (done.returncode, run.status) == (-9, "did not finish")
-    assert [row.elapsed_s for row in run.steps] == [1.0, 2.0]  # the third row was never flushed
-
-
-def _edit_line(path: Path, number: int, text: str) -> None:
+def _edit_line(path, number, text):
     lines = path.read_text().splitlines()
     lines[number - 1] = text
     path.write_text("\n".join(lines) + "\n")
 
 
-TAIL = {"kind": "tail", "wall_s": 1, "elapsed_s": 1}
-SHARD = {"kind": "shard", "purpose": "train", "step": 0, "shard": 0, "prompt_ids": [1], "prompt_tokens": [4]}
-SHARD |= {"versions": [[0, 0]], "lengths": [], "rewards": [[1.0]]}
-COUNTER = {"kind": "counter", "at_ns": 1, "source": "host", "values": {}}
-SPAN = {"lane": "learner", "stage": "update", "start_ns": 1, "end_ns": 2, "step": 0, "version": 0}
-DAMAGE: list[tuple[str, object, str]] = [
-    ("steps", '{"kind":"step","ste', ""),
-    ("steps", {"kind": "step", "step": 1}, "Object missing required field `version`"),
-    ("steps", TAIL | {"lanes": []}, "Expected `object`, got `array` - at `$.lanes`"),
-    ("steps", {"version_changes": [[0.5, "a"]]}, "Expected `array` of length 3 - at `$.version_changes[0]`"),
-    ("steps", {"lags": {"old": 3}}, "Expected `int`, got `str` - at `key` in `$.lags`"),
-    ("spans", SPAN | {"stage": "nap"}, "Invalid enum value 'nap'"),
-    ("spans", SPAN | {"end_ns": True}, "Expected `int`, got `bool` - at `$.end_ns`"),
-    ("spans", '{"lane":"learner"', ""),
-    ("spans", '{"lane":"learner"},{"lane":"learner"}', ""),
-    ("groups", {"kind": "batch", "step": 0, "groups": [[0]]}, "Expected `array` of length 2 - at `$.groups[0]`"),
-    ("groups", SHARD, "'lengths' has 0 items for 1 groups"),
-    ("groups", "[" * 100_000 + "]" * 100_000, ""),
-    ("groups", '{"kind":"batch","step":1' + "0" * 400 + ',"groups":[]}', ""),
-    ("counters", COUNTER | {"at_ns": 1.5}, "Expected `int`, got `float` - at `$.at_ns`"),
-    ("counters", COUNTER | {"values": {"a": True}}, "Expected `int | float | null`, got `bool` - at `$.values[...]`"),
-]
-
-
-def read_all(folder: Path) -> None:
-    run = load_run(folder)
-    for read in (run.spans, run.groups, run.rollouts):
-        read()
-    read_counters(folder)
-
-
-def header(name: str, version: int = 1) -> str:
-    return json.dumps({"kind": "header", "schema": f"harness.{name}", "schema_version": version})
-
-
-@pytest.mark.parametrize(("name", "line", "problem"), DAMAGE)
-def test_damage_is_named_with_file_and_line(make_run: Make, name: str, line: object, problem: str) -> None:
-    """In the third line, among sound ones where the run has any."""
-    path = make_run(steps=3).folder / f"{name}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else [header(name), '{"kind":"weather"}', ""]
-    if isinstance(line, dict) and name == "steps" and "kind" not in line:
-        line = json.loads(lines[2]) | line
-    lines[2] = line if isinstance(line, str) else json.dumps(line)
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError) as caught:
-        read_all(path.parent)
-    assert caught.value.what.startswith(f"'{path}' is damaged at line 3: {problem}")
-    assert caught.value.where == f"{path}, line 3"
-
-
-@pytest.mark.parametrize("name", ["steps", "spans", "rollouts"])
-def test_an_unknown_schema_version_and_a_file_without_its_header_are_refused(make_run: Make, name: str) -> None:
-    path = make_run(steps=1).folder / f"{name}.jsonl"
-    _, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([header(name, 2), *rows]) + "\n")
-    with pytest.raises(UserError, match=rf"harness\.{name} has schema_version 2; this harness reads 1"):
-        read_all(path.parent)
-    path.write_text("\n".join([*rows, "{}"]) + "\n")
-    with pytest.raises(UserError, match=r"damaged at line 1: "):
-        read_all(path.parent)
-
-
-def test_rows_of_another_kind_are_skipped_and_fields_that_are_not_known(make_run: Make) -> None:
+def test_rows_of_another_kind_are_skipped_and_fields_that_are_not_known(make_run):
     path = make_run(steps=2).folder / "spans.jsonl"
     before = load_run(path.parent).spans()
     _edit_line(path, 2, '{"kind":"weather","rain":true}')
@@ -188,46 +96,21 @@ def test_rows_of_another_kind_are_skipped_and_fields_that_are_not_known(make_run
     assert (run.spans(), [row.step for row in run.steps]) == (before[1:], [1])
 
 
-def test_numbers_that_only_python_writes_are_read(make_run: Make) -> None:
+def test_numbers_that_only_python_writes_are_read(make_run):
     path = make_run(steps=3).folder / "steps.jsonl"
-    for line, number in ((3, "NaN"), (4, "-Infinity")):
-        _edit_line(path, line, path.read_text().splitlines()[line - 1].replace('"mean":0.5', f'"mean":{number}'))
+    for number in ("NaN", "-Infinity"):
+        path.write_text(path.read_text().replace('"mean":0.5', f'"mean":{number}', 1))
     losses = [row.metrics["loss"]["mean"] for row in load_run(path.parent).steps]
-    assert losses == [0.5, pytest.approx(math.nan, nan_ok=True), -math.inf]
+    assert losses == [pytest.approx(math.nan, nan_ok=True), -math.inf, 0.5]
 
 
-def test_runs_that_differ_in_the_seed_alone_have_their_own_settings(make_run: Make) -> None:
+def test_runs_that_differ_in_the_seed_alone_have_their_own_settings(make_run):
     settings = "steps: 4\nseed: {}\ntask:\n  seed: 9\n"
     runs = [load_run(make_run(arm=f"a{seed}", steps=1, settings=settings.format(seed)).folder) for seed in (0, 17)]
     assert [run.settings for run in runs] == [{"steps": 4, "seed": seed, "task": {"seed": 9}} for seed in (0, 17)]
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"started_at": 5}, "Expected `str`, got `int` - at `$.started_at`"),
-        ({"started_at": "yesterday"}, "Invalid isoformat string: 'yesterday'"),
-        ({"started_at": "2026-11-20T12:00:00"}, "started_at '2026-11-20T12:00:00' has no time zone"),
-        ({"seed": True}, "Expected `int`, got `bool` - at `$.seed`"),
-        ({"duration_s": "long"}, "Expected `float | null`, got `str` - at `$.duration_s`"),
-        ({"status": "asleep"}, "unknown status 'asleep'; one of running, completed, interrupted, failed"),
-        ({"schema": "other"}, "its schema is not 'harness.manifest'"),
-        *[(text, "") for text in ("", "{", "null", "[]")],
-    ],
-)
-def test_a_damaged_manifest_says_what_is_wrong(make_run: Make, change: dict[str, object] | str, problem: str) -> None:
-    path = make_run(steps=1).folder / "manifest.json"
-    path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UserError) as caught:
-        load_run(path.parent)
-    assert caught.value.what.startswith(f"cannot read {str(path)!r}: it is damaged: {problem}")
-    assert caught.value.where == str(path)
-    path.write_text(json.dumps({"schema": "harness.manifest", "schema_version": 7}))
-    with pytest.raises(UserError, match=r"harness\.manifest has schema_version 7; this harness reads 1"):
-        load_run(path.parent)
-
-
-def test_spans_and_rollouts_may_be_left_out_of_a_copy_but_steps_may_not(make_run: Make) -> None:
+def test_spans_and_rollouts_may_be_left_out_of_a_copy_but_steps_may_not(make_run):
     folder = make_run(steps=1).folder
     for name in ("spans.jsonl", "rollouts.jsonl", "scenario.resolved.yaml"):
         (folder / name).unlink()
@@ -238,7 +121,7 @@ def test_spans_and_rollouts_may_be_left_out_of_a_copy_but_steps_may_not(make_run
         load_run(folder)
 
 
-def test_runs_are_found_at_any_depth_and_damaged_ones_come_second(make_run: Make, tmp_path: Path) -> None:
+def test_runs_are_found_at_any_depth_and_damaged_ones_come_second(make_run, tmp_path):
     good = [make_run(arm=arm, steps=1).folder for arm in ("k1", "k2")]
     single = make_run(scenario="quickstart", experiment="20261121-080000", steps=1).folder
     (single / "policy").mkdir()
@@ -255,36 +138,39 @@ def test_runs_are_found_at_any_depth_and_damaged_ones_come_second(make_run: Make
     ]
 
 
-def test_no_runs_and_no_folder_are_errors(tmp_path: Path) -> None:
+def test_no_runs_no_folder_and_too_many_folders_are_errors(tmp_path, monkeypatch):
+    """As `report /` would look through the whole disk."""
     (tmp_path / "file").write_text("")
     for name, problem in (("", "no runs in"), ("absent", "does not exist"), ("file", "is not a folder")):
         with pytest.raises(UserError, match=problem):
             find_run_folders(tmp_path / name)
+    monkeypatch.setattr("harness.results.reader.MOST_FOLDERS", 3)
+    for name, problem in (("a", "no runs in"), ("b", "no runs in"), ("c", "3 folders")):
+        (tmp_path / name).mkdir()
+        with pytest.raises(UserError, match=problem):
+            find_run_folders(tmp_path)
 
 
-def _rewrite(path: Path, warmup: object, **facts: object) -> Run:
-    """Give the manifest another warm-up and other facts; read the run."""
-    manifest = json.loads(path.read_text())
-    manifest["outcome"]["warmup"] = warmup
-    path.write_text(json.dumps(manifest | facts))
-    return load_run(path.parent)
+def test_warm_up_that_shows_only_at_the_end_is_flagged_when_read(make_run):
+    path = make_run(steps=6).folder / "manifest.json"
 
+    def warm(warmup, **facts):
+        manifest = json.loads(path.read_text())
+        manifest["outcome"]["warmup"] = warmup
+        path.write_text(json.dumps(manifest | facts))
+        run = load_run(path.parent)
+        return "".join("-w"[row.warmup] for row in run.steps), run.warm_up
 
-def test_warm_up_that_shows_only_at_the_end_is_flagged_when_read(make_run: Make) -> None:
-    path, warmup = make_run(steps=6).folder / "manifest.json", {"steps": 3, "steady": True, "slow_start": False}
-    run = _rewrite(path, warmup)
-    assert ([row.warmup for row in run.steps], run.warm_up) == ([True] * 3 + [False] * 3, WarmUp(3, True))
+    known = {"steps": 3, "steady": True, "slow_start": False}
+    assert warm(known) == ("www---", WarmUp(3, True))
     went_on = {"start_step": 4, "started_at": "", "elapsed_s": 1.0, "startup_s": 1.0, "ranks": 1, "cause": "resumed"}
-    run = _rewrite(path, warmup, segments=[went_on])
-    assert [row.warmup for row in run.steps] == [True, True, True, False, True, True]
+    assert warm(known, segments=[went_on])[0] == "www-ww"
     for older in ("long", {"steps": 5, "steady": True}):  # from elsewhere, or of before slow starts were told apart
-        run = _rewrite(path, older, segments=[])
-        assert ([row.warmup for row in run.steps], run.warm_up) == ([True, True, *[False] * 4], WarmUp(2, True))
-    run = _rewrite(path, warmup | {"steps": 2**40})  # more than memory could hold: it changes no flags
-    assert [row.warmup for row in run.steps] == [False] * 6
+        assert warm(older, segments=[]) == ("ww----", WarmUp(2, True))
+    assert warm(known | {"steps": 2**40})[0] == "------"  # more than memory could hold: it changes no flags
 
 
-def test_the_first_steps_after_a_resume_do_not_count_when_an_older_runs_warm_up_is_found(make_run: Make) -> None:
+def test_the_first_steps_after_a_resume_do_not_count_when_an_older_runs_warm_up_is_found(make_run):
     path = make_run(steps=24).folder / "steps.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
@@ -292,13 +178,177 @@ def test_the_first_steps_after_a_resume_do_not_count_when_an_older_runs_warm_up_
             row["warmup"] = row["step"] < 4  # of the process that began, and of one that resumed at step 2
             row["wall_s"] = 60.0 if row["warmup"] else 1.0 + row["step"] % 2 / 100
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert _rewrite(path.with_name("manifest.json"), None).warm_up == WarmUp(2, True)
+    assert load_run(path.parent).warm_up == WarmUp(2, True)
 
 
-def test_a_folder_of_too_many_folders_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `report /` would look through the whole disk."""
-    monkeypatch.setattr("harness.results.reader.MOST_FOLDERS", 3)
-    for name in "abc":
-        (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match="has more than 3 folders"):
-        find_run_folders(tmp_path)
+# ---- a results folder as frames
+
+REFERENCE = Path(__file__).parents[2] / "results/reference"
+
+
+def test_frames_hold_what_the_rows_say():
+    results = harness.load_results(REFERENCE / "sync_k1-vs-sync_k2")
+    runs, _ = find_runs(REFERENCE / "sync_k1-vs-sync_k2")
+    assert [run.folder for run in results.runs] == [run.folder for run in runs]
+    assert len(results.steps) == sum(len(run.steps) for run in runs)
+    first, rows = runs[0], results.steps[results.steps["run"] == 0]
+    assert list(rows["wall_s"]) == [row.wall_s for row in first.steps]
+    assert list(rows["reward/total"]) == [row.metrics["reward/total"]["mean"] for row in first.steps]
+    assert list(rows["timing_s/update"]) == [row.stages_s["update"] for row in first.steps]
+    assert list(rows["is_warmup"]) == [row.warmup for row in first.steps]
+    arms = {(row.arm, row.block) for row in results.steps.itertuples()}
+    assert arms == {(run.manifest.arm, run.manifest.block) for run in runs}
+    assert len(results.evaluations) == sum(len(run.evaluations) for run in runs)
+
+
+def test_spans_rollouts_and_syncs_are_frames_too():
+    results = harness.load_results(REFERENCE / "sync_k")
+    spans = [span for run in results.runs for span in run.spans()]
+    assert list(results.spans["end_s"] - results.spans["start_s"]) == pytest.approx(
+        [(span.end_ns - span.start_ns) / 1e9 for span in spans]
+    )
+    assert list(results.rollouts["response"]) == [row.response for run in results.runs for row in run.rollouts()]
+    assert results.syncs.empty
+    syncs = harness.load_results(REFERENCE / "transport_sweep").syncs
+    assert set(syncs.columns) >= {"transport", "num_bytes", "total_s", "scenario"}
+    assert (syncs["total_s"] > 0).all()
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(UserError):
+        harness.load_results(tmp_path)
+
+
+# ---- rows
+
+OLD = {
+    "kind": "step", "step": 0, "version": 1, "wall_s": 1.0, "elapsed_s": 1.0, "optimizer_steps": 1, "lanes": {},
+    "metrics": {"kl/reference_k3": {"mean": None, "count": 4}, "loss": {"mean": None, "count": 8}},
+    "optimizer_step_metrics": {"loss": [1.0, None]},
+    "non_finite": {
+        "/metrics/kl~1reference_k3/mean": "inf", "/metrics/loss/mean": "nan", "/optimizer_step_metrics/loss/1": "-inf",
+    },
+}  # fmt: skip
+
+
+def test_numbers_json_does_not_know_come_back_and_those_of_older_files_do():
+    old = decode_json(json.dumps(OLD).encode(), StepRow)
+    for row in (old, decode_json(old.line(), StepRow)):
+        assert math.isnan(row.metric("loss").value)
+        assert row.metric("kl/reference_k3") == Metric(math.inf, count=4)
+        assert row.optimizer_step_metrics == {"loss": (1.0, -math.inf)}
+    assert b"non_finite" not in old.line()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        StepRow(3, 4, 1.0, 4.0, 1, {"learner": {"update": 0.5}}, lags={0: 24}, metrics={"loss": {"mean": 0.5}}),
+        EvaluationRow(4, 4, 2.0, {"validation/reward": {"mean": 0.25, "count": 8}}),
+        TailRow(0.5, 9.0, {}, version_changes=(VersionChange(0.5, "learner", 4),)),
+    ],
+)
+def test_a_row_comes_back_as_it_was_written_without_what_is_as_usual(row):
+    assert decode_json(row.line(), type(row)) == row
+    assert not json.loads(row.line()).keys() & {"warmup", "ranks"}
+
+
+def test_json_for_other_programs_has_null():
+    assert with_nulls({"a": [1.5, math.nan, {"b": math.inf}], "c": "nan"}) == {
+        "a": [1.5, None, {"b": None}],
+        "c": "nan",
+    }
+
+
+def test_metrics_keep_their_reduction_and_count():
+    metrics = {"loss": Metric(0.25, count=64), "off_policy/max": Metric(2, "max", 8), "tokens": Metric(90, "sum", 3)}
+    row = EvaluationRow(4, 4, 2.0, store_metrics(metrics))
+    assert row.metrics["off_policy/max"] == {"max": 2, "count": 8}
+    assert {name: row.metric(name) for name in row.metrics} == metrics
+    assert row.metric("absent") is None
+
+
+def test_stage_seconds_are_summed_over_lanes():
+    lanes = {"generator": {"generate": 0.3, "evaluate": 0.3}, "scorer": {"evaluate": 0.05}}
+    assert StepRow(0, 1, 0.65, 0.65, 1, lanes).stages_s == {"generate": 0.3, "evaluate": 0.35}
+
+
+def test_the_kind_of_a_lane_is_its_name_without_the_number():
+    lanes = ["generator", "generator0", "generator12", "scorer_1", "learner"]
+    assert [lane_kind(lane) for lane in lanes] == ["generator", "generator", "generator", "scorer", "learner"]
+
+
+# ---- counters
+
+
+def sampler(at_ns, held=0):
+    return CounterRow(at_ns, "sampler", {"cpu_s": 0.1, "held": held})
+
+
+def gpu(at_ns, energy_j):
+    return CounterRow(at_ns, "gpu0", {"energy_j": energy_j}, {} if energy_j is not None else {"energy_j": "lost"})
+
+
+def test_rows_come_back_as_they_were_written(tmp_path):
+    rows = [
+        CounterRow(5, "host", {"load_1min": 0.5, "throttled_s": None}, {"throttled_s": "not_found"}),
+        CounterRow(5, "learner", {"cpu_s": 12.5, "threads": 3}),
+    ]
+    assert read_counters(tmp_path) == []
+    lines = (HeaderRow("harness.counters", 1), *rows)
+    (tmp_path / COUNTERS).write_bytes(b"".join(row.line() for row in lines))
+    assert read_counters(tmp_path) == rows
+    host = {"kind": "counter", "at_ns": 5, "source": "host", "values": {"load_1min": 0.5, "throttled_s": None}}
+    assert json.loads(rows[0].line()) == host | {"missing": {"throttled_s": "not_found"}}
+    assert b"missing" not in rows[1].line()
+
+
+def test_totals_are_told_from_levels():
+    totals = ("cpu_s", "cpu_busy_s", "pressure_cpu_some_s", "energy_j", "network_sent_bytes")
+    levels = ("utilisation", "power_w", "rss_bytes", "load_1min", "throttled", "throttle/hw_thermal")
+    assert [name for name in (*totals, *levels) if is_growing(name)] == [*totals]
+
+
+def test_sources_in_the_order_of_their_first_row_and_their_last_reasons():
+    rows = [sampler(1), gpu(1, 4.0), sampler(2), gpu(2, None)]
+    assert sources(rows) == ["sampler", "gpu0"]
+    assert reasons(rows, "gpu0") == {"energy_j": "lost"}
+    assert reasons(rows, "sampler") == {}
+
+
+def test_a_stretch_ends_where_a_value_is_missing_and_where_a_total_begins_anew():
+    rows = [sampler(1), gpu(1, 4.0), sampler(2), gpu(2, 5.0)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0), (2, 5.0)]]
+    rows = [gpu(1, 4.0), gpu(2, None), gpu(3, None), gpu(4, 6.0), gpu(5, 0.5)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0)], [(4, 6.0)], [(5, 0.5)]]
+    levels = [CounterRow(at, "gpu0", {"power_w": watts}) for at, watts in ((1, 300.0), (2, 100.0))]
+    assert stretches(levels, "gpu0", "power_w") == [[(1, 300.0), (2, 100.0)]]
+
+
+def test_a_hold_ends_a_stretch_after_the_sample_that_says_so_or_without_one():
+    rows = [sampler(1), gpu(1, 4.0), sampler(2, held=1), gpu(2, 5.0)]
+    rows += [sampler(9), gpu(9, 90.0), sampler(10), gpu(10, 91)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0), (2, 5.0)], [(9, 90.0), (10, 91)]]
+    rows = [sampler(1), gpu(1, 4.0), sampler(2, held=1), sampler(8), sampler(9), gpu(9, 90.0)]
+    assert stretches(rows, "gpu0", "energy_j") == [[(1, 4.0)], [(9, 90.0)]]
+
+
+def test_each_machine_has_its_own_holds():
+    def on(machine, row):
+        return CounterRow(row.at_ns, machine + row.source, row.values)
+
+    rows = [on("node1/", row) for row in (sampler(1), gpu(1, 1.0), sampler(2, held=1), gpu(2, 2.0))]
+    rows += [sampler(2), gpu(2, 5.0), sampler(3), gpu(3, 6.0)]
+    rows += [on("node1/", row) for row in (sampler(4), gpu(4, 9.0))]
+    assert stretches(rows, "node1/gpu0", "energy_j") == [[(1, 1.0), (2, 2.0)], [(4, 9.0)]]
+    assert stretches(rows, "gpu0", "energy_j") == [[(2, 5.0), (3, 6.0)]]
+    assert [row.at_ns for row in rows if row.ends_stretch] == [2]
+
+
+def test_every_reason_of_the_probes_has_words_and_an_unknown_one_stands_for_itself():
+    codes = {*reading._OF_ERRNO.values(), *nvml._REASONS.values()}
+    codes |= {"not_installed", "gone", "unreadable", "other_pid_namespace"}
+    assert len(codes) > 10
+    assert not [code for code in codes if explain(code) == code]
+    assert explain("no_driver") == "no NVIDIA driver is loaded"
+    assert explain("errno_5") == "errno_5"

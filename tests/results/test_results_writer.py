@@ -1,15 +1,11 @@
 """The run folder: what is in the files, when, and what happens where they cannot be written."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -18,33 +14,31 @@ from harness.core.errors import UserError
 from harness.core.trace import Span, Stage
 from harness.core.types import ExampleRollout, Metric, Purpose
 from harness.results import Manifest, RolloutRow, RunFolder, Scrubber, StepRow, experiment_name, store_metrics
+from harness.results.anonymous import safe_name
 from harness.results.writer import begin_experiment
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 MANIFEST = Manifest(scenario="quickstart", experiment="20261120-120000", started_at="2026-11-20T12:00:00.000Z")
 
 
-Create = Callable[..., RunFolder]
-
-
 @pytest.fixture
-def create(tmp_path: Path, scrubber: Scrubber) -> Iterator[Create]:
+def create(tmp_path, scrubber):
     """Return a function that starts a run of ``quickstart`` at 12:00:00, at a time that stands at 12:01:30."""
     now = NOON + timedelta(seconds=90)
     with ExitStack() as opened:
 
-        def start(root: Path = tmp_path, variant: str | None = None) -> RunFolder:
+        def start(root=tmp_path, variant=None):
             run = RunFolder.create(root, "quickstart", "20261120-120000", variant, scrubber=scrubber, clock=lambda: now)
             return opened.enter_context(run)
 
         yield start
 
 
-def _step(step: int) -> StepRow:
+def _step(step):
     return StepRow(step, step + 1, 1, 1, 1, {}, metrics=store_metrics({"loss": Metric(0.5, count=64)}))
 
 
-def test_a_new_folder_holds_headers_and_no_rows(tmp_path: Path, create: Create) -> None:
+def test_a_new_folder_holds_headers_and_no_rows_and_an_existing_one_is_never_overwritten(tmp_path, create):
     run = create()
     experiment = tmp_path / "quickstart" / "20261120-120000"
     assert run.folder == experiment
@@ -54,12 +48,16 @@ def test_a_new_folder_holds_headers_and_no_rows(tmp_path: Path, create: Create) 
     assert files == {f"{name}.jsonl": header.replace("NAME", name) for name in names} | {"log.txt": ""}
     folders = [create(variant=variant).folder for variant in ("k1", "k4,seed=1")]  # arms lie side by side
     assert folders == [experiment / "k1", experiment / "k4,seed=1"]
+    before = (run.folder / "steps.jsonl").read_bytes()
+    with pytest.raises(UserError) as caught:
+        create()
+    assert (caught.value.where, (run.folder / "steps.jsonl").read_bytes()) == (str(run.folder), before)
 
 
-def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path: Path) -> None:
+def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path):
     together = Barrier(8)
 
-    def begin(_: int) -> tuple[RunFolder, str]:
+    def begin(_):
         together.wait()
         return begin_experiment(tmp_path, "quickstart", None)
 
@@ -71,7 +69,7 @@ def test_experiments_that_begin_in_the_same_second_keep_apart(tmp_path: Path) ->
         run.close()
 
 
-def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
+def test_rows_reach_the_disk_at_the_flush(create):
     run = create()
     run.append_spans([Span('the "lane"', Stage.UPDATE, 5, 1_000_000_007, 3, -1)])
     run.append(_step(0))
@@ -95,22 +93,26 @@ def test_rows_reach_the_disk_at_the_flush(create: Create) -> None:
     assert (run.folder / "log.txt").read_text() == line
 
 
-def test_finishing_says_how_it_ended_and_how_long_it_took(create: Create) -> None:
+def test_finishing_says_how_it_ended_and_how_long_it_took(create):
     run = create()
+
+    def manifest():
+        return dict(json.loads((run.folder / "manifest.json").read_text()))
+
     run.write_manifest(MANIFEST)
-    assert json.loads((run.folder / "manifest.json").read_text())["status"] == "running"
+    assert manifest()["status"] == "running"
     run.append(_step(0))
     run.finish("completed", None, {"final_reward": 0.6})
-    manifest = json.loads((run.folder / "manifest.json").read_text())
-    assert (manifest["schema"], manifest["schema_version"]) == ("harness.manifest", 1)
-    assert (manifest["status"], manifest["outcome"]) == ("completed", {"final_reward": 0.6})
-    assert (manifest["finished_at"], manifest["duration_s"]) == ("2026-11-20T12:01:30.000Z", 90.0)  # from 12:00:00
+    expected = {"schema": "harness.manifest", "schema_version": 1, "status": "completed"}
+    expected |= {"outcome": {"final_reward": 0.6}, "finished_at": "2026-11-20T12:01:30.000Z"}
+    expected |= {"duration_s": 90.0}  # from 12:00:00
+    assert {key: value for key, value in manifest().items() if key in expected} == expected
     assert len((run.folder / "steps.jsonl").read_text().splitlines()) == 2
     written = {"log.txt", "manifest.json", "rollouts.jsonl", "spans.jsonl", "steps.jsonl"}
     assert {path.name for path in run.folder.iterdir()} == written
 
 
-def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[..., RunFolder]) -> None:
+def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run):
     error = "RuntimeError in /home/ann/harness/harness/run/experiment.py on annbox: /data/ann/weights.bin is gone, ann"
     run = make_run(
         status="failed",
@@ -130,14 +132,7 @@ def test_no_file_names_a_person_a_host_or_a_folder_of_theirs(make_run: Callable[
         assert not [word for word in ("/home", "/data", "annbox", "ann,") if word in text], path.name
 
 
-def test_an_existing_run_is_never_overwritten(create: Create) -> None:
-    before = (create().folder / "steps.jsonl").read_bytes()
-    with pytest.raises(UserError, match="exists already, and a saved run is never overwritten") as caught:
-        create()
-    assert (Path(str(caught.value.where)) / "steps.jsonl").read_bytes() == before
-
-
-def test_experiment_names_are_utc_and_free(tmp_path: Path) -> None:
+def test_experiment_names_are_utc_and_free(tmp_path):
     one_hour_east = datetime(2026, 11, 20, 13, 0, 0, tzinfo=timezone(timedelta(hours=1)))
     names = []
     for _ in range(3):
@@ -146,11 +141,10 @@ def test_experiment_names_are_utc_and_free(tmp_path: Path) -> None:
     assert names == ["20261120-120000", "20261120-120000-2", "20261120-120000-3"]
 
 
-def test_a_results_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, create: Create) -> None:
+def test_a_results_folder_that_cannot_be_written_to_is_refused(tmp_path, create):
     (tmp_path / "results").write_text("not a folder")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"'{tmp_path}/results/quickstart/"):
         create(tmp_path / "results")
-    assert caught.value.what.startswith(f"cannot write results to '{tmp_path}/results/quickstart/")
     if os.geteuid():  # root may write everywhere
         tmp_path.chmod(0o500)
         with pytest.raises(UserError, match="Permission denied"):
@@ -158,7 +152,7 @@ def test_a_results_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, c
 
 
 @contextmanager
-def _files_limited_to(size: int) -> Iterator[None]:
+def _files_limited_to(size):
     """Have the system refuse to let any file grow beyond ``size`` bytes, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -168,7 +162,7 @@ def _files_limited_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_an_error_and_leaves_whole_lines(create: Create) -> None:
+def test_a_full_disk_is_an_error_and_leaves_whole_lines(create):
     run = create()
     run.append(_step(0))
     run.flush()
@@ -185,7 +179,7 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(create: Create) -> None:
     assert steps == [None, 0, 2]
 
 
-def test_a_manifest_is_replaced_whole_or_not_at_all(create: Create) -> None:
+def test_a_manifest_is_replaced_whole_or_not_at_all(create):
     run = create()
     run.write_manifest(MANIFEST)
     before = (run.folder / "manifest.json").read_bytes()
@@ -193,3 +187,49 @@ def test_a_manifest_is_replaced_whole_or_not_at_all(create: Create) -> None:
         run.finish("failed", "out of disk")
     assert (run.folder / "manifest.json").read_bytes() == before
     assert not list(run.folder.glob(".*"))
+
+
+# ---- nothing saved names a person, a host or a folder outside the project
+
+ANN = Scrubber(home="/home/ann", cwd="/home/ann/harness", host="annbox.example.org", user="ann")
+
+
+def test_text_loses_paths_and_names():
+    for text, expected in (
+        ("no such file: /home/ann/harness/scenarios/x.yaml", "no such file: ./scenarios/x.yaml"),
+        ("in /home/ann/harness", "in ."),
+        ("'/home/ann/models/qwen' has no weights", "'~/models/qwen' has no weights"),
+        ("/home/annabel/x is not ann's", "<path>/x is not <user>'s"),
+        ('File "/usr/lib/python3.11/asyncio/tasks.py", line 3', 'File "<path>/tasks.py", line 3'),
+        ("path=/data/sets/math.jsonl,", "path=<path>/math.jsonl,"),
+        ("lost annbox.example.org and annbox", "lost <host> and <host>"),
+        ("node (IP: 192.0.2.2, ID: 79e6) at 10.0.0.12:6379.", "node (IP: <address>, ID: 79e6) at <address>:6379."),
+        ("ann's annual plan", "<user>'s annual plan"),
+        *((text, text) for text in (
+            "127.0.0.1:8265, 0.0.0.0, 1.2.3 and v1.2.3.4 stay", "https://example.org/a/b stays",
+            "reward/total at 3 tokens/s, and/or 1/2", "./results/a and ~/x/y stay",
+        )),
+    ):  # fmt: skip
+        assert ANN.text(text) == expected
+    root = Scrubber(home="/root", cwd="/", host="localhost", user="root")  # which name nobody
+    text = "the root of the seeds, at localhost, in /root/x"
+    assert root.text(text) == text.replace("/root/x", "~/x")
+
+
+def test_paths_alone_keep_words_that_look_like_the_user():
+    # a scenario must stay the same scenario, whatever its user is called
+    assert Scrubber("/home/small", "/work", "box", "small").paths("preset: small\npath: /home/small/m\n") == (
+        "preset: small\npath: ~/m\n"
+    )
+
+
+def test_names_become_one_folder_name():
+    for name, expected in (
+        ("k4,seed=1", "k4,seed=1"),
+        ("task.train=data/my set.jsonl", "task.train=data-my-set.jsonl"),
+        ("../..", "..-.."),
+        ("..", "_.."),
+        ("", "_"),
+        ("größe", "gr-e"),
+    ):
+        assert safe_name(name) == expected

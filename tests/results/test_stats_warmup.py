@@ -1,7 +1,5 @@
 """Where warm-up ends, on series whose truth is known."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -13,7 +11,7 @@ from harness.results.warmup import level_starts, noise_width, steady_from
 from tests.stand_ins.binomial import at_least
 
 
-def series(*levels: tuple[int, float], noise: float = 0.0, seed: int = 0) -> list[float]:
+def series(*levels, noise=0.0, seed=0):
     """Return step times: so many steps at each level, with noise in log units."""
     times = np.concatenate([np.full(steps, level) for steps, level in levels])
     return (times * np.exp(np.random.default_rng(seed).normal(0, noise, len(times)))).tolist()
@@ -44,35 +42,35 @@ def series(*levels: tuple[int, float], noise: float = 0.0, seed: int = 0) -> lis
         ([(0, 1.0)], 0.0, WarmUp(0, None)),
     ],
 )
-def test_where_the_warm_up_ends(levels: list[tuple[int, float]], noise: float, expected: WarmUp) -> None:
+def test_where_the_warm_up_ends(levels, noise, expected):
     """In any unit of time."""
     times = series(*levels, noise=noise, seed=1)
     assert steady_from(times) == steady_from([1000 * seconds for seconds in times]) == expected
 
 
 @pytest.mark.parametrize(("slow", "times"), [(4, 1.3), (6, 1.5)])
-def test_a_slow_start_that_is_too_long_to_be_cut_is_told(slow: int, times: float) -> None:
+def test_a_slow_start_that_is_too_long_to_be_cut_is_told(slow, times):
     found = [steady_from(series((slow, times), (12 - slow, 1.0), noise=0.02, seed=seed)) for seed in range(50)]
     # at three times this noise 96% and 100% of 4,000 such series have one (docs/measuring.md); a majority of an arm's
     # runs is what holds a verdict back
     assert sum(item == WarmUp(2, False, slow_start=True) for item in found) > 40
 
 
-def test_single_slow_steps_are_no_level() -> None:
+def test_single_slow_steps_are_no_level():
     times = series((40, 1.0), noise=0.03)
     for place in (4, 11, 30):
         times[place] *= 20
     assert steady_from(times) == WarmUp(2, True)
 
 
-def test_times_that_are_no_times_are_refused() -> None:
+def test_times_that_are_no_times_are_refused():
     with pytest.raises(UserError, match=r"the run has a step time of 0\.0 s at place 3"):
         steady_from([1.0, 1.0, 1.0, 0.0, 1.0])
 
 
 @pytest.mark.parametrize("steps", [6, 10, 20, 50])
 @pytest.mark.parametrize("shape", ["normal", "heavy tails"])
-def test_noise_without_a_change_is_seldom_cut(steps: int, shape: str) -> None:
+def test_noise_without_a_change_is_seldom_cut(steps, shape):
     # Of 3,000 series of each kind and length at most 4.9% were seen to change and 1.2% cut beyond the floor. The exact
     # test is against rates that are above these, so it fails for a worse method and hardly ever for this one.
     # Heavy tails: Student's t with 3 degrees.
@@ -85,7 +83,7 @@ def test_noise_without_a_change_is_seldom_cut(steps: int, shape: str) -> None:
     assert at_least(sum(item.steps > 2 for item in found), 600, 0.03) > 1e-6
 
 
-def test_a_warm_up_of_five_noise_widths_is_found() -> None:
+def test_a_warm_up_of_five_noise_widths_is_found():
     # 98% of 1,500 such series were cut within a step of the truth; 90% is nine standard errors of 300 away
     generator = np.random.default_rng(9)
     log_times = generator.normal(0, 0.06, (300, 40))
@@ -94,14 +92,14 @@ def test_a_warm_up_of_five_noise_widths_is_found() -> None:
     assert np.mean(np.abs(cuts - 6) <= 1) > 0.9
 
 
-def test_the_split_is_the_cheapest_of_all() -> None:
+def test_the_split_is_the_cheapest_of_all():
     """Against every split of short series with levels of at least two values."""
     generator = np.random.default_rng(3)
     for _ in range(40):
         values = generator.normal(0, 1, 8) + np.repeat(generator.normal(0, 2, 4), 2)
         price = float(generator.uniform(0.5, 6))
 
-        def cost(starts: tuple[int, ...], values: np.ndarray = values, price: float = price) -> float:
+        def cost(starts, values=values, price=price):
             pieces = np.split(values, starts[1:])
             return sum(float(((piece - piece.mean()) ** 2).sum()) for piece in pieces) + price * (len(starts) - 1)
 
@@ -114,7 +112,7 @@ def test_the_split_is_the_cheapest_of_all() -> None:
         assert tuple(level_starts(values, price)) == min(allowed, key=cost)
 
 
-def test_the_noise_is_measured_without_levels_and_outliers() -> None:
+def test_the_noise_is_measured_without_levels_and_outliers():
     log_times = np.log(series((300, 1.0), (300, 2.0), noise=0.05, seed=4))
     log_times[100] += 5
     # the relative standard error of a median absolute deviation is about 1.17 / sqrt(600) = 5%

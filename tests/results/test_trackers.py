@@ -3,18 +3,14 @@
 Weights & Biases and MLflow offline, where their packages are installed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
@@ -49,7 +45,7 @@ FLAT_STEP = {
 }
 
 
-def events(data: bytes) -> dict[int, dict[str, float]]:
+def events(data):
     """The scalars of an event file by step."""
     records, left_out = read_events(data, "log")
     assert left_out == []
@@ -59,23 +55,23 @@ def events(data: bytes) -> dict[int, dict[str, float]]:
 class Taking:
     """A tracker that remembers the steps that it got, and fails at one of them if told to."""
 
-    def __init__(self, fails_at: int | None = None, fails_to_close: bool = False) -> None:
-        self.got: list[int] = []
+    def __init__(self, fails_at=None, fails_to_close=False):
+        self.got = []
         self.closed = 0
         self._fails_at, self._fails_to_close = fails_at, fails_to_close
 
-    def log(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    def log(self, step, kind, values):
         if step == self._fails_at:
             raise ConnectionError("no route to the server\nwith a second line")
         self.got.append(step)
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
         if self._fails_to_close:
             raise RuntimeError("cannot finish")
 
 
-def opened(folder: Path, *rows: StepRow | EvaluationRow, names: Sequence[str] = DEFAULT) -> None:
+def opened(folder, *rows, names=DEFAULT):
     """Pass the rows on to streams in a folder."""
     streams = open_streams(names, folder, "sync_k")
     for row in rows:
@@ -84,7 +80,7 @@ def opened(folder: Path, *rows: StepRow | EvaluationRow, names: Sequence[str] = 
     streams.close()
 
 
-def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
+def test_the_default_streams_write_both_files(tmp_path):
     flat = {"elapsed_s": 6.5, "policy_version": 5.0, "validation/reward": 0.5}
     streams = open_streams(DEFAULT, tmp_path, "sync_k")
     streams.on_row(STEP)
@@ -103,7 +99,7 @@ def test_the_default_streams_write_both_files(tmp_path: Path) -> None:
     assert outside == FLAT_STEP | {"warmup": 1.0, "profiled": 1.0}
 
 
-def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Path) -> None:
+def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path):
     """It goes on from step 5; step 5 was made before, the evaluation of version 5 was told before the checkpoint."""
     later = replace(STEP, step=5, version=6)
     opened(tmp_path, STEP, EVALUATION, later, names=["tensorboard"])
@@ -119,7 +115,7 @@ def test_what_tensorboard_keeps_of_a_run_that_goes_on_are_its_rows(tmp_path: Pat
     assert events(whole[len(old) :]) == {5: flat_metrics(EVALUATION) | FLAT_STEP | {"policy_version": 6.0}}
 
 
-def test_any_number_and_name_is_taken_and_what_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
+def test_any_number_and_name_is_taken_and_what_is_not_finite_is_null_in_json(tmp_path):
     name = 'reward/"x"\n\u202e\U0001f600'
     metrics = {"loss": {"mean": math.nan}, "grad_norm": {"mean": math.inf}, name: {"mean": 1.0}}
     opened(tmp_path, StepRow(0, 1, 1.0, 1.0, 1, {}, metrics=metrics))
@@ -131,7 +127,7 @@ def test_any_number_and_name_is_taken_and_what_is_not_finite_is_null_in_json(tmp
     assert (values["grad_norm"], values[name]) == (math.inf, 1.0)
 
 
-def test_streams_leave_no_thread_and_no_open_file(tmp_path: Path) -> None:
+def test_streams_leave_no_thread_and_no_open_file(tmp_path):
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     streams = open_streams(DEFAULT, tmp_path, "sync_k")
     for _ in range(3):
@@ -142,8 +138,8 @@ def test_streams_leave_no_thread_and_no_open_file(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_a_tracker_that_fails_is_left_out_with_one_note_and_keeps_no_other_open() -> None:
-    notes: list[str] = []
+def test_a_tracker_that_fails_is_left_out_with_one_note_and_keeps_no_other_open():
+    notes = []
     failing, other, stuck = Taking(fails_at=1), Taking(), Taking(fails_to_close=True)
     streams = Streams({"wandb": failing, "mlflow": stuck, "jsonl": other}, notes.append)
     for step in range(4):
@@ -151,51 +147,33 @@ def test_a_tracker_that_fails_is_left_out_with_one_note_and_keeps_no_other_open(
     assert (failing.got, other.got, failing.closed) == ([0], [0, 1, 2, 3], 1)
     streams.close()
     assert (failing.closed, other.closed) == (1, 1)
-    assert notes == [
-        "tracker wandb failed at step 1 and is left out from here on: ConnectionError: no route to the server",
-        "tracker mlflow failed when it was closed: RuntimeError: cannot finish",
-    ]
+    logged, closed = notes
+    assert "wandb failed at step 1 " in logged
+    assert logged.endswith("ConnectionError: no route to the server")
+    assert ("mlflow" in closed, closed.endswith("RuntimeError: cannot finish")) == (True, True)
 
 
-def test_a_missing_package_is_told_with_its_command_before_anything_is_opened(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['mlflow'] = None\n"  # how Python itself says that a module cannot be imported
-        "from pathlib import Path\n"
-        "from harness.results.trackers import open_streams\n"
-        f"open_streams(['jsonl', 'mlflow'], Path({str(tmp_path)!r}), 'run')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "the tracker 'mlflow' needs mlflow" in done.stderr
-    assert "make install PARTS=mlflow" in done.stderr
+def test_a_missing_package_is_told_with_its_command_before_anything_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # how Python itself says that a module cannot be imported
+    with pytest.raises(UserError, match="'mlflow'") as caught:
+        open_streams(["jsonl", "mlflow"], tmp_path, "run")
+    assert "make install PARTS=mlflow" in (caught.value.fix or "")
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_stream_that_cannot_be_opened_closes_the_others(tmp_path: Path) -> None:
+def test_a_stream_that_cannot_be_opened_closes_the_others(tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     files = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(UserError, match="the tracker 'tensorboard' cannot be opened: FileExistsError"):
+    with pytest.raises(UserError, match=r"'tensorboard'.*FileExistsError"):
         open_streams(DEFAULT, tmp_path, "sync_k")
     assert len(os.listdir("/proc/self/fd")) == files
-
-
-def test_a_run_without_a_tracker_does_not_load_its_package(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from harness.results import EvaluationRow\n"
-        "from harness.results.trackers import open_streams\n"
-        f"streams = open_streams(['jsonl'], Path({str(tmp_path)!r}), 'run')\n"
-        "streams.on_row(EvaluationRow(0, 0, 0.0, {})); streams.close()\n"
-        "print(sorted({'torch', 'ray', 'numpy', 'tensorboardX', 'wandb', 'mlflow'} & sys.modules.keys()))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 ODD = StepRow(3, 4, 1.25, 6.0, 2, {"learner": {"update": 0.5}}, metrics={"loss": {"mean": math.nan, "count": 1}})
 LATE = EvaluationRow(version=2, step=2, elapsed_s=3.5, metrics={"validation/reward": {"mean": 0.5, "count": 8}})
 
 
-def files_with_names(folder: Path) -> list[str]:
+def files_with_names(folder):
     """Name the files below the folder that hold the name of the host or a path."""
     words = [os.uname().nodename, str(folder), os.path.expanduser("~/")]
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -203,12 +181,12 @@ def files_with_names(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def _offline(monkeypatch):
     for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 
 
-def write_offline(folder: Path, tracker: str) -> None:
+def write_offline(folder, tracker):
     streams = open_streams([tracker], folder, "lag1,seed=0")
     streams.on_row(ODD)
     streams.on_row(LATE)
@@ -217,31 +195,25 @@ def write_offline(folder: Path, tracker: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, about SQLAlchemy
 @pytest.mark.usefixtures("_offline")
-def test_mlflow_keeps_the_values_in_a_database_in_the_run_folder(tmp_path: Path) -> None:
+def test_mlflow_keeps_the_values_in_a_database_in_the_run_folder(tmp_path):
     for package in ("mlflow", "sqlalchemy", "alembic"):
         pytest.importorskip(package)
     write_offline(tmp_path, "mlflow")
-    connection = sqlite3.connect(tmp_path / "mlflow.db")
-    metrics = connection.execute("select key, value, step, is_nan from metrics order by key, step").fetchall()
-    assert metrics == [
-        ("elapsed_s", 3.5, 2, 0),
-        ("elapsed_s", 6.0, 3, 0),
-        ("loss", 0.0, 3, 1),
-        ("optimizer_steps", 2.0, 3, 0),
-        ("policy_version", 2.0, 2, 0),
-        ("policy_version", 4.0, 3, 0),
-        ("timing_s/step", 1.25, 3, 0),
-        ("timing_s/update", 0.5, 3, 0),
-        ("validation/reward", 0.5, 2, 0),
-    ]
-    runs = connection.execute("select name, status, user_id from runs").fetchall()
-    connection.close()
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as data:
+        metrics = data.execute("select step, key, value, is_nan from metrics").fetchall()
+        runs = data.execute("select name, status, user_id from runs").fetchall()
+    step = {"elapsed_s": 6.0, "optimizer_steps": 2.0, "policy_version": 4.0, "timing_s/step": 1.25}
+    assert sorted(metrics) == sorted([
+        *((3, key, value, 0) for key, value in (step | {"timing_s/update": 0.5}).items()),
+        (3, "loss", 0.0, 1),
+        *((2, key, value, 0) for key, value in flat_metrics(LATE).items()),
+    ])  # fmt: skip
     assert runs == [("lag1,seed=0", "FINISHED", "unknown")]
     assert files_with_names(tmp_path) == []
 
 
 @pytest.mark.usefixtures("_offline")
-def test_wandb_keeps_the_values_in_a_run_that_can_be_synced_later(tmp_path: Path) -> None:
+def test_wandb_keeps_the_values_in_a_run_that_can_be_synced_later(tmp_path):
     pytest.importorskip("wandb")
     write_offline(tmp_path, "wandb")
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
