@@ -15,6 +15,7 @@ import pytest
 
 from harness.core.marked_processes import MARKS, marked, with_mark
 from harness.run.guardian import LOOK_S, Guardian
+from tests.run.conftest import Patch
 
 HIDDEN = """
 import os, subprocess, sys
@@ -94,9 +95,7 @@ def test_what_was_seen_once_ends_where_nothing_tells_any_more_whose_it_is(tmp_pa
     os.kill(forked, signal.SIGKILL)
 
 
-def test_closing_leaves_what_was_started_and_takes_its_mark_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_leaves_what_was_started_and_takes_its_mark_alone(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment, outer = with_mark(os.environ)
     monkeypatch.setenv(MARKS, environment[MARKS])

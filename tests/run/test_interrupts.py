@@ -10,45 +10,42 @@ import pytest
 from harness.run.interrupts import ended_by_first_interrupt
 
 PROGRAM = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 from harness.core.interrupts import signals_as_interrupts
 from harness.run.interrupts import ended_by_first_interrupt
 with signals_as_interrupts(), ended_by_first_interrupt({most_s}):
+"""
+ENDS = """
     try:
         os.kill(os.getpid(), {number})
-        {waits}
+        time.sleep(40)
     except KeyboardInterrupt:
         for _ in range(3):
             os.kill(os.getpid(), {number})
         print("ended in order", flush=True)
 """
-
-
-def carried_out(**values: object) -> subprocess.CompletedProcess[str]:
-    program = PROGRAM.format(**values)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_more_signals_do_not_disturb_the_end(number: signal.Signals) -> None:
-    process = carried_out(most_s=30, number=int(number), waits="time.sleep(40)")
-    assert (process.returncode, process.stdout, process.stderr) == (0, "ended in order\n", "")
-
-
-def test_a_library_that_waits_is_left_in_time() -> None:
-    """As Ray's does for a minute where its servers are gone: it answers no signal, and lets other threads work."""
-    program = """
-import ctypes, os, signal, threading, time
-from harness.core.interrupts import signals_as_interrupts
-from harness.run.interrupts import ended_by_first_interrupt
-library, mutex = ctypes.CDLL(None), (ctypes.c_byte * 64)()
-library.pthread_mutex_lock(mutex)
-with signals_as_interrupts(), ended_by_first_interrupt(0.2):
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+HANGS = """
+    library, mutex = ctypes.CDLL(None), (ctypes.c_byte * 64)()
+    library.pthread_mutex_lock(mutex)
+    threading.Timer(0.1, os.kill, (os.getpid(), {number})).start()
     library.pthread_mutex_lock(mutex)  # no signal ends this wait
 """
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
-    assert (process.returncode, process.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "program", "most_s", "ended"),
+    [
+        (signal.SIGINT, ENDS, 30, (0, "ended in order\n", "")),  # more signals do not disturb the end
+        (signal.SIGTERM, ENDS, 30, (0, "ended in order\n", "")),
+        # as Ray waits for a minute where its servers are gone: it answers no signal, and lets other threads work
+        (signal.SIGTERM, HANGS, 0.2, (130, "", "interrupted\n")),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "a library that waits"],
+)
+def test_how_a_program_ends(number: signal.Signals, program: str, most_s: float, ended: tuple[int, str, str]) -> None:
+    text = (PROGRAM + program).format(most_s=most_s, number=int(number))
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=50, check=False)
+    assert (process.returncode, process.stdout, process.stderr) == ended
 
 
 def test_handlers_are_put_back_and_other_threads_have_none() -> None:
