@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from harness.core.checkpoints import write_file
-from harness.core.trace import RecordingTracer
+from harness.core.trace import RecordingTracer, Stage
 from harness.core.types import RolloutGroup, UpdateResult
 from harness.learner.checkpoint import SavedState
 from harness.results import Run, find_runs
@@ -28,6 +28,8 @@ QUIET = 'profile: "off"\ntrackers: []\n'
 """Settings of runs that write nothing beside their rows."""
 Load = Callable[[str], Scenario]
 Caps, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
+BUILT = -1
+"""In place of a training step: while the parts are being built."""
 Errors = Mapping[int, Sequence[tuple[int, BaseException] | None]]
 
 
@@ -39,13 +41,15 @@ class PlannedLearner(SimulatedLearner):
     """A Learner that tells its training steps and may raise in one; its state is the number of steps."""
 
     tell: Callable[[int], object]
+    tracer: RecordingTracer
     error: tuple[int, BaseException] | None = None
     saved: tuple[SavedState, ...] | None = None
 
     async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
         self.tell(step)
         if self.error is not None and step == self.error[0]:
-            raise self.error[1]
+            with self.tracer.span(self.lane, Stage.UPDATE, step, step):
+                raise self.error[1]
         return await super().update(step, groups)
 
     async def save_state(self, folder: Path, version: int, *, asynchronous: bool) -> float:
@@ -64,7 +68,7 @@ class Planned:
 
     Args:
         errors: what the starts of one number, seed or ``epochs_per_batch`` raise, one after the other: in which
-            training step, and what.
+            training step (or ``BUILT``), and what.
 
     Attributes:
         started: of each start its seed, its epochs and the training steps that it began.
@@ -85,8 +89,11 @@ class Planned:
         key = {"number": len(self.started), "seed": resolved.seed, "epochs": epochs}[self.by]
         learner = simulated_learner(tracer, FREE, epochs_per_batch=epochs, of=PlannedLearner)
         learner.error = self.errors[key].pop(0) if self.errors.get(key) else None
+        learner.tracer = tracer
         learner.tell = lambda step: (begun.append(step), self.story.append((epochs, step)))
         self.started.append((resolved.seed, epochs, begun))
+        if learner.error is not None and learner.error[0] == BUILT:
+            raise learner.error[1]
         return replace(parts, learner=learner)
 
 

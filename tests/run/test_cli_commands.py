@@ -27,20 +27,6 @@ from harness.simulate.machine import load_machine
 from tests.run.conftest import begun_sweep
 
 
-class RecordingRun:
-    """Stands for the real run: notes what it was given, then ends as told."""
-
-    def __init__(self, ending: int | BaseException = 0) -> None:
-        self.ending = ending
-        self.calls: list[tuple[Scenario, Path, bool]] = []
-
-    def __call__(self, scenario: Scenario, out: Path, quiet: bool) -> int:
-        self.calls.append((scenario, out, quiet))
-        if isinstance(self.ending, BaseException):
-            raise self.ending
-        return self.ending
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     (tmp_path / "scenarios").mkdir()
@@ -53,9 +39,16 @@ def folder(tmp_path, monkeypatch):
 
 
 def run_with(*typed, ending=0):
-    """Carry out a command; return its exit code and what was handed on to the run."""
-    run = RecordingRun(ending)
-    return main([*typed], run), run.calls
+    """Carry out a command whose run ends as told; return its exit code and what was handed on to the run."""
+    calls = []
+
+    def run(scenario, out, quiet):
+        calls.append((scenario, out, quiet))
+        if isinstance(ending, BaseException):
+            raise ending
+        return ending
+
+    return main([*typed], run), calls
 
 
 def test_run_hands_on_the_scenario_with_its_overrides(folder):

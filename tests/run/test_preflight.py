@@ -6,8 +6,6 @@ import gc
 import pickle
 import platform
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,22 +14,18 @@ import torch
 
 from harness.core.errors import UserError
 from harness.core.trace import RecordingTracer, Stage, raised_in
-from harness.core.types import RolloutGroup, UpdateResult
 from harness.probes.memory import is_full_gpu
 from harness.run.devices import check_gpu_is_found, slow_precision
 from harness.run.errors import full_gpu_as_user_error, settings_as_arguments
 from harness.run.experiment import run_scenario
 from harness.run.memory.check import what_to_lower
 from harness.run.memory.fit import FreeMemory
-from harness.run.parts import RunningParts
 from harness.run.preflight import check_before_start
 from harness.scenario.axes import expand
 from harness.scenario.schema import Scenario
-from harness.simulate.parts import SimulatedLearner
 from tests.messages import facts
-from tests.run.conftest import Load, Patch, runs_in, unseen
+from tests.run.conftest import BUILT, Load, Patch, Planned, runs_in, unseen
 from tests.stand_ins.fake_nvml import DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, FakeDevice, FakeNvml, NVMLError
-from tests.stand_ins.simulated_parts import SleepingTimeline, build_simulated_parts, constant, simulated_learner
 
 WINDOW = "torch_profiler: {lanes: [learner], first_step: 3, steps: 2}\n"
 TRACED = "steps: 8\narms: {plain: {}, traced: {profile: PROFILE}}\n"
@@ -114,25 +108,18 @@ def test_heads_that_an_engines_workers_cannot_share_are_refused(load: Load) -> N
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="which CPUs have bfloat16 is known for x86-64 alone")
-@pytest.mark.parametrize(
-    ("precision", "has_gpu", "has_bfloat16", "is_said"),
-    [
+def test_16_bits_on_a_cpu_without_them_are_said_with_the_settings_to_change(load: Load) -> None:
+    for precision, has_gpu, has_bfloat16, is_said in (
         ("bfloat16", False, False, True),
         ("bfloat16", False, True, False),
         ("bfloat16", True, False, False),
         ("float16", False, True, True),
         ("float32", False, False, False),
-    ],
-)
-def test_16_bits_on_a_cpu_without_them_are_said_with_the_settings_to_change(
-    load: Load, precision: str, has_gpu: bool, has_bfloat16: bool, is_said: bool
-) -> None:
-    asked = load(f"model: {{precision: {precision}}}\nengine: {{type: native, precision: {precision}}}\n")
-    told = slow_precision([asked], has_gpu=has_gpu, has_bfloat16=lambda: has_bfloat16)
-    assert ("--set engine.precision=float32 --set model.precision=float32" in told, told == "") == (
-        is_said,
-        not is_said,
-    )
+    ):
+        asked = load(f"model: {{precision: {precision}}}\nengine: {{type: native, precision: {precision}}}\n")
+        told = slow_precision([asked], has_gpu=has_gpu, has_bfloat16=lambda known=has_bfloat16: known)
+        assert ("--set engine.precision=float32 --set model.precision=float32" in told) is is_said, told
+        assert is_said or told == ""
 
 
 # ---- a GPU that the driver lists and PyTorch does not find: never a silent run on the CPU
@@ -153,33 +140,23 @@ def check_gpu(
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "nvml", "cuda", "said", "ways", "no_way"),
-    [
-        (
-            "",
-            OLD,
-            "13.0",
-            ("NVIDIA H200", "535.104.05", "12.2", torch.__version__, "13.0"),
-            ("a driver for CUDA 13.0", "a PyTorch for CUDA 12.2", "placement.device"),
-            "MIG",
-        ),
-        (ON_A_GPU, OLD, "13.0", ("13.0",), ("placement.device",), "MIG"),
-        ("", OLD, None, ("built for CPUs",), (), "driver for"),
-        ("", FakeNvml([H200], cuda=13010), "13.0", (), ("MIG",), "install"),  # versions that fit are not blamed
-        ("", FakeNvml([H200], driver=NVMLError(FUNCTION_NOT_FOUND)), "13.0", ("unknown",), (), "MIG"),
-    ],
-    ids=["old driver", "actors", "torch without CUDA", "versions fit", "no version"],
-)
-def test_a_refusal_is_one_line_with_both_versions(
-    load: Load, text: str, nvml: FakeNvml, cuda: str | None, said: tuple[str, ...], ways: tuple[str, ...], no_way: str
-) -> None:
-    with pytest.raises(UserError) as refused:
-        check_gpu(load("steps: 8\n" + text), nvml, cuda)
-    what, fix = refused.value.what, refused.value.fix or ""
-    assert "\n" not in what
-    assert ([each for each in said if each not in what], [each for each in ways if each not in fix]) == ([], [])
-    assert no_way not in fix
+def test_a_refusal_is_one_line_with_both_versions(load: Load) -> None:
+    def refusal(nvml: FakeNvml, cuda: str | None = "13.0", text: str = "") -> tuple[str, str]:
+        with pytest.raises(UserError) as refused:
+            check_gpu(load("steps: 8\n" + text), nvml, cuda)
+        return refused.value.what, refused.value.fix or ""
+
+    for what, fix in (refusal(OLD), refusal(OLD, text=ON_A_GPU)):
+        assert "\n" not in what
+        for said in ("NVIDIA H200", "535.104.05", "12.2", torch.__version__, "13.0"):
+            assert said in what
+        for way_out in ("a driver for CUDA 13.0", "a PyTorch for CUDA 12.2", "placement.device"):
+            assert way_out in fix
+    what, fix = refusal(OLD, None)
+    assert ("built for CPUs" in what, "driver for" in fix) == (True, False)
+    _, fix = refusal(FakeNvml([H200], cuda=13010))  # versions that fit are not blamed
+    assert ("MIG" in fix, "install" in fix) == (True, False)
+    assert "unknown" in refusal(FakeNvml([H200], driver=NVMLError(FUNCTION_NOT_FOUND)))[0]
 
 
 @pytest.mark.parametrize(
@@ -248,31 +225,10 @@ def test_commands_that_only_sample_say_which_arguments_to_lower() -> None:
         raise RuntimeError("other")
 
 
-class FullLearner(SimulatedLearner):
-    """Its GPU is full in the update of step 1."""
-
-    async def update(self, step: int, groups: tuple[RolloutGroup, ...]) -> UpdateResult:
-        assert isinstance(self.timeline, SleepingTimeline)
-        with self.timeline.tracer.span(self.lane, Stage.UPDATE, step, step):
-            if step == 1:
-                raise torch.OutOfMemoryError(TOLD)
-        return await super().update(step, groups)
-
-
-def build(asked: Scenario, tracer: RecordingTracer, should_stop: Callable[[], bool]) -> RunningParts:
-    """The parts of the first arm have a GPU that is too small."""
-    parts = build_simulated_parts(asked, tracer, should_stop)
-    return (
-        parts
-        if asked.epochs_per_batch == 2
-        else replace(parts, learner=simulated_learner(tracer, constant(0.0), of=FullLearner))
-    )
-
-
 def test_an_arm_whose_gpu_is_full_says_so_in_a_line_and_the_others_go_on(load: Load, tmp_path: Path) -> None:
     asked = load("steps: 3\nevaluation: {prompts: 8}\narms:\n  full: {}\n  other: {epochs_per_batch: 2}\n")
     with pytest.raises(UserError) as told:
-        run_scenario(asked, tmp_path / "out", True, build=build, show=unseen)
+        run_scenario(asked, tmp_path / "out", True, Planned({1: [(1, torch.OutOfMemoryError(TOLD))]}, "epochs"), unseen)
     assert "\n" not in told.value.what
     for said in ("full", "update of the learner", "2.25 GiB", "1.20 GiB"):
         assert said in told.value.what
@@ -283,11 +239,9 @@ def test_an_arm_whose_gpu_is_full_says_so_in_a_line_and_the_others_go_on(load: L
 
 
 def test_a_gpu_that_is_full_while_parts_are_built(load: Load, tmp_path: Path) -> None:
-    def cannot(*_: object) -> RunningParts:
-        raise torch.OutOfMemoryError(TOLD)
-
+    parts = Planned({0: [(BUILT, torch.OutOfMemoryError(TOLD))]})
     with pytest.raises(UserError, match=r"startup of the run: .* 2\.25 GiB"):
-        run_scenario(load(TWO), tmp_path / "out", True, build=cannot, show=unseen)
+        run_scenario(load(TWO), tmp_path / "out", True, parts, unseen)
     other = "no room for the KV cache\nand a stack"  # of another library
     with pytest.raises(UserError, match="no room for the KV cache\n"), full_gpu_as_user_error(load(TWO)):
         raise torch.OutOfMemoryError(other)

@@ -27,7 +27,7 @@ from harness.scenario.axes import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
 from harness.tasks.make import make_task
-from tests.run.conftest import QUIET, Caps, Load, Planned, run, run_sweep, unseen
+from tests.run.conftest import BUILT, QUIET, Caps, Load, Planned, run, run_sweep, unseen
 
 STEPS = f"steps: 6\n{QUIET}"
 HEAD = STEPS + "evaluation: {every: 3, prompts: 8}\n"
@@ -212,12 +212,8 @@ def test_a_point_that_cannot_be_built_again_keeps_its_checkpoint_and_says_why(lo
     trial, out, after = load(TWO), tmp_path / "out", Planned()
     with pytest.raises(Interrupted):
         run_sweep(trial, out, stopping(1, 3))
-
-    def cannot(*_: object) -> RunningParts:
-        raise UserError("no such model")
-
     with pytest.raises(RunStopped, match="no such model"):
-        run_sweep(trial, out, cannot)
+        run_sweep(trial, out, planned({0: (BUILT, UserError("no such model"))}))
     assert run_sweep(trial, out, after) == 0
     assert after.started == [(1, 1, [2, 3, 4, 5])]
 

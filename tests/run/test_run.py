@@ -19,11 +19,11 @@ from harness.core.trace import RecordingTracer
 from harness.probes.clock import PausableClock
 from harness.results.experiment_plan import EXPERIMENT, ExperimentPlan, PlannedRun, read_plan, write_plan
 from harness.run.experiment import run_scenario
-from harness.run.parts import Build, RunningParts
+from harness.run.parts import Build
 from harness.run.session import Arm, Experiment
 from harness.scenario.axes import Variant
 from harness.scenario.load import load_scenario
-from tests.run.conftest import QUIET, Caps, Load, Planned, run, runs_in, unseen
+from tests.run.conftest import BUILT, QUIET, Caps, Load, Planned, run, runs_in, unseen
 from tests.stand_ins.simulated_parts import build_simulated_parts
 
 TWO = "arms:\n  k1: {epochs_per_batch: 1}\n  k4: {epochs_per_batch: 4}\n"
@@ -143,11 +143,9 @@ def test_a_report_that_cannot_be_made_does_not_hide_what_failed_before(load: Loa
 
 
 def test_what_cannot_be_built_leaves_no_folder(load: Load, tmp_path: Path) -> None:
-    def refuse(*_: object) -> RunningParts:
-        raise UserError("no weights in the model folder")
-
+    parts = Planned({0: [(BUILT, UserError("no weights in the model folder"))]})
     with pytest.raises(UserError, match="no weights"):
-        run_scenario(load(ARMS), tmp_path / "out", True, refuse, unseen)
+        run_scenario(load(ARMS), tmp_path / "out", True, parts, unseen)
     assert not (tmp_path / "out").exists()
 
 
@@ -237,15 +235,9 @@ def test_the_plan_names_every_run_and_what_is_missing_is_seen(
 
 
 def test_blocks_after_an_interruption_are_missing(load: Load, tmp_path: Path) -> None:
-    built = []
-
-    def build(*given: Any) -> RunningParts:
-        built.append(given)
-        if len(built) == 3:  # while the first arm of the second block is being built: it has no folder yet
-            raise KeyboardInterrupt
-        return build_simulated_parts(*given)
-
-    folder, _ = experiment_of(load, tmp_path, "blocks: 3\n" + TWO, build)
+    # while the first arm of the second block is being built: it has no folder yet
+    parts = Planned({2: [(BUILT, KeyboardInterrupt())]})
+    folder, _ = experiment_of(load, tmp_path, "blocks: 3\n" + TWO, parts)
     assert set(missing(folder)) == {f"{arm},block={n}" for arm in ("k1", "k4") for n in (1, 2)}
 
 

@@ -23,7 +23,7 @@ from harness.run.points import Point, State, read_point, read_points
 from harness.run.standing import show_status, what_came_of_it
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario
-from tests.run.conftest import QUIET, Caps, Load, Planned, begun_sweep, run_sweep, runs_in, unseen
+from tests.run.conftest import BUILT, QUIET, Caps, Load, Planned, begun_sweep, run_sweep, runs_in, unseen
 
 SEEDS = "sweep: {seed: [0, 1, 2]}"
 ONE = f"steps: 3\n{QUIET}evaluation: {{every: 3, prompts: 4}}\n"
@@ -125,16 +125,10 @@ def test_a_run_that_diverged_is_a_result(load: Load, tmp_path: Path, capsys: pyt
 
 
 def test_what_could_not_even_start_is_written_down(load: Load, tmp_path: Path) -> None:
-    trial, out, parts = load(SWEEP), tmp_path / "out", Planned()
-
-    def build(resolved: Scenario, *given: object) -> object:
-        made = parts(resolved, *given)  # type: ignore[arg-type]
-        if resolved.seed == 2:
-            raise UserError("no weights in the model folder")
-        return made
-
+    trial, out = load(SWEEP), tmp_path / "out"
+    parts = Planned({2: [(BUILT, UserError("no weights in the model folder"))]}, by="seed")
     with pytest.raises(RunStopped, match="no weights in the model folder"):
-        run_sweep(trial, out, build)  # type: ignore[arg-type]
+        run_sweep(trial, out, parts)
     assert parts.seeds == [0, 1, 2]
     assert states(trial, out)[2] is State.FAILED
     (experiment,), damaged = gather([out])
