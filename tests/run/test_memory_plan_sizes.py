@@ -252,7 +252,7 @@ SHAPE = ModelConfig(
     head_dim=2,
     max_position_embeddings=64,
 )
-GROUP = RolloutGroup(0, 3, 3, 3, (4, 1), prompt_length=3)
+TRAINED = RolloutGroup(0, 3, 3, 3, (4, 1), prompt_length=3)
 SPANS = [
     Span("learner", Stage.UPDATE, 0, 500, 3, 3),
     Span("learner", Stage.UPDATE, 1000, 9000, 2, 2),  # of another step
@@ -266,11 +266,11 @@ def test_a_step_by_hand(shape: ModelConfig) -> None:
     # 21 pairs (see test_memory_plan_flops). Forward and back: 6 x (6 x 2 x 144 + 5 x 10 x 4) + 12 x 2 x 4 x 21
     #   = 6 x 1,928 + 2,016 = 13,584; two passes 27,168, in 500 ns at a peak of 10^12: 27,168 / 500,000
     known = Utilisation(shape, 1e12, epochs=2)
-    found = known.metrics(3, [GROUP], SPANS)
+    found = known.metrics(3, [TRAINED], SPANS)
     assert {name: metric.value for name, metric in found.items()} == {"perf/mfu": pytest.approx(0.054336)}
-    assert known.metrics(3, [GROUP, dataclasses.replace(GROUP, prompt_length=None)], SPANS) == {}
-    assert known.metrics(3, [GROUP], SPANS[1:]) == {}  # no update
-    assert Utilisation().metrics(3, [GROUP], SPANS) == {}  # no peak
+    assert known.metrics(3, [TRAINED, dataclasses.replace(TRAINED, prompt_length=None)], SPANS) == {}
+    assert known.metrics(3, [TRAINED], SPANS[1:]) == {}  # no update
+    assert Utilisation().metrics(3, [TRAINED], SPANS) == {}  # no peak
 
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "memory_gib": 80}
